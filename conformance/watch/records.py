@@ -88,7 +88,9 @@ class Backward(Record):
     divisors: the factors that were divisions, each by its number. is_alike: its loss is made like that of the backward
     pass before, of the same outputs. draws: a batch sampler of the script's own made the batches. terms: how many
     losses of one kind are added up in it, 0 for one loss or several kinds. is_cut_off: its loss is a number that was
-    made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input."""
+    made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input.
+    samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
+    with something that is not known."""
 
     backward: int
     scale: float | None
@@ -111,6 +113,8 @@ class Backward(Record):
     terms: int = 0
     is_cut_off: bool = False
     evaluated: list[int] = field(default_factory=list)
+    samplers: list[int] = field(default_factory=list)
+    is_hidden: bool = False
 
 
 @dataclass(slots=True)

@@ -164,7 +164,7 @@ def test_a_rank_that_adds_a_group_of_its_own_cannot_be_compared():
 
 def test_all_fields_that_hold_numbers_of_parameters_are_translated():
     """Others are lists of whole numbers, too."""
-    others = {"evaluated", "rows", "samples", "shape"}
+    others = {"evaluated", "rows", "samplers", "samples", "shape"}
     for kind in records.Record.__subclasses__():
         lists = {one.name for one in fields(kind) if one.type == "list[int]"} - others
         assert lists == {*OF_PARAMETERS.get(kind, ())}, kind

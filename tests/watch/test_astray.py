@@ -96,6 +96,51 @@ def test_a_schedule_of_an_optimizer_that_was_made_again(trains, expected):
     assert ("watch/schedule-of-what-steps" in laws(trains)) == expected
 
 
+def goes_on(where, first=0):
+    """where: the place of the schedule in a step. first: so many steps of it before the training, as of one that goes
+    on."""
+
+    def trains(steps):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for _ in range(first):
+            schedule.step()
+        for _ in range(steps):
+            if where == "first":
+                schedule.step()
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 6)).square().mean()
+            if where == "after the forward":
+                schedule.step()
+            loss.backward()
+            optimizer.step()
+            if where == "last":
+                schedule.step()
+
+    return trains
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize(
+    ("trains", "expected"),
+    [
+        (goes_on("first"), True),
+        (goes_on("after the forward"), True),
+        (goes_on("last"), False),
+        (goes_on("last", first=1), False),
+        (goes_on("last", first=4), False),
+        (goes_on("first", first=4), False),
+    ],
+)
+def test_the_first_rate_is_never_used(trains, expected):
+    torch.manual_seed(0)
+    with suppress(AssertionError), conformance.watching() as findings:
+        trains(6)
+    assert not findings.causes
+    assert any("before the first step" in why for why in findings.open) == expected
+
+
 def item(loss, _):
     return torch.tensor(loss.item(), requires_grad=True)
 

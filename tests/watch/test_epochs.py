@@ -24,14 +24,17 @@ def test_an_epoch_comes_again(epochs, broken, notes):
     assert len(findings.notes) == notes
 
 
-def begun(epochs, sampler=None):
-    """epochs: the number that the sampler 0 is told, and what is read then, which `sampler` is said to deal out."""
+def begun(epochs, sampler=None, trains=True):
+    """epochs: the number that the sampler 0 is told, and what is read then, which `sampler` is said to deal out.
+    trains: whether its batches go backward."""
     script = Script(ranks=1)
     for epoch, batches in epochs:
         script.each(records.Epoch(0, epoch, True))
         for batch in batches:
             script.each(records.Entered([batch, batch + 1], False, LINE, sampler))
-            script.step([total(of_rank for of_rank in script.backward())])
+            computed = script.backward()
+            script.streams[0][-2].samplers = [sampler or 0] if trains else []
+            script.step([total(computed)])
             script.clear()
     return script.findings()
 
@@ -46,3 +49,7 @@ def begun(epochs, sampler=None):
 )
 def test_batches_that_have_no_order_of_that_sampler(batches, sampler, broken):
     assert {law for law, _ in begun([(0, batches)] * 4, sampler).causes} == broken
+
+
+def test_a_sampler_of_a_validation_that_is_no_training():
+    assert not begun([(0, [1, 8])] * 4, 0, trains=False).causes

@@ -17,13 +17,18 @@ _OFTEN = 3
 @dataclass
 class _Optimizer:
     """parameters: those that it was made with. rates: of its first step. keeps_rates: whether all steps have these.
-    scheduled: how often a schedule has changed its rates after a step of another one. first: the first of these."""
+    scheduled: how often a schedule has changed its rates after a step of another one, since it stepped itself. first:
+    the first of these. early: how often one went on before the first step; count: how often at all; is_first: whether
+    the last step came after the last time."""
 
     parameters: frozenset[int] = frozenset()
     rates: set[float | None] = field(default_factory=set)
     keeps_rates: bool = True
     scheduled: int = 0
     first: records.Scheduled | None = None
+    early: int = 0
+    count: int = 0
+    is_first: bool = False
 
 
 class Astray:
@@ -48,6 +53,8 @@ class Astray:
                 if is_after and record.before != record.after:
                     of.scheduled += 1
                     of.first = of.first or record
+                of.early += not of.rates and not record.is_told
+                of.count, of.is_first = of.count + 1, False
                 self._stepped = None
             case records.Clipped():
                 self._clipped |= {*record.parameters}
@@ -64,6 +71,7 @@ class Astray:
                 of = self._of[record.optimizer]
                 of.rates = of.rates or {*record.rates}
                 of.keeps_rates &= {*record.rates} == of.rates
+                of.scheduled, of.first, of.is_first = 0, None, True
                 self._has_gradients |= bool(record.used) or record.moved or record.closure
 
     def finish(self, rank: int, stream: Stream) -> None:
@@ -71,6 +79,10 @@ class Astray:
         for optimizer in stream.steps:
             self._judge_clips(rank, stream, optimizer)
             self._judge_schedules(rank, stream, optimizer)
+            of = self._of[optimizer]
+            # Who takes a run up again, goes on more often; a scaler may have skipped the first step.
+            if of.early == 1 and of.is_first and of.count >= _OFTEN and not stream.skips.get(optimizer):
+                self._findings.undecided("a schedule goes on before the first step, whose rate is never used then")
         steps = sum(stream.steps.values())
         if self._cut_off == self._backwards >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
             # What trains without gradients of its own calls no backward for nothing, each time of another number.
@@ -91,16 +103,20 @@ class Astray:
             self._findings.add(finding)
 
     def _judge_schedules(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Does a schedule go on of an optimizer that never steps, while one that was made of the same parameters, to
+        """Does a schedule go on of an optimizer that does not step, while one that was made of the same parameters, to
         begin with the same rates, keeps these? One that is kept for a schedule of another number has no reason to hold
         what another one steps, at its rates."""
         steps = self._of[optimizer]
         for other, of in self._of.items():
-            if of.first is None or of.scheduled < _OFTEN or stream.steps.get(other) or stream.skips.get(other):
+            if of.first is None or of.scheduled < _OFTEN or other == optimizer:
                 continue
             # More groups may have come later.
             is_of_both = bool(of.parameters) and of.parameters <= stream.held[optimizer]
-            if is_of_both and steps.keeps_rates and steps.rates == {*of.first.base}:
+            is_kept = is_of_both and steps.keeps_rates and steps.rates == {*of.first.base}
+            if is_kept and stream.steps.get(other):
+                # A phase of a training may be over.
+                self._findings.undecided("a schedule goes on of an optimizer that steps no more")
+            elif is_kept:
                 says = f"{of.first.name} goes on for an optimizer that never steps: another one steps its parameters"
                 effect = f"the learning rate stays {of.first.base[0]:g} in {stream.steps[optimizer]} steps"
                 law, site = "watch/schedule-of-what-steps", of.first.site

@@ -51,7 +51,7 @@ def judge(together: Together, findings: Findings) -> None:
             outcomes = [_judge_set(limits.undone(case) or case, findings) for case in cases]
             if all(outcomes):
                 findings.conserved += 1
-                if len({window.version(one) for one in window.backwards.values()}) > 1:
+                if window.saw_several_weights:
                     # On purpose for an average over disturbed weights; by mistake where one should have been cleared.
                     findings.undecided(SEVERAL_WEIGHTS)
                 if window.is_late:
@@ -166,7 +166,11 @@ def _judge_set(case: Case, findings: Findings) -> bool:
         _judge_replaced(case, findings)
         return False
     if not any(window.used[number][2] for number in case.parameters):
-        return True
+        is_computed = any(one.sketch[..., 2].any() for number in case.parameters for one in case.all(number))
+        if not is_computed or not case.clipped:
+            return True
+        findings.undecided("gradients that backward passes computed were set to zero before the step")
+        return False
     if not case.is_of_one_sample:
         findings.undecided("ranks step a parameter in different windows, so that each looks at another sample of it")
         return False
@@ -182,7 +186,14 @@ def _judge_set(case: Case, findings: Findings) -> bool:
             case.together.factors[at][window.rank] = factor.within(case.after)
         if case.together.ranks > 1 and case.fits(case.own) is not None:
             case.together.own.add((at, window.rank))
-        return _judge_factor(case, factor, findings)
+        if not _judge_factor(case, factor, findings):
+            return False
+        if diagnosis.adds_to_the_last(case):
+            says = "gradients were not cleared: those of the step before, which carry no loss scale, are in this one's"
+            effect = f"the gradients of the step before count 1/{window.scales[0]:g} once more"
+            findings.add(case.finding("watch/cleared", says, effect))
+            return False
+        return True
     if case.is_limited:
         if (early := limits.before_averaging(case)) is not None:
             findings.factors.append((window.rank, early, False))

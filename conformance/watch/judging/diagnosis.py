@@ -102,6 +102,16 @@ def explain(case: Case) -> Finding | System | str:
     return solved(system) if system.is_ample else system
 
 
+def adds_to_the_last(case: Case) -> bool:
+    """Whether gradients that carry a loss scale were added to all of what the last step had used, which are too small
+    beside them to show in the sum."""
+    window = case.window
+    own = {number for number in case.parameters for rank, _ in case.old(number) if rank == window.rank}
+    if len(window.scales) != 1 or window.scales[0] <= 1.0 or own != {*case.parameters} or _is_changed(case):
+        return False
+    return case.fits(case.with_old) is not None
+
+
 def _is_changed(case: Case) -> bool:
     """Whether the script has made something else of what an earlier step left: it decays them on purpose, say."""
     return any(one.is_changed for number in case.parameters for _, one in case.old(number))

@@ -22,7 +22,8 @@ class _Optimizer:
     passes of a window. calls: those that their losses came from. early: how many steps came between a forward and the
     backward pass after it. clock: how many backward passes there were before the last step. schedules: how often its
     schedule went on after a backward pass. zero: how many steps used gradients that are zero, and were computed
-    so; other: all others."""
+    so; other: all others. stuck: how many steps were skipped, one after the other, on gradients that were not finite
+    before; most: the most of these. skipped: where."""
 
     is_first: bool = False
     first: records.Site = None
@@ -35,6 +36,9 @@ class _Optimizer:
     schedules: int = 0
     zero: int = 0
     other: int = 0
+    stuck: int = 0
+    skipped: records.Site = None
+    most: int = 0
 
 
 class Ends:
@@ -70,8 +74,14 @@ class Ends:
             self._lost, self._count = self._lost or found, self._count + 1
             self._changes |= found.backward.versions != self._lost.backward.versions
             self._by_hand |= found.site is None
-        elif found.step is not None:
+        elif found.step is None:
             of = self._of[found.optimizer]
+            is_left = any(not one.is_finite for several in found.old.values() for one in several)
+            of.stuck = of.stuck + 1 if is_left else 0
+            of.most, of.skipped = max(of.most, of.stuck), of.skipped or found.site
+        else:
+            of = self._of[found.optimizer]
+            of.stuck = 0
             of.is_first |= found.index == 0 and not found.step.used
             of.first = of.first or found.site
             of.without += not found.step.used
@@ -93,7 +103,11 @@ class Ends:
             if of.zero > _SEVERAL and not of.other:
                 # Rewards that never come make such gradients, too.
                 self._findings.undecided("all gradients of an optimizer are zero in all steps", of.zero)
-            if of.length:
+            if of.most >= _WINDOWS:
+                says = f"gradients that are not finite were never cleared: {of.most} steps were skipped since"
+                effect = f"{stream.skips[optimizer]} steps are in no update"
+                self._findings.add(Finding("watch/cleared", says, 0, (rank,), of.skipped, effect, optimizer))
+            elif of.length:
                 self._judge_before(rank, stream, optimizer, of)
                 self._judge_infinite(rank, stream, optimizer, of)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings
@@ -12,6 +13,9 @@ from conformance.watch.judging.rows import Rows
 _FEWEST_BATCHES, _ALIKE = 3, 0.9
 _SHARED = 0.4
 _MOST_BEHIND = 1000
+_MOSTLY = 0.3
+"""Of the backward passes: a sampler that comes more rarely is that of an evaluation."""
+
 _TWICE = 2
 """So often an epoch may come by itself: one that is taken up again, or goes through the data only to look at it."""
 
@@ -22,7 +26,8 @@ class _Rank:
     all ranks read at the same time. has_repeated: whether one came. orders: of each sampler, the epoch that it began
     last, the first batch of it, and how often it began so. waiting: the epochs that samplers have begun. again: of each
     sampler that began its first epoch again and again, the last such time. sets: samplers that were told of another.
-    several: those that had another batch in their epoch."""
+    several: those that had another batch in their epoch. passes: how many backward passes there were, and trained:
+    before how many of them a sampler gave a batch."""
 
     fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
     rows: Rows = field(default_factory=Rows)
@@ -32,6 +37,8 @@ class _Rank:
     again: dict[int, Finding] = field(default_factory=dict)
     sets: set[int] = field(default_factory=set)
     several: set[int] = field(default_factory=set)
+    passes: int = 0
+    trained: Counter[int] = field(default_factory=Counter)
 
 
 class Inputs:
@@ -50,7 +57,10 @@ class Inputs:
     def feed(self, rank: int, record: records.Record) -> None:
         of = self._of[rank]
         self.is_sampled |= isinstance(record, records.Epoch)
-        if isinstance(record, records.Epoch) and record.shuffles:
+        if isinstance(record, records.Backward):
+            of.passes += 1
+            of.trained.update(record.samplers)
+        elif isinstance(record, records.Epoch) and record.shuffles:
             of.waiting[record.sampler] = record.epoch
         elif isinstance(record, records.Entered) and record.rows:
             if record.wrapped and not self._is_wrapped:
@@ -110,7 +120,7 @@ class Inputs:
         for of in self._of.values():
             for sampler, finding in of.again.items():
                 # One batch of all has no order.
-                if sampler in of.several:
+                if sampler in of.several and of.trained[sampler] > _MOSTLY * of.passes:
                     self._findings.add(finding)
         if self._ranks == 1 or not averages:
             return
@@ -126,9 +136,10 @@ class Inputs:
             effect = f"the ranks together train on 1/{self._ranks} of the samples that they would each on its own"
             self._findings.add(Finding("watch/own-data", says, None, everyone, self._site, effect))
             return
-        rows = [of.rows for of in self._of.values()]
-        shared = rows[0].shared(rows[1]) if len(rows) > 1 else 0.0
+        pairs = combinations(sorted(self._of), 2)
+        found = [(self._of[one].rows.shared(self._of[other].rows), (one, other)) for one, other in pairs]
+        shared, ranks = max(found, default=(0.0, ()))
         if shared > _SHARED:
             says = f"before any sample came twice on a rank, {shared:.0%} of its samples came on another rank, too"
             effect = f"about {shared:.0%} of the samples count more than once in what should be one epoch"
-            self._findings.add(Finding("watch/own-data", says, None, everyone, self._site, effect))
+            self._findings.add(Finding("watch/own-data", says, None, ranks, self._site, effect))

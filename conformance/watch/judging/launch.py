@@ -115,6 +115,8 @@ class Launch:
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._over.add(rank)
+            case records.Backward():
+                self._inputs.feed(rank, record)
             case records.Entered() | records.Epoch():
                 self._inputs.feed(rank, record)
                 self._dealt.feed(rank, record)

@@ -33,7 +33,8 @@ class _Optimizer:
     that they were divided by. summed: windows of several means that nothing divided. surplus: how many more batches
     a loader gave than went backward. divided: of means that were divided by a whole number that is not that of the
     window, how often each number of backward passes came with which number. are_batches: loaders gave as many batches
-    as went backward. last: the last window."""
+    as went backward. last: the last window. by_last: what losses are divided by last is the number of passes, and
+    other factors come before. unseen: windows of batches of one loader whose losses nothing that is seen divides."""
 
     right: int = 0
     windows: int = 0
@@ -43,6 +44,8 @@ class _Optimizer:
     divided: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     are_batches: bool = False
     last: int = 0
+    by_last: bool = False
+    unseen: int = 0
 
     @property
     def are_ends(self) -> bool:
@@ -92,6 +95,13 @@ class Losses:
         divisor = 1 / factors[0] if factors[0] else 0.0
         same = all(abs(factor - factors[0]) <= 1e-6 * abs(factors[0]) for factor in factors)
         nominal = round(divisor) if same and divisor > 1.5 and abs(divisor - round(divisor)) < 1e-4 else None
+        outer = passes[0].divisors[0] if passes[0].divisors else 0.0
+        # Two divisions of a mean are of the same thing.
+        is_part = len(passes[0].divisors) == 1 or not all(one.targets and not one.of_any for one in passes)
+        is_last = is_part and (of.by_last or outer == len(passes)) and outer == round(outer) > 1
+        if same and is_last and nominal != len(passes):
+            # What comes below is a part of the loss.
+            of.by_last, nominal = True, round(outer)
         if not same and not is_divided and _are_divided_partly(passes, factors):
             self._findings.undecided(PARTLY)
         if nominal == len(passes):
@@ -101,8 +111,9 @@ class Losses:
             of.others.append((window, nominal))
             if not is_divided and all(_is_divided_by(nominal, one) for one in passes):
                 of.divided[len(passes), nominal] += 1
-        elif not is_divided and len(passes) > 1 and all(one.targets and not one.factors for one in passes):
-            of.summed += len({one.calls for one in passes}) == 1
+        elif not is_divided and len(passes) > 1 and len({one.calls for one in passes}) == 1:
+            of.summed += (are_means := all(one.targets and not one.factors for one in passes))
+            of.unseen += not are_means and _are_added_up(passes)
 
     def _means(self, windows: list[Window]) -> None:
         """What each target weighs in a window: the same, if the mean is one of all."""
@@ -202,6 +213,10 @@ class Losses:
                 if count > of.windows / 2:
                     have = f"{passes} backward passes" if passes > 1 else "one backward pass"
                     self._findings.undecided(f"each loss is divided by {nominal}, and its window has {have}", count)
+            if of.unseen > of.windows / 2:
+                self._findings.undecided(
+                    "losses of micro-batches are added up, and nothing that is seen divides them by how many there are"
+                )
             if of.summed > of.windows / 2 and not self._steady.suspects("watch/means-averaged"):
                 self._findings.undecided(
                     "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"
@@ -227,6 +242,20 @@ def _are_divided_partly(passes: list[records.Backward], factors: list[float]) ->
         return False
     times = {factor / min(factors, key=abs) for factor in factors}
     return all(isclose(one, 1) or isclose(one, len(passes)) for one in times)
+
+
+def _are_added_up(passes: list[records.Backward]) -> bool:
+    """Whether each is of one batch of one loader, and nothing that is seen makes a mean of their losses: no factor is
+    1 over their number, and no divisor a multiple of it."""
+    loaders = {one.loader for one in passes if one.batches}
+    are_batches = sum(one.batches for one in passes) == len(passes) and len(loaders) == 1 and None not in loaders
+    if not are_batches or any(one.draws or one.summed or one.is_hidden for one in passes):
+        return False
+    number = len(passes)
+    factors = [factor for one in passes for factor in (*one.factors, factor_of(one))]
+    divisors = [divisor for one in passes for divisor in one.divisors]
+    are_multiples = any(isclose(one / number, round(one / number)) for one in divisors if one > 1)
+    return not are_multiples and not any(isclose(factor * number, 1, rel_tol=1e-4) for factor in factors)
 
 
 def _have_numbers_of_their_own(window: Window) -> bool:

@@ -56,6 +56,8 @@ class Stream:
         self._stepped: dict[int, int] = {}
         self._uses = Uses()
         self._by_hand = 0
+        self._holders: dict[int, set[str]] = defaultdict(set)
+        self._through: dict[int, set[str]] = {}
 
     @property
     def trains_unseen(self) -> bool:
@@ -94,6 +96,7 @@ class Stream:
                     self.parameters[int(number)].name = name
             case records.Optimizer():
                 self.made |= {*record.parameters}
+                self._hold(record.optimizer, record.parameters)
                 self._name(record)
             case records.Unheld():
                 self.unheld = record if record.names else None
@@ -108,6 +111,7 @@ class Stream:
                     self._reached.pop(oldest, None)
                     self._fed.pop(oldest, None)
                     self._forwards.pop(oldest, None)
+                    self._through.pop(oldest, None)
             case records.Entered():
                 self._rows = tuple(record.rows) or None
                 self._entered = self._at
@@ -131,6 +135,10 @@ class Stream:
             case records.Skipped():
                 yield self._window(record.optimizer, None, record.site)
 
+    def _hold(self, optimizer: int, parameters: Iterable[int]) -> None:
+        for number in parameters:
+            self._holders[number].add(str(optimizer))
+
     def _name(self, optimizer: records.Optimizer) -> None:
         shapes = tuple(tuple(self.parameters[number].shape) for number in optimizer.parameters)
         alike = self._alike.get((optimizer.type, shapes), 0)
@@ -141,6 +149,8 @@ class Stream:
         # What is None by now was set so by hand.
         versions = self._backwards[record.backward].versions if record.backward in self._backwards else {}
         yield from self._clear(record.fresh, versions, None, but=record.backward)
+        through = self._through.setdefault(record.backward, set())
+        through.update(*(self._holders[number] for number in record.parameters))
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
         are_finite = bool(np.isfinite(values).all())
         at = 0
@@ -277,6 +287,7 @@ class Stream:
             fed={fed for backward in reached if (fed := self._fed.get(backward)) is not None},
             is_of_other=step is not None and self._is_of_other(optimizer, step),
             is_late=self._is_late(new),
+            reached={number: self._through[number] for number in reached if number in self._through},
         )
         window.again = self._uses.again(self._at, window.used)
         for backward in reached:
@@ -292,7 +303,9 @@ class Stream:
             if step.used and not new:
                 self._by_hand = self.clock
             self.last_used |= dict.fromkeys(step.used, counts[optimizer])
-            self.held[optimizer] |= set(step.parameters)
+            if not self.held[optimizer].issuperset(step.parameters):
+                self.held[optimizer] |= set(step.parameters)
+                self._hold(optimizer, step.parameters)
             self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
             # It stays in `.grad`, as it is, until somebody clears it.
             read = _read(step)
@@ -338,6 +351,7 @@ class Stream:
             self._backwards.pop(backward, None)
             self._fed.pop(backward, None)
             self._forwards.pop(backward, None)
+            self._through.pop(backward, None)
 
 
 def _read(step: records.Stepped) -> list[int]:

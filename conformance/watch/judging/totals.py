@@ -56,9 +56,11 @@ def _over_ranks(together: Together, kappa: float) -> Iterator[Finding]:
         for window in here:
             says = f"each rank's loss is the mean over its own targets, and the {ranks} ranks' gradients are summed up"
             yield _finding(window, "watch/means-averaged", says, f"the update is {ranks} times what it should be")
-    counts = [sum(one.summed for one in window.backwards.values()) for window in here]
+    counts = [sum(one.summed or one.targets or 0 for one in window.backwards.values()) for window in here]
     everything = sum(counts)
-    by_everything = all(one.summed and isclose(factor_of(one) * everything, 1, rel_tol=_NEAR) for one in passes)
+    # A mean over n of all is the sum of these, divided by n.
+    of_each = [factor_of(one) / (one.targets or 1) if one.summed or one.targets else 0.0 for one in passes]
+    by_everything = all(isclose(one * everything, 1, rel_tol=_NEAR) for one in of_each)
     # Were the counts equal, what divides might be each rank's own, times a factor of the script's.
     if kappa == 1 and len({*counts}) > 1 and by_everything:
         for window in here:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -91,6 +92,8 @@ class Window:
     """Whether the step before came between a forward and the backward pass through it."""
     after: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The weights after the step, where they were looked at."""
+    reached: dict[int, set[str]] = field(default_factory=dict)
+    """By backward pass, the optimizers whose parameters it goes through, as `versions` has them."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
 
@@ -116,6 +119,15 @@ class Window:
         """The first of these parameters."""
         names = [self.names.get(number, f"parameter {number}") for number in parameters[:_MOST_NAMED]]
         return ", ".join([*names, *(["..."] if len(parameters) > _MOST_NAMED else [])])
+
+    @property
+    def saw_several_weights(self) -> bool:
+        """Whether weights that two of its backward passes go through were changed between them."""
+        return any(
+            self.backwards[one].versions.get(number) != self.backwards[other].versions.get(number)
+            for one, other in pairwise(sorted(self.backwards))
+            for number in self.reached.get(one, set()) & self.reached.get(other, set())
+        )
 
     def version(self, backward: records.Backward) -> int | None:
         """Of the weights that it saw, of those that the optimizer has."""

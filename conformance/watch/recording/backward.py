@@ -63,19 +63,23 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 leaves.close()
         root = _node(tensors)
         # What it is multiplied with then, does not show in the graph.
-        is_given = given.pop("gradient", False)
-        divided = losses.Loss() if is_given else losses.of(root)
+        times = given.pop("times", 1.0)
+        if any(getattr(one, "_backward_hooks", None) for one in tensors):
+            times = None
+        is_given = times != 1.0
+        divided = losses.of(root, times)
         coverage.look(root)
         note_weights(recording)
         moving.begin()
         recording.backwards += 1
+        recording.seen = recording.versions()
         recording.note(
             records.Backward(
                 recording.backwards,
                 carried(root, recording.numbers.alive("scaler")),
                 divided.factors,
                 divided.targets,
-                recording.versions(),
+                recording.seen,
                 not is_given and again.contains(root),
                 bool(args[2]) if len(args) > 2 else False,
                 inputs.probe,
@@ -92,6 +96,8 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 divided.terms,
                 cut_off.sees(root, tensors),
                 inputs.evaluated,
+                sorted(inputs.samplers),
+                divided.is_hidden,
             )
         )
         inputs.begin()
@@ -105,15 +111,24 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
 
     def begin(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         several = grad_tensors if isinstance(grad_tensors, (tuple, list)) else [grad_tensors]
-        given["gradient"] = any(one is not None for one in several)
+        given["times"] = _times(several)
         try:
             return original(tensors, grad_tensors, *args, **kwargs)
         finally:
             given.clear()
 
-    given: dict[str, bool] = {}
+    given: dict[str, float | None] = {}
     yield replaced(torch.autograd, "backward", begin)
     yield replaced(torch.autograd, "_engine_run_backward", run)
+
+
+def _times(given: Sequence[Any]) -> float | None:
+    """What `gradient=` multiplies a loss with; None if it is no single number."""
+    if all(one is None for one in given):
+        return 1.0
+    [one, *others] = given
+    is_number = not others and isinstance(one, torch.Tensor) and one.numel() == 1 and not one.requires_grad
+    return float(one) if is_number else None
 
 
 def _node(tensors: Sequence[Any]) -> Any:

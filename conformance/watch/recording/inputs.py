@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from conformance.watch.recording.later import later
 from conformance.watch.recording.recording import Recording
 
 _MOST_ROWS, _MOST_ROOTS = 256, 8
+_MOST_FRAMES = 8
+"""Between a hook and the call of its module."""
+
 NONE = -1
 _BATCHED_BY = ("torch.", "accelerate.", "builtins")
 """What makes batches of any samples, or of lists of them."""
@@ -32,8 +36,9 @@ class Inputs:
     """The first input of the first forward after each backward, and after each step. probe: whether that input wants a
     gradient. evaluates: whether models only went forward in evaluation mode since; evaluated: the rows of the first.
     fetched: by the numbers of loaders, how many batches each gave since. dealt: the sampler of the last batch that was
-    not evaluated; `NONE` if it is not dealt out to ranks; None if it is not known. draws: whether a batch sampler of
-    the script's own made any of these batches."""
+    not evaluated; `NONE` if it is not dealt out to ranks; None if it is not known. samplers: those
+    `DistributedSampler`s that gave batches since. draws: whether a batch sampler of the script's own made any of these
+    batches, or each is one item of the data, which may be a task or a batch by itself."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -43,6 +48,7 @@ class Inputs:
         self.evaluated: Any = []
         self.fetched: dict[int, int] = {}
         self.dealt: int | None = None
+        self.samplers: set[int] = set()
         recording.before_writing.append(harmless(self._begin_after_step))
 
     def begin(self) -> None:
@@ -50,6 +56,7 @@ class Inputs:
         self.probe = self.evaluates = self.draws = False
         self.evaluated = []
         self.fetched.clear()
+        self.samplers.clear()
         self._wait()
 
     def _begin_after_step(self) -> None:
@@ -84,7 +91,7 @@ class Inputs:
         """A forward of what `torch.compile` made of a module: torch warns where there is a hook for all modules."""
         if self._handle is None:
             return original(module, *args, **kwargs)
-        self._entering(module, args)
+        self._entered(module, args, kwargs)
         waits = self._handle is not None
         self.end()
         try:
@@ -100,13 +107,16 @@ class Inputs:
             self._handle = None
 
     def _entering(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        self._entered(module, args, _keywords(module))
+
+    def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not torch.is_grad_enabled():
             self.dealt = NONE if self.dealt is not None else None
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or "backward" in self._recording.inside:
             return
         if not module.training:
             if not self.evaluates:
-                self.evaluates, self.evaluated = True, _rows(args)
+                self.evaluates, self.evaluated = True, _rows((*args, *kwargs.values()))
             return
         self.evaluates, self.evaluated = False, []
         self.end()
@@ -115,13 +125,39 @@ class Inputs:
             self._recording.parameters.note_names(module)
         self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
-        self._recording.note(records.Entered(_rows(args), wrapped, self._recording.site(), self.dealt))
+        rows = _rows((*args, *kwargs.values()))
+        self._recording.note(records.Entered(rows, wrapped, self._recording.site(), self.dealt))
 
 
-def _rows(args: tuple[Any, ...]) -> Any:
+def _keywords(module: torch.nn.Module) -> Mapping[str, Any]:
+    """What a module that calls its hooks was given by name: torch tells hooks for all modules the rest alone."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        found = frame.f_locals
+        kwargs = found.get("kwargs")
+        if found.get("self") is module and isinstance(kwargs, dict):
+            return kwargs
+        frame = frame.f_back
+    return {}
+
+
+def _tensors(inputs: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Those among them, and those in lists and dictionaries, as a batch may be one."""
+    for one in inputs:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, Mapping):
+            yield from _tensors(one.values())
+        elif isinstance(one, (list, tuple)):
+            yield from _tensors(one)
+
+
+def _rows(inputs: Iterable[Any]) -> Any:
     """The fingerprints of the first input that is data."""
-    for one in args:
-        if isinstance(one, torch.Tensor) and one.dim() and one.numel() and not one.requires_grad:
+    for one in _tensors(inputs):
+        if one.dim() and one.numel() and not one.requires_grad:
             return later(one[:_MOST_ROWS], fingerprints) if _has_data(one) else []
     return []
 
@@ -158,10 +194,12 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
         # Batches may be given as a list, of which there are no weak references.
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
         inputs.fetched[number] = inputs.fetched.get(number, 0) + 1
-        inputs.draws |= not type(source).__module__.startswith(_BATCHED_BY)
+        is_item = not iterator._auto_collation or getattr(source, "batch_size", None) == 1
+        inputs.draws |= is_item or not type(source).__module__.startswith(_BATCHED_BY)
         sampler = getattr(source, "sampler", source)
         if isinstance(sampler, DistributedSampler):
             inputs.dealt = recording.numbers.of("sampler", sampler)
+            inputs.samplers.add(inputs.dealt)
         else:
             inputs.dealt = NONE if isinstance(sampler, (RandomSampler, SequentialSampler)) else None
         return result

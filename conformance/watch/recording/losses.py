@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ _MEAN = 1
 
 _ANY = "MeanBackward0"
 _DIVISION = "DivBackward0"
+_PRODUCTS = (_DIVISION, "MulBackward0")
 _ADDITION = "AddBackward0"
 _OF_ANY = (_ANY, "SumBackward0", "SumBackward1")
 _ELEMENTWISE = (
@@ -39,7 +41,8 @@ class Loss:
     """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. divisors: those of them that it was
     divided by, 4. targets: how many the mean below is of; 0 for a sum, None if it is not known. summed: how many the
     sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything. terms: how many losses of one kind are
-    added up, 0 if there is one, or if they are of several kinds."""
+    added up, 0 if there is one, or if they are of several kinds. is_hidden: it is multiplied with something that its
+    graph does not show."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
@@ -47,31 +50,90 @@ class Loss:
     summed: int = 0
     of_any: bool = False
     terms: int = 0
+    is_hidden: bool = False
+
+    def add(self, node: Any, factor: float) -> None:
+        """One more factor, of a product or quotient."""
+        self.factors.append(factor)
+        if node.name() == _DIVISION:
+            self.divisors.append(1 / factor)
 
 
-def of(root: Any) -> Loss:
-    """root: the node of the graph where the backward begins."""
+def of(root: Any, times: float | None = 1.0) -> Loss:
+    """root: the node of the graph where the backward begins. times: what the gradient is multiplied with then; None if
+    that is no number."""
+    if times is None:
+        return Loss(is_hidden=True)
     loss, node = Loss(), root
+    if times != 1.0:
+        loss.factors.append(times)
+        loss.divisors += [1 / times] if times else []
     for _ in range(_MOST_NODES):
         if node is None:
             break
         try:
             factor = _factor(node)
-            if factor is None:
+            if factor is not None:
+                loss.add(node, factor)
+            elif node.name() not in _THROUGH:
+                for divisor in _of_all_terms(node):
+                    loss.factors.append(1 / divisor)
+                    loss.divisors.append(divisor)
                 loss.targets, loss.summed = _targets(node)
                 loss.of_any = node.name() in _OF_ANY
-                if node.name() not in _THROUGH:
-                    loss.terms = _terms(node)
-                    break
-            else:
-                loss.factors.append(factor)
-                if node.name() == _DIVISION:
-                    loss.divisors.append(1 / factor)
+                loss.terms = _terms(node)
+                if node.name() == _ANY:
+                    _look_below(loss, node)
+                break
         except RuntimeError:
             # Freed by a backward before, so this one will fail and say so.
             break
-        node = next((following for following, _ in node.next_functions if following is not None), None)
+        node = _following(node)
     return loss
+
+
+def _look_below(loss: Loss, mean: Any) -> None:
+    """What is multiplied with a number before its mean is taken is multiplied with it. What is multiplied with a tensor
+    may be any share of it."""
+    node = _following(mean)
+    for _ in range(_MOST_NODES):
+        if node is None or node.name() not in (*_THROUGH, *_PRODUCTS):
+            return
+        factor = _factor(node)
+        if factor is not None:
+            loss.add(node, factor)
+        elif node.name() in _PRODUCTS:
+            loss.targets = None
+            return
+        node = _following(node)
+
+
+def _of_all_terms(node: Any) -> list[float]:
+    """What all terms of a sum are divided by, each by itself."""
+    if node.name() != _ADDITION:
+        return []
+    first, *others = (Counter(_divisors(term)) for term, _ in node.next_functions if term is not None)
+    for other in others:
+        first &= other
+    return [*first.elements()]
+
+
+def _divisors(node: Any) -> list[float]:
+    found: list[float] = []
+    for _ in range(_MOST_NODES):
+        if node is None:
+            break
+        factor = _factor(node)
+        if factor is not None:
+            found += [round(1 / factor, 9)] if node.name() == _DIVISION else []
+        elif node.name() not in _THROUGH:
+            return found + _of_all_terms(node)
+        node = _following(node)
+    return found
+
+
+def _following(node: Any) -> Any:
+    return next((following for following, _ in node.next_functions if following is not None), None)
 
 
 def is_linear(node: Any) -> bool:
@@ -85,7 +147,7 @@ def is_linear(node: Any) -> bool:
 
 def _factor(node: Any) -> float | None:
     """The number that a product or quotient has beside the loss."""
-    if node.name() not in (_DIVISION, "MulBackward0"):
+    if node.name() not in _PRODUCTS:
         return None
     for name in ("other", "self"):
         value = getattr(node, f"_saved_{name}", None)
@@ -123,6 +185,6 @@ def _count(node: Any) -> int | None:
     if node.name() in ("NllLossBackward0", "NllLoss2DBackward0"):
         # With weights of classes, it is their sum.
         return int(float(node._saved_total_weight)) if node._saved_weight is None else 0
-    if node.name() in _ELEMENTWISE:
+    if node.name() in _ELEMENTWISE and getattr(node, "_saved_weight", None) is None:
         return int(node._saved_self.numel())
     return None

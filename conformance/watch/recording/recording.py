@@ -31,7 +31,8 @@ class Recording:
     """Keeps records until the next step, and then writes them, if this process has made an optimizer.
 
     numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
-    given. inside: what is being done, such as "step". backwards: how many there have been. roots: the outermost modules
+    given. inside: what is being done, such as "step". backwards: how many there have been, and seen: the weights that
+    the last one saw. roots: the outermost modules
     that went forward to train. wrappers: DDP's. steps: how many each optimizer has made. stop: ends the recording.
     """
 
@@ -51,6 +52,7 @@ class Recording:
         self.sketching = Sketching()
         self.inside: list[str] = []
         self.backwards = 0
+        self.seen: records.Versions = {}
         self.in_grad = self.in_node = 0
         self._occupied: int | None = None
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

@@ -61,6 +61,7 @@ class _Steps:
         self._weights: torch.Tensor | None = None
         self._last: Any = None
         self._backwards = 0
+        self._versions: records.Versions = {}
         self._is_elsewhere = False
 
     @property
@@ -79,6 +80,7 @@ class _Steps:
         self._take_off()
         if len(self._running) == 1:
             self._backwards = self._recording.backwards
+            self._versions = self._recording.versions() if _closure(args, kwargs) else {}
             self._is_elsewhere = elsewhere.have_changed(self._recording.parameters.held(optimizer))
         if optimizer is not self._running[0] or _closure(args, kwargs):
             return
@@ -136,10 +138,13 @@ class _Steps:
                 self._recording.stop()
 
     def _after_closure(self, optimizer: torch.optim.Optimizer) -> _Read:
-        """Lightning gives each step a closure, also where the script has gone backward before."""
+        """Lightning gives each step a closure, also where the script has gone backward before. Only a search calls it
+        at several weights."""
+        number = str(self._recording.optimizer(optimizer))
         is_inside = self._recording.backwards > self._backwards
+        is_search = is_inside and self._recording.seen.get(number) != self._versions.get(number)
         is_without = all(parameter.grad is None for _, parameter in self._recording.parameters.held(optimizer))
-        return self._of(optimizer, closure=is_inside or is_without)
+        return self._of(optimizer, closure=is_search or is_without)
 
     def _end(self) -> None:
         self._running.clear()

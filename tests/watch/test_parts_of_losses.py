@@ -1,0 +1,111 @@
+"""What a loss is divided by, wherever its graph shows it: right scripts beside wrong ones that look much like them."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, log_softmax
+from torch.utils.data import DataLoader, TensorDataset
+
+import conformance
+from conformance.watch.verdict import verdict
+
+WINDOW = 4
+
+
+def mean(output, target, number):
+    return cross_entropy(output, target) / number
+
+
+def elements(output, target, number):
+    return (cross_entropy(output, target, reduction="none") / number).mean()
+
+
+def weighed_elements(output, target, number):
+    weights = torch.full((len(target),), 1 / number)
+    return (cross_entropy(output, target, reduction="none") * weights).mean()
+
+
+def weighed_targets(output, target, number):
+    weights = torch.full_like(output, 1 / number)
+    return binary_cross_entropy_with_logits(output, nn.functional.one_hot(target, 3).float(), weights)
+
+
+def smoothed(output, target, number):
+    return cross_entropy(output, target, label_smoothing=0.1) / number
+
+
+def terms(output, target, number):
+    return sum([cross_entropy(output, target) / number, output.square().mean() / number])
+
+
+def half(output, target, number):
+    return 0.5 * cross_entropy(output, target) / number
+
+
+def batch_mean(output, target, number):
+    ahead = torch.eye(3)[target] * 0.7 + 0.1
+    return 9.0 * kl_div(log_softmax(output / 3, 1), ahead, reduction="batchmean") / number
+
+
+def found(loss, batches=12, divisor=None, given=False):
+    """batches: of an epoch, whose last window is short if they are no multiple of WINDOW. divisor: None for the length
+    of the window. given: it comes as the gradient of the loss."""
+    torch.manual_seed(0)
+    inputs = torch.randn(batches * 4, 6)
+    loader = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), 4)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for _ in range(3):
+            for number, (batch, target) in enumerate(loader):
+                length = divisor or min(WINDOW, batches - number // WINDOW * WINDOW)
+                if given:
+                    loss(model(batch), target, 1).backward(torch.tensor(1.0 / length))
+                else:
+                    loss(model(batch), target, length).backward()
+                if number % WINDOW == WINDOW - 1 or number == batches - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return verdict(findings), {law for law, _ in findings.causes}
+
+
+ALL = [mean, elements, weighed_elements, weighed_targets, smoothed, terms, half, batch_mean]
+
+
+@pytest.mark.parametrize("loss", ALL)
+@pytest.mark.parametrize("batches", [12, 10])
+def test_losses_that_are_divided_are_right(loss, batches):
+    # A tensor of weights hides what they come to.
+    expected = "UNDECIDED" if loss in (weighed_elements, weighed_targets) else "CONFORMS"
+    assert found(loss, batches) == (expected, set())
+
+
+@pytest.mark.parametrize("loss", [mean, elements, smoothed, terms, half, batch_mean])
+def test_a_short_window_is_divided_by_the_usual_length(loss):
+    assert found(loss, 10, divisor=WINDOW) == ("DOES NOT CONFORM", {"watch/window-length"})
+
+
+@pytest.mark.parametrize("loss", [smoothed, terms, weighed_targets])
+def test_nothing_divides_losses_that_may_be_terms(loss):
+    assert found(loss, divisor=1) == ("UNDECIDED", set())
+
+
+@pytest.mark.parametrize("loss", [mean, elements])
+def test_nothing_divides_means(loss):
+    assert found(loss, divisor=1) == ("DOES NOT CONFORM", {"watch/means-averaged"})
+
+
+@pytest.mark.parametrize(("divisor", "expected"), [(None, "CONFORMS"), (WINDOW, "DOES NOT CONFORM")])
+def test_what_backward_is_given_divides(divisor, expected):
+    assert found(mean, 10, divisor=divisor, given=True)[0] == expected
+
+
+def test_what_a_hook_makes_of_a_loss_is_not_known():
+    def hooked(output, target, number):
+        loss = cross_entropy(output, target)
+        loss.register_hook(lambda gradient: gradient / number)
+        return loss
+
+    assert found(hooked) == ("CONFORMS", set())
