@@ -135,7 +135,10 @@ class Suspicions:
     def _may_train_apart(self, optimizer: int) -> bool:
         """Whether it never averages, and what the ranks train together may be another model: one that does average, or
         of which not enough is seen to say that it does not. That has no backward pass in common with it."""
-        others = (self._common | self._unclear) - {optimizer}
+        # Whose weights stay equal all the same, averages where it is not seen, as within its step.
+        own = {one.optimizer for one in self._waiting if one.waits and one.optimizer is not None}
+        equal = {one for one in own if not self._apart.get(one)}
+        others = (self._common | self._unclear | equal) - {optimizer}
         unseen = any(stream.trains_unseen for stream in self._streams.values())
         is_common = optimizer in self._common | self._wrapped.keys()
         return not is_common and not self._related.have(optimizer, others) and (bool(others) or unseen)
