@@ -29,8 +29,10 @@ class Beside(Script):
             stream[-1].optimizer, stream[-1].type = 1, "Adam"
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("shares", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
-def test_a_model_beside_may_be_each_rank_s_own(shares, expected):
+def test_a_model_beside_may_be_each_rank_s_own(shares, expected, inside):
+    """shares: both have a backward pass in common. inside: the first averages in its step, where it is not seen."""
     script = Script()
     beside = Beside(script)
     for _ in range(3):
@@ -40,7 +42,7 @@ def test_a_model_beside_may_be_each_rank_s_own(shares, expected):
             for stream in script.streams:
                 stream[-1].backward = script.backwards
                 del stream[-2]
-        script.step([total(computed, 0.5)] * 2)
+        script.step(computed if inside else [total(computed, 0.5)] * 2)
         beside.step(own)
         script.clear()
         beside.clear()
