@@ -127,8 +127,9 @@ def _times(given: Sequence[Any]) -> float | None:
     if all(one is None for one in given):
         return 1.0
     [one, *others] = given
-    is_number = not others and isinstance(one, torch.Tensor) and one.numel() == 1 and not one.requires_grad
-    return float(one) if is_number else None
+    # To read it on another device would wait for that.
+    is_here = not others and type(one) is torch.Tensor and one.device.type == "cpu" and one.is_floating_point()
+    return float(one) if is_here and one.numel() == 1 and not one.requires_grad else None
 
 
 def _node(tensors: Sequence[Any]) -> Any:
