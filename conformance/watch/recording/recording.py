@@ -32,7 +32,8 @@ class Recording:
 
     numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
     given. inside: what is being done, such as "step". backwards: how many there have been, and seen: the weights that
-    the last one saw. roots: the outermost modules that went forward to train. wrappers: DDP's. steps: how many each optimizer has made. stop: ends the recording.
+    the last one saw. roots: the outermost modules that went forward to train. wrappers: DDP's. steps: how many each
+    optimizer has made. stop: ends the recording.
     """
 
     def __init__(self, folder: str, settings: Settings) -> None:
