@@ -192,6 +192,10 @@ class Case:
 
     # What a step may have used.
 
+    def sum(self, number: int) -> Sketch:
+        """Of the gradients of all ranks, for what this rank holds of a parameter."""
+        return Sum(self.all(number)).sketch(self.shard(number))
+
     def all(self, number: int) -> list[Contribution]:
         return [one for _, one in self.by_rank(number)]
 
