@@ -297,12 +297,14 @@ class Stepped(Record):
 @dataclass(slots=True)
 class Entered(Record):
     """A model goes forward to train. rows: a fingerprint of each row of its first input. sampler: what dealt them out;
-    negative for none, None if it is not known."""
+    negative for none, None if it is not known. drawn: where the input is made of a whole batch of a loader, a number
+    for each sample in it that is the same whatever was made of the sample."""
 
     rows: list[int]
     wrapped: bool
     site: Site
     sampler: int | None = None
+    drawn: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.inputs import Inputs
-from conformance.watch.recording.inputs import fingerprints
+from conformance.watch.recording.holdings import fingerprints
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.records import Entered
@@ -46,6 +46,15 @@ def test_the_first_tensor_of_data_is_known_wherever_it_is(tmp_path, args, kwargs
         entered = [one for one in recording._waiting if isinstance(one, Entered)]
         recording.flush()
     assert [one.rows for one in entered] == [fingerprints(BATCH)]
+
+
+@pytest.mark.parametrize("size", [28, 32, 224, 225, 256, 512])
+def test_images_whose_margins_are_alike_are_told_apart(size):
+    """Of large ones some elements are read."""
+    images = torch.zeros(8, 3, size, size)
+    images[:, :, size // 4 : -size // 4, size // 4 : -size // 4] = torch.arange(1.0, 9.0).reshape(8, 1, 1, 1)
+    assert len({*fingerprints(images)}) == 8
+    assert fingerprints(images) == fingerprints(images.clone())
 
 
 def data_of(shares):

@@ -21,11 +21,12 @@ from conformance.watch.recording.cut_off import CutOff
 from conformance.watch.recording.gathered import Gathered
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
+from conformance.watch.recording.loading import Loading
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.weights import note_weights
 
 
-def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving) -> Seams:
+def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
     again, coverage, gathered = Again(), Coverage(recording), Gathered(recording, leaves.see)
     cut_off = CutOff()
@@ -85,18 +86,18 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 inputs.probe,
                 recording.site(),
                 divided.summed,
-                inputs.loader,
+                loading.loader,
                 _calls(),
                 divided.of_any,
                 divided.divisors,
-                inputs.batches,
+                loading.batches,
                 inputs.evaluates,
                 again.is_alike(None if is_given else root, is_kept=bool(args[1]) if len(args) > 1 else False),
-                inputs.draws,
+                loading.draws,
                 divided.terms,
                 cut_off.sees(root, tensors),
                 inputs.evaluated,
-                sorted(inputs.samplers),
+                sorted(loading.samplers),
                 divided.is_hidden,
             )
         )

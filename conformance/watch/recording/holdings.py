@@ -1,22 +1,27 @@
-"""What a data set holds, without asking it for a sample, which it might make up or count."""
+"""What a data set holds, without asking it for a sample, which it might make up or count, and what a batch does."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Subset
 
+MOST_ROWS = 256
+_MOST_ELEMENTS = 4096
 _MOST_SAMPLES, _MOST_FIELDS, _MOST_CHARACTERS, _MOST_BYTES = 16, 8, 256, 1024
 
 
 def fingerprint(data: Any) -> int | None:
-    """Of the first entries of what it has one entry of for each sample: tensors, arrays or lists. None if it has no
-    such thing."""
+    """Of the first entries of what it has one entry of for each sample: tensors, arrays or lists; or the name that the
+    library `datasets` gives to what one holds. None if it has no such thing."""
     found = [column for column in map(_bytes, _columns(data)) if column is not None]
+    name = getattr(data, "_fingerprint", None)
+    found += [name.encode()] if isinstance(name, str) else []
     return zlib.crc32(b" ".join(found)) if found else None
 
 
@@ -60,6 +65,26 @@ def is_plain(entries: Any) -> bool:
 def raw(entries: torch.Tensor) -> torch.Tensor:
     """In the memory of the host, one after another, where those of another type can be read in their place."""
     return entries.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def tensors(inputs: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Those among them, and those in lists and dictionaries, as a batch may be one."""
+    for one in inputs:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, Mapping):
+            yield from tensors(one.values())
+        elif isinstance(one, (list, tuple)):
+            yield from tensors(one)
+
+
+def fingerprints(batch: torch.Tensor) -> list[int]:
+    """One for each row: of all of its elements, or of some that are spread over it."""
+    rows = batch.reshape(len(batch), -1)
+    # An even distance may be that of two lines of an image, the margins of which are alike.
+    some = raw(rows[:, :: ceil(rows.shape[1] / _MOST_ELEMENTS) | 1])
+    some = some.view(torch.uint8) if some.dtype != torch.bool else some
+    return [zlib.crc32(bytes(row)) for row in some.numpy()]
 
 
 def _bytes(entries: Any) -> bytes | None:

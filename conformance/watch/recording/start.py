@@ -19,6 +19,7 @@ from conformance.watch.recording import (
     groups,
     inputs,
     leaves,
+    loading,
     scaling,
     schedules,
     steps,
@@ -60,7 +61,8 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
     """Within this, or until as many steps as asked were made, what this process does is recorded. One that is forked
     has a recorder of its own, from the start."""
     recording = Recording(folder, settings)
-    at_leaves, fed, moving = leaves.Leaves(recording), inputs.Inputs(recording), clearing.Moving(recording)
+    at_leaves, moving, loaded = leaves.Leaves(recording), clearing.Moving(recording), loading.Loading()
+    fed = inputs.Inputs(recording, loaded)
     _follow_forks()
     _latest.append(recording)
     with ExitStack() as stack:
@@ -84,7 +86,8 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
         for observer, observe in (
             (leaves, partial(leaves.observe, recording, at_leaves)),
             (inputs, partial(inputs.observe, recording, fed)),
-            (backward, partial(backward.observe, recording, at_leaves, fed, moving)),
+            (loading, partial(loading.observe, recording, loaded)),
+            (backward, partial(backward.observe, recording, at_leaves, fed, loaded, moving)),
             (deepspeed, partial(deepspeed.observe, recording)),
             (steps, partial(steps.observe, recording)),
             (clearing, partial(clearing.observe, recording, moving)),
