@@ -12,7 +12,7 @@ from conformance.report.formats.annotations import annotations
 from conformance.report.formats.markdown import markdown
 from conformance.report.formats.sarif import sarif
 from conformance.watch import records
-from conformance.watch.judging.history import Curve
+from conformance.watch.judging.history import MOST_HISTORIES, Curve
 from conformance.watch.report.card import cards
 from conformance.watch.report.digest import digest, lines
 from conformance.watch.report.html import write
@@ -140,3 +140,22 @@ def test_a_curve_stays_small():
     assert len(curve.points) <= 512
     assert curve.points[0] == (0, 1.0)
     assert curve.points[-1][0] > 99_000
+
+
+@pytest.mark.parametrize("optimizers", [MOST_HISTORIES - 1, MOST_HISTORIES, MOST_HISTORIES + 3])
+def test_the_first_of_many_optimizers_have_curves(tmp_path, optimizers):
+    script = Script(ranks=1, shapes=((3, 2),))
+    for number in range(optimizers):
+        script.numbers = [number + 1]
+        script.each(records.Parameter(number + 1, [3, 2], "float32", 1, f"p{number}"))
+        script.each(records.Optimizer(number + 1, "SGD", script.numbers))
+        computed = script.backward()
+        script.step([total(computed)])
+        script.streams[0][-1].optimizer = number + 1
+        script.clear()
+    findings = script.findings()
+    assert (findings.steps, len(findings.histories)) == (optimizers, min(optimizers, MOST_HISTORIES))
+    told = (
+        f"Curves are kept of the first {MOST_HISTORIES} optimizers." in write(findings, COMMAND, tmp_path).read_text()
+    )
+    assert told == (optimizers >= MOST_HISTORIES)

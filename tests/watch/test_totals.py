@@ -211,6 +211,26 @@ def test_a_global_count_is_averaged_over_ranks_again(counts, times, broken):
 
 
 @pytest.mark.parametrize(
+    ("counts", "times", "broken"),
+    [
+        ((12, 20), 1, {"watch/averaged-once"}),
+        ((12, 20), 2, set()),
+        ((16, 16), 1, set()),
+    ],
+)
+def test_means_that_count_by_their_share_of_all(counts, times, broken):
+    """A mean times the rank's own number over that of all is a sum that is divided by the latter."""
+    script = Script()
+    for _ in range(3):
+        computed = script.backward()
+        for stream, count in zip(script.streams, counts, strict=True):
+            stream[-2].targets, stream[-2].factors = count, [count * times / sum(counts)]
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    assert judged(script)[0] == broken
+
+
+@pytest.mark.parametrize(
     ("loss", "terms"),
     [
         (lambda x: cross_entropy(x, FIRST) + cross_entropy(x, LAST), 2),

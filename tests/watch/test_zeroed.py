@@ -41,7 +41,7 @@ def test_gradients_that_cancel_over_the_ranks():
 
 @pytest.mark.parametrize("is_summed", [True, False])
 def test_a_rank_whose_shards_have_no_elements(is_summed):
-    """Each parameter is cut into two, of which the second is empty: there is nothing on that rank that could be lost."""
+    """Each parameter is cut into two, of which the second is empty: that rank has nothing to lose."""
     script = Script()
     for rank, stream in enumerate(script.streams):
         stream[1:-1] = [

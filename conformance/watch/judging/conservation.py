@@ -12,6 +12,7 @@ from conformance.watch.judging import diagnosis, limits, shares
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.system import AMPLE, System
 from conformance.watch.judging.totals import weight_of
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WHOLE
@@ -181,7 +182,7 @@ def _judge_set(case: Case, findings: Findings) -> bool:
             )
             return False
         at = tuple(case.parameters)
-        if case.independent >= 1 + diagnosis.AMPLE:
+        if case.independent >= 1 + AMPLE:
             case.together.factors[at][window.rank] = factor.within(case.after)
         if case.together.ranks > 1 and case.fits(case.own) is not None:
             case.together.own.add((at, window.rank))
@@ -212,7 +213,7 @@ def _judge_set(case: Case, findings: Findings) -> bool:
         findings.undecided(found)
     elif isinstance(found, Finding) and not found.waits and _is_of_all_steps(case, found):
         findings.factors.append((window.rank, found, False))
-    elif isinstance(found, diagnosis.System):
+    elif isinstance(found, System):
         findings.unsolved.append(found)
     else:
         findings.add(found)
@@ -221,7 +222,7 @@ def _judge_set(case: Case, findings: Findings) -> bool:
 
 def _is_of_all_steps(case: Case, found: Finding) -> bool:
     """Whether one step does not prove it."""
-    return found.is_of_all_steps or case.independent < 1 + diagnosis.AMPLE
+    return found.is_of_all_steps or case.independent < 1 + AMPLE
 
 
 def _judge_replaced(case: Case, findings: Findings) -> None:

@@ -10,9 +10,9 @@ from math import isclose
 
 import numpy as np
 
-from conformance.watch.judging import diagnosis
 from conformance.watch.judging.case import Case, Together
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.system import factors_of, system_of
 from conformance.watch.judging.totals import weight_of
 from conformance.watch.judging.windows import Window
 
@@ -100,8 +100,8 @@ def _again(together: Together, left: list[Window]) -> Iterator[Finding]:
         case = Case(together, window, [*window.used], [*sets.pop()])
         is_finite = all(one.is_finite for number in case.parameters for one in case.all(number))
         is_clear = is_finite and case.is_of_one_sample and not case.is_limited
-        system = diagnosis.system_of(case) if is_clear else None
-        found = diagnosis.factors_of(system) if system is not None and system.is_ample else ""
+        system = system_of(case) if is_clear else None
+        found = factors_of(system) if system is not None and system.is_ample else ""
         if isinstance(found, str) or any(is_old for _, _, is_old in found):
             continue
         by_rank: dict[int, list[float]] = defaultdict(list)

@@ -19,7 +19,6 @@ from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.dealt import Dealt
-from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import MOST_HISTORIES, History
@@ -41,6 +40,7 @@ from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.suspicions import Suspicions
+from conformance.watch.judging.system import System
 from conformance.watch.judging.windows import Cleared, Key, Window
 
 _AHEAD = 256

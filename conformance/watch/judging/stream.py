@@ -243,8 +243,8 @@ class Stream:
     def _has_changed(self, parameters: list[int], backward: int, versions: records.Versions) -> bool:
         """Whether weights have, since a backward pass, that are those of an optimizer of these parameters."""
         before = self._backwards[backward].versions
-        held = {str(optimizer) for optimizer, numbers in self.held.items() if not numbers.isdisjoint(parameters)}
-        return any(before.get(number) != versions.get(number) for number in held or versions)
+        holders = set[str]().union(*(self._holders[number] for number in parameters))
+        return any(before.get(number) != versions.get(number) for number in holders or versions)
 
     def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
         begin = self._last.get(optimizer, 0)

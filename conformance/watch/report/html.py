@@ -13,6 +13,8 @@ from conformance.watch.report.curves import HEIGHT, WIDTH, drawing
 from conformance.watch.report.digest import WAY_OUT, digest, notes, undecided
 
 NAME = "conformance-watch.html"
+_FEW = 4
+"""Of so many optimizers the curves are open."""
 
 
 def write(findings: Findings, command: Sequence[str], folder: Path) -> Path:
@@ -29,6 +31,7 @@ def write(findings: Findings, command: Sequence[str], folder: Path) -> Path:
             way_out=WAY_OUT,
             notes=notes(findings),
             histories=list(findings.histories.values()),
+            few=_FEW,
             most=MOST_HISTORIES,
             names=CURVES,
             drawing=drawing,

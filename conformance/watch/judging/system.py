@@ -1,0 +1,112 @@
+"""Least squares over ranks and backward passes: with which factor a step used each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.watch.judging.case import Case
+from conformance.watch.judging.repeated import Column
+from conformance.watch.judging.windows import Sketch
+
+_MOST_COLUMNS = 200
+_MORE = 2
+"""Equations beyond the number of unknowns."""
+
+AMPLE = 4
+"""With fewer beyond them, gradients that a script changed by hand may fit a hypothesis by chance: all steps must."""
+
+_ZERO = 1e-3
+
+
+@dataclass
+class System:
+    """What a step used as a sum of what was computed, each with an unknown factor. columns: rank, position of the
+    backward pass in its window, and whether it was left by an earlier step. bounds: how far off rounding may be.
+    independent: how many equations say something of their own."""
+
+    case: Case
+    columns: list[Column]
+    matrix: Sketch
+    used: Sketch
+    bounds: Sketch
+
+    independent: int
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are more equations than unknowns, so that a solution can be wrong."""
+        return len(self.columns) + _MORE <= self.independent
+
+    @property
+    def is_ample(self) -> bool:
+        return len(self.columns) + AMPLE <= self.independent
+
+    def after(self, other: System) -> System:
+        """Both at once, if they have the same unknowns."""
+        if self.columns != other.columns:
+            return self
+        return System(
+            self.case,
+            self.columns,
+            np.concatenate((other.matrix, self.matrix)),
+            np.concatenate((other.used, self.used)),
+            np.concatenate((other.bounds, self.bounds)),
+            other.independent + self.independent,
+        )
+
+
+def system_of(case: Case) -> System | None:
+    """None if there is nothing to solve for."""
+    order: dict[int, dict[int, int]] = {
+        window.rank: {number: place for place, number in enumerate(sorted(window.backwards))}
+        for window in case.together.here
+    }
+    terms = [
+        (
+            place,
+            (rank, -1 if is_old else order[rank].get(one.backward, -1), is_old),
+            one.sketch[min(case.shard(number), len(one.sketch) - 1)],
+        )
+        for place, number in enumerate(case.parameters)
+        for is_old, found in ((False, case.by_rank(number)), (True, case.old(number)))
+        for rank, one in found
+    ]
+    columns = sorted({column for _, column, _ in terms})
+    if not columns or len(columns) > _MOST_COLUMNS:
+        return None
+    at = {column: number for number, column in enumerate(columns)}
+    equations = case.equations(case.with_old)
+    matrix = np.zeros((len(equations), len(columns)))
+    for place, column, sketch in terms:
+        matrix[2 * place : 2 * place + 2, at[column]] += sketch[:2]
+    used = np.array([one.used for one in equations])
+    # Rounding of what was computed counts with the factor that it is used with, which is about this.
+    typical = np.abs(used).sum() / max(np.abs(matrix).sum(), 1e-300) * len(columns)
+    bounds = np.array([max(one.slack + typical * one.spread, 1e-300) for one in equations])
+    # Steps that are clipped differently have the same factors otherwise.
+    clipped = case.clipped
+    return System(case, columns, matrix, used / clipped, bounds / clipped, case.independent)
+
+
+def factors_of(system: System) -> dict[Column, float] | str:
+    """The factor of each rank and backward pass, or why they are not known."""
+    weighed = system.matrix / system.bounds[:, None]
+    solution, _, rank, _ = np.linalg.lstsq(weighed, system.used / system.bounds, rcond=1e-9)
+    if rank < len(system.columns):
+        return "gradients were changed between backward and step, and those of some passes are too alike to say how"
+    if np.max(np.abs(system.matrix @ solution - system.used) / system.bounds) > 1:
+        return "gradients were changed between backward and step, and not by factors: by hand, a hook, or noise"
+    small = np.abs(solution) < _ZERO * np.abs(solution).max()
+    # What a script has made small by hand is no zero: without it the rest does not explain the step.
+    kept = np.where(small, 0.0, solution) if small.any() and _explains(system, ~small) else solution
+    return dict(zip(system.columns, kept.tolist(), strict=True))
+
+
+def _explains(system: System, columns: npt.NDArray[np.bool_]) -> bool:
+    """Whether the step is a sum of these alone."""
+    matrix = system.matrix[:, columns]
+    solution = np.linalg.lstsq(matrix / system.bounds[:, None], system.used / system.bounds, rcond=1e-9)[0]
+    return bool(np.max(np.abs(matrix @ solution - system.used) / system.bounds) <= 1)
