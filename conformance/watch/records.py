@@ -90,7 +90,7 @@ class Backward(Record):
     losses of one kind are added up in it, 0 for one loss or several kinds. is_cut_off: its loss is a number that was
     made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input.
     samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
-    with something that is not known."""
+    with something that is not known. of_terms: what single terms of it are divided by."""
 
     backward: int
     scale: float | None
@@ -115,6 +115,7 @@ class Backward(Record):
     evaluated: list[int] = field(default_factory=list)
     samplers: list[int] = field(default_factory=list)
     is_hidden: bool = False
+    of_terms: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -269,7 +270,8 @@ class Stepped(Record):
     those that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed
     all the same. is_own: what reads them is no class of torch's, and may change them first. is_elsewhere: the script
     has changed weights since the step before. after: sketches of these weights after the step, of the first steps;
-    empty where a wrapper keeps those of ranks equal."""
+    empty where a wrapper keeps those of ranks equal. stale: how many times it called a closure that computed no
+    gradients."""
 
     optimizer: int
     type: str
@@ -292,6 +294,7 @@ class Stepped(Record):
     is_own: bool = False
     is_elsewhere: bool = False
     after: Sketches = field(default_factory=list)
+    stale: int = 0
 
 
 @dataclass(slots=True)

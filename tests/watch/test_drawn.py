@@ -132,6 +132,17 @@ def anew(drawn, made):
 SAMPLES = [*range(1000, 1064)]
 
 
+def test_which_of_several_batches_a_rank_uses_is_not_known(drawn):
+    class InWindows:
+        """Takes one of two that were loaded."""
+
+        def __iter__(self):
+            batches = iter(DataLoader(Noisy(), BATCH))
+            return (first for first, _ in zip(batches, batches, strict=True))
+
+    assert not any(drawn(InWindows()))
+
+
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [

@@ -147,3 +147,32 @@ def test_some_losses_are_not_divided_by_the_number_of_micro_batches(factors, loa
     assert not findings.causes
     assert not findings.notes
     assert (PARTLY in findings.open) == is_open
+
+
+ADDED_UP = "losses of micro-batches are added up, and nothing that is seen divides them by how many there are"
+
+
+@pytest.mark.parametrize(
+    ("factors", "divisors", "loader", "calls", "is_open"),
+    [
+        ([0.5], [], 7, 1, True),  # half of each loss, four times
+        ([0.9], [], 7, 1, True),
+        ([0.25], [], 7, 1, False),  # its share
+        ([0.5, 0.25], [], 7, 1, False),
+        ([0.5], [2.0], 7, 1, False),  # by two of something
+        ([0.5], [], None, 1, False),  # no batches of a loader
+        ([0.5], [], 7, 4, False),  # losses of several lines
+    ],
+)
+def test_losses_that_nothing_divides_by_their_number(factors, divisors, loader, calls, is_open):
+    script = Script(ranks=1)
+    for _ in range(4):
+        computed = []
+        for number in range(4):
+            computed += script.backward(factors=factors, targets=None, loader=loader)
+            begins = script.streams[0][-2]
+            begins.divisors, begins.calls = divisors, number % calls
+        script.step([total(computed)])
+        script.clear()
+    findings = script.findings()
+    assert (ADDED_UP in findings.open, findings.causes) == (is_open, {})

@@ -9,6 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.utils.data import DataLoader, TensorDataset
 
 import conformance
+from conformance.watch.recording import losses
 from conformance.watch.verdict import verdict
 
 WINDOW = 4
@@ -38,6 +39,10 @@ def smoothed(output, target, number):
 
 def terms(output, target, number):
     return sum([cross_entropy(output, target) / number, output.square().mean() / number])
+
+
+def one_term(output, target, number):
+    return cross_entropy(output, target) / number + 0.01 * output.square().mean()
 
 
 def half(output, target, number):
@@ -71,7 +76,7 @@ def found(loss, batches=12, divisor=None, given=False):
     return verdict(findings), {law for law, _ in findings.causes}
 
 
-ALL = [mean, elements, weighed_elements, weighed_targets, smoothed, terms, half, batch_mean]
+ALL = [mean, elements, weighed_elements, weighed_targets, smoothed, terms, one_term, half, batch_mean]
 
 
 @pytest.mark.parametrize("loss", ALL)
@@ -87,7 +92,7 @@ def test_a_short_window_is_divided_by_the_usual_length(loss):
     assert found(loss, 10, divisor=WINDOW) == ("DOES NOT CONFORM", {"watch/window-length"})
 
 
-@pytest.mark.parametrize("loss", [smoothed, terms, weighed_targets])
+@pytest.mark.parametrize("loss", [smoothed, terms, one_term, half, weighed_targets])
 def test_nothing_divides_losses_that_may_be_terms(loss):
     assert found(loss, divisor=1) == ("UNDECIDED", set())
 
@@ -109,3 +114,18 @@ def test_what_a_hook_makes_of_a_loss_is_not_known():
         return loss
 
     assert found(hooked) == ("CONFORMS", set())
+
+
+@pytest.mark.parametrize(("number", "divisors", "of_terms"), [(3, [4.0], 3), (64, [4.0], 64), (3000, [], 0)])
+def test_what_the_terms_of_a_sum_are_divided_by(number, divisors, of_terms):
+    weight = torch.ones(2, requires_grad=True)
+    found = losses.of(sum((weight.sum() / 4 for _ in range(number - 1)), weight.sum() / 4).grad_fn)
+    assert (found.divisors, found.of_terms) == (divisors, [4.0] * of_terms)
+
+
+def test_what_one_of_the_terms_is_divided_by():
+    weight = torch.ones(2, requires_grad=True)
+    of = weight.sum()
+    for loss in (of / 4 + of, (of + of / 4) + of * 2, of + (of + of / 4) * 0.5):
+        found = losses.of(loss.grad_fn)
+        assert (found.divisors, found.of_terms) == ([], [4.0])

@@ -231,6 +231,22 @@ def test_means_that_count_by_their_share_of_all(counts, times, broken):
 
 
 @pytest.mark.parametrize(
+    ("factors", "counts", "is_told"), [([], (8, 12), True), ([2], (8, 12), False), ([], (0, 0), False)]
+)
+def test_sums_that_are_averaged_over_ranks_are_told(factors, counts, is_told):
+    script = Script()
+    for _ in range(3):
+        computed = script.backward(factors=factors, targets=0)
+        for stream, count in zip(script.streams, counts, strict=True):
+            stream[-2].summed = count
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    laws, findings = judged(script)
+    assert laws == set()
+    assert any("the update is 1/2 of that of the sum over all" in note for note in findings.notes) == is_told
+
+
+@pytest.mark.parametrize(
     ("loss", "terms"),
     [
         (lambda x: cross_entropy(x, FIRST) + cross_entropy(x, LAST), 2),

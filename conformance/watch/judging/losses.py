@@ -81,6 +81,11 @@ class Losses:
             if window.step is not None and not window.step.closure and window.backwards:
                 self._length(window, is_divided={*together.kappas.get(window.rank, ())} != {1.0})
         self._means(together.here)
+        if together.ranks > 1 and _are_bare_sums(together):
+            self._findings.note(
+                f"each rank's loss is the sum over its own targets, and the gradients of {together.ranks} ranks are "
+                f"averaged: the update is 1/{together.ranks} of that of the sum over all"
+            )
         self._totals.judge(together)
 
     def _length(self, window: Window, *, is_divided: bool) -> None:
@@ -104,6 +109,7 @@ class Losses:
             of.by_last, nominal = True, round(outer)
         if not same and not is_divided and _are_divided_partly(passes, factors):
             self._findings.undecided(PARTLY)
+        is_sum = not is_divided and len(passes) > 1 and len({one.calls for one in passes}) == 1
         if nominal == len(passes):
             of.right += 1
             of.are_batches |= sum(one.batches for one in passes) >= len(passes)
@@ -111,7 +117,9 @@ class Losses:
             of.others.append((window, nominal))
             if not is_divided and all(_is_divided_by(nominal, one) for one in passes):
                 of.divided[len(passes), nominal] += 1
-        elif not is_divided and len(passes) > 1 and len({one.calls for one in passes}) == 1:
+            # Half of each loss is no share of them.
+            of.unseen += is_sum and all(prod(one.divisors) == 1 for one in passes) and _are_added_up(passes)
+        elif is_sum:
             of.summed += (are_means := all(one.targets and not one.factors for one in passes))
             of.unseen += not are_means and _are_added_up(passes)
 
@@ -223,6 +231,13 @@ class Losses:
                 )
 
 
+def _are_bare_sums(together: Together) -> bool:
+    """Whether losses are sums that nothing divides, and are averaged over the ranks."""
+    passes = [one for window in together.here for one in window.backwards.values()]
+    are_averaged = {kappa for of_rank in together.kappas.values() for kappa in of_rank} == {1.0}
+    return are_averaged and bool(passes) and all(one.summed and isclose(factor_of(one), 1) for one in passes)
+
+
 def _reach_the_same(window: Window) -> bool:
     """Whether all passes reach the same parameters, which losses of several heads do not."""
     reached = {
@@ -245,15 +260,15 @@ def _are_divided_partly(passes: list[records.Backward], factors: list[float]) ->
 
 
 def _are_added_up(passes: list[records.Backward]) -> bool:
-    """Whether each is of one batch of one loader, and nothing that is seen makes a mean of their losses: no factor is
-    1 over their number, and no divisor a multiple of it."""
+    """Whether each is of one batch of one loader, and nothing that is seen makes a mean of their losses, nor of a term
+    of theirs: no factor is 1 over their number, and no divisor a multiple of it."""
     loaders = {one.loader for one in passes if one.batches}
     are_batches = sum(one.batches for one in passes) == len(passes) and len(loaders) == 1 and None not in loaders
     if not are_batches or any(one.draws or one.summed or one.is_hidden for one in passes):
         return False
     number = len(passes)
     factors = [factor for one in passes for factor in (*one.factors, factor_of(one))]
-    divisors = [divisor for one in passes for divisor in one.divisors]
+    divisors = [divisor for one in passes for divisor in (*one.divisors, *one.of_terms)]
     are_multiples = any(isclose(one / number, round(one / number)) for one in divisors if one > 1)
     return not are_multiples and not any(isclose(factor * number, 1, rel_tol=1e-4) for factor in factors)
 

@@ -28,7 +28,9 @@ class Order:
         if window.step is not None:
             self._trials.see(window, _infinite(window, window.step, self._findings))
             self._open(window)
-            for finding in (*_clips(window, window.step), *_averages(window, window.step), *_unscales(window)):
+            step = window.step
+            found = (*_clips(window, step), *_averages(window, step), *_unscales(window), *_searches(window, step))
+            for finding in found:
                 self._findings.add(finding)
                 window.broken.append(finding.key)
 
@@ -95,6 +97,13 @@ def _unscales(window: Window) -> Iterator[Finding]:
             effect = f"the gradients of {len(later)} of {len(window.backwards)} backward passes are not divided by "
             effect += f"{unscaled.scale:g}"
             yield _finding(window, "watch/unscale-whole-window", says, unscaled.site, effect)
+
+
+def _searches(window: Window, step: Stepped) -> Iterator[Finding]:
+    if step.stale > 1:
+        says = f"the closure was called {step.stale} times at several weights, and computed no gradient"
+        effect = f"{step.stale - 1} of {step.stale} gradients are of weights that no longer are"
+        yield _finding(window, "watch/fresh", says, window.site, effect)
 
 
 def _finding(window: Window, law: str, says: str, site: Site, effect: str | None) -> Finding:

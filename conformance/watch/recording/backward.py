@@ -99,6 +99,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 inputs.evaluated,
                 sorted(loading.samplers),
                 divided.is_hidden,
+                divided.of_terms,
             )
         )
         inputs.begin()

@@ -102,8 +102,9 @@ class Inputs:
         self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
         data, loading = _data((*args, *kwargs.values())), self._loading
-        # Of a part of a batch it is not known which.
-        drawn = [*loading.drawn] if data is not None and data.numel() in loading.sizes else []
+        # Of a part of a batch it is not known which, nor of one of several batches.
+        is_whole = data is not None and data.numel() in loading.sizes and loading.batches == 1
+        drawn = [*loading.drawn] if is_whole else []
         self._recording.note(records.Entered(_rows(data), wrapped, self._recording.site(), loading.dealt, drawn))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import torch
 
-_MOST_NODES = 12
+_MOST_NODES, _MOST_TERMS = 12, 64
 _MEAN = 1
 """torch's number for `reduction="mean"`."""
 
@@ -42,7 +45,7 @@ class Loss:
     divided by, 4. targets: how many the mean below is of; 0 for a sum, None if it is not known. summed: how many the
     sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything. terms: how many losses of one kind are
     added up, 0 if there is one, or if they are of several kinds. is_hidden: it is multiplied with something that its
-    graph does not show."""
+    graph does not show. of_terms: what single terms of a sum are divided by."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
@@ -51,6 +54,7 @@ class Loss:
     of_any: bool = False
     terms: int = 0
     is_hidden: bool = False
+    of_terms: list[float] = field(default_factory=list)
 
     def add(self, node: Any, factor: float) -> None:
         """One more factor, of a product or quotient."""
@@ -76,6 +80,7 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
             if factor is not None:
                 loss.add(node, factor)
             elif node.name() not in _THROUGH:
+                loss.of_terms = _of_any_terms(node)
                 for divisor in _of_all_terms(node):
                     loss.factors.append(1 / divisor)
                     loss.divisors.append(divisor)
@@ -110,15 +115,31 @@ def _look_below(loss: Loss, mean: Any) -> None:
 
 def _of_all_terms(node: Any) -> list[float]:
     """What all terms of a sum are divided by, each by itself."""
-    if node.name() != _ADDITION:
-        return []
-    first, *others = (Counter(_divisors(term)) for term, _ in node.next_functions if term is not None)
-    for other in others:
-        first &= other
-    return [*first.elements()]
+    of_each = [Counter(_divisors(term, _of_all_terms)) for term in _terms_of(node)]
+    return [*reduce(and_, of_each).elements()] if of_each else []
 
 
-def _divisors(node: Any) -> list[float]:
+def _of_any_terms(node: Any) -> list[float]:
+    """What single terms of a sum are divided by."""
+    return [divisor for term in _terms_of(node) for divisor in _divisors(term, _of_any_terms)]
+
+
+def _terms_of(node: Any) -> list[Any]:
+    """Of a sum; none of one that has too many."""
+    found: list[Any] = []
+    waiting = [node] if node.name() == _ADDITION else []
+    while waiting:
+        node = waiting.pop()
+        if node.name() == _ADDITION:
+            waiting += [following for following, _ in node.next_functions if following is not None]
+        else:
+            found.append(node)
+        if len(found) + len(waiting) > _MOST_TERMS:
+            return []
+    return found
+
+
+def _divisors(node: Any, of_sum: Callable[[Any], list[float]]) -> list[float]:
     found: list[float] = []
     for _ in range(_MOST_NODES):
         if node is None:
@@ -127,7 +148,7 @@ def _divisors(node: Any) -> list[float]:
         if factor is not None:
             found += [round(1 / factor, 9)] if node.name() == _DIVISION else []
         elif node.name() not in _THROUGH:
-            return found + _of_all_terms(node)
+            return found + of_sum(node)
         node = _following(node)
     return found
 
@@ -160,14 +181,7 @@ def _factor(node: Any) -> float | None:
 
 def _terms(node: Any) -> int:
     """How many nodes of one name a sum of several has; 0 for anything else."""
-    found: list[str] = []
-    waiting = [node]
-    while waiting and len(found) < _MOST_NODES:
-        node = waiting.pop()
-        if node.name() == _ADDITION:
-            waiting += [following for following, _ in node.next_functions if following is not None]
-        else:
-            found.append(node.name())
+    found = [term.name() for term in _terms_of(node)]
     return len(found) if len({*found}) == 1 < len(found) else 0
 
 

@@ -17,6 +17,7 @@ from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
 from conformance.watch.recording.recording import Recording, unwrapped
+from conformance.watch.recording.searches import Search
 from conformance.watch.sizes import WHOLE
 
 THEN_EVERY = 10
@@ -63,6 +64,7 @@ class _Steps:
         self._backwards = 0
         self._versions: records.Versions = {}
         self._is_elsewhere = False
+        self._search = Search()
 
     @property
     def is_in_one(self) -> bool:
@@ -82,6 +84,7 @@ class _Steps:
             self._backwards = self._recording.backwards
             self._versions = self._recording.versions() if _closure(args, kwargs) else {}
             self._is_elsewhere = elsewhere.have_changed(self._recording.parameters.held(optimizer))
+            self._search.begin(unwrapped(optimizer))
         if optimizer is not self._running[0] or _closure(args, kwargs):
             return
         if optimizer._optimizer_step_pre_hooks:
@@ -118,6 +121,7 @@ class _Steps:
                 self._weights = None
             if isinstance(record, records.Stepped):
                 record.after = self._after(optimizer, record)
+                record.stale = self._search.stale(unwrapped(optimizer))
             # A backward pass that it is called in has computed some gradients.
             self._recording.collect()
             self._recording.note(record)
