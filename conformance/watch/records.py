@@ -324,6 +324,21 @@ class Epoch(Record):
 
 
 @dataclass(slots=True)
+class First(Record):
+    """The first batch of an epoch of a `DistributedSampler`. rows: a fingerprint of each row of its first tensor.
+    drawn: a number for each sample, as in `Entered`; labelled: labels that differ are in these. is_all: there is no
+    other batch."""
+
+    sampler: int
+    epoch: int
+    rows: list[int]
+    drawn: list[int]
+    labelled: bool
+    is_all: bool
+    site: Site
+
+
+@dataclass(slots=True)
 class Unheld(Record):
     """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
     names of those that were frozen while others trained, have got gradients for half of the run, and never changed.

@@ -1,13 +1,15 @@
 """What samplers deal out to ranks: all data, or what was cut by rank before."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import conformance
 from conformance.watch import records
-from conformance.watch.recording.holdings import fingerprint, fingerprint_of_whole
+from conformance.watch.recording.holdings import fingerprint, fingerprint_of_whole, settings
 
 from .scripts import LINE, Script, total
 
@@ -95,6 +97,39 @@ class Files:
         raise AssertionError("a data set was asked for a sample")
 
 
+class Wrapped(Dataset):
+    """Makes something of the samples of another one."""
+
+    def __init__(self, base):
+        self.base = base
+
+    def __len__(self):
+        return len(self.base)
+
+
+class WithoutLength(Dataset):
+    def __init__(self, entries):
+        self.entries = entries
+
+
+class Raising(Files):
+    def __len__(self):
+        raise NotImplementedError
+
+
+class Counting(list):
+    """Is asked for what it holds by nobody but its user."""
+
+    def __getitem__(self, at):
+        raise AssertionError("a list of the script's own was read")
+
+
+def cyclic(rows):
+    found = [int(rows[0, 0])]
+    found.append(found)
+    return Files(found)
+
+
 ROWS = torch.arange(24.0).reshape(12, 2)
 
 
@@ -112,12 +147,47 @@ ROWS = torch.arange(24.0).reshape(12, 2)
         (lambda rows: Files([(f"{row[0]}.png", 3) for row in rows]), True),
         (lambda rows: Files([object() for _ in rows]), False),
         (lambda rows: range(len(rows)), False),
+        (lambda rows: Wrapped(TensorDataset(rows)), True),
+        (lambda rows: Wrapped(Wrapped(Files(list(rows)))), True),
+        (lambda rows: ConcatDataset([TensorDataset(rows[:2]), TensorDataset(rows[2:])]), True),
+        (lambda rows: Subset(TensorDataset(rows), range(3)), True),
+        (lambda rows: Subset(Files([object()]), [int(row[0]) for row in rows]), False),
+        (lambda rows: Files([{"path": f"{row[0]}.png", "label": 3} for row in rows]), True),
+        (lambda rows: Files([Path(f"{row[0]}.png") for row in rows]), True),
+        (lambda rows: Files(["the same to begin with " * 40 + str(row) for row in rows]), True),
+        (lambda rows: Files([row.repeat(10_000) for row in rows]), True),
+        (lambda rows: WithoutLength(rows), False),
+        (lambda rows: Raising(rows), False),
+        (lambda rows: Files(Counting(rows)), False),
+        (cyclic, False),
     ],
 )
 def test_what_a_data_set_holds(makes, is_known):
     one, again, other = (fingerprint(makes(rows)) for rows in (ROWS[:6], ROWS[:6], ROWS[6:]))
     assert one == again
     assert (one is not None and one != other) == is_known
+
+
+def test_numbers_and_texts_of_a_data_set_tell_it_from_others():
+    def of(**fields):
+        data = Files([1])
+        vars(data).update(fields)
+        return settings(data)
+
+    assert of() is None
+    assert len({of(root="a"), of(root="b"), of(rank=1), of(root=Path("a"), rank=0), of()}) == 5
+    assert of(root="a") == of(root="a", transform=print)
+
+
+def test_of_large_entries_few_bytes_are_read():
+    class Entries(np.ndarray):
+        def tobytes(self):
+            read.append(self.nbytes)
+            return super().tobytes()
+
+    read = []
+    assert fingerprint(Files(np.zeros((20, 100_000)).view(Entries))) is not None
+    assert 0 < sum(read) < 50_000
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
 
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.inputs import Inputs
@@ -89,6 +89,7 @@ def test_a_sample_is_known_again(drawn, workers, labelled):
     "other",
     [
         Noisy(first=100),
+        Subset(Noisy(first=100), range(NUMBER)),
         Subset(Noisy(), range(NUMBER - 1, -1, -1)),
         TensorDataset(torch.randn(NUMBER, 3), torch.zeros(NUMBER)),
     ],
@@ -98,12 +99,34 @@ def test_the_same_places_in_other_data(drawn, other):
     assert own.isdisjoint(one for row in drawn(DataLoader(other, BATCH)) for one in row)
 
 
+def test_a_data_set_around_another_is_known(drawn):
+    class Around(Dataset):
+        def __init__(self, base):
+            self.base = base
+
+        def __len__(self):
+            return NUMBER
+
+        def __getitem__(self, index):
+            return self.base[index]
+
+    assert all(drawn(DataLoader(Around(Noisy()), BATCH)))
+
+
+@pytest.mark.parametrize("other", [torch.eye(3).to_sparse().int(), torch.zeros(0, 3)])
+def test_odd_tensors_in_a_batch_end_no_recording(drawn, other):
+    loader = DataLoader(Noisy(), BATCH, collate_fn=lambda some: [torch.stack([x for x, _ in some]), other])
+    assert not any(drawn(loader))
+
+
 @pytest.mark.parametrize(
     ("loader", "part"),
     [
         (DataLoader(MadeUp(), BATCH), slice(None)),
         (DataLoader(Noisy(), BATCH), slice(0, None, 2)),  # each rank takes its part of a batch that all have
         (DataLoader(Noisy(), BATCH, sampler=EverySecondTwice()), slice(None)),
+        (DataLoader(Noisy(), BATCH, sampler=WeightedRandomSampler([1.0] * NUMBER, NUMBER)), slice(None)),
+        (DataLoader(Noisy(), BATCH, sampler=RandomSampler(range(NUMBER), replacement=True)), slice(None)),
         (DataLoader(Noisy(), BATCH, collate_fn=lambda some: torch.stack([x for x, _ in some[::2]])), slice(None)),
     ],
 )
@@ -164,9 +187,12 @@ def test_of_the_same_inputs_only_these_are_named():
     assert [*findings.open] == ["ranks were fed the same inputs, and computed other gradients of them"]
 
 
-@pytest.mark.parametrize(("own", "common", "broken"), [(40, 30, True), (20, 15, False), (80, 20, False), (0, 16, True)])
-def test_inputs_that_become_common(own, common, broken):
-    """After so many steps with data of their own, ranks have the same for so many."""
+@pytest.mark.parametrize(
+    ("own", "common", "is_open", "broken"),
+    [(40, 30, True, False), (20, 15, False, False), (80, 20, False, False), (0, 16, False, True)],
+)
+def test_inputs_that_become_common(own, common, is_open, broken):
+    """After so many steps with data of their own, ranks have the same for so many: as in a phase at the end."""
     findings = Findings()
     inputs = Inputs(2, findings)
     for step in range(own + common):
@@ -175,9 +201,21 @@ def test_inputs_that_become_common(own, common, broken):
         inputs.averaged(is_alike=step >= own)
     inputs.finish(averages=True)
     assert [law for law, _ in findings.causes] == ["watch/own-data"] * broken
-    if broken and own:
-        [cause] = findings.causes.values()
-        assert f"in the last {common} of {own + common} forwards" in cause.first.says
+    assert [f"in the last {common} of {own + common} forwards" in why for why in findings.open] == [True] * is_open
+
+
+@pytest.mark.parametrize(("sampler", "is_open"), [(-1, True), (None, False)])
+def test_one_of_two_loaders_gives_all_ranks_the_same(sampler, is_open):
+    findings = Findings()
+    inputs = Inputs(2, findings)
+    for step in range(20):
+        for rank in range(2):
+            inputs.feed(rank, Entered([step, 1000 * (rank + 1)], True, None, 3))
+            inputs.feed(rank, Entered([step, -step], True, None, sampler))
+        inputs.averaged(is_alike=False)
+    inputs.finish(averages=True)
+    told = "a loader without a `DistributedSampler` gave all ranks the same in 20 of 20 forwards"
+    assert ([*findings.open], findings.causes) == ([told] * is_open, {})
 
 
 def test_a_rank_alone_is_not_asked_what_it_draws(drawn, monkeypatch):

@@ -20,6 +20,7 @@ from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.ends import Ends
+from conformance.watch.judging.epochs import Epochs
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import MOST_HISTORIES, History
 from conformance.watch.judging.inputs import Inputs
@@ -64,7 +65,7 @@ class Launch:
         self._joining: dict[Key, Joining[Window]] = defaultdict(lambda: Joining(ranks, self._over))
         self._new: dict[Key, None] = {}
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
-        self._inputs = Inputs(ranks, findings)
+        self._inputs, self._epochs = Inputs(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
@@ -115,11 +116,10 @@ class Launch:
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._over.add(rank)
-            case records.Backward():
-                self._inputs.feed(rank, record)
             case records.Entered() | records.Epoch():
                 self._inputs.feed(rank, record)
                 self._dealt.feed(rank, record)
+        self._epochs.feed(rank, record)
         self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
@@ -176,6 +176,7 @@ class Launch:
             self._owners.finish(self.streams, self.ranks)
         self._kept.finish(self._first, self._pairing, is_sampled=self._inputs.is_sampled)
         self._inputs.finish(averages=self._averages)
+        self._epochs.finish(averages=self._averages)
         if self._averages:
             self._dealt.finish()
         judges = (

@@ -3,39 +3,90 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 MOST_ROWS = 256
 _MOST_ELEMENTS = 4096
 _MOST_SAMPLES, _MOST_FIELDS, _MOST_CHARACTERS, _MOST_BYTES = 16, 8, 256, 1024
+_MOST_PLACES = 256
+_DEEPEST = 4
+"""Lists in lists, and data sets in data sets."""
 
 
 def fingerprint(data: Any) -> int | None:
-    """Of the first entries of what it has one entry of for each sample: tensors, arrays or lists; or the name that the
-    library `datasets` gives to what one holds. None if it has no such thing."""
-    found = [column for column in map(_bytes, _columns(data)) if column is not None]
-    name = getattr(data, "_fingerprint", None)
-    found += [name.encode()] if isinstance(name, str) else []
-    return zlib.crc32(b" ".join(found)) if found else None
+    """Of the first entries of what it has one entry of for each sample: tensors, arrays or lists; of the data sets that
+    it has or is a part of; of the name that the library `datasets` gives to what one holds. None if there is no such
+    thing."""
+    return _summary(lambda: _held(data, 0))
+
+
+def settings(data: Any) -> int | None:
+    """Of numbers and texts that it has, as the folder of its files may be. None if there are none."""
+    return _summary(lambda: b" ".join(map(_text, filter(_is_setting, vars(data).values()))))
 
 
 def fingerprint_of_whole(data: Any) -> int | None:
     """Of the first entries of what its own are cut from: the data of a `Subset`, and what its tensors or arrays are
     views of. None if there is no such thing, as of a list that was cut."""
-    if isinstance(data, Subset):
+    if type(data) is Subset:
         return fingerprint(data.dataset)
-    found = [whole for whole in map(_whole, _columns(data)) if whole is not None]
-    return zlib.crc32(b" ".join(found)) if found else None
+    return _summary(lambda: b" ".join(whole for whole in map(_whole, _columns(data)) if whole is not None))
+
+
+def _summary(read: Callable[[], bytes | None]) -> int | None:
+    try:
+        found = read()
+    except Exception:
+        # Data sets of the script's own may do anything where they are looked at: then it is not known what they hold.
+        return None
+    return zlib.crc32(found) if found else None
+
+
+def _held(data: Any, depth: int) -> bytes | None:
+    if depth == _DEEPEST:
+        return None
+    if type(data) is Subset:
+        whole, places = _held(data.dataset, depth + 1), data.indices
+        return None if whole is None else whole + np.asarray(places[:: len(places) // _MOST_PLACES or 1]).tobytes()
+    fields = list(getattr(data, "__dict__", {}).values())
+    fields += [one for field in fields if type(field) in (tuple, list) for one in field[:_MOST_FIELDS]]
+    inner = [_held(field, depth + 1) for field in fields if _is_data(field)]
+    found = [column for column in (*map(_bytes, _columns(data)), *inner) if column is not None]
+    name = getattr(data, "__dict__", {}).get("_fingerprint")
+    found += [name.encode()] if isinstance(name, str) else []
+    return b" ".join(found) if found else None
+
+
+def _is_data(field: Any) -> bool:
+    """Whether it is a data set, of whatever class, and no list or array."""
+    kind = type(field)
+    if issubclass(kind, (torch.Tensor, np.ndarray, list, tuple, dict, str)):
+        return False
+    has_samples = hasattr(kind, "__getitem__") and hasattr(kind, "__len__") and "__dict__" in dir(kind)
+    return has_samples or isinstance(field, Dataset)
+
+
+def _is_setting(field: Any) -> bool:
+    return isinstance(field, (str, int, float, Path))
+
+
+def _text(field: Any) -> bytes:
+    text = str(field)
+    if len(text) > 2 * _MOST_CHARACTERS:
+        text = f"{text[:_MOST_CHARACTERS]}{text[-_MOST_CHARACTERS:]}{len(text)}"
+    return text.encode(errors="backslashreplace")
 
 
 def _whole(entries: Any) -> bytes | None:
-    if isinstance(entries, (list, tuple)):
+    if type(entries) in (list, tuple):
         return _whole(entries[0]) if len(entries) else None
     if isinstance(entries, np.ndarray) and isinstance(entries.base, np.ndarray):
         return _bytes(entries.base[:_MOST_SAMPLES]) if entries.base.ndim else None
@@ -47,12 +98,13 @@ def _whole(entries: Any) -> bytes | None:
 
 
 def _columns(data: Any) -> Iterator[Any]:
+    number = len(data)
     fields = [data, *getattr(data, "__dict__", {}).values()]
     # A TensorDataset has a tuple of them.
-    fields += [one for field in fields if isinstance(field, (tuple, list)) for one in field[:_MOST_FIELDS]]
+    fields += [one for field in fields if type(field) in (tuple, list) for one in field[:_MOST_FIELDS]]
     for field in fields:
         is_array = (isinstance(field, np.ndarray) or is_plain(field)) and field.ndim > 0
-        if (is_array or isinstance(field, (list, tuple))) and len(field) == len(data):
+        if (is_array or type(field) in (list, tuple)) and len(field) == number:
             yield field[:_MOST_SAMPLES]
 
 
@@ -81,23 +133,33 @@ def tensors(inputs: Iterable[Any]) -> Iterator[torch.Tensor]:
 def fingerprints(batch: torch.Tensor) -> list[int]:
     """One for each row: of all of its elements, or of some that are spread over it."""
     rows = batch.reshape(len(batch), -1)
-    # An even distance may be that of two lines of an image, the margins of which are alike.
-    some = raw(rows[:, :: ceil(rows.shape[1] / _MOST_ELEMENTS) | 1])
+    some = raw(rows[:, :: _distance(rows.shape[1])])
     some = some.view(torch.uint8) if some.dtype != torch.bool else some
     return [zlib.crc32(bytes(row)) for row in some.numpy()]
 
 
-def _bytes(entries: Any) -> bytes | None:
+def _distance(elements: int) -> int:
+    """Of those that are read. An even one may be that of two lines of an image, the margins of which are alike."""
+    return ceil(elements / _MOST_ELEMENTS) | 1
+
+
+def _bytes(entries: Any, depth: int = 0) -> bytes | None:
     """None for what is not the same in two processes, such as where an object lies in memory."""
     if isinstance(entries, torch.Tensor):
         if not is_plain(entries):
             return None
-        return bytes(raw(entries).flatten().view(torch.uint8).numpy())
+        return bytes(raw(entries.flatten()[:: _distance(entries.numel())]).view(torch.uint8).numpy())
     if isinstance(entries, np.ndarray):
-        return None if entries.dtype == object else entries.tobytes()
-    if isinstance(entries, (list, tuple)):
-        parts = [_bytes(one) for one in entries[:_MOST_SAMPLES]]
+        return None if entries.dtype == object else entries.reshape(-1)[:: _distance(entries.size)].tobytes()
+    if type(entries) is dict:
+        entries = [*islice(entries.items(), _MOST_SAMPLES)]
+    if type(entries) in (list, tuple):
+        if depth == _DEEPEST:
+            return None
+        parts = [_bytes(one, depth + 1) for one in entries[:_MOST_SAMPLES]]
         return None if None in parts else b",".join(part for part in parts if part is not None)
-    if isinstance(entries, (str, bytes, int, float)):
-        return repr(entries[:_MOST_CHARACTERS] if isinstance(entries, (str, bytes)) else entries).encode()
+    if isinstance(entries, bytes):
+        entries = entries[:_MOST_CHARACTERS]
+    if isinstance(entries, (str, bytes, int, float, Path)):
+        return _text(entries)
     return None

@@ -104,7 +104,11 @@ class Inputs:
         data, loading = _data((*args, *kwargs.values())), self._loading
         # Of a part of a batch it is not known which, nor of one of several batches.
         is_whole = data is not None and data.numel() in loading.sizes and loading.batches == 1
-        drawn = [*loading.drawn] if is_whole else []
+        drawn = (
+            [*loading.drawn]
+            if data is not None and is_whole and min(len(data), MOST_ROWS) == len(loading.drawn)
+            else []
+        )
         self._recording.note(records.Entered(_rows(data), wrapped, self._recording.site(), loading.dealt, drawn))
 
 
