@@ -80,6 +80,30 @@ def test_infinite_gradients_that_are_kept_after_a_skip(clears, broken):
     assert found(trains(clears, overflows=(2,)))[1] == broken
 
 
+def test_overflows_in_a_row_that_are_cleared_by_hand():
+    assert found(trains(fill_with_zeros, overflows=(1, 2, 3, 4, 5, 6)))[1] == set()
+    assert found(trains(fill_with_zeros, overflows=range(8)))[1] == set()
+
+
+def test_few_numbers_are_any_multiple_of_others():
+    """Each of two optimizers has one number, and skips by itself; both are cleared by hand."""
+    torch.manual_seed(0)
+    parts = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in parts]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**6)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for step in range(12):
+            lost = sum(part(torch.randn(4, 1)).square().mean() for part in parts)
+            scaler.scale(lost).backward()
+            if step % 3 == 1:
+                parts[0].weight.grad.fill_(torch.inf)
+            for optimizer, part in zip(optimizers, parts, strict=True):
+                scaler.step(optimizer)
+                part.weight.grad.zero_()
+            scaler.update()
+    assert not findings.causes
+
+
 @pytest.mark.parametrize(("every", "expected"), [(1, "UNDECIDED"), (4, "UNDECIDED"), (100, "CONFORMS")])
 def test_what_was_computed_is_set_to_zero(every, expected):
     def window(step, model, optimizer, scaler):

@@ -17,7 +17,7 @@ from conformance.watch.judging.exchanged import exchanged
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.repeated import Column, are_added_again, done_again
-from conformance.watch.judging.system import System, factors_of, system_of
+from conformance.watch.judging.system import AMPLE, System, factors_of, system_of
 
 ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters, or from one that was before "
 ELSEWHERE += "their optimizer was made"
@@ -94,7 +94,10 @@ def adds_to_the_last(case: Case) -> bool:
     """Whether gradients that carry a loss scale were added to all of what the last step had used, which are too small
     beside them to show in the sum."""
     window = case.window
-    own = {number for number in case.parameters for rank, _ in case.old(number) if rank == window.rank}
+    own = {n for n in case.parameters for rank, one in case.old(n) if rank == window.rank and one.is_seen}
+    if case.independent < 1 + AMPLE:
+        # Of a few numbers, any are a multiple of any others.
+        return False
     if len(window.scales) != 1 or window.scales[0] <= 1.0 or own != {*case.parameters} or _is_changed(case):
         return False
     return case.fits(case.with_old) is not None

@@ -22,8 +22,8 @@ class _Optimizer:
     passes of a window. calls: those that their losses came from. early: how many steps came between a forward and the
     backward pass after it. clock: how many backward passes there were before the last step. schedules: how often its
     schedule went on after a backward pass. zero: how many steps used gradients that are zero, and were computed
-    so; other: all others. stuck: how many steps were skipped, one after the other, on gradients that were not finite
-    before; most: the most of these. skipped: where."""
+    so; other: all others. stuck: how many steps were skipped, one after the other, on gradients that were finite, added
+    to some that were not; most: the most of these. skipped: where."""
 
     is_first: bool = False
     first: records.Site = None
@@ -76,8 +76,10 @@ class Ends:
             self._by_hand |= found.site is None
         elif found.step is None:
             of = self._of[found.optimizer]
-            is_left = any(not one.is_finite for several in found.old.values() for one in several)
-            of.stuck = of.stuck + 1 if is_left else 0
+            # What was cleared by hand is not known to be until the next step. What this window computed shows.
+            is_left = not all(one.is_finite for several in found.old.values() for one in several)
+            is_computed = not all(one.is_finite for several in found.new.values() for one in several)
+            of.stuck = of.stuck + 1 if is_left and not is_computed else 0
             of.most, of.skipped = max(of.most, of.stuck), of.skipped or found.site
         else:
             of = self._of[found.optimizer]
@@ -103,7 +105,7 @@ class Ends:
             if of.zero > _SEVERAL and not of.other:
                 # Rewards that never come make such gradients, too.
                 self._findings.undecided("all gradients of an optimizer are zero in all steps", of.zero)
-            if of.most >= _WINDOWS:
+            if of.most >= _WINDOWS and stream.steps.get(optimizer):
                 says = f"gradients that are not finite were never cleared: {of.most} steps were skipped since"
                 effect = f"{stream.skips[optimizer]} steps are in no update"
                 self._findings.add(Finding("watch/cleared", says, 0, (rank,), of.skipped, effect, optimizer))

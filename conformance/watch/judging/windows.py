@@ -39,6 +39,11 @@ class Contribution:
     entries: Sketch | None = None
     is_sparse: bool = False
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether it was in `.grad`, with all that was added to it by then; else it may have been cleared by hand."""
+        return self.backward < 0
+
 
 @dataclass
 class Window:
