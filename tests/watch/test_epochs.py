@@ -10,11 +10,22 @@ from .scripts import LINE, Script, total
 BROKEN = {"watch/new-order"}
 
 
-def begun(epochs, *, labelled=True, made_anew=False, drawn=True, data=None, trains=True, is_all=False, shuffles=True):
+def begun(
+    epochs,
+    *,
+    labelled=True,
+    made_anew=False,
+    drawn=True,
+    data=None,
+    trains=True,
+    is_all=False,
+    shuffles=True,
+    texts=False,
+):
     """epochs: the number that a sampler is told, and the first batch then, or "model" where another one is made.
     labelled: the labels of samples are known. made_anew: other inputs are made of a sample each time. drawn: which
     samples they are is known. data: what a new sampler for each epoch deals out; None for one sampler. trains: whether
-    its batches go backward. is_all: there is one batch in an epoch."""
+    its batches go backward. is_all: there is one batch in an epoch. texts: no tensor is in it."""
     script = Script(ranks=1)
     for at, told in enumerate(epochs):
         if told == "model":
@@ -24,6 +35,7 @@ def begun(epochs, *, labelled=True, made_anew=False, drawn=True, data=None, trai
         script.each(records.Epoch(sampler, epoch, shuffles, 2, data))
         rows = [batch, batch + 1]
         made = [at + 1000, at + 2000] if made_anew else rows
+        made = [] if texts else made
         script.each(records.First(sampler, epoch, made, rows if drawn else [], labelled, is_all, LINE))
         for _ in range(2):
             computed = script.backward()
@@ -73,6 +85,8 @@ def test_a_sampler_that_is_made_anew_goes_through_the_same_data():
         ({}, BROKEN, False),
         ({"labelled": False}, set(), True),  # there may be other samples at the same places
         ({"drawn": False}, set(), False),
+        ({"texts": True, "labelled": False}, set(), True),
+        ({"texts": True, "labelled": False, "drawn": False}, set(), False),
         ({"made_anew": False, "labelled": False}, BROKEN, False),
         ({"made_anew": False, "drawn": False}, BROKEN, False),
     ],

@@ -108,7 +108,7 @@ class Epochs:
         says = f"the sampler began epoch {first.epoch} {order.times} times, each with the same batch"
         if order.times == _TWICE:
             order.twice = says
-        elif before.rows == first.rows or first.labelled:
+        elif first.labelled or before.rows == first.rows != []:
             effect = f"{order.times} epochs begin with the same {len(first.drawn or first.rows)} samples"
             order.again = Finding("watch/new-order", says, None, (rank,), first.site, effect)
         else:
