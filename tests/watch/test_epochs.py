@@ -80,6 +80,31 @@ def test_a_sampler_that_is_made_anew_goes_through_the_same_data():
 
 
 @pytest.mark.parametrize(
+    ("told", "epochs", "broken"),
+    [
+        ((True, True), 3, set()),
+        ((True, False), 3, BROKEN),
+        ((False, False), 3, BROKEN),
+        ((False, False, False), 1, set()),  # each epoch is the first one
+    ],
+)
+def test_samplers_side_by_side_go_through_the_same_data(told, epochs, broken):
+    script = Script(ranks=1)
+    for epoch in range(epochs):
+        for sampler, is_told in enumerate(told):
+            script.each(records.Epoch(sampler, epoch * is_told, True, 2, 5))
+        for sampler, is_told in enumerate(told):
+            rows = [epoch * is_told, 7]
+            script.each(records.First(sampler, epoch * is_told, rows, rows, True, False, LINE))
+        for _ in range(2):
+            computed = script.backward()
+            script.streams[0][-2].samplers = [*range(len(told))]
+            script.step([total(computed)])
+            script.clear()
+    assert laws(script.findings()) == broken
+
+
+@pytest.mark.parametrize(
     ("options", "broken", "is_open"),
     [
         ({}, BROKEN, False),

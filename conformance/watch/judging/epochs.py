@@ -24,14 +24,15 @@ _MOST = 64
 """Orders of a rank, as a script may have other data for each epoch, and samplers of one share."""
 
 _Key: TypeAlias = tuple[str, int]
-"""What a sampler goes through: data that are known, so that one that is made anew goes on, or those of a sampler."""
+"""What has an order: a sampler, and known data, of which each sampler counts once, as one that is made anew goes on."""
 
 
 @dataclass
 class _Order:
     """first: the first batch of the last epoch, which began so often with it. again: the last time that one began again
     and again; unproved: where it is not known that the samples are the same; twice: what to say of one that did so
-    once. is_told: epochs have several numbers. trained: before how many backward passes a batch of it came."""
+    once. is_told: epochs have several numbers. trained: before how many backward passes a batch of it came. sampler:
+    the last one; are_beside: batches of an earlier one come after its first, too."""
 
     first: records.First | None = None
     times: int = 1
@@ -40,14 +41,16 @@ class _Order:
     twice: str | None = None
     is_told: bool = False
     trained: int = 0
+    sampler: int = -1
+    are_beside: bool = False
 
 
 @dataclass
 class _Rank:
-    """keys: by the number of each sampler that shuffles. passes: how many backward passes there were. shares: by how
-    many replicas there are, the samplers that deal a share out."""
+    """keys: by the number of each sampler that shuffles, of its own order and that of its data. passes: how many
+    backward passes there were. shares: by how many replicas there are, the samplers that deal a share out."""
 
-    keys: dict[int, _Key] = field(default_factory=dict)
+    keys: dict[int, tuple[_Key, ...]] = field(default_factory=dict)
     orders: dict[_Key, _Order] = field(default_factory=dict)
     passes: int = 0
     shares: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -69,32 +72,38 @@ class Epochs:
                     order.first = None
             case records.Backward():
                 of.passes += 1
-                for key in {of.keys.get(sampler) for sampler in record.samplers}:
-                    if key in of.orders:
-                        of.orders[key].trained += 1
+                known = [(sampler, key) for sampler in record.samplers for key in of.keys.get(sampler, ())]
+                for key in {key for _, key in known}:
+                    of.orders[key].trained += 1
+                for sampler, key in known:
+                    of.orders[key].are_beside |= sampler != of.orders[key].sampler
             case records.Epoch():
                 self._know(of, record)
             case records.First():
                 # One batch of all has no order.
-                if record.sampler in of.keys and not record.is_all:
-                    self._begin(of.orders[of.keys[record.sampler]], rank, record)
+                for key in () if record.is_all else of.keys.get(record.sampler, ()):
+                    order = of.orders[key]
+                    if key[0] == "sampler" or order.sampler != record.sampler:
+                        self._begin(order, rank, record)
+                    order.sampler = record.sampler
 
     def _know(self, of: _Rank, epoch: records.Epoch) -> None:
         if len(of.shares[epoch.replicas]) < _MOST:
             of.shares[epoch.replicas].add(epoch.sampler)
+        of.keys.pop(epoch.sampler, None)
         if not epoch.shuffles:
-            of.keys.pop(epoch.sampler, None)
             return
-        key = ("sampler", epoch.sampler) if epoch.data is None else ("data", epoch.data)
-        of.keys[epoch.sampler] = key
+        keys: tuple[_Key, ...] = (("sampler", epoch.sampler),)
+        if epoch.data is not None:
+            keys += (("data", epoch.data),)
         # The latest is the last.
-        of.orders[key] = of.orders.pop(key, _Order())
-        if len(of.orders) > _MOST:
+        of.keys[epoch.sampler] = keys
+        for key in keys:
+            of.orders[key] = of.orders.pop(key, _Order())
+        while len(of.orders) > _MOST:
             oldest = next(iter(of.orders))
             del of.orders[oldest]
-            of.keys = {sampler: one for sampler, one in of.keys.items() if one != oldest}
-        if len(of.keys) > _MOST:
-            del of.keys[next(iter(of.keys))]
+            of.keys = {sampler: keys for sampler, keys in of.keys.items() if oldest not in keys}
 
     def _begin(self, order: _Order, rank: int, first: records.First) -> None:
         before, order.first = order.first, first
@@ -120,7 +129,7 @@ class Epochs:
         """averages: whether the ranks are known to average gradients, so that they train one model."""
         for of in self._of.values():
             for order in of.orders.values():
-                if order.is_told or order.trained <= _MOSTLY * of.passes:
+                if order.is_told or order.are_beside or order.trained <= _MOSTLY * of.passes:
                     continue
                 if order.again is not None:
                     self._findings.add(order.again)
