@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import conformance
-from conformance.watch.judging import history
+from conformance.watch.judging import history, log, stream
 from conformance.watch.judging.judge import Judge
 from conformance.watch.reading import Reader
 from conformance.watch.recording import steps
@@ -104,12 +104,27 @@ def turns(count):
             of_maker.step()
 
 
+def abandoned(count):
+    """One of two optimizers steps no more, and nobody clears what is computed for it."""
+    body, head = nn.Linear(6, 5), nn.Linear(5, 1)
+    of_body, of_head = torch.optim.SGD(body.parameters(), lr=1e-3), torch.optim.SGD(head.parameters(), lr=1e-3)
+    for step in range(count):
+        head(body(torch.randn(4, 6))).square().mean().backward()
+        of_head.step()
+        of_head.zero_grad()
+        if step < count // 2:
+            of_body.step()
+            of_body.zero_grad()
+
+
 def kept(root):
-    """The bytes of all objects that one leads to."""
+    """The bytes of all objects that one leads to. Python has each small number once: all are counted as others are."""
     seen, size, waiting = set(), 0, [root]
     while waiting:
         one = waiting.pop()
-        if id(one) not in seen and not isinstance(one, (type, types.ModuleType, types.FunctionType)):
+        if type(one) is int:
+            size += sys.getsizeof(1)
+        elif id(one) not in seen and not isinstance(one, (type, types.ModuleType, types.FunctionType)):
             seen.add(id(one))
             size += sys.getsizeof(one)
             waiting += gc.get_referents(one)
@@ -126,13 +141,33 @@ def judged(trains, count, folder):
     return judge
 
 
-@pytest.mark.parametrize("trains", [schedule, scales, epochs, by_hand, turns])
+@pytest.mark.parametrize("trains", [schedule, scales, epochs, by_hand, turns, abandoned])
 def test_three_times_the_steps_take_no_more(trains, tmp_path, monkeypatch):
     monkeypatch.setattr(history, "_MOST_POINTS", 1)
+    monkeypatch.setattr(stream, "_MOST_PENDING", STEPS // 10)
+    monkeypatch.setattr(log, "_MOST", STEPS // 10)
     short, long = (judged(trains, count, tmp_path / str(count)) for count in (STEPS, 3 * STEPS))
     assert long.findings.steps >= 3 * short.findings.steps - 2 > STEPS
     # A number more in each step would be twice as much.
     assert kept(long) - kept(short) < STEPS * sys.getsizeof(1.0)
+
+
+@pytest.mark.parametrize(("passes", "is_open"), [(3, False), (4, True)])
+def test_backward_passes_that_are_forgotten_by_their_step(passes, is_open, tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "_MOST_PENDING", 3)
+
+    def accumulates(count):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(count):
+            for _ in range(passes):
+                (mse_loss(model(torch.randn(4, 6)), torch.randn(4, 3)) / passes).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    findings = judged(accumulates, 4, tmp_path / "records").finish()
+    assert not findings.causes
+    assert any("more backward passes than are kept" in why for why in findings.open) == is_open
 
 
 def trials(count):

@@ -50,6 +50,20 @@ def test_an_optimizer_that_never_steps(trains, expected):
     assert any("never steps" in why for why in open_of(trains)) == expected
 
 
+@pytest.mark.parametrize(
+    ("trains", "expected"),
+    [
+        (each_layer(lambda step: (0,) if step > 4 else (), 16), True),
+        (each_layer(lambda step: (0,) if step > 4 else (), 12), False),  # its turn may still come
+        (each_layer(lambda step: (0,) if step % 8 else (), 40), False),  # each eighth turn is its
+        (each_layer(lambda step: (0,) if step > 4 else (), 16, detaches=True), False),
+        (each_layer(lambda step: (0,) if step > 4 else (1,), 16), False),  # one after the other
+    ],
+)
+def test_an_optimizer_that_steps_no_more(trains, expected):
+    assert any("steps no more after its step 4" in why for why in open_of(trains)) == expected
+
+
 def validates(before, each=5):
     """before: whether it comes before the pass of its step, or after it."""
 

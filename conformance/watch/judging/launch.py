@@ -15,6 +15,7 @@ from conformance.watch.judging import (
     pairing,
     unsent,
 )
+from conformance.watch.judging.abandoned import Abandoned
 from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
@@ -46,6 +47,8 @@ from conformance.watch.judging.windows import Cleared, Key, Window
 
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
+
+_LONG = "a step uses the gradients of more backward passes than are kept"
 
 _BETWEEN = "the script changes weights between steps, as a limit of their size does, or an average that is taken over: "
 _BETWEEN += "one that was only evaluated is to be given back"
@@ -80,6 +83,7 @@ class Launch:
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
         self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
+        self._abandoned: dict[int, Abandoned] = defaultdict(lambda: Abandoned(findings))
         self._dealt, self._owners = Dealt(ranks, findings), Owners(findings)
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
@@ -136,6 +140,7 @@ class Launch:
                 key = self.streams[rank].key(found.optimizer)
                 self._joining[key].put(rank, [found])
                 self._new[key] = None
+        self._abandoned[rank].feed(record, self.streams[rank])
         if isinstance(record, (records.Ended, records.Failed)):
             self._join()
         elif self._new:
@@ -199,6 +204,7 @@ class Launch:
             if is_whole and rank not in self._blind:
                 self._ends[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)
+                self._abandoned[rank].finish(stream)
         groups = self._suspicions.groups
         if groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")
@@ -227,6 +233,10 @@ class Launch:
         if not pairing.are_numbered_alike(here, self.streams.values()):
             self.findings.steps += sum(window.step is not None for window in here)
             self.findings.undecided(pairing.NUMBERED)
+            return
+        if any(window.is_long for window in here):
+            self.findings.steps += sum(window.step is not None for window in here)
+            self.findings.undecided(_LONG)
             return
         if len(here) < self.ranks and not self._is_joined:
             others = tuple(rank for rank, window in enumerate(windows) if window is None)

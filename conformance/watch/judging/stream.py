@@ -17,6 +17,8 @@ from conformance.watch.judging.windows import Cleared, Contribution, Key, Sketch
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 
 _MOST_BACKWARDS = 4096
+_MOST_PENDING = 1024
+"""Backward passes that a parameter has gradients of, and that are told apart."""
 
 
 class Stream:
@@ -44,6 +46,7 @@ class Stream:
         self._entries: dict[int, Sketch] = {}
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
+        self._overfull: set[int] = set()
         self._last: dict[int, int] = {}
         self._earlier: dict[int, int] = {}
         self._log = Log()
@@ -78,6 +81,14 @@ class Stream:
     def calls(self, backwards: Iterable[int]) -> set[int]:
         """The calls that the losses of these backward passes came from, of those that are still known."""
         return {self._backwards[number].calls for number in backwards if number in self._backwards}
+
+    def through(self, backward: int) -> set[int]:
+        """The optimizers whose parameters a backward pass has given gradients so far."""
+        return {int(optimizer) for optimizer in self._through.get(backward, ())}
+
+    def is_last_user(self, optimizer: int) -> bool:
+        """Whether no other one has stepped any of its parameters since."""
+        return all(self._user.get(number, optimizer) == optimizer for number in self.held[optimizer])
 
     def key(self, optimizer: int) -> Key:
         return self._keys[optimizer]
@@ -180,6 +191,12 @@ class Stream:
                 found = Contribution(record.backward, sketch, roundoff, self._at, which, is_finite=is_finite)
                 is_sparse = number in record.sparse
                 earlier.append(replace(found, before=before, entries=entries, is_sparse=is_sparse))
+                self._limit(number, earlier)
+
+    def _limit(self, number: int, found: list[Contribution]) -> None:
+        if len(found) > _MOST_PENDING:
+            del found[:-_MOST_PENDING]
+            self._overfull.add(number)
 
     def _begin(self, record: records.Left) -> None:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""
@@ -222,6 +239,7 @@ class Stream:
             if pending and pending[-1].backward == but:
                 self._pending[number] = pending
                 continue
+            self._overfull.discard(number)
             read = [one for one in pending if one.sample != UNREAD]
             lost |= {one.backward for one in read if one.is_finite}
             self._old.pop(number, None)
@@ -287,6 +305,7 @@ class Stream:
             fed={fed for backward in reached if (fed := self._fed.get(backward)) is not None},
             is_of_other=step is not None and self._is_of_other(optimizer, step),
             is_late=self._is_late(new),
+            is_long=not self._overfull.isdisjoint(new),
             reached={number: self._through[number] for number in reached if number in self._through},
         )
         window.again = self._uses.again(self._at, window.used)
@@ -311,12 +330,14 @@ class Stream:
             read = _read(step)
             samples = [which for which in step.samples if which != UNREAD]
             self._keep_old(read, step.gradients, samples, step.dtype)
+            self._overfull.difference_update(new)
             for number in new:
                 self._pending.pop(number)
         else:
             # GradScaler leaves out a step; what it would have used stays until it is cleared, if only by hand.
             for number in new:
                 self._old[number] = [*self._old.get(number, []), *self._pending.pop(number)]
+                self._limit(number, self._old[number])
             for backward in [*self._reached]:
                 self._reached[backward] = True
         self._earlier[optimizer], self._last[optimizer] = begin, self._at
@@ -336,6 +357,7 @@ class Stream:
         """A window that is not looked at. What it leaves shows when the next one begins."""
         self.steps[step.optimizer] = self.steps.get(step.optimizer, 0) + 1
         for number in self.held.get(step.optimizer, ()):
+            self._overfull.discard(number)
             self._pending.pop(number, None)
             self._old.pop(number, None)
         self._earlier[step.optimizer] = self._last.get(step.optimizer, 0)

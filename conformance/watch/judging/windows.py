@@ -95,6 +95,8 @@ class Window:
     part of them has been given these by mistake."""
     is_late: bool = False
     """Whether the step before came between a forward and the backward pass through it."""
+    is_long: bool = False
+    """Whether some of its backward passes are forgotten by now."""
     after: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The weights after the step, where they were looked at."""
     reached: dict[int, set[str]] = field(default_factory=dict)
