@@ -2,10 +2,11 @@
 
 import pytest
 
+from conformance.watch import records
 from conformance.watch.judging.losses import PARTLY
 from conformance.watch.verdict import verdict
 
-from .scripts import Script, total
+from .scripts import LINE, Script, total
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,22 @@ def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken):
     findings = script.findings()
     assert {law for law, _ in findings.causes} == broken
     assert bool(findings.notes) == (targets[-1] < targets[0] or bool(broken))
+
+
+@pytest.mark.parametrize(("windows", "broken"), [(5, set()), (1, {"watch/mean-of-all"})])
+def test_an_epoch_may_end_within_a_window(windows, broken):
+    """Of so many windows one has the last batch of the data, in another place each time."""
+    script = Script(ranks=1)
+    for number in range(3 * windows):
+        counts = [4, 4, 4]
+        if number % windows == 0:
+            counts[number // windows % 2] = 3
+        computed = [script.backward(factors=[1 / 3], targets=count) for count in counts]
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    findings = script.findings()
+    assert {law for law, _ in findings.causes} == broken
+    assert bool(findings.notes) != bool(broken)
 
 
 def test_data_sets_with_batches_of_their_own_sizes_may_count_alike():
@@ -150,6 +167,19 @@ def test_some_losses_are_not_divided_by_the_number_of_micro_batches(factors, loa
 
 
 ADDED_UP = "losses of micro-batches are added up, and nothing that is seen divides them by how many there are"
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_losses_of_one_batch_are_those_of_several_tasks(is_one):
+    script = Script(ranks=1)
+    for step in range(3):
+        computed = []
+        for task in range(2):
+            script.each(records.Entered([step if is_one else 2 * step + task], False, LINE))
+            computed += script.backward(targets=8)
+        script.step([total(computed)])
+        script.clear()
+    assert verdict(script.findings()) == ("CONFORMS" if is_one else "UNDECIDED")
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,12 @@ def test_a_short_window_is_divided_by_the_usual_length(loss):
     assert found(loss, 10, divisor=WINDOW) == ("DOES NOT CONFORM", {"watch/window-length"})
 
 
-@pytest.mark.parametrize("loss", [smoothed, terms, one_term, half, weighed_targets])
+@pytest.mark.parametrize("loss", [terms, one_term, half, weighed_targets])
 def test_nothing_divides_losses_that_may_be_terms(loss):
     assert found(loss, divisor=1) == ("UNDECIDED", set())
 
 
-@pytest.mark.parametrize("loss", [mean, elements])
+@pytest.mark.parametrize("loss", [mean, elements, smoothed])
 def test_nothing_divides_means(loss):
     assert found(loss, divisor=1) == ("DOES NOT CONFORM", {"watch/means-averaged"})
 
@@ -114,6 +114,45 @@ def test_what_a_hook_makes_of_a_loss_is_not_known():
         return loss
 
     assert found(hooked) == ("CONFORMS", set())
+
+
+def made_up_for(output, target, number):
+    """A mean over all is multiplied with what a framework divides by."""
+    return cross_entropy(output, target) * WINDOW / number / WINDOW
+
+
+def twice(output, target, number):
+    return cross_entropy(output, target) / number / number
+
+
+def twice_smoothed(output, target, number):
+    return smoothed(output, target, number) / number
+
+
+@pytest.mark.parametrize("batches", [12, 10])
+def test_what_a_factor_makes_up_for_is_no_division(batches):
+    assert found(made_up_for, batches) == ("CONFORMS", set())
+
+
+@pytest.mark.parametrize("loss", [twice, twice_smoothed])
+def test_a_mean_is_divided_twice(loss):
+    assert found(loss) == ("DOES NOT CONFORM", {"watch/divided-once"})
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_smoothed_labels_hide_no_targets(reduction):
+    output = torch.randn(8, 3, requires_grad=True)
+    target = torch.tensor([0, 1, 2, -100, 0, 1, 2, -100])
+    loss = cross_entropy(output, target, label_smoothing=0.1, reduction=reduction)
+    of = losses.of(loss.grad_fn)
+    assert (of.targets, of.summed) == ((6, 0) if reduction == "mean" else (0, 6))
+
+
+@pytest.mark.parametrize(("reduction", "is_hidden"), [("mean", False), ("sum", True)])
+def test_a_sum_with_weights_of_classes_is_divided_by_the_sum_of_these(reduction, is_hidden):
+    output, target = torch.randn(8, 3, requires_grad=True), torch.randint(3, (8,))
+    loss = cross_entropy(output, target, weight=torch.tensor([1.0, 2.0, 3.0]), reduction=reduction)
+    assert losses.of(loss.grad_fn).is_hidden == is_hidden
 
 
 @pytest.mark.parametrize(("number", "divisors", "of_terms"), [(3, [4.0], 3), (64, [4.0], 64), (3000, [], 0)])

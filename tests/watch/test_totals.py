@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from conformance.watch import records
+from conformance.watch.judging.losses import TIMES
 from conformance.watch.lines import decoded
 from conformance.watch.recording import losses
 from conformance.watch.recording.settings import Settings
@@ -19,6 +20,29 @@ FIRST, LAST = torch.tensor([0, 1]), torch.tensor([1, 2])
 def judged(script):
     findings = script.findings()
     return {law for law, _ in findings.causes}, findings
+
+
+@pytest.mark.parametrize(
+    ("factors", "targets", "is_open"),
+    [
+        ([2.0], 16, True),
+        ([], 16, False),
+        ([0.5], 16, False),
+        ([2.0], None, False),  # of what is not known to be a mean
+        ([2.0, 1 / 16], 0, False),  # a sum over the targets of all ranks
+    ],
+)
+def test_means_are_multiplied_with_the_number_of_ranks(factors, targets, is_open):
+    script = Script()
+    for _ in range(3):
+        computed = script.backward(factors=factors, targets=targets)
+        for stream in script.streams:
+            stream[-2].summed = 8 if targets == 0 else 0
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert not findings.causes
+    assert (TIMES in findings.open) == is_open
 
 
 @pytest.mark.parametrize(

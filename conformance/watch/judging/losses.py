@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isclose, prod
@@ -11,11 +11,13 @@ from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.steady import Steady
-from conformance.watch.judging.totals import Totals, factor_of
+from conformance.watch.judging.totals import Totals, divisors_of, factor_of, weight_of
 from conformance.watch.judging.windows import Window
 
 _MOST_KEPT = 100
 _DIFFERENT = 0.01
+_RARELY = 0.5
+"""Of all windows: those in which an epoch ends."""
 
 
 OWN = (
@@ -23,6 +25,8 @@ OWN = (
     "target of a small one weighs more"
 )
 
+
+TIMES = "means over each rank's own targets are multiplied by the number of ranks, so the update is that of their sum"
 
 PARTLY = "some losses of a window are divided by how many micro-batches it has, and others, of the same loader, are not"
 
@@ -62,7 +66,7 @@ class _Optimizer:
 
 def _is_divided_by(number: int, backward: records.Backward) -> bool:
     """Whether its loss is a mean of cross entropy or its kin, over this number. Half of another mean is common."""
-    return bool(backward.targets) and not backward.of_any and isclose(prod(backward.divisors), number)
+    return bool(backward.targets) and not backward.of_any and isclose(prod(divisors_of(backward)), number)
 
 
 class Losses:
@@ -73,7 +77,9 @@ class Losses:
         self._of: dict[tuple[int, int], _Optimizer] = defaultdict(_Optimizer)
         self._totals = Totals(steady)
         self._steady = steady
-        self._sizes: dict[int, tuple[list[int], Finding | None]] = {}
+        self._sizes: dict[int, tuple[list[int], Finding | None, bool]] = {}
+        self._steps: Counter[int] = Counter()
+        self._smaller: dict[int, tuple[Finding, int]] = {}
 
     def judge(self, together: Together) -> None:
         """Only windows whose gradients are conserved with the right factor, so that nothing makes up for it later."""
@@ -86,6 +92,8 @@ class Losses:
                 f"each rank's loss is the sum over its own targets, and the gradients of {together.ranks} ranks are "
                 f"averaged: the update is 1/{together.ranks} of that of the sum over all"
             )
+        if together.ranks > 1 and _are_times_ranks(together):
+            self._findings.undecided(TIMES)
         self._totals.judge(together)
 
     def _length(self, window: Window, *, is_divided: bool) -> None:
@@ -100,16 +108,18 @@ class Losses:
         divisor = 1 / factors[0] if factors[0] else 0.0
         same = all(abs(factor - factors[0]) <= 1e-6 * abs(factors[0]) for factor in factors)
         nominal = round(divisor) if same and divisor > 1.5 and abs(divisor - round(divisor)) < 1e-4 else None
-        outer = passes[0].divisors[0] if passes[0].divisors else 0.0
+        divisors = divisors_of(passes[0])
+        outer = divisors[0] if divisors else 0.0
         # Two divisions of a mean are of the same thing.
-        is_part = len(passes[0].divisors) == 1 or not all(one.targets and not one.of_any for one in passes)
+        is_part = len(divisors) == 1 or not all(one.targets and not one.of_any for one in passes)
         is_last = is_part and (of.by_last or outer == len(passes)) and outer == round(outer) > 1
         if same and is_last and nominal != len(passes):
             # What comes below is a part of the loss.
             of.by_last, nominal = True, round(outer)
         if not same and not is_divided and _are_divided_partly(passes, factors):
             self._findings.undecided(PARTLY)
-        is_sum = not is_divided and len(passes) > 1 and len({one.calls for one in passes}) == 1
+        # Losses of one batch are those of several tasks.
+        is_sum = not is_divided and len(passes) > 1 and len({one.calls for one in passes}) == 1 and len(window.fed) != 1
         if nominal == len(passes):
             of.right += 1
             of.are_batches |= sum(one.batches for one in passes) >= len(passes)
@@ -132,6 +142,7 @@ class Losses:
             if one.targets or one.summed
         }
         passes = [one for window in windows for one in window.backwards.values()]
+        self._steps[windows[0].optimizer] += 1
         if not weights and any(_have_numbers_of_their_own(window) for window in windows):
             self._findings.undecided(OWN)
         if len(weights) < len(passes) or len(weights) < 2 or len({one.calls for one in passes}) > 1:
@@ -173,20 +184,34 @@ class Losses:
             f"the largest weight of a target in the update is {high / low:.3g} times the smallest",
             optimizer=first.optimizer,
         )
-        before, waiting = self._sizes.setdefault(first.optimizer, (sizes, found))
+        is_smaller = all(map(_has_a_smaller_one, windows))
+        self._findings.show(found.key, windows)
+        before, waiting, was_smaller = self._sizes.setdefault(first.optimizer, (sizes, found, is_smaller))
         if waiting is not None and sizes == before and not any(one.batches for one in passes):
             # Data sets may have batches of their own sizes, the same in each window.
-            self._findings.show(found.key, windows)
             return
         if waiting is not None and waiting is not found:
-            self._findings.add(waiting)
-        self._sizes[first.optimizer] = before, None
-        self._findings.add(found, windows)
+            self._take(waiting, is_smaller=was_smaller)
+        self._sizes[first.optimizer] = before, None, False
+        self._take(found, is_smaller=is_smaller)
+
+    def _take(self, found: Finding, *, is_smaller: bool) -> None:
+        """is_smaller: one micro-batch is, and all others are alike, as where an epoch ends."""
+        if is_smaller and found.optimizer is not None:
+            first, times = self._smaller.get(found.optimizer, (found, 0))
+            self._smaller[found.optimizer] = first, times + 1
+        else:
+            self._findings.add(found)
 
     def finish(self) -> None:
-        for _, waiting in self._sizes.values():
+        for _, waiting, _ in self._sizes.values():
             if waiting is not None:
                 self._findings.undecided("losses of groups or of several data sets count alike, whatever their size")
+        for optimizer, (found, times) in self._smaller.items():
+            if times <= _RARELY * self._steps[optimizer]:
+                self._findings.note(f"the last batch of an epoch is smaller, but counts as much: {found.effect}")
+            else:
+                self._findings.add(found, count=times)
         for (optimizer, rank), of in self._of.items():
             if of.right >= 2 and of.right >= of.windows / 2:
                 missing = sum(max(0, nominal - len(window.backwards)) for window, nominal in of.others)
@@ -238,6 +263,15 @@ def _are_bare_sums(together: Together) -> bool:
     return are_averaged and bool(passes) and all(one.summed and isclose(factor_of(one), 1) for one in passes)
 
 
+def _are_times_ranks(together: Together) -> bool:
+    """Whether each rank's losses are a mean over its own targets times the number of ranks, and averaged over these."""
+    passes = [one for window in together.here for one in window.backwards.values()]
+    are_averaged = {kappa for of_rank in together.kappas.values() for kappa in of_rank} == {1.0}
+    are_means = all(one.targets and not one.of_any for one in passes) and len({one.calls for one in passes}) == 1
+    weights = [weight_of(window) for window in together.here]
+    return are_averaged and are_means and all(weight and isclose(weight, together.ranks) for weight in weights)
+
+
 def _reach_the_same(window: Window) -> bool:
     """Whether all passes reach the same parameters, which losses of several heads do not."""
     reached = {
@@ -276,9 +310,10 @@ def _are_added_up(passes: list[records.Backward]) -> bool:
 def _have_numbers_of_their_own(window: Window) -> bool:
     """Whether losses of one kind were divided by how many there are, and each by a number of its own before."""
     passes = [*window.backwards.values()]
-    own = {one.divisors[-1] for one in passes if len(one.divisors) > 1 and one.divisors[0] == len(passes)}
+    divisors = [divisors_of(one) for one in passes]
+    own = {of_one[-1] for of_one in divisors if len(of_one) > 1 and of_one[0] == len(passes)}
     is_one_kind = len({one.calls for one in passes}) == 1
-    return is_one_kind and len(own) > 1 and all(len(one.divisors) == 2 for one in passes)
+    return is_one_kind and len(own) > 1 and all(len(of_one) == 2 for of_one in divisors)
 
 
 def _are_micro_batches(window: Window) -> bool:
@@ -287,6 +322,12 @@ def _are_micro_batches(window: Window) -> bool:
     passes = window.backwards.values()
     loaders, batches = {one.loader for one in passes if one.batches}, sum(one.batches for one in passes)
     return not batches or (batches >= len(passes) and len(loaders) == 1 and None not in loaders)
+
+
+def _has_a_smaller_one(window: Window) -> bool:
+    """Whether its micro-batches are of one size, but for one of them, wherever an epoch ends within it."""
+    sizes = Counter(one.targets or one.summed for one in window.backwards.values())
+    return len(sizes) == 1 or (len(sizes) == 2 and sizes[min(sizes)] == 1)
 
 
 def _is_ragged(targets: list[int]) -> bool:

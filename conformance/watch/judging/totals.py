@@ -73,7 +73,7 @@ def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
         passes = [*window.backwards.values()]
         # Once for the micro-batches, and by the same number for something else again, no mean is.
         if len(passes) >= _SEVERAL and all(
-            one.targets and not one.of_any and one.divisors == 2 * [len(passes)] for one in passes
+            one.targets and not one.of_any and divisors_of(one) == 2 * [len(passes)] for one in passes
         ):
             says = f"each of {len(passes)} losses was divided by {len(passes)} twice"
             yield _finding(window, "watch/divided-once", says, f"the update is 1/{len(passes)} of what it should be")
@@ -113,7 +113,7 @@ def _is_of_the_last(passes: list[records.Backward]) -> bool:
     if len(passes) != 1 or passes[0].batches < _SEVERAL or passes[0].loader is None:
         return False
     [one] = passes
-    return bool(one.targets) and not one.of_any and one.divisors == [one.batches]
+    return bool(one.targets) and not one.of_any and divisors_of(one) == [one.batches]
 
 
 def _is_bare(backward: records.Backward) -> bool:
@@ -138,3 +138,19 @@ def _finding(window: Window, law: str, says: str, effect: str) -> Finding:
 def factor_of(backward: records.Backward) -> float:
     """What the loss was multiplied with, but for the loss scale."""
     return prod(backward.factors) / (backward.scale or 1.0)
+
+
+def divisors_of(backward: records.Backward) -> list[float]:
+    """What its loss is divided by, but for what it was multiplied with to make up for, while another divisor is left:
+    as where a mean over all is multiplied with the number of micro-batches, by which a framework divides it again."""
+    left = [*backward.divisors]
+    others = [*backward.divisors, 1 / (backward.scale or 1.0)]
+    for factor in backward.factors:
+        own = next((one for one in others if isclose(factor * one, 1)), None)
+        if own is not None:
+            others.remove(own)
+            continue
+        makes_up = next((one for one in left if factor >= one > 1 and isclose(factor / one, round(factor / one))), None)
+        if makes_up is not None and len(left) > 1:
+            left.remove(makes_up)
+    return left

@@ -20,6 +20,9 @@ _DIVISION = "DivBackward0"
 _PRODUCTS = (_DIVISION, "MulBackward0")
 _ADDITION = "AddBackward0"
 _OF_ANY = (_ANY, "SumBackward0", "SumBackward1")
+_ENTROPIES = ("NllLossBackward0", "NllLoss2DBackward0")
+_SMOOTHED = "MulBackward1"
+"""A product with a number in torch's own code. One in Python has another name."""
 _ELEMENTWISE = (
     "BinaryCrossEntropyBackward0",
     "BinaryCrossEntropyWithLogitsBackward0",
@@ -80,11 +83,14 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
             if factor is not None:
                 loss.add(node, factor)
             elif node.name() not in _THROUGH:
+                node = _unsmoothed(node)
                 loss.of_terms = _of_any_terms(node)
                 for divisor in _of_all_terms(node):
                     loss.factors.append(1 / divisor)
                     loss.divisors.append(divisor)
                 loss.targets, loss.summed = _targets(node)
+                # A sum with weights of classes is divided by the sum of these.
+                loss.is_hidden = _count(node) == 0 and node._saved_reduction != _MEAN
                 loss.of_any = node.name() in _OF_ANY
                 loss.terms = _terms(node)
                 if node.name() == _ANY:
@@ -95,6 +101,16 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
             break
         node = _following(node)
     return loss
+
+
+def _unsmoothed(node: Any) -> Any:
+    """Of a cross entropy with smoothed labels, the part of the labels: the other one is over the same targets."""
+    parts = [one for one, _ in node.next_functions] if node.name() == _ADDITION else []
+    if len(parts) == 2 and all(one is not None and one.name() == _SMOOTHED for one in parts):
+        inner = _following(parts[0])
+        if inner is not None and inner.name() in _ENTROPIES:
+            return inner
+    return node
 
 
 def _look_below(loss: Loss, mean: Any) -> None:
@@ -196,7 +212,7 @@ def _targets(node: Any) -> tuple[int | None, int]:
 
 
 def _count(node: Any) -> int | None:
-    if node.name() in ("NllLossBackward0", "NllLoss2DBackward0"):
+    if node.name() in _ENTROPIES:
         # With weights of classes, it is their sum.
         return int(float(node._saved_total_weight)) if node._saved_weight is None else 0
     if node.name() in _ELEMENTWISE and getattr(node, "_saved_weight", None) is None:
