@@ -53,3 +53,32 @@ def test_a_later_step_on_zeros_does_not_conform_and_says_why():
     findings = watched(clears_late=True, steps=3)
     assert (verdict(findings), findings.conserved) == ("UNDECIDED", 0)
     assert ["zero" in why for why in findings.open] == [True]
+
+
+class Around(torch.optim.Optimizer):
+    """Its step is that of another optimizer, which may raise."""
+
+    def __init__(self, inner):
+        super().__init__([one for group in inner.param_groups for one in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+class Raising(torch.optim.SGD):
+    def step(self, closure=None):
+        raise KeyError("state")
+
+
+def test_what_comes_after_a_step_within_a_step_that_raised_is_seen():
+    model = torch.nn.Linear(20, 10)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for kind in (torch.optim.SGD, Raising, torch.optim.SGD):
+            optimizer = Around(kind(model.parameters(), 0.01))
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(4, 20)).square().mean().backward()
+                with suppress(KeyError):
+                    optimizer.step()
+    assert findings.steps == 6

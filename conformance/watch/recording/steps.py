@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -31,6 +33,8 @@ MOST_OPTIMIZERS = 2000
 
 _MANY = f"a process makes optimizers again and again, and is watched until it has made {MOST_OPTIMIZERS:,} of them"
 
+_TORCHS = register_optimizer_step_pre_hook.__code__.co_filename
+
 _Read: TypeAlias = tuple[records.Record, list[tuple[Known, Any]]]
 """A step, and the gradients of all its parameters; None if there is none."""
 
@@ -57,6 +61,7 @@ class _Steps:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
+        self._frame: int | None = None
         self._occupied = ExitStack()
         self._read: _Read | None = None
         self._weights: torch.Tensor | None = None
@@ -71,13 +76,16 @@ class _Steps:
         return bool(self._running)
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._running and optimizer is self._running[0] and self._is_new_call(optimizer):
+        frames = _frames_of_steps()
+        is_over = self._frame is not None and self._frame not in frames[1:]
+        if self._running and (is_over or (optimizer is self._running[0] and self._is_new_call(optimizer))):
             # The step before raised.
             self._end()
         if self._recording.gives_up():
             return
         if not self._running:
             self._occupied.enter_context(self._recording.occupied())
+            self._frame = frames[0] if frames else None
         self._running.append(optimizer)
         self._take_off()
         if len(self._running) == 1:
@@ -238,6 +246,17 @@ class _Steps:
 def rates(optimizer: torch.optim.Optimizer, name: str = "lr") -> list[float | None]:
     """Of each of its groups; a rate may be a tensor."""
     return [None if (rate := group.get(name)) is None else float(rate) for group in optimizer.param_groups]
+
+
+def _frames_of_steps() -> list[int]:
+    """The frames of the steps that led here, from the innermost out."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == _TORCHS:
+            found.append(id(frame))
+        frame = frame.f_back
+    return found
 
 
 def _is_hooked(kind: type) -> bool:
