@@ -112,8 +112,12 @@ def test_what_is_clipped_before_a_backward_pass(computes, expected):
     [
         (lambda model, used_up: [model.parameters(), torch.nn.Identity().parameters()], "CONFORMS"),
         (lambda model, used_up: [[one for one in model.parameters() if not one.requires_grad]], "UNDECIDED"),  # as yet
-        (lambda model, used_up: [model.parameters(), filter(None, used_up)], "UNDECIDED"),
+        (lambda model, used_up: [iter([])], "UNDECIDED"),
+        (lambda model, used_up: [filter(lambda one: not one.requires_grad, model.parameters())], "UNDECIDED"),
+        (lambda model, used_up: [filter(lambda one: one.requires_grad, model.parameters())], "CONFORMS"),
         (lambda model, used_up: [used_up], "DOES NOT CONFORM"),
+        (lambda model, used_up: [filter(torch.is_tensor, used_up)], "DOES NOT CONFORM"),
+        (lambda model, used_up: [map(torch.Tensor.requires_grad_, used_up)], "DOES NOT CONFORM"),
     ],
 )
 def test_clipping_may_be_given_nothing(clips, expected):
@@ -129,6 +133,20 @@ def test_clipping_may_be_given_nothing(clips, expected):
                 torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
             optimizer.step()
     assert verdict(findings) == expected
+
+
+@pytest.mark.parametrize(("clips", "is_told"), [((0, 1), False), ((0,), True), ((), False)])
+def test_clipping_that_leaves_some_parameters_out(clips, is_told):
+    with conformance.watching() as findings:
+        model = torch.nn.Linear(6, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(model).backward()
+            for number in clips:
+                torch.nn.utils.clip_grad_norm_([*model.parameters()][number], 1e-3)
+            optimizer.step()
+    assert any("1 of 2 parameters are clipped" in note for note in findings.notes) == is_told
 
 
 @pytest.mark.parametrize(("argument", "expected"), [((), {"watch/schedule-after-step"}), ((0.5,), set())])

@@ -41,6 +41,9 @@ class Order:
             self._findings.undecided("clipping was given no parameters, of which there may be none, or none any more")
         elif nothing:
             self._findings.note("clipping was given no parameters: a part of the model that has none?")
+        clipped = {number for _, clip in window.clips for number in clip.parameters} & window.used.keys()
+        if clipped and clipped != window.used.keys():
+            self._findings.note(f"{len(clipped)} of {len(window.used)} parameters are clipped, and the others are not")
 
     def finish(self) -> None:
         self._trials.finish()

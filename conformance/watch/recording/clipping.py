@@ -75,6 +75,10 @@ def observe(recording: Recording) -> Seams:
 def _is_used_up(parameters: Any) -> bool | None:
     if isgenerator(parameters):
         return getgeneratorstate(parameters) == GEN_CLOSED
+    if isinstance(parameters, filter | map):
+        # What it goes through, after its function.
+        made_of: Any = parameters.__reduce__()[1]
+        return True if any(map(_is_used_up, made_of[1:])) else None
     return None if isinstance(parameters, Iterator) else False
 
 
