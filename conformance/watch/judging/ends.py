@@ -11,6 +11,8 @@ from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Cleared, Window
 
 _SEVERAL = 2
+_MANY = 10
+"""Backward passes. Whoever looks at gradients after a training does so more rarely, or in another line."""
 _WINDOWS = 3
 """A window may be longer than another one. It is not so much longer."""
 
@@ -112,6 +114,7 @@ class Ends:
             elif of.length:
                 self._judge_before(rank, stream, optimizer, of)
                 self._judge_infinite(rank, stream, optimizer, of)
+                self._judge_left(stream, optimizer, of)
 
     def _judge_never(self, rank: int, stream: Stream) -> None:
         """Gradients may be computed for their own sake, as for a Fisher information, also of one checkpoint after the
@@ -131,6 +134,13 @@ class Ends:
         says = f"the optimizer never takes a step, and its schedule goes on {most} times"
         effect = f"the gradients of {stream.clock} backward passes are in no update"
         self._findings.add(Finding("watch/used", says, 0, (rank,), site, effect, optimizer))
+
+    def _judge_left(self, stream: Stream, optimizer: int, of: _Optimizer) -> None:
+        """Were many more backward passes gone through after the last step of all than windows have?"""
+        last = max(other.clock for other in self._of.values())
+        left = [number for number in stream.pending(stream.held[optimizer]) if number > last]
+        if len(left) > max(_MANY, _WINDOWS * of.length) and stream.calls(left) <= of.calls:
+            self._findings.undecided(f"the gradients of the last {len(left)} backward passes reach no step")
 
     def _judge_before(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer) -> None:
         """Does each step come before the backward pass of its window? Then the first has no gradients, and those of the

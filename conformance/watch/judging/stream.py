@@ -61,6 +61,7 @@ class Stream:
         self._by_hand = 0
         self._holders: dict[int, set[str]] = defaultdict(set)
         self._through: dict[int, set[str]] = {}
+        self._users: dict[int, set[int]] = defaultdict(set)
 
     @property
     def trains_unseen(self) -> bool:
@@ -123,6 +124,7 @@ class Stream:
                     self._fed.pop(oldest, None)
                     self._forwards.pop(oldest, None)
                     self._through.pop(oldest, None)
+                    self._users.pop(oldest, None)
             case records.Entered():
                 self._rows = tuple(record.rows) or None
                 self._entered = self._at
@@ -307,10 +309,13 @@ class Stream:
             is_late=self._is_late(new),
             is_long=not self._overfull.isdisjoint(new),
             reached={number: self._through[number] for number in reached if number in self._through},
+            users={number: {*self._users[number]} for number in reached if number in self._users},
         )
         window.again = self._uses.again(self._at, window.used)
         for backward in reached:
             self._reached[backward] = True
+            if step is not None:
+                self._users[backward].add(optimizer)
         counts = self.skips if step is None else self.steps
         counts[optimizer] = counts.get(optimizer, 0) + 1
         if step is not None:
@@ -374,6 +379,7 @@ class Stream:
             self._fed.pop(backward, None)
             self._forwards.pop(backward, None)
             self._through.pop(backward, None)
+            self._users.pop(backward, None)
 
 
 def _read(step: records.Stepped) -> list[int]:

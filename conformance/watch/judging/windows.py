@@ -101,6 +101,8 @@ class Window:
     """The weights after the step, where they were looked at."""
     reached: dict[int, set[str]] = field(default_factory=dict)
     """By backward pass, the optimizers whose parameters it goes through, as `versions` has them."""
+    users: dict[int, set[int]] = field(default_factory=dict)
+    """By backward pass, the other optimizers that have stepped on it before."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
 
