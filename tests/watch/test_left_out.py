@@ -73,6 +73,23 @@ def test_passes_are_cleared_before_steps(lost, rows, loader, expected):
     assert bool(findings.open) != bool(expected)
 
 
+@pytest.mark.parametrize(("divisor", "expected"), [(4.0, {"watch/used"}), (3.0, set())])
+def test_a_share_of_each_window_is_cleared(divisor, expected):
+    """One of four passes, each time, whose losses are divided by so many."""
+    script = Script(ranks=1)
+    for _ in range(4):
+        computed = []
+        for place in range(4):
+            one = script.backward(factors=[1 / divisor], loader=7)
+            script.streams[0][-2].divisors = [divisor]
+            if place == 0:
+                script.clear()
+            else:
+                computed += one
+        script.step([total(computed)])
+    assert laws(script.findings()) == expected
+
+
 def of_another(script, number):
     """A step of an optimizer that has nothing to do with what is cleared."""
     script.each(records.Parameter(90 + number, [6, 5], "float32", 1, f"q{number}"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.totals import divisors_of
 from conformance.watch.judging.windows import Cleared, Window
 
 _OFTEN = 0.5
@@ -29,7 +30,8 @@ class _Cause:
 
 class Lost:
     """Of the processes that train together. known: how many passes were cleared before steps that used the rest alone.
-    windows: how many windows these are of. long: those of windows with no fewer passes than the step used. calls: that
+    windows: how many windows these are of. long: those of windows with no fewer passes than the step used, or whose
+    losses are divided by the number of both. calls: that
     their losses came from. concerned: the optimizers that hold what was cleared."""
 
     def __init__(self, findings: Findings) -> None:
@@ -72,7 +74,7 @@ class Lost:
         self._windows += len(together)
         self._calls |= {one.backward.calls for one in before}
         for one in before:
-            if together[one.at] >= len(window.backwards):
+            if together[one.at] >= len(window.backwards) or _is_share(one, together[one.at], window):
                 site = one.site or one.backward.site
                 self._long.setdefault((one.rank, str(site)), _Cause(one)).count += 1
 
@@ -118,6 +120,12 @@ class Lost:
             effect = f"the gradients of {count} backward passes are in no update"
             ranks, site = (of.first.rank,), of.first.site or of.first.backward.site
             self._findings.add(Finding("watch/used", says, of.first.after_steps, ranks, site, effect), count=of.count)
+
+
+def _is_share(one: Cleared, cleared: int, window: Window) -> bool:
+    """Whether all losses are divided by how many passes the window would have with those that were cleared."""
+    number = cleared + len(window.backwards)
+    return all(divisors_of(backward) == [number] for backward in (one.backward, *window.backwards.values()))
 
 
 def _is_often(count: int, steps: int) -> bool:
