@@ -245,7 +245,9 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         found = _found(case, "watch/unscale-whole-window", says, _shares(of))
         found.is_of_all_steps = True
         return found
-    return f"backward passes count with different weights, as if by their numbers of samples: {table}"
+    passes = case.window.backwards.values()
+    are_equal = all(one.targets for one in passes) and len({one.targets for one in passes}) == 1
+    return f"backward passes count with different weights{'' if are_equal else ', as of samples'}: {table}"
 
 
 def _left_out(found: Finding, of: dict[Column, float]) -> Finding:

@@ -118,7 +118,7 @@ LAWS: dict[str, Law] = {
             "watch/one-scale",
             "All backward passes of a window MUST carry the same loss scale, on all ranks.",
             "One division cannot undo several scales.",
-            "call `scaler.update()` once per step, after it",
+            "scale each loss of a window by the same scaler, and call `scaler.update()` once per step, after it",
         ),
         Law(
             "watch/schedule-after-step",
@@ -154,7 +154,7 @@ LAWS: dict[str, Law] = {
             "watch/same-weights",
             "The weights of all ranks MUST be equal before each step.",
             "The average of gradients of different models belongs to none of them.",
-            "broadcast the weights before training, and average the gradients of all parameters",
+            "broadcast weights and states of optimizers before training, and average all gradients, in one order",
         ),
         Law(
             "watch/same-rates",
