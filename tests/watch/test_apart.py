@@ -184,3 +184,19 @@ def _renumbered(record):
     for name in OF_PARAMETERS.get(type(record), ()):
         changes[name] = [number + 1 for number in getattr(record, name)]
     return replace(record, **changes)
+
+
+@pytest.mark.parametrize(
+    ("averages", "why"), [(True, "average their weights"), (False, "no average of weights is seen")]
+)
+def test_a_hook_lets_ranks_step_on_their_own_gradients(averages, why):
+    script = Script(drift=0.1)
+    script.steps = 1
+    for step in range(6):
+        script.each(records.Hooked("post_localSGD_hook"))
+        script.drift = 0.0 if averages and step == 4 else 0.1
+        script.step([total([of_rank]) for of_rank in script.backward()])
+        script.clear()
+    findings = script.findings()
+    assert not findings.causes
+    assert any(why in reason for reason in findings.open)

@@ -119,7 +119,9 @@ class Suspicions:
         apart = self._apart.get(optimizer, [])
         has_own = any(one.waits and one.optimizer == optimizer for one in self._waiting)
         meets_again = bool(apart) and self._equal.get(optimizer, -1) > apart[0]
-        if LETS_APART in self.hooks or (meets_again and (has_own or bool(self.hooks - HOOKS.keys()))):
+        if LETS_APART in self.hooks and not meets_again:
+            return "a communication hook lets ranks step on their own gradients, and no average of weights is seen"
+        if meets_again and (has_own or bool(self.hooks - HOOKS.keys())):
             return "ranks step on their own gradients, and average their weights now and then"
         if has_own and apart and pairing.end_equal(self._streams[0].held[optimizer]):
             return "ranks step on their own gradients, and end with the same weights"
