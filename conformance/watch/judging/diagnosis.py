@@ -247,7 +247,7 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         return found
     passes = case.window.backwards.values()
     are_equal = all(one.targets for one in passes) and len({one.targets for one in passes}) == 1
-    return f"backward passes count with different weights{'' if are_equal else ', as of samples'}: {table}"
+    return f"backward passes count with different weights{'' if are_equal else ', as if by their samples'}: {table}"
 
 
 def _left_out(found: Finding, of: dict[Column, float]) -> Finding:

@@ -150,7 +150,8 @@ def divisors_of(backward: records.Backward) -> list[float]:
         if own is not None:
             others.remove(own)
             continue
-        makes_up = next((one for one in left if factor >= one > 1 and isclose(factor / one, round(factor / one))), None)
-        if makes_up is not None and len(left) > 1:
-            left.remove(makes_up)
+        for divisor in [*left]:
+            if len(left) > 1 and factor >= divisor > 1 and isclose(factor / divisor, round(factor / divisor)):
+                left.remove(divisor)
+                factor /= divisor
     return left
