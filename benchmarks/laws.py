@@ -3,10 +3,10 @@
     python benchmarks/laws.py [--steps 2400] [--repetitions 3]
 
 It makes the trace of a correct run by hand, of two ranks under DDP in fp16 with two micro-batches a window, and of
-one four times as long, as JSON lines, and takes three times of each: reading the lines (the json module, and a check of
-the fields, as where evidence comes in), decoding them (the objects of JSON become events and windows), and checking all
-laws. What counts is decoding and checking together, in processor time, the least of several repetitions; the two
-lengths take turns.
+one four times as long, as JSON, and takes three times of each: reading it (the json module, a document a rank, and a
+check of the fields, as where outcomes come in), decoding it (the objects of JSON become events and windows), and
+checking all laws. What counts is decoding and checking together, in processor time, the least of several repetitions;
+the two lengths take turns.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def times(plan: dict[str, Any], ranks: list[list[str]]) -> tuple[float, float, f
         AssertionError: a law was broken.
     """
     began = process_time()
-    parsed = [[json.loads(line) for line in lines] for lines in ranks]
+    parsed = [json.loads("[" + ",".join(lines) + "]") for lines in ranks]
     for rank, lines in enumerate(parsed):
         check_all(lines, rank)
     read = process_time()

@@ -206,7 +206,7 @@ def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, boo
 
 
 def _clips(window: Window) -> list[Clip]:
-    return [clip for clip in window.of(Clip, before=window.attempts[0]) if not isinstance(clip.threshold, str)]
+    return [clip for clip in window.between(Clip, before=window.attempts[0]) if not isinstance(clip.threshold, str)]
 
 
 def _within(clip: Mapping[str, Any], seen: Sequence[float | None]) -> bool:

@@ -34,7 +34,7 @@ class Use:
     @cached_property
     def after(self) -> Sequence[Event]:
         """The events after the window's last backward."""
-        return self.window.of(Event, after=self.window.backwards[-1]) if self.window.backwards else ()
+        return self.window.between(Event, after=self.window.backwards[-1]) if self.window.backwards else ()
 
     @cached_property
     def synchronize(self) -> Synchronize | None:
@@ -89,7 +89,7 @@ def since_the_step(use: Use, event: Event, calls: Sequence[Synchronize]) -> Sequ
 
 
 def reduced_again(use: Use, first: Synchronize, again: Synchronize) -> Broken:
-    after = [event for event in use.window.of(Collective, after=first) if brings_together(event)]
+    after = [event for event in use.window.between(Collective, after=first) if brings_together(event)]
     once = [event for event in after if event.seq < again.seq]
     twice = [event for event in after if event.seq > again.seq]
     ranks = len(twice[0].group) if twice else 0

@@ -81,7 +81,7 @@ class Scaling:
         scale = scales.pop() if len(scales) == 1 else None
         if not is_scale(scale):
             return None
-        since = [*self.window.of(Event, after=ends[0], before=at)]
+        since = [*self.window.between(Event, after=ends[0], before=at)]
         if self.window.rank.shard is not None:
             # A shard of zeros shows no factor; what leaves them as they are shows on ranks that hold something else.
             if isinstance(at, Attempt) and not any(self.window.rank.own(at.gradients) or ()):
@@ -103,12 +103,12 @@ class Scaling:
 
     def is_unscaled(self, at: Event, parameters: Collection[int]) -> bool:
         """Whether a scaler unscaled gradients of ``parameters`` before ``at``."""
-        unscales = self.window.of(Unscale, before=at)
+        unscales = self.window.between(Unscale, before=at)
         return any(touches(self.held(event.optimizer), parameters) for event in unscales)
 
     def next(self, after: Event, kind: type[T], parameters: Collection[int]) -> T | None:
         """The first event of this kind after ``after`` whose optimizer holds some of ``parameters``."""
-        found = self.window.of(kind, after=after)
+        found = self.window.between(kind, after=after)
         return next((event for event in found if touches(self.held(event.optimizer), parameters)), None)
 
     def held(self, optimizer: int) -> Sequence[int]:
@@ -171,11 +171,13 @@ def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
     """
     last = window.backwards[-1] if window.backwards else None
     for unscale in window.of(Unscale):
-        earlier = window.of(Contribution, after=last, before=unscale)
+        earlier = window.between(Contribution, after=last, before=unscale)
         if any(averages_gradients(event) or (_is_flag(event) and event.during == "unscale") for event in earlier):
             continue
-        step = next((event for event in window.of(Event, after=unscale) if isinstance(event, Attempt | ZeroGrad)), None)
-        between = window.of(Contribution, after=unscale, before=step)
+        step = next(
+            (event for event in window.between(Event, after=unscale) if isinstance(event, Attempt | ZeroGrad)), None
+        )
+        between = window.between(Contribution, after=unscale, before=step)
         # If the averaging is part of a backward, amp/unscale-after-last-backward reports it.
         late = [event for event in between if averages_gradients(event) and event.during != "backward"]
         if late and not any(map(_is_flag, between)):

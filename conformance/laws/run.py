@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, zip_longest
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from conformance.adapter.backends import BACKENDS
 from conformance.trace.events import (
@@ -184,29 +184,41 @@ class _ByClass(dict[type[Event], Any]):
         return found
 
 
+class _Of(Protocol):
+    def __call__(self, kind: type[E], /) -> Sequence[E]: ...
+
+
 class Events:
-    """Consecutive events of one rank, indexed by class."""
+    """Consecutive events of one rank, indexed by class.
+
+    of: the events of a class and its subclasses, in order.
+    """
+
+    of: _Of
 
     def __init__(self, events: tuple[Event, ...]) -> None:
         self.events = events
         of: defaultdict[type[Event], Any] = defaultdict(list)
         for event in events:
             of[type(event)].append(event)
-        self._of = _ByClass(_NONE)
-        self._of.update(of)
-        self._of[Event] = events
+        self._kinds = of.keys()
+        by_class = _ByClass(_NONE)
+        by_class.update(of)
+        by_class[Event] = events
+        # Laws ask some fifty times a window.
+        self.of = by_class.__getitem__
 
-    def of(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
-        """The events of a class and its subclasses, in order; ``after`` and ``before`` exclude the events named."""
-        found: Sequence[E] = self._of[kind]
-        if not found or (after is None and before is None):
+    def between(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
+        """As `of`; ``after`` and ``before`` exclude the events named."""
+        found = self.of(kind)
+        if not found:
             return found
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
 
     def first(self, kind: type[E], *, after: Event | None = None) -> E | None:
         """The first event of a class and its subclasses; ``after`` excludes the events up to the one named."""
-        found: Sequence[E] = self._of[kind]
+        found = self.of(kind)
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start] if start < len(found) else None
 
@@ -217,7 +229,7 @@ class Events:
 
     def has(self, kinds: Iterable[type[Event]]) -> bool:
         """Whether some event is of one of these classes, which have no subclasses."""
-        return any(map(self._of.__getitem__, kinds))
+        return not self._kinds.isdisjoint(kinds)
 
 
 class Window(Events):

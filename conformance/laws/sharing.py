@@ -67,7 +67,7 @@ def sharing(window: Window) -> Sharing | None:
 
 def _replaced(window: Window) -> bool:
     """Whether other gradients than those of its backwards, or multiples of them, came from somewhere."""
-    changes = window.of(GradientChange, after=window.backwards[-1]) if window.backwards else ()
+    changes = window.between(GradientChange, after=window.backwards[-1]) if window.backwards else ()
     return any(change.factor is None for change in changes)
 
 
@@ -99,7 +99,7 @@ def agree(windows: Iterable[Window]) -> bool:
 def averages_weights(run: Run) -> bool:
     """Whether every rank averages something of the size of its weights after each step."""
     return all(
-        any(_may_average_weights(event) for event in window.of(Collective, after=window.attempts[-1]))
+        any(_may_average_weights(event) for event in window.between(Collective, after=window.attempts[-1]))
         for window in run.windows
         if window.attempts
     )
@@ -133,12 +133,12 @@ def _shared(window: Window) -> Sequence[Exchange]:
     serves = window.rank.number == window.run.server
     found = [
         event
-        for event in window.of(Exchange, after=window.backwards[-1])
+        for event in window.between(Exchange, after=window.backwards[-1])
         if (brings_together(event) and not (_compares(event) or _gathers_shards(window.rank, event)))
         or (serves and isinstance(event, Receive))
     ]
     is_kept = all(map(gives_to_one, found)) and not any(
-        map(_passes_on, window.of(Exchange, after=window.backwards[-1]))
+        map(_passes_on, window.between(Exchange, after=window.backwards[-1]))
     )
     if is_kept and not _needs_no_passing_on(window):
         return ()

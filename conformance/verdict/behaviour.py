@@ -75,13 +75,13 @@ def _left_over(rank: Rank) -> tuple[Way, ...]:
         return _DROPS
     if not last.of(BackwardEnd) or _keeps_elsewhere(windows[:-1]):
         return _UNSEEN
-    cleared = last.of(ZeroGrad, after=last.of(BackwardEnd)[-1])
+    cleared = last.between(ZeroGrad, after=last.of(BackwardEnd)[-1])
     held = {parameter for optimizer in rank.of(Optimizer) for parameter in optimizer.trainable}
     # Of an optimizer that is none of torch's, require at least the first parameter.
     if (held or {0}) <= {parameter for event in cleared for parameter in event.parameters} or _clears_first(rank):
         return _DROPS
     clearings = rank.of(ZeroGrad)
-    if rank.of(ZeroGrad, before=rank.of(BackwardBegin)[0]) or any(event.by == "hand" for event in clearings):
+    if rank.between(ZeroGrad, before=rank.of(BackwardBegin)[0]) or any(event.by == "hand" for event in clearings):
         return _LEAVES_OR_DROPS
     return _LEAVES
 
@@ -100,7 +100,7 @@ def _keeps_elsewhere(windows: Sequence[Window]) -> bool:
 def _clears_first(rank: Rank) -> bool:
     """Whether the line that cleared gradients before the last window did so before the first one too."""
     begins = [*rank.of(BackwardBegin)[:1], *rank.windows[-1].of(BackwardBegin)[:1]]
-    clearings = [rank.of(ZeroGrad, before=begin) for begin in begins]
+    clearings = [rank.between(ZeroGrad, before=begin) for begin in begins]
     return len(clearings) == 2 and any(
         event.where in [one.where for one in clearings[0]] for event in clearings[1][-1:]
     )

@@ -103,7 +103,7 @@ def _chain(lives: Sequence[Rank]) -> _Chain:
 def _counted(event: Buffers, rank: Rank, life: int) -> _Counted:
     why: str = event.how
     if why == "with gradients":
-        forwards = rank.of(Forward, before=event)
+        forwards = rank.between(Forward, before=event)
         why = "trained" if forwards and not forwards[-1].extra else "aside"
     return _Counted(_sums(event.before), _sums(event.after), why, life, event.model, event.training)
 

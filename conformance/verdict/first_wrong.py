@@ -124,7 +124,7 @@ def _reduced_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
     mean = [sum(column) / len(starts) for column in zip(*starts, strict=True)]
     for rank in ranks:
         begun = next(iter(rank.events.of(Start)), None)
-        before = rank.events.of(Collective, before=begun)
+        before = rank.events.between(Collective, before=begun)
         reduced = [event for event in before if event.of == "parameters" and event.reduce]
         if begun is None or not begun.weights or not reduced:
             continue

@@ -230,10 +230,10 @@ def _as_asked(rank: Rank, clip: Clip) -> bool:
 
 def _carried(rank: Rank, clip: Clip) -> Iterator[float]:
     """The loss scale, if gradients still carry it when they are clipped."""
-    backwards = rank.of(BackwardBegin, before=clip)
+    backwards = rank.between(BackwardBegin, before=clip)
     since = backwards[-1] if backwards else None
-    if not rank.of(Unscale, after=since, before=clip):
-        for later in rank.of(Unscale, after=clip)[:1]:
+    if not rank.between(Unscale, after=since, before=clip):
+        for later in rank.between(Unscale, after=clip)[:1]:
             if not isinstance(later.scale, str):
                 yield later.scale
 

@@ -110,5 +110,5 @@ def test_the_recorder_gathers_nothing():
     """In stage 3, looking a parameter up may gather it: only DeepSpeed does so, for the modules that go forward."""
     [run] = recorded(f"{ADAPTER}:zero_3", SHARDS)
     [engine], forwards = run.ranks[0].of(Zero), run.ranks[0].of(Forward)
-    gathers = run.ranks[0].of(Collective, after=engine, before=forwards[0])
+    gathers = run.ranks[0].between(Collective, after=engine, before=forwards[0])
     assert [event.elements for event in gathers if "allgather" in event.op] == [4]

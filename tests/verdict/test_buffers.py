@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.cases.case import Case
-from conformance.trace.events import Forward
 from conformance.verdict.buffers import Fate, fate
 from conformance.workloads.model import Counting
 
@@ -31,8 +30,11 @@ class Rank:
     def __init__(self, events):
         self.events = events
 
-    def of(self, kind, *, before=None):
-        return [SimpleNamespace(extra=False)] if kind is Forward else self.events
+    def of(self, kind):
+        return self.events
+
+    def between(self, kind, *, before):
+        return [SimpleNamespace(extra=False)]
 
 
 def forward(held, add, how):

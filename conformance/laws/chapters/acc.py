@@ -60,7 +60,7 @@ def _backpropagated_twice(window: Window) -> Broken | None:
             continue
         first = seen[root]
         # Such as for the norm of a micro-batch's own gradient.
-        if window.of(ZeroGrad, after=first, before=event):
+        if window.between(ZeroGrad, after=first, before=event):
             seen[root] = event
         else:
             return Broken(
@@ -147,8 +147,8 @@ def _not_averaged_once(average: Averaged) -> Broken:
 
 def _averaging(window: Window, until: Event) -> Sequence[Event]:
     """The events that may have averaged the gradients."""
-    collectives = [event for event in window.of(Contribution, before=until) if event.of == "gradients"]
-    return (*collectives[-1:], *window.of(GradientChange, before=until)[-1:])
+    collectives = [event for event in window.between(Contribution, before=until) if event.of == "gradients"]
+    return (*collectives[-1:], *window.between(GradientChange, before=until)[-1:])
 
 
 @law(
@@ -188,7 +188,7 @@ def _second_step(window: Window) -> Broken | None:
         earlier = first.setdefault(event.optimizer, event)
         if earlier is event:
             continue
-        inside = window.of(Event, after=earlier, before=event)
+        inside = window.between(Event, after=earlier, before=event)
         between = [one for one in inside if isinstance(one, BackwardBegin | Receive)]
         return Broken(
             event,
@@ -284,16 +284,16 @@ def one_scale_per_window(window: Window) -> Outcomes:
 
 def _scaled(window: Window, until: Event | None) -> Iterator[Sequence[LossScaled | BackwardEnd]]:
     """The scaled losses of each scaler; without a scaler, the losses that the trainer scaled by hand."""
-    by_scaler = window.of(LossScaled, before=until)
+    by_scaler = window.between(LossScaled, before=until)
     for scaler in {event.scaler for event in by_scaler}:
         yield [event for event in by_scaler if event.scaler == scaler]
     if not by_scaler:
-        yield [event for event in window.of(BackwardEnd, before=until) if event.scaled is not None]
+        yield [event for event in window.between(BackwardEnd, before=until) if event.scaled is not None]
 
 
 def _scales_differ(window: Window, first: LossScaled | BackwardEnd, second: LossScaled | BackwardEnd) -> Broken:
     one, other = scale_of(first), scale_of(second)
-    changes = window.of(Update, after=first, before=second)[-1:]
+    changes = window.between(Update, after=first, before=second)[-1:]
     after = f", after {changes[0]}" if changes else ""
     effect = None
     if isinstance(one, int | float) and isinstance(other, int | float) and other:

@@ -44,7 +44,7 @@ def cleared_between_windows(window: Window) -> Outcomes:
     if not window.backwards or window.backwards[0].gradients is None:
         return
     # What is put into place by hand is no rest of the window before.
-    if window.of(GradientChange, before=window.backwards[0]):
+    if window.between(GradientChange, before=window.backwards[0]):
         return
     if window.backwards[0].gradients == "some" and (left := _left(window)):
         yield _left_by(left, window)
@@ -80,8 +80,9 @@ def _left(window: Window) -> Sequence[BackwardBegin]:
     through = {event.backward for event in rank.of(BackwardEnd) if event.forwards} - {event.backward for event in own}
     left = [
         event
-        for event in rank.of(BackwardBegin, after=ends[-1] if ends else None, before=first)
-        if event.backward in through and not _held(window) <= _parameters(rank.of(ZeroGrad, after=event, before=first))
+        for event in rank.between(BackwardBegin, after=ends[-1] if ends else None, before=first)
+        if event.backward in through
+        and not _held(window) <= _parameters(rank.between(ZeroGrad, after=event, before=first))
     ]
     return left if left and left[0].gradients != "some" else ()
 
@@ -90,7 +91,7 @@ def _clears_before_its_end(window: Window) -> bool:
     """Whether gradients were cleared after a window's last step, and before another backward of it."""
     if not window.attempts or not window.backwards:
         return False
-    clears = window.of(ZeroGrad, after=window.attempts[-1], before=window.backwards[-1])
+    clears = window.between(ZeroGrad, after=window.attempts[-1], before=window.backwards[-1])
     return bool(clears) and _held(window) <= _parameters(clears)
 
 
@@ -98,7 +99,7 @@ def _clears_inside(window: Window) -> bool:
     """Whether gradients are cleared between a window's first backward and its step, and with them all earlier ones."""
     if not window.attempts:
         return False
-    clears = window.of(ZeroGrad, after=window.backwards[0], before=window.attempts[0])
+    clears = window.between(ZeroGrad, after=window.backwards[0], before=window.attempts[0])
     return bool(clears) and _held(window) <= _parameters(clears)
 
 
@@ -115,7 +116,7 @@ def _clears(window: Window) -> Sequence[ZeroGrad]:
     last = max((*previous.of(BackwardEnd)[-1:], *previous.attempts[-1:]), key=_seq, default=None)
     # Gradients of torch.autograd.grad are put into place by hand, and sums of them that are zero look cleared.
     first = min((window.backwards[0], *window.of(AutogradGrad)[:1]), key=_seq)
-    return (*previous.of(ZeroGrad, after=last), *window.of(ZeroGrad, before=first))
+    return (*previous.between(ZeroGrad, after=last), *window.between(ZeroGrad, before=first))
 
 
 def _rows(window: Window, ends: Sequence[BackwardEnd]) -> Counter[int | None]:
@@ -247,7 +248,7 @@ def _kept_elsewhere(window: Window) -> bool:
 def _loses_weight(window: Window) -> bool:
     """Whether gradients that are not zero are cleared inside the window."""
     clears, weights = _losing(window), window.plan.spec["samples"]["weight"]
-    lost = len(window.of(BackwardBegin, before=clears[-1])) if clears else 0
+    lost = len(window.between(BackwardBegin, before=clears[-1])) if clears else 0
     micro_batches = window.plan.micro_batches(window.rank.number, window.number)
     return any(weights[sample] for samples in micro_batches[:lost] for sample in samples)
 
@@ -256,7 +257,7 @@ def _filled_by_hand(window: Window) -> bool:
     """Whether other gradients were put in after the last backward, and no exchange explains it."""
     return any(
         change.factor is None and not any(change.since <= event.seq <= change.seq for event in window.of(Exchange))
-        for change in window.of(GradientChange, after=window.backwards[-1])
+        for change in window.between(GradientChange, after=window.backwards[-1])
     )
 
 
@@ -278,9 +279,9 @@ def _cleared_inside(window: Window) -> Broken | None:
     clears = _losing(window)
     if not clears:
         return None
-    first, lost = clears[0], len(window.of(BackwardBegin, before=clears[-1]))
-    before = window.of(BackwardBegin, before=first)[-1]
-    after = next(event for event in window.of(Event, after=first) if isinstance(event, BackwardBegin | Attempt))
+    first, lost = clears[0], len(window.between(BackwardBegin, before=clears[-1]))
+    before = window.between(BackwardBegin, before=first)[-1]
+    after = next(event for event in window.between(Event, after=first) if isinstance(event, BackwardBegin | Attempt))
     return Broken(
         first,
         must="gradients must not be cleared inside a window",
@@ -300,17 +301,19 @@ def _loses_gradients(window: Window, clear: ZeroGrad) -> bool:
     later = [*window.backwards[-1:], *window.attempts[-1:]]
     if window.backwards[0].seq > clear.seq or all(event.seq < clear.seq for event in later):
         return False
-    before = window.of(BackwardBegin, before=clear)
+    before = window.between(BackwardBegin, before=clear)
     # The same losses go backward again.
-    if {event.root for event in before} <= {event.root for event in window.of(BackwardBegin, after=clear)}:
+    if {event.root for event in before} <= {event.root for event in window.between(BackwardBegin, after=clear)}:
         return False
     # So do others of the same samples, as where a forward at nearby weights comes first.
     if len(window.forwards) > window.planned:
-        lost, kept = (_rows(window, window.of(BackwardEnd, **side)) for side in ({"before": clear}, {"after": clear}))
+        lost, kept = (
+            _rows(window, window.between(BackwardEnd, **side)) for side in ({"before": clear}, {"after": clear})
+        )
         if lost and lost <= kept and None not in lost:
             return False
     # The average over the ranks may be zero.
-    if clear.by == "hand" and window.of(Exchange, after=before[-1], before=clear):
+    if clear.by == "hand" and window.between(Exchange, after=before[-1], before=clear):
         return False
     # If a step came first, it has used the gradients.
-    return not window.of(Attempt, after=before[-1], before=clear)
+    return not window.between(Attempt, after=before[-1], before=clear)

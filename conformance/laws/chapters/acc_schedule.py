@@ -35,7 +35,7 @@ def schedule_per_step(window: Window) -> Outcomes:
     may_skip = window.plan.spec["scaler"] is not None or bool(window.rank.of(Skip))
     for taken in _taken(window.rank)[window.number] if window.plan.schedule_by == "step" else ():
         # A schedule may advance when the scaler skips a step; that it is taken all the same is for another law.
-        if any(skip.optimizer == taken.step.optimizer for skip in window.of(Skip, before=taken.step)):
+        if any(skip.optimizer == taken.step.optimizer for skip in window.between(Skip, before=taken.step)):
             continue
         # Who counts skipped steps too is at the number of the window; of those before a stop, nothing is known here.
         earlier = taken.number - _begun(window.rank) if may_skip else taken.number
@@ -179,9 +179,9 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
     step, previous, made = taken.step, taken.previous, taken.calls
     right = _planned_rates(window.plan, shown.step, place)[0]
     times = {0: "did not step", 1: "stepped once", 2: "stepped twice"}.get(len(made), f"stepped {len(made)} times")
-    skipped = window.rank.of(Skip, after=previous, before=step) if previous else ()
+    skipped = window.rank.between(Skip, after=previous, before=step) if previous else ()
     last = f", last at {made[-1].line}" if made else ""
-    others = window.rank.of(Schedule, after=previous, before=step) if previous else ()
+    others = window.rank.between(Schedule, after=previous, before=step) if previous else ()
     anew = [one for one in others if one.initial and one.optimizer == step.optimizer]
     if anew:
         # The scheduler before it may have stepped as it should.

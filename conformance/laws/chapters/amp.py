@@ -57,7 +57,7 @@ def backward_on_scaled_loss(window: Window) -> Outcomes:
     if not steps or any(step.scale is None for step in window.of(Step)):
         return
     ends = scaling(window).accumulated(steps[-1])
-    changes = window.of(GradientChange, after=ends[0], before=steps[-1]) if ends else ()
+    changes = window.between(GradientChange, after=ends[0], before=steps[-1]) if ends else ()
     # The trainer may have multiplied the gradients instead of the loss.
     if not ends or any(isinstance(event.factor, int | float) and event.factor > 1 for event in changes):
         return
@@ -197,7 +197,7 @@ def _steps_on_overflow(rank: Rank) -> bool:
 
 def _step_after(window: Window, unscale: Unscale) -> Attempt | None:
     """The step or skip that used the gradients unscaled there."""
-    later = window.of(Attempt, after=unscale)
+    later = window.between(Attempt, after=unscale)
     return next((event for event in later if event.optimizer == unscale.optimizer), None)
 
 
@@ -205,7 +205,7 @@ def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
     """Whether the scaler is updated after a step that it did not take. Without an update, the scaler is not in use."""
     if not isinstance(step, Step) or step.scale is not None:
         return False
-    return any(update.scaler == unscale.scaler for update in window.of(Update, after=step))
+    return any(update.scaler == unscale.scaler for update in window.between(Update, after=step))
 
 
 @law(
@@ -236,12 +236,12 @@ def update_once(window: Window) -> Outcomes:
 def _updated_early(window: Window) -> Broken | None:
     """An update between the backward passes, or the step of one optimizer, and the step of this one or another."""
     for update in window.of(Update):
-        step = next(iter(window.of(ScalerStep, after=update)), None)
+        step = next(iter(window.between(ScalerStep, after=update)), None)
         if step is None or step.scaler != update.scaler:
             continue
         ends = scaling(window).accumulated(update)
         # Another backward or a clearing changes these gradients.
-        between = window.of(Event, after=update, before=step)
+        between = window.between(Event, after=update, before=step)
         if not ends or any(isinstance(one, BackwardEnd | ZeroGrad) for one in between):
             continue
         before, after = number(update.scale_before), number(update.scale_after)
@@ -252,7 +252,7 @@ def _updated_early(window: Window) -> Broken | None:
             if before == after
             else f"gradients that were scaled by {before} are unscaled by {after} after it",
             f"{update} came before the scaler's step at {step.line}",
-            (*window.of(Event, after=ends[-1], before=update)[-1:], update, step),
+            (*window.between(Event, after=ends[-1], before=update)[-1:], update, step),
             None if before == after else f"The step is off by the factor {before}/{after}.",
         )
     return None

@@ -120,8 +120,8 @@ def back_off(window: Window) -> Outcomes:
 def _updates_after_skips(window: Window) -> Iterator[tuple[Skip, Update]]:
     """Each skip with the first update of its scaler after it."""
     for skip in window.of(Skip):
-        asked = window.of(ScalerStep, before=skip)
-        later = window.of(Update, after=skip)
+        asked = window.between(ScalerStep, before=skip)
+        later = window.between(Update, after=skip)
         update = next((event for event in later if asked and event.scaler == asked[-1].scaler), None)
         # The scale need not fall below 1.
         if update is not None and is_scale(update.scale_before) and update.scale_before > 1:
@@ -186,12 +186,12 @@ def _changes_of_state(window: Window) -> Iterator[tuple[Event, Event] | None]:
     """
     forwards = [*window.of(Forward), *(window.following.forwards[:1] if window.following else ())]
     for order, skip in enumerate(window.of(Skip)):
-        steps = [step for step in window.of(ScalerStep, before=skip) if step.optimizer == skip.optimizer]
+        steps = [step for step in window.between(ScalerStep, before=skip) if step.optimizer == skip.optimizer]
         for step in steps[-1:]:
             yield None if step.state == skip.state else (step, skip)
         later = next((event for event in forwards if event.seq > skip.seq and event.states), None)
         if later is not None:
-            noted = order - len(window.of(Skip, before=later))
+            noted = order - len(window.between(Skip, before=later))
             yield None if later.states[noted] == skip.state else (skip, later)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from conformance.laws.at_outputs import exceeds_mean, is_of_mean
 from conformance.laws.law import OK, Broken, Outcomes, law
@@ -155,26 +155,27 @@ def autocast_ends_in_window(window: Window) -> Outcomes:
 
 def _around(window: Window, last: Forward, first: Forward) -> AutocastEnter | None:
     """The outermost autocast that is open in both forwards and all the time between them."""
-    after = _outermost(window.rank)
-    at = bisect_left(after, first.seq, key=itemgetter(0)) - 1
-    outermost = after[at][1] if at >= 0 else None
+    places, open_from = _outermost(window.rank)
+    at = bisect_left(places, first.seq) - 1
+    outermost = open_from[at] if at >= 0 else None
     return outermost if outermost is not None and outermost.caches and outermost.seq < last.seq else None
 
 
 @fact
-def _outermost(rank: Rank) -> list[tuple[int, AutocastEnter | None]]:
-    """The outermost autocast that is open from each enter or exit on, which is named by its place in the trace."""
-    found: list[tuple[int, AutocastEnter | None]] = []
+def _outermost(rank: Rank) -> tuple[list[int], list[AutocastEnter | None]]:
+    """The places of all enters and exits in the trace, and the outermost autocast that is open from each on."""
+    found: list[AutocastEnter | None] = []
     open_regions: list[AutocastEnter] = []
     balance = 0
-    for event in sorted((*rank.of(AutocastEnter), *rank.of(AutocastExit)), key=attrgetter("seq")):
+    events = sorted((*rank.of(AutocastEnter), *rank.of(AutocastExit)), key=attrgetter("seq"))
+    for event in events:
         if isinstance(event, AutocastEnter):
             open_regions.append(event)
         elif open_regions:
             open_regions.pop()
         balance += 1 if isinstance(event, AutocastEnter) else -1
-        found.append((event.seq, open_regions[0] if open_regions and balance > 0 else None))
-    return found
+        found.append(open_regions[0] if open_regions and balance > 0 else None)
+    return [event.seq for event in events], found
 
 
 @law(

@@ -66,7 +66,7 @@ def unscale_once(window: Window) -> Outcomes:
 def _refused(window: Window) -> tuple[Event, Event] | None:
     """A call of `unscale_` that GradScaler refused, with the one before it in the same window."""
     for error in window.of(Raised):
-        unscales = [event for event in window.of(Unscale) if not window.of(Update, after=event, before=error)]
+        unscales = [event for event in window.of(Unscale) if not window.between(Update, after=event, before=error)]
         if unscales and error.message.startswith("unscale_() "):
             return unscales[-1], error
     return None
@@ -146,9 +146,9 @@ def unscale_after_last_backward(window: Window) -> Outcomes:
 
 def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | None:
     """An explicit unscale, and the end of a later backward whose gradients the same step uses."""
-    steps: Sequence[Attempt] = window.of(Attempt, after=unscale)
+    steps: Sequence[Attempt] = window.between(Attempt, after=unscale)
     # If the step itself unscales, the step comes too early, and acc/step-after-all-backwards reports it.
-    if unscale.implicit or not steps or not window.of(BackwardEnd, after=unscale):
+    if unscale.implicit or not steps or not window.between(BackwardEnd, after=unscale):
         return None
     ends = scaling(window).accumulated(steps[0])
     later = next((end for end in ends if end.seq > unscale.seq and is_scale(end.scaled)), None)
@@ -198,4 +198,4 @@ def unscale_after_sync(window: Window) -> Outcomes:
 
 
 def _between(window: Window, first: Event, second: Event, *kinds: type[Event]) -> bool:
-    return any(window.of(kind, after=first, before=second) for kind in kinds)
+    return any(window.between(kind, after=first, before=second) for kind in kinds)

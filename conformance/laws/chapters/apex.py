@@ -37,7 +37,7 @@ def synchronize_in_scale_loss(window: Window) -> Outcomes:
     if any(_synchronized_inside(last, use) for use in uses(window)):
         yield OK
         return
-    later = window.of(Synchronize, after=last.exit)[:1]
+    later = window.between(Synchronize, after=last.exit)[:1]
     yield Broken(
         last.exit,
         must="`synchronize()` must come before `scale_loss` exits",
@@ -155,8 +155,8 @@ def _passes(window: Window) -> Sequence[Pass]:
     """The completed passes of a window. A pass enters after its forward, so it belongs to that forward's window."""
     found = []
     for exit in window.of(ScaleLossExit):
-        for enter in window.of(ScaleLossEnter, before=exit)[-1:]:
-            found.append(Pass(enter, exit, window.of(BackwardBegin, after=enter, before=exit)))
+        for enter in window.between(ScaleLossEnter, before=exit)[-1:]:
+            found.append(Pass(enter, exit, window.between(BackwardBegin, after=enter, before=exit)))
     return found
 
 

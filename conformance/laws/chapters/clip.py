@@ -26,7 +26,7 @@ _FIX = """
 
 def _clips(window: Window, until: Event | None = None) -> Sequence[Clip]:
     """The events that clip; a threshold of infinity only reads the norm."""
-    return [event for event in window.of(Clip, before=until) if not isinstance(event.threshold, str)]
+    return [event for event in window.between(Clip, before=until) if not isinstance(event.threshold, str)]
 
 
 def _acting(clips: Sequence[Clip]) -> Sequence[Clip]:
@@ -134,7 +134,7 @@ def before_step(window: Window) -> Outcomes:
 def _used_before(window: Window, clip: Clip) -> bool:
     """Whether the last step that used what ``clip`` clips came before it, with no backward in between."""
     steps = _steps_of(window, clip) if window.ended and clip.parameters else ()
-    return bool(steps) and steps[-1].seq < clip.seq and not window.of(BackwardBegin, after=steps[-1], before=clip)
+    return bool(steps) and steps[-1].seq < clip.seq and not window.between(BackwardBegin, after=steps[-1], before=clip)
 
 
 def _steps_of(window: Window, clip: Clip) -> Sequence[Attempt]:
@@ -187,7 +187,7 @@ def _repeated(clips: Sequence[Clip]) -> tuple[Clip, Clip] | None:
 
 
 def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
-    between = window.of(BackwardBegin, after=first, before=second)
+    between = window.between(BackwardBegin, after=first, before=second)
     effect = "The second clip makes the gradients smaller than the first threshold asks for."
     if between:
         effect = f"Gradients from before {between[-1].label} {between[-1].backward} are clipped twice, and count less."
@@ -222,7 +222,7 @@ def all_parameters(window: Window) -> Outcomes:
     if last is None or not clips:
         return
     # Some trainers clip some of the parameters by hand.
-    changes = window.of(GradientChange, after=window.backwards[-1] if window.backwards else None, before=last)
+    changes = window.between(GradientChange, after=window.backwards[-1] if window.backwards else None, before=last)
     covered = {one for event in clips for one in event.parameters} | {
         one for event in changes for one in event.parameters
     }

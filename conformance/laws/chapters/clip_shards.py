@@ -83,13 +83,13 @@ def _factor(window: Window) -> tuple[float, Event] | None:
     if not window.attempts or not window.backwards:
         return None
     step = window.attempts[-1]
-    changes = window.of(GradientChange, after=window.backwards[-1], before=step)
+    changes = window.between(GradientChange, after=window.backwards[-1], before=step)
     if changes:
         factor = changes[-1].factor
         return (factor, changes[-1]) if len(changes) == 1 and isinstance(factor, float) else None
     # A norm that is an entry of the gradients looks as if these were exchanged, which may change them.
     backward = [*window.backwards, *window.of(BackwardEnd)][-1]
-    if any(event.of == "gradients" for event in window.of(Collective, after=backward, before=step)):
+    if any(event.of == "gradients" for event in window.between(Collective, after=backward, before=step)):
         return None
     # Zeros do not show it.
     return (1.0, step) if any(window.rank.own(step.gradients) or ()) else None

@@ -78,7 +78,7 @@ def all_reduce_once(window: Window) -> Outcomes:
         return
     early = [
         event
-        for event in window.of(Contribution, after=first, before=final)
+        for event in window.between(Contribution, after=first, before=final)
         if event.of == "gradients" and brings_together(event)
     ]
     # A single number, such as the ones that torch's `Join` adds up, may happen to equal the gradient of a bias.
@@ -229,8 +229,8 @@ def _is_torn(window: Window, backward: BackwardBegin) -> bool:
 
 
 def _averaged_in(window: Window, backward: BackwardBegin) -> Sequence[Event]:
-    end = next(iter(window.of(BackwardEnd, after=backward)), None)
-    return [event for event in window.of(Contribution, after=backward, before=end) if brings_together(event)]
+    end = next(iter(window.between(BackwardEnd, after=backward)), None)
+    return [event for event in window.between(Contribution, after=backward, before=end) if brings_together(event)]
 
 
 def _torn_apart(window: Window, forward: Forward, backward: BackwardBegin) -> Broken:
@@ -264,9 +264,9 @@ def _came_past_the_wrapper(sharing: Sharing) -> bool:
 
 def _never_shared(sharing: Sharing) -> Broken:
     window, backward = sharing.window, sharing.backward
-    before = window.of(Contribution, before=backward)
+    before = window.between(Contribution, before=backward)
     early = [event for event in before if event.of == "gradients" and brings_together(event)]
-    entered = [event for event in window.of(Event, before=backward) if isinstance(event, NoSyncEnter | NoSyncExit)]
+    entered = [event for event in window.between(Event, before=backward) if isinstance(event, NoSyncEnter | NoSyncExit)]
     attempt = window.attempts[-1] if window.attempts else None
     shows: list[Event] = [backward]
     if backward.syncs is False and entered and isinstance(entered[-1], NoSyncEnter):
@@ -278,7 +278,7 @@ def _never_shared(sharing: Sharing) -> Broken:
         however = "the ranks did not combine their gradients or weights between backward "
         however += f"({backward.line}) and "
         however += "the end of the window" if attempt is None else f"the end of the window with {attempt}"
-        to_one = [event for event in window.of(Contribution, after=backward) if gives_to_one(event)]
+        to_one = [event for event in window.between(Contribution, after=backward) if gives_to_one(event)]
         if to_one:
             however += f"; {to_one[-1]} gave the result to one rank alone, which did not pass it on"
             shows.append(to_one[-1])

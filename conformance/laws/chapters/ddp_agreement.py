@@ -138,9 +138,10 @@ _PARTED_BY = (
     unless=_PARTED_BY,
 )
 def average_each_parameter(here: GlobalWindow) -> Outcomes:
-    if here.plan.world_size == 1 or here.number > _first_parted(here.run):
+    parted = _first_parted(here.run)
+    if here.plan.world_size == 1 or here.number > parted:
         return
-    if here.number < _first_parted(here.run):
+    if here.number < parted:
         yield OK
     elif (own := _left_own(here)) is not None:
         yield _not_averaged(here, own)
@@ -178,13 +179,13 @@ def _held_after(here: GlobalWindow) -> Sequence[tuple[Event, Vector]] | None:
     found: list[tuple[Event, Vector]] = []
     for window in here.windows:
         step = window.attempts[-1] if window.attempts and not window.step_is_unseen else None
-        later = window.shown_after
-        shown = step or later
+        shown = step or window.shown_after
         if shown is None:
             return None
+        weights: Vector | None = shown.weights
         # Ranks may average or exchange weights after their steps: what came of it shows later.
-        exchanges = any(_may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown))
-        weights = shown.weights if not exchanges else later.weights if later is not None else None
+        if any(_may_carry_weights(window.rank, event) for event in window.between(Exchange, after=shown)):
+            weights = later.weights if (later := window.shown_after) is not None else None
         if weights is None or None in weights:
             return None
         found.append((shown, weights))
@@ -241,7 +242,7 @@ def _only(places: Collection[int], gradients: Sequence[float | None]) -> list[fl
 def _final_gradients(window: Window) -> Sequence[float | None] | None:
     """The gradients that a window's clip or step saw, and nothing averaged after that."""
     sight = seen_gradients(window)
-    if sight is None or any(map(brings_together, window.of(Exchange, after=sight[0], before=window.attempts[0]))):
+    if sight is None or any(map(brings_together, window.between(Exchange, after=sight[0], before=window.attempts[0]))):
         return None
     return sight[1]
 
@@ -249,7 +250,7 @@ def _final_gradients(window: Window) -> Sequence[float | None] | None:
 def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]]) -> Broken:
     first, other = (window.attempts[0] for window in here.windows[:2])
     values = [vector([column[rank] for column in own.values()]) for rank in (0, 1)]
-    averaged = [one for one in here.windows[1].of(Exchange, before=other) if brings_together(one)][-1:]
+    averaged = [one for one in here.windows[1].between(Exchange, before=other) if brings_together(one)][-1:]
     return Broken(
         other,
         must=f"the gradient of {enumerated([*own])} must be averaged over the ranks",

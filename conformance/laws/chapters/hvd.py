@@ -179,7 +179,10 @@ def not_cleared_before_synchronize(window: Window) -> Outcomes:
 def _first_after_backward(windows: Sequence[Window], kind: type[E]) -> Sequence[E]:
     """For each of these windows, the first event of this kind after its last backward."""
     return [
-        event for window in windows if window.backwards for event in window.of(kind, after=window.backwards[-1])[:1]
+        event
+        for window in windows
+        if window.backwards
+        for event in window.between(kind, after=window.backwards[-1])[:1]
     ]
 
 

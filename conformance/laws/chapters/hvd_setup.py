@@ -93,7 +93,7 @@ def _passes(window: Window) -> Sequence[BackwardBegin]:
     first = next((event for event in window.events if isinstance(event, Synchronize | Attempt)), None)
     return [
         event
-        for event in window.of(BackwardBegin, before=first)
+        for event in window.between(BackwardBegin, before=first)
         if event.backward not in ends or ends[event.backward].forwards
     ]
 

@@ -28,7 +28,7 @@ def one_writer(run: Run) -> Outcomes:
     writers: defaultdict[tuple[str, int], list[Save]] = defaultdict(list)
     for rank in run.ranks:
         for event in rank.of(Save):
-            together = writers[event.path, len(rank.of(Exchange, before=event))]
+            together = writers[event.path, len(rank.between(Exchange, before=event))]
             if not any(one.rank == event.rank for one in together):
                 together.append(event)
     for (path, _), events in writers.items():
