@@ -248,6 +248,15 @@ class Skipped(Record):
 
 
 @dataclass(slots=True)
+class Schedule(Record):
+    """A schedule was made for an optimizer, which has stepped since."""
+
+    optimizer: int
+    name: str
+    site: Site
+
+
+@dataclass(slots=True)
 class Scheduled(Record):
     """count: how often it has stepped. horizon: how often it is made to; None for one without an end. is_told: it was
     given where the training is, or how well it goes. base: the rates that it begins from."""

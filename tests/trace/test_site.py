@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
+import pytest
 import torch
 from accelerate import Accelerator
 
@@ -65,6 +66,31 @@ def test_equal_code_in_different_files():
         exec(compile(source, name, "exec"), module)
         places[name] = module["called"](sites)
     assert places == {name: ([name, 1, "called"], None) for name in ("one.py", "other.py")}
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ("project/engine.py", (["engine.py", 1, "called"], None)),
+        ("lib/python3/site-packages/accelerate/engine.py", (["engine.py", 1, "called"], ["train.py", 1, "called"])),
+        ("<made while it runs>", (["<made while it runs>", 1, "called"], ["train.py", 1, "called"])),
+    ],
+)
+def test_a_project_of_several_files(tmp_path, monkeypatch, inner, expected):
+    """The script calls its own engine, or that of an installed package."""
+    sites = Sites(str(tmp_path / "main.py"), whole_project=True)
+    place = lambda: sites.of(sys._getframe(1))  # noqa: E731
+    for name in (inner, "project/train.py"):
+        path = tmp_path / name
+        if not name.startswith("<"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            monkeypatch.syspath_prepend(path.parent)
+        module = {"__name__": "engine", "place": place}
+        exec(compile("def called(): return place()", name if name.startswith("<") else str(path), "exec"), module)
+        place = module["called"]
+    found = place()
+    assert found == expected
 
 
 def test_a_reference_trainer_stands_for_the_users_code():

@@ -15,11 +15,15 @@ def network():
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
-def laws(trains, steps=6):
+def watched(trains, steps=6):
     torch.manual_seed(0)
     with suppress(AssertionError), conformance.watching() as findings:
         trains(steps)
-    return {law for law, _ in findings.causes}
+    return findings
+
+
+def laws(trains, steps=6):
+    return {law for law, _ in watched(trains, steps).causes}
 
 
 def clips(of_copy=True, too=False, limit=0.1, like=network, scores=False):
@@ -277,3 +281,42 @@ def test_steps_with_closures(trains, expected):
     findings = open_of(trains)
     assert {law for law, _ in findings.causes} == expected
     assert not findings.open and not findings.notes
+
+
+def unstepped(by_hand=False, at=None, anew=False):
+    """by_hand: the rate is set so. at: the step after which the schedule steps. anew: a second schedule steps."""
+
+    def trains(steps):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        if anew:
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+            if by_hand:
+                optimizer.param_groups[0]["lr"] *= 0.5
+            if anew or step == at:
+                schedule.step()
+
+    return trains
+
+
+@pytest.mark.parametrize(
+    ("trains", "steps", "expected"),
+    [
+        (unstepped(), 6, True),
+        (unstepped(), 2, False),  # too few to say
+        (unstepped(by_hand=True), 6, False),
+        (unstepped(at=5), 6, False),  # one of epochs
+        (unstepped(anew=True), 6, False),
+    ],
+)
+def test_a_schedule_that_never_steps(trains, steps, expected):
+    findings = watched(trains, steps)
+    said = [note for note in findings.notes if "never steps: the learning rate stays 0.25" in note]
+    assert [note.partition(" ")[0] for note in said] == ["StepLR"] * expected
+    assert not findings.causes
+    assert not findings.open

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -18,16 +20,21 @@ Site: TypeAlias = list[str | int]
 _OURS = __name__.partition(".")[0]
 _RECORDERS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _NOT_THE_USERS = {"torch", "horovod", "apex", "contextlib", "functools"}
+_STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
+_PACKAGES = {"site-packages", "dist-packages"}
+"""Folders of installed packages. Debian has one of its own."""
 
 
 @dataclass(frozen=True)
 class _Code:
-    """What all frames of one code object of the user's share. `file`: its path as events name it."""
+    """What all frames of one code object of the user's share. `file`: its path as events name it. `is_installed`:
+    whether it comes with Python or an installed package, or was made while the script runs."""
 
     itself: CodeType
     path: str
     file: str
     function: str
+    is_installed: bool
 
 
 _libraries: dict[int, CodeType] = {}
@@ -42,18 +49,20 @@ class Sites:
 
     trainer_file: the file of the trainer under test as its frames name it (`co_filename`), or None.
     folders: further ones that files are named from, beside those of `sys.path`.
+    whole_project: whether all code that is not installed is the trainer's own, too.
     """
 
-    def __init__(self, trainer_file: str | None = None, *folders: str) -> None:
+    def __init__(self, trainer_file: str | None = None, *folders: str, whole_project: bool = False) -> None:
         self.trainer_file = trainer_file
         self._folders = folders
+        self._whole_project = whole_project
         self._known: dict[int, _Code] = {}
         self._files: dict[str, str] = {}
         self._thread = threading.get_ident()
         self._last: tuple[Site | None, Site | None] = None, None
 
     def of(self, frame: FrameType | None) -> tuple[Site | None, Site | None]:
-        """The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own file.
+        """The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own.
 
         The autograd engine runs the backward of a GPU in its own thread, where no caller is visible: there the answer
         is that of the previous event, the beginning of the backward.
@@ -64,10 +73,10 @@ class Sites:
             # Most frames are of libraries.
             identity = id(frame.f_code)
             code = None if identity in _libraries else self._known.get(identity) or self._of_user(frame)
-            if code is not None and (where is None or code.path == self.trainer_file):
+            if code is not None and (where is None or self._is_trainers(code)):
                 here: Site = [code.file, frame.f_lineno, code.function]
                 found = (here, None) if where is None else (where, here)
-                if self.trainer_file in (None, code.path):
+                if self._is_trainers(code) or (self.trainer_file is None and not self._whole_project):
                     break
                 where = here
             frame = frame.f_back
@@ -77,6 +86,9 @@ class Sites:
             found = where, None
         self._last = found
         return found
+
+    def _is_trainers(self, code: _Code) -> bool:
+        return code.path == self.trainer_file or (self._whole_project and not code.is_installed)
 
     def path(self, file: str) -> str:
         """Where the file is that sites name so."""
@@ -93,8 +105,12 @@ class Sites:
         function = getattr(itself, "co_qualname", itself.co_name)
         # A trainer may change the working directory.
         file = self._files.get(path) or self._files.setdefault(path, shortened(path, self._folders))
-        code = self._known[id(itself)] = _Code(itself, path, file, function)
+        code = self._known[id(itself)] = _Code(itself, path, file, function, _is_installed(path))
         return code
+
+
+def _is_installed(path: str) -> bool:
+    return path.startswith(_STDLIB) or not _PACKAGES.isdisjoint(Path(path).parts) or not os.path.isfile(path)
 
 
 def _is_users(module: dict[str, Any], path: str) -> bool:

@@ -19,7 +19,7 @@ class _Optimizer:
     """parameters: those that it was made with. rates: of its first step. keeps_rates: whether all steps have these.
     scheduled: how often a schedule has changed its rates after a step of another one, since it stepped itself. first:
     the first of these. early: how often one went on before the first step; count: how often at all; is_first: whether
-    the last step came after the last time."""
+    the last step came after the last time. made: a schedule of it."""
 
     parameters: frozenset[int] = frozenset()
     rates: set[float | None] = field(default_factory=set)
@@ -29,6 +29,7 @@ class _Optimizer:
     early: int = 0
     count: int = 0
     is_first: bool = False
+    made: records.Schedule | None = None
 
 
 class Astray:
@@ -48,6 +49,8 @@ class Astray:
         match record:
             case records.Optimizer():
                 self._of[record.optimizer].parameters = frozenset(record.parameters)
+            case records.Schedule():
+                self._of[record.optimizer].made = record
             case records.Scheduled():
                 of, is_after = self._of[record.optimizer], self._stepped not in (None, record.optimizer)
                 if is_after and record.before != record.after:
@@ -83,6 +86,11 @@ class Astray:
             # Who takes a run up again, goes on more often; a scaler may have skipped the first step.
             if of.early == 1 and of.is_first and of.count >= _OFTEN and not stream.skips.get(optimizer):
                 self._findings.undecided("a schedule goes on before the first step, whose rate is never used then")
+            # One of epochs has no turn in a run of less than one.
+            if of.made is not None and not of.count and of.keeps_rates and stream.steps[optimizer] >= _OFTEN:
+                where = "" if of.made.site is None else f" ({of.made.site[0]}:{of.made.site[1]})"
+                rates = ", ".join(f"{rate:g}" for rate in of.rates if rate is not None)
+                self._findings.note(f"{of.made.name}{where} never steps: the learning rate stays {rates}")
         steps = sum(stream.steps.values())
         if self._cut_off == self._backwards >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
             # What trains without gradients of its own calls no backward for nothing, each time of another number.

@@ -19,6 +19,7 @@ from conformance.watch.judging.abandoned import Abandoned
 from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
+from conformance.watch.judging.clipped_aside import ClippedAside
 from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
@@ -84,6 +85,7 @@ class Launch:
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
         self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
         self._abandoned: dict[int, Abandoned] = defaultdict(lambda: Abandoned(findings))
+        self._aside: dict[int, ClippedAside] = defaultdict(lambda: ClippedAside(findings))
         self._dealt, self._owners = Dealt(ranks, findings), Owners(findings)
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
@@ -127,6 +129,7 @@ class Launch:
         self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
+        self._aside[rank].feed(record)
         for found in self.streams[rank].feed(record):
             self._ends[rank].take(found)
             if isinstance(found, Cleared):
@@ -205,6 +208,7 @@ class Launch:
                 self._ends[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)
                 self._abandoned[rank].finish(stream)
+                self._aside[rank].finish()
         groups = self._suspicions.groups
         if groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")

@@ -48,7 +48,8 @@ class Recording:
         self.numbers = Numbers()
         script = _script()
         # Python leaves the script's folder out of `sys.path` where it is told to be safe.
-        self.sites = Sites(script, *([] if script is None else [os.path.dirname(script)]))
+        folders = [] if script is None else [os.path.dirname(script)]
+        self.sites = Sites(script, *folders, whole_project=True)
         self.sketching = Sketching()
         self.inside: list[str] = []
         self.backwards = 0
@@ -101,7 +102,7 @@ class Recording:
             self.note(record)
 
     def site(self) -> records.Site:
-        """The call in the user's own file that led here or, without one, the innermost outside torch."""
+        """The call in the user's own files that led here or, without one, the innermost outside torch."""
         where, called_from = self.sites.of(sys._getframe(1))
         site = called_from or where
         if site is not None and (line := (str(site[0]), int(site[1]))) not in self._lines:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced, with_subclasses
 from conformance.watch import records
-from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.recording import Recording, unwrapped
 from conformance.watch.recording.steps import rates
 
 _ENDS = ("total_steps", "T_max")
@@ -16,7 +18,9 @@ _ENDS = ("total_steps", "T_max")
 
 
 def observe(recording: Recording) -> Seams:
-    """Notes `Scheduled` for each outermost step but the initial one, which the constructor makes."""
+    """Notes `Scheduled` for each outermost step but the initial one, which the constructor makes, and `Schedule` for
+    each optimizer that has one and steps. Of a run that is watched in part nobody knows whether its schedules step."""
+    made: WeakKeyDictionary[Any, tuple[str, records.Site]] = WeakKeyDictionary()
 
     def step(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if "schedule" in recording.inside:
@@ -45,10 +49,21 @@ def observe(recording: Recording) -> Seams:
     def initial(original: Any, scheduler: Any) -> Any:
         recording.inside.append("schedule")
         try:
-            return original(scheduler)
+            result = original(scheduler)
         finally:
             recording.inside.remove("schedule")
+        if recording.settings.steps is None:
+            made.setdefault(unwrapped(scheduler.optimizer), (type(scheduler).__name__, recording.site()))
+        return result
 
+    def note_made() -> None:
+        for optimizer, (name, site) in [*made.items()]:
+            number = recording.numbers.known("optimizer", optimizer)
+            if number is not None and recording.steps.get(number):
+                recording.note(records.Schedule(number, name, site))
+                del made[optimizer]
+
+    recording.before_writing.append(harmless(note_made))
     yield replaced(LRScheduler, "_initial_step", initial)
     for owner in {*with_subclasses(LRScheduler), ReduceLROnPlateau}:
         if "step" in vars(owner):
