@@ -1,0 +1,79 @@
+"""Are sums over targets divided by how many these are, in each step?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import inf, isclose
+
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.totals import factor_of, weight_of
+
+_NEAR = 1e-4
+_SEVERAL = 3
+
+
+@dataclass
+class _Steps:
+    """Of an optimizer. right: how many whose targets weigh 1 together, as in a mean. more, less: how many weigh more or
+    less. least, most: what they weigh. divisors: what they are divided by, up to a few."""
+
+    all: int = 0
+    right: int = 0
+    more: int = 0
+    less: int = 0
+    least: float = inf
+    most: float = 0.0
+    divisors: set[float] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        low, high = f"{self.least:.3g}", f"{self.most:.3g}"
+        return f"{low} times as much" if low == high else f"{low} to {high} times as much"
+
+
+class Counted:
+    """Of the processes that train together."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._of: dict[int, _Steps] = defaultdict(_Steps)
+
+    def judge(self, together: Together) -> None:
+        """A step whose gradients are conserved."""
+        here = together.here
+        passes = [one for window in here for one in window.backwards.values()]
+        kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
+        if len(kappas) != 1 or together.is_joined or any(not one.summed or one.of_any for one in passes):
+            return
+        weights = [weight_of(window) or 0.0 for window in here]
+        # Losses of several lines are several losses.
+        if not all(weights) or len({one.calls for one in passes}) > 1:
+            return
+        total = sum(weights) * kappas.pop() / together.ranks
+        of = self._of[here[0].optimizer]
+        of.all += 1
+        if isclose(total, 1, rel_tol=_NEAR):
+            of.right += 1
+            return
+        of.more, of.less = of.more + (total > 1), of.less + (total < 1)
+        of.least, of.most = min(of.least, total), max(of.most, total)
+        if len(of.divisors) < _SEVERAL:
+            of.divisors.add(1 / factor_of(passes[0]))
+
+    def finish(self) -> None:
+        for of in self._of.values():
+            if of.right > of.all / 2 and of.more:
+                self._findings.undecided(
+                    f"sums over targets are divided by how many these are, and in other steps weigh {of}",
+                    of.more,
+                )
+            elif of.right > of.all / 2 and of.less:
+                self._findings.note(
+                    f"sums over fewer targets are divided by as much as others: they weigh {of} as much"
+                )
+            elif len(of.divisors) == _SEVERAL:
+                self._findings.note(
+                    "sums over targets are divided by numbers that change, and that are not how many targets there "
+                    f"are: they weigh {of} as in a mean"
+                )
