@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.watch import records
-from conformance.watch.judging.losses import PARTLY
+from conformance.watch.judging.losses import OF_ONE, PARTLY
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, total
@@ -28,6 +28,29 @@ def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken):
     findings = script.findings()
     assert {law for law, _ in findings.causes} == broken
     assert bool(findings.notes) == (targets[-1] < targets[0] or bool(broken))
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "accused"),
+    [
+        ((20, 12, 16), [1, 2, 3], True),
+        ((20, 12, 16), [1], False),  # samples, each of which may count as one
+        ((1000, 980, 991), [1, 2, 3], False),  # a few targets of some are missing
+    ],
+)
+def test_what_may_count_alike(counts, rows, accused):
+    script = Script(ranks=1)
+    for number in range(3):
+        computed = []
+        for count in counts[number:] + counts[:number]:
+            script.each(records.Entered(rows, False, LINE))
+            computed.append(script.backward(factors=[1 / 3], targets=count))
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    findings = script.findings()
+    assert bool(findings.causes) == accused
+    assert (OF_ONE in findings.open) == (len(rows) == 1)
+    assert any("up to 1.02 times" in note for note in findings.notes) == (counts[0] == 1000)
 
 
 @pytest.mark.parametrize(("windows", "broken"), [(5, set()), (1, {"watch/mean-of-all"})])

@@ -16,6 +16,9 @@ from conformance.watch.judging.windows import Window
 
 _MOST_KEPT = 100
 _DIFFERENT = 0.01
+_LITTLE = 0.1
+"""What a target weighs more than another one, as where a few pixels of some images have no label: nobody is accused of
+that."""
 _RARELY = 0.5
 """Of all windows: those in which an epoch ends."""
 
@@ -27,6 +30,10 @@ OWN = (
 
 
 TIMES = "means over each rank's own targets are multiplied by the number of ranks, so the update is that of their sum"
+
+OF_ONE = (
+    "micro-batches of one sample count alike, however many targets it has: each sample may be meant to count as one"
+)
 
 PARTLY = "some losses of a window are divided by how many micro-batches it has, and others, of the same loader, are not"
 
@@ -166,6 +173,12 @@ class Losses:
         if not any(_is_ragged([one.targets or one.summed for one in window.backwards.values()]) for window in windows):
             self._findings.note(f"the last micro-batch of a window is smaller, but counts as much: {size}")
             return
+        if high <= low * (1 + _LITTLE):
+            self._findings.note(f"micro-batches are means over different numbers of targets, and count alike: {size}")
+            return
+        if any(window.fed for window in windows) and all(len(rows) == 1 for one in windows for rows in one.fed):
+            self._findings.undecided(OF_ONE)
+            return
         if any(one.of_any for one in passes):
             # An episode or a graph may count as one, however long it is.
             self._findings.note(f"micro-batches are means over different numbers of elements, and count alike: {size}")
@@ -219,20 +232,20 @@ class Losses:
                     passes = len(window.backwards)
                     if passes > nominal:
                         self._findings.undecided(
-                            f"{passes} micro-batches were each divided by {nominal}: what is left of an epoch may be "
+                            f"{_divided(passes, nominal)}: what is left of an epoch may be "
                             "added to the next window on purpose"
                         )
                         continue
                     if of.surplus >= missing > 0 or not of.are_ends:
                         self._findings.undecided(
-                            f"{passes} micro-batches were each divided by {nominal}: the script leaves some out, which "
+                            f"{_divided(passes, nominal)}: the script leaves some out, which "
                             "may be meant to count as zero"
                         )
                         continue
                     self._findings.add(
                         Finding(
                             "watch/window-length",
-                            f"{passes} micro-batches were each divided by {nominal}",
+                            _divided(passes, nominal),
                             window.index,
                             (rank,),
                             next(iter(window.backwards.values())).site,
@@ -254,6 +267,14 @@ class Losses:
                 self._findings.undecided(
                     "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"
                 )
+
+
+def _divided(passes: int, nominal: int) -> str:
+    return (
+        f"{passes} micro-batches were each divided by {nominal}"
+        if passes > 1
+        else f"one micro-batch was divided by {nominal}"
+    )
 
 
 def _are_bare_sums(together: Together) -> bool:
