@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 import torch
 
 from conformance.trace.state.payloads import Payloads
+from conformance.trace.state.stamp import Stamp
 from conformance.trace.state.watched import Found, Watched
 from conformance.trace.values import Number, own_part
 
 Seen: TypeAlias = list[Any]
-"""Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""
+"""Of each parameter: its gradient's values or, in a large model, a stamp of it; None without a gradient."""
 
 _MOST_PARAMETERS = 8
 _PROBE = 16
@@ -126,13 +127,13 @@ class Gradients:
         return [None if (gradient := one.grad) is None else see(number, gradient) for number, one in self._looked_at]
 
 
-def _stamp(number: int, gradient: torch.Tensor) -> tuple[int, int]:
-    return id(gradient), gradient._version
+def _stamp(number: int, gradient: torch.Tensor) -> Stamp:
+    return Stamp(gradient)
 
 
 @dataclass(eq=False)
 class _Change:
-    """What became of the values, or of identity and version, of a parameter's gradient."""
+    """What became of the values, or of the stamp, of a parameter's gradient."""
 
     number: int
     parameter: torch.Tensor
@@ -150,7 +151,8 @@ def _cleared(changes: list[_Change]) -> list[_Change]:
 
 
 def _was_not_finite(change: _Change) -> bool:
-    return any(isinstance(value, str) for value in change.old or ())
+    # Nothing is known of the values behind a stamp.
+    return not isinstance(change.old, Stamp) and any(isinstance(value, str) for value in change.old or ())
 
 
 def _factor(changes: list[_Change]) -> Number:

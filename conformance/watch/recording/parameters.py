@@ -10,6 +10,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.trace.state.parts import Part
+from conformance.trace.state.stamp import Stamp
 from conformance.watch import records
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 from conformance.watch.sketch import Sketching, Taken
@@ -60,7 +61,7 @@ class Known:
         self.first: Any = None
         self.sample, self.windows, self.steps = WHOLE, 0, 0
         self.is_in_window, self.beside = False, 1
-        self.used: tuple[int, int] | None = None
+        self.used: Stamp | None = None
         self.left: torch.Tensor | None = None
         layout = _layout(parameter)
         self.is_cut_otherwise = layout is None
@@ -90,11 +91,11 @@ class Known:
         self.is_in_window = False
         self.windows += is_looked_at
         self.steps += 1
-        self.used = None if gradient is None else (id(gradient), gradient._version)
+        self.used = None if gradient is None else Stamp(gradient)
 
     def has_used(self, gradient: torch.Tensor) -> bool:
         """Whether this is what the last step used, as it was then."""
-        return self.used == (id(gradient), gradient._version)
+        return self.used == Stamp(gradient)
 
 
 class Slice:

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
+from conformance.trace.state.stamp import Stamp
+
 
 class Search:
     """What one step of `torch.optim.LBFGS` evaluates."""
 
     def __init__(self) -> None:
-        self._gradients: list[tuple[int, int] | None] = []
+        self._gradients: list[Stamp | None] = []
         self._evaluated = 0
 
     def begin(self, optimizer: Any) -> None:
@@ -22,11 +24,10 @@ class Search:
         return 0 if _gradients(optimizer) != self._gradients else _evaluations(optimizer) - self._evaluated
 
 
-def _gradients(optimizer: Any) -> list[tuple[int, int] | None]:
-    """Which tensors they are, and which of their versions."""
+def _gradients(optimizer: Any) -> list[Stamp | None]:
     if not isinstance(optimizer, torch.optim.LBFGS):
         return []
-    return [None if one.grad is None else (id(one.grad), one.grad._version) for one in optimizer._params]
+    return [None if one.grad is None else Stamp(one.grad) for one in optimizer._params]
 
 
 def _evaluations(optimizer: Any) -> int:
