@@ -1,7 +1,12 @@
 """What a script leaves out on purpose, now and then or for good, beside what it loses by mistake."""
 
-import pytest
+from contextlib import suppress
 
+import pytest
+import torch
+from torch import nn
+
+import conformance
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
@@ -250,3 +255,23 @@ def test_ranks_read_the_same(is_same, expected):
     findings = script.findings()
     assert laws(findings) == expected
     assert bool(findings.open) != is_same
+
+
+@pytest.mark.parametrize(("every", "is_open"), [(1, True), (4, False)])
+def test_another_loss_is_cleared_before_steps(every, is_open):
+    """Before each, it may be half of what was to be learned; now and then, somebody looks at its gradients."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    with suppress(AssertionError), conformance.watching() as findings:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(8):
+            output = model(torch.randn(3, 4))
+            if step % every == 0:
+                output[:, 0].square().mean().backward(retain_graph=True)
+                model.zero_grad()
+            output[:, 1].square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not findings.causes
+    assert any("in a line of its own before each step" in reason for reason in findings.open) == is_open
+    assert any("cleared before a step: windows left out" in note for note in findings.notes) != is_open

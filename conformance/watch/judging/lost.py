@@ -103,6 +103,11 @@ class Lost:
                 "windows with fewer backward passes than the others were cleared before a step, as those at the end of "
                 "epochs may be on purpose"
             )
+        elif not alike and _is_often(self._windows, steps) and self._is_regular:
+            self._findings.undecided(
+                "a loss goes backward in a line of its own before each step, and its gradients are cleared: the script "
+                "may only look at them"
+            )
         else:
             self._findings.note(f"{self._known} backward passes were cleared before a step: windows left out by hand?")
 

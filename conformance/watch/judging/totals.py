@@ -93,7 +93,7 @@ def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
             continue
         if all(one.targets and _is_bare(one) for one in passes):
             says = f"each of {len(passes)} losses is the mean over a micro-batch, and nothing divides their sum"
-            effect = f"the update is {len(passes)} times what it should be"
+            effect = f"the gradients that the step uses are {len(passes)} times those of the mean"
             yield _finding(window, "watch/means-averaged", says, effect)
 
 
