@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.steady import Steady
+from conformance.watch.judging.steady import VARIES, WITHOUT, Steady
 from conformance.watch.verdict import verdict
 
 from .scripts import Script, total
@@ -59,3 +59,15 @@ def test_a_run_is_ended_once_several_steps_say_the_same(steps, expected):
     for step in steps:
         steady.feed([says[step]], [window])
     assert steady.accuses == expected
+
+
+@pytest.mark.parametrize(("other", "says"), [(True, WITHOUT), (False, VARIES)])
+def test_steps_without_gradients_beside_right_ones(other, says):
+    """other: all others are right."""
+    window = SimpleNamespace(optimizer=0, rank=0, index=0, moments=[], cut=0)
+    findings = Findings()
+    steady = Steady(findings)
+    for one in (Finding("watch/has-gradient", "", 0, (0,)), None, Finding("watch/has-gradient", "", 0, (0,))):
+        steady.feed([(0, one, one is None and other)], [window])
+    steady.finish()
+    assert list(findings.open) == [says]

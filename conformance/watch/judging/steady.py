@@ -16,6 +16,7 @@ _OFTEN = 3
 """Steps. What one comes to by chance, so many in a row do not."""
 
 VARIES = "factors look wrong in some steps, and otherwise in others, as if the script changed gradients by hand"
+WITHOUT = "an optimizer steps without any gradient in some steps, and with gradients in others"
 
 
 @dataclass
@@ -75,4 +76,5 @@ class Steady:
                 [(what, finding)] = of.first.items()
                 self._findings.add(finding, count=of.counts[what])
             elif of.counts:
-                self._findings.undecided(VARIES, sum(of.counts.values()))
+                are_without = {law for law, _ in of.counts} == {"watch/has-gradient"} and not of.others
+                self._findings.undecided(WITHOUT if are_without else VARIES, sum(of.counts.values()))
