@@ -200,3 +200,17 @@ def test_a_hook_lets_ranks_step_on_their_own_gradients(averages, why):
     findings = script.findings()
     assert not findings.causes
     assert any(why in reason for reason in findings.open)
+
+
+@pytest.mark.parametrize(("right", "expected"), [(0, "UNDECIDED"), (1, "UNDECIDED"), (4, "DOES NOT CONFORM")])
+def test_gradients_that_look_averaged_once_are_not(right, expected):
+    """Those of a model of few numbers may, by chance: whether ranks average is said by more steps than that."""
+    script = Script()
+    beside = Beside(script)
+    for step in range(8):
+        script.step([total(script.backward(), 0.5)] * 2)
+        own = beside.backward()
+        beside.step([total(own, 0.5)] * 2 if step < right else own)
+        script.clear()
+        beside.clear()
+    assert verdict(script.findings()) == expected

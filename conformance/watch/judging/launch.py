@@ -78,7 +78,6 @@ class Launch:
         self._modes, self._leftovers = Modes(findings), Leftovers(findings)
         self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
         self._numbering = Numbering()
-        self._averages = False
         self._is_joined = False
         self._first: Window | None = None
         self._lost = Lost(findings)
@@ -184,9 +183,10 @@ class Launch:
         if is_whole and not self._blind:
             self._owners.finish(self.streams, self.ranks)
         self._kept.finish(self._first, self._pairing, is_sampled=self._inputs.is_sampled)
-        self._inputs.finish(averages=self._averages)
-        self._epochs.finish(averages=self._averages)
-        if self._averages:
+        averages = self._suspicions.averages
+        self._inputs.finish(averages=averages)
+        self._epochs.finish(averages=averages)
+        if averages:
             self._dealt.finish()
         judges = (
             self._order,
@@ -262,7 +262,6 @@ class Launch:
             return
         self._lost.sort(here, is_known=own.conserved == own.steps)
         if own.conserved and own.conserved == own.steps and not own.causes:
-            self._averages |= self.ranks > 1
             if self.ranks > 1:
                 self._suspicions.is_averaged(here[0].optimizer)
                 self._inputs.averaged(is_alike=together.is_alike)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from conformance.watch import records
@@ -19,6 +19,9 @@ _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same
 
 _MOST = 1000
 
+_SOME = 0.25
+"""Of the steps of a model that ranks train together, at least."""
+
 
 class Suspicions:
     """Of the processes that train together. They wait until all is over: how the weights go on decides.
@@ -33,7 +36,7 @@ class Suspicions:
         self._waiting: list[Finding] = []
         self._apart: dict[int, list[int]] = defaultdict(list)
         self._equal: dict[int, int] = {}
-        self._common: set[int] = set()
+        self._right, self._steps = Counter[int](), Counter[int]()
         self._unclear: set[int] = set()
         self._wrapped: dict[int, set[int]] = defaultdict(set)
         self._left: frozenset[int] = frozenset()
@@ -53,15 +56,27 @@ class Suspicions:
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
         self._related.see(here)
+        self._steps[here[0].optimizer] += 1
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
 
     def is_averaged(self, optimizer: int) -> None:
         """A step of it was right, as one of all ranks."""
-        self._common.add(optimizer)
+        self._right[optimizer] += 1
+
+    @property
+    def _common(self) -> set[int]:
+        """The optimizers of which enough steps were right. In a model of few numbers, the gradients of one rank may
+        look like the average now and then, and does so the more, the smaller they become."""
+        return {one for one, right in self._right.items() if right >= _SOME * self._steps[one]}
 
     def is_unclear(self, optimizer: int) -> None:
         """Of a step of it, it is not known whose gradients it used."""
         self._unclear.add(optimizer)
+
+    @property
+    def averages(self) -> bool:
+        """Whether the ranks average gradients at all."""
+        return bool(self._common)
 
     @property
     def common(self) -> set[int]:
