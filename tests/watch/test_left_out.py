@@ -124,9 +124,13 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
     assert laws(script.findings()) == expected
 
 
-def ranks_with_own(numbers, *, start, names, wraps=False, left=()):
-    """Each rank steps these parameters on its own gradients, and the others on the average."""
+def ranks_with_own(numbers, *, start, names, wraps=False, left=(), experts=()):
+    """Each rank steps these parameters on its own gradients, and the others on the average. experts: of DeepSpeed."""
     script = Script()
+    for stream in script.streams:
+        for record in stream:
+            if isinstance(record, records.Parameter):
+                record.is_own = record.parameter in experts
     script.each(records.Named({str(number): name for number, name in enumerate(names)}))
     if wraps:
         script.each(records.Wrapped(0, [*left]))
@@ -153,6 +157,7 @@ NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight",
         ({"numbers": (4, 5), "start": True}, "UNDECIDED"),
         ({"numbers": (4, 5), "start": False}, "UNDECIDED"),  # experts that start as copies, or a layer forgotten
         ({"numbers": (4, 5), "start": False, "names": OF_MODELS}, "UNDECIDED"),
+        ({"numbers": (5,), "start": True, "experts": (4, 5)}, "UNDECIDED"),  # the other half had no samples
         ({"numbers": (5,), "start": True}, "DOES NOT CONFORM"),  # half of one
         ({"numbers": (5,), "start": False}, "DOES NOT CONFORM"),
         ({"numbers": (5,), "start": False, "names": OF_MODELS}, "DOES NOT CONFORM"),

@@ -171,9 +171,10 @@ class Suspicions:
         return has_own and alone and not is_sampled and not is_common
 
     def _own(self, optimizer: int) -> frozenset[int]:
+        declared = self._left | {number for number, one in self._streams[0].parameters.items() if one.is_own}
         if optimizer in self._wrapped:
-            return self._left
-        return self._left | experts.from_start(self._waiting, optimizer, self._streams[0])
+            return declared
+        return declared | experts.from_start(self._waiting, optimizer, self._streams[0])
 
     def _meets(self, optimizer: int) -> bool:
         """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what
