@@ -43,7 +43,7 @@ class Lost:
         self._concerned: set[int] = set()
         self._used_calls: set[int] = set()
         self._counts: dict[int, Counter[int]] = defaultdict(Counter)
-        self._of_same_inputs = 0
+        self._of_same_inputs = self._of_other_inputs = 0
         self._of_other_kind = 0
 
     def take(self, cleared: Cleared) -> None:
@@ -67,6 +67,8 @@ class Lost:
 
     def _count(self, before: Sequence[Cleared], window: Window) -> None:
         self._of_same_inputs += sum(one.fed in window.fed for one in before)
+        seen = [one.fed for one in before if one.fed is not None and window.fed]
+        self._of_other_inputs += sum(fed not in window.fed for fed in seen)
         self._of_other_kind += sum(not window.has_part(one.backward) for one in before)
         self._counts[window.optimizer][len({one.backward.backward for one in before})] += 1
         together = Counter(one.at for one in before)
@@ -103,7 +105,12 @@ class Lost:
                 "windows with fewer backward passes than the others were cleared before a step, as those at the end of "
                 "epochs may be on purpose"
             )
-        elif not alike and _is_often(self._windows, steps) and self._is_regular:
+        elif (
+            not alike
+            and self._of_other_inputs <= _OFTEN * steps
+            and self._is_regular
+            and _is_often(self._windows, steps)
+        ):
             self._findings.undecided(
                 "a loss goes backward in a line of its own before each step, and its gradients are cleared: the script "
                 "may only look at them"
