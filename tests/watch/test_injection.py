@@ -159,3 +159,21 @@ def test_a_package_that_cannot_be_imported_is_named_and_the_script_runs(tmp_path
     [file] = folder.iterdir()
     assert file.name.startswith("failed.")
     assert "FileNotFoundError" in file.read_text()
+
+
+def test_a_script_may_look_whether_torch_is_there_first(tmp_path):
+    """As transformers and datasets do when they are imported."""
+    source = """
+        import importlib.util
+        assert importlib.util.find_spec("torch")
+        import torch
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            model(torch.randn(2, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """
+    found = run(tmp_path, source, watch=True)
+    assert found.returncode == 0
+    assert b"CONFORMS: In 4 of 4 steps" in found.stdout

@@ -18,7 +18,6 @@ class _AfterTorch:
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return spec
@@ -26,7 +25,10 @@ class _AfterTorch:
 
         def exec_module(module):
             execute(module)
-            _start()
+            # Not before: a library may only look whether torch is there.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _start()
 
         spec.loader.exec_module = exec_module
         return spec
