@@ -49,8 +49,7 @@ class Source(Record):
 @dataclass(slots=True)
 class Parameter(Record):
     """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
-    that sketches do not follow. shard: which of them is on this rank. is_own: DeepSpeed was told that not all ranks
-    share it, as it is of an expert."""
+    that sketches do not follow. shard: which of them is on this rank."""
 
     parameter: int
     shape: list[int]
@@ -58,7 +57,6 @@ class Parameter(Record):
     shards: int
     name: str | None
     shard: int = 0
-    is_own: bool = False
 
 
 @dataclass(slots=True)

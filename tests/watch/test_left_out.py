@@ -124,13 +124,10 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
     assert laws(script.findings()) == expected
 
 
-def ranks_with_own(numbers, *, start, names, wraps=False, left=(), experts=()):
-    """Each rank steps these parameters on its own gradients, and the others on the average. experts: of DeepSpeed."""
+def ranks_with_own(numbers, *, start, names, wraps=False, left=(), apart=()):
+    """Each rank steps these parameters on its own gradients, and the others on the average. apart: others, whose
+    gradients are equal on all ranks, and whose weights are not."""
     script = Script()
-    for stream in script.streams:
-        for record in stream:
-            if isinstance(record, records.Parameter):
-                record.is_own = record.parameter in experts
     script.each(records.Named({str(number): name for number, name in enumerate(names)}))
     if wraps:
         script.each(records.Wrapped(0, [*left]))
@@ -139,7 +136,7 @@ def ranks_with_own(numbers, *, start, names, wraps=False, left=(), experts=()):
         average = total(computed, 0.5)
         script.step([[own[n] if n in numbers else average[n] for n in script.numbers] for own in computed])
         for rank, stream in enumerate(script.streams):
-            for number in numbers if start or step else ():
+            for number in (*numbers, *apart) if start or step else ():
                 stream[-1].values[number] = [one + rank for one in stream[-1].values[number]]
         script.clear()
     return script.findings()
@@ -157,7 +154,9 @@ NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight",
         ({"numbers": (4, 5), "start": True}, "UNDECIDED"),
         ({"numbers": (4, 5), "start": False}, "UNDECIDED"),  # experts that start as copies, or a layer forgotten
         ({"numbers": (4, 5), "start": False, "names": OF_MODELS}, "UNDECIDED"),
-        ({"numbers": (5,), "start": True, "experts": (4, 5)}, "UNDECIDED"),  # the other half had no samples
+        ({"numbers": (4,), "start": False, "apart": (5,)}, "UNDECIDED"),  # of which not all can be seen
+        ({"numbers": (4, 5), "start": False, "apart": (0, 1)}, "DOES NOT CONFORM"),  # half of what others share
+        ({"numbers": (4, 5), "start": False, "apart": (0, 1, 2, 3)}, "DOES NOT CONFORM"),  # nothing is shared
         ({"numbers": (5,), "start": True}, "DOES NOT CONFORM"),  # half of one
         ({"numbers": (5,), "start": False}, "DOES NOT CONFORM"),
         ({"numbers": (5,), "start": False, "names": OF_MODELS}, "DOES NOT CONFORM"),

@@ -15,21 +15,27 @@ _FEW = 3
 def from_start(waiting: Iterable[Finding], optimizer: int, stream: Stream) -> frozenset[int]:
     """Those that differ from the start, or that nobody averages, where both are the same and whole modules.
 
-    Experts and heads may also start alike, as copies of one layer. A module that somebody forgot looks the same. A
-    tensor that is lost on its way to be averaged has others of its module beside it."""
+    Experts and heads may also start alike, as copies of one layer: then they are those that come to differ, some of
+    which nobody averages. Of others this may not be seen, as where an expert has no samples. If all come to differ,
+    the ranks have nothing in common. A module that somebody forgot looks the same. A tensor that is lost on its way to
+    be averaged has others of its module beside it."""
     found = [finding for finding in waiting if finding.optimizer == optimizer]
-    start = next((one.parameters for one in found if (one.law, one.step) == ("watch/same-weights", 0)), frozenset())
+    apart = [one for one in found if one.law == "watch/same-weights"]
+    own = next((one.parameters for one in apart if one.step == 0), frozenset())
     alone = [one.parameters for one in found if one.law == "watch/averaged"]
     modules = _modules(stream, stream.held[optimizer])
     # Of a number or two it cannot be seen whether they are averaged.
     small = {number for number in modules if prod(stream.parameters[number].shape) <= _FEW}
-    if not start:
-        lost = frozenset().union(*alone)
-        start = lost | {number for number in small if modules[number] in {modules[one] for one in lost}}
-    if not all(alone) or not all(one <= start for one in alone) or start.difference(small, *alone):
+    if own and own.difference(small, *alone):
         return frozenset()
-    shared = {modules[number] for number in start} & {modules[number] for number in modules.keys() - start}
-    return frozenset() if shared - {None} else start
+    if not own and alone:
+        differ = frozenset().union(*(one.parameters for one in apart))
+        lost = frozenset().union(*alone, differ if differ < modules.keys() else ())
+        own = lost | {number for number in small if modules[number] in {modules[one] for one in lost}}
+    if not all(alone) or not all(one <= own for one in alone):
+        return frozenset()
+    shared = {modules[number] for number in own} & {modules[number] for number in modules.keys() - own}
+    return frozenset() if shared - {None} else own
 
 
 def _modules(stream: Stream, numbers: Iterable[int]) -> dict[int, tuple[str, int] | None]:

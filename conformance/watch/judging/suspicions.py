@@ -20,7 +20,7 @@ _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same
 _MOST = 1000
 
 _SOME = 0.25
-"""Of the steps of a model that ranks train together, at least."""
+"""Of the steps of a model that ranks train together: so many look so, at least."""
 
 
 class Suspicions:
@@ -171,10 +171,9 @@ class Suspicions:
         return has_own and alone and not is_sampled and not is_common
 
     def _own(self, optimizer: int) -> frozenset[int]:
-        declared = self._left | {number for number, one in self._streams[0].parameters.items() if one.is_own}
         if optimizer in self._wrapped:
-            return declared
-        return declared | experts.from_start(self._waiting, optimizer, self._streams[0])
+            return self._left
+        return self._left | experts.from_start(self._waiting, optimizer, self._streams[0])
 
     def _meets(self, optimizer: int) -> bool:
         """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what

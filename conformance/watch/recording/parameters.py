@@ -151,8 +151,7 @@ class Parameters:
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
         shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
         name = self.name(parameter)
-        dtype, is_own = str(parameter.dtype)[6:], getattr(parameter, "allreduce", True) is False
-        self._note(records.Parameter(known.number, shape, dtype, shards, name, known.piece, is_own))
+        self._note(records.Parameter(known.number, shape, str(parameter.dtype)[6:], shards, name, known.piece))
 
     def divide(self, parameter: torch.Tensor, part: Part, pieces: Sequence[tuple[int, int]], piece: int) -> None:
         """Of a parameter, each rank steps one of these pieces, and this one has it in a flat tensor."""
