@@ -79,7 +79,10 @@ def test_equal_code_in_different_files():
 def test_a_project_of_several_files(tmp_path, monkeypatch, inner, expected):
     """The script calls its own engine, or that of an installed package."""
     sites = Sites(str(tmp_path / "main.py"), whole_project=True)
-    place = lambda: sites.of(sys._getframe(1))  # noqa: E731
+
+    def place():
+        return sites.of(sys._getframe(1))
+
     for name in (inner, "project/train.py"):
         path = tmp_path / name
         if not name.startswith("<"):
@@ -89,8 +92,7 @@ def test_a_project_of_several_files(tmp_path, monkeypatch, inner, expected):
         module = {"__name__": "engine", "place": place}
         exec(compile("def called(): return place()", name if name.startswith("<") else str(path), "exec"), module)
         place = module["called"]
-    found = place()
-    assert found == expected
+    assert place() == expected
 
 
 def test_a_reference_trainer_stands_for_the_users_code():

@@ -29,5 +29,3 @@ class Stamp:
             return NotImplemented
         are_alike = (self._identity, self._version) == (other._identity, other._version)
         return are_alike and not self._reference.expired() and not other._reference.expired()
-
-    __hash__ = None  # type: ignore[assignment]

@@ -16,8 +16,8 @@ _SEVERAL = 3
 
 @dataclass
 class _Steps:
-    """Of an optimizer. right: how many whose targets weigh 1 together, as in a mean. more, less: how many weigh more or
-    less. least, most: what they weigh. divisors: what they are divided by, up to a few."""
+    """Of an optimizer. right: in how many the targets weigh 1 together, as in a mean; more, less: in how many they
+    weigh more or less. least, most: what they weigh then. divisors: of these, up to a few."""
 
     all: int = 0
     right: int = 0
@@ -69,9 +69,7 @@ class Counted:
                     of.more,
                 )
             elif of.right > of.all / 2 and of.less:
-                self._findings.note(
-                    f"sums over fewer targets are divided by as much as others: they weigh {of} as much"
-                )
+                self._findings.note(f"sums over fewer targets have the divisor of the others: they weigh {of}")
             elif len(of.divisors) == _SEVERAL:
                 self._findings.note(
                     "sums over targets are divided by numbers that change, and that are not how many targets there "

@@ -17,8 +17,7 @@ from conformance.watch.judging.windows import Window
 _MOST_KEPT = 100
 _DIFFERENT = 0.01
 _LITTLE = 0.1
-"""What a target weighs more than another one, as where a few pixels of some images have no label: nobody is accused of
-that."""
+"""By how much a target may weigh more than another one, as where a few pixels of some images have no label."""
 _RARELY = 0.5
 """Of all windows: those in which an epoch ends."""
 
@@ -173,15 +172,14 @@ class Losses:
         if not any(_is_ragged([one.targets or one.summed for one in window.backwards.values()]) for window in windows):
             self._findings.note(f"the last micro-batch of a window is smaller, but counts as much: {size}")
             return
-        if high <= low * (1 + _LITTLE):
-            self._findings.note(f"micro-batches are means over different numbers of targets, and count alike: {size}")
+        of_any = any(one.of_any for one in passes)
+        if of_any or high <= low * (1 + _LITTLE):
+            # An episode or a graph may count as one, however long it is.
+            of = "elements" if of_any else "targets"
+            self._findings.note(f"micro-batches are means over different numbers of {of}, and count alike: {size}")
             return
         if any(window.fed for window in windows) and all(len(rows) == 1 for one in windows for rows in one.fed):
             self._findings.undecided(OF_ONE)
-            return
-        if any(one.of_any for one in passes):
-            # An episode or a graph may count as one, however long it is.
-            self._findings.note(f"micro-batches are means over different numbers of elements, and count alike: {size}")
             return
         if not all(_are_micro_batches(window) for window in windows):
             self._findings.undecided("losses of groups or of several data sets count alike, whatever their size")
@@ -232,14 +230,14 @@ class Losses:
                     passes = len(window.backwards)
                     if passes > nominal:
                         self._findings.undecided(
-                            f"{_divided(passes, nominal)}: what is left of an epoch may be "
-                            "added to the next window on purpose"
+                            f"{_divided(passes, nominal)}: what is left of an epoch may be added to the next window on "
+                            "purpose"
                         )
                         continue
                     if of.surplus >= missing > 0 or not of.are_ends:
                         self._findings.undecided(
-                            f"{_divided(passes, nominal)}: the script leaves some out, which "
-                            "may be meant to count as zero"
+                            f"{_divided(passes, nominal)}: the script leaves some out, which may be meant to count as "
+                            "zero"
                         )
                         continue
                     self._findings.add(
@@ -270,11 +268,8 @@ class Losses:
 
 
 def _divided(passes: int, nominal: int) -> str:
-    return (
-        f"{passes} micro-batches were each divided by {nominal}"
-        if passes > 1
-        else f"one micro-batch was divided by {nominal}"
-    )
+    which = f"{passes} micro-batches were each" if passes > 1 else "one micro-batch was"
+    return f"{which} divided by {nominal}"
 
 
 def _are_bare_sums(together: Together) -> bool:

@@ -67,8 +67,7 @@ class Lost:
 
     def _count(self, before: Sequence[Cleared], window: Window) -> None:
         self._of_same_inputs += sum(one.fed in window.fed for one in before)
-        seen = [one.fed for one in before if one.fed is not None and window.fed]
-        self._of_other_inputs += sum(fed not in window.fed for fed in seen)
+        self._of_other_inputs += sum(one.fed not in {None, *window.fed} for one in before if window.fed)
         self._of_other_kind += sum(not window.has_part(one.backward) for one in before)
         self._counts[window.optimizer][len({one.backward.backward for one in before})] += 1
         together = Counter(one.at for one in before)
@@ -105,12 +104,7 @@ class Lost:
                 "windows with fewer backward passes than the others were cleared before a step, as those at the end of "
                 "epochs may be on purpose"
             )
-        elif (
-            not alike
-            and self._of_other_inputs <= _OFTEN * steps
-            and self._is_regular
-            and _is_often(self._windows, steps)
-        ):
+        elif _is_often(self._windows, steps) and self._is_regular and self._of_other_inputs <= _OFTEN * steps:
             self._findings.undecided(
                 "a loss goes backward in a line of its own before each step, and its gradients are cleared: the script "
                 "may only look at them"
