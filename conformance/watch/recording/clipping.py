@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator, signature
 from typing import Any
 
@@ -15,61 +15,63 @@ from conformance.watch.recording.later import later
 from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
 
-KINDS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
+_KINDS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
 """The functions that clip, each with what it clips by."""
-
-_SIGNATURES = {name: signature(getattr(clip_grad, name)) for name in KINDS}
 
 
 def observe(recording: Recording) -> Seams:
     """Notes `Clipped` for each outermost call, and before it `Limited` where it is by value."""
+    for name in _KINDS:
+        function = getattr(clip_grad, name)
+        yield replaced_inside(function, around(recording, function))
+
+
+def around(recording: Recording, function: Callable[..., Any]) -> Callable[..., Any]:
+    """What notes the calls of a function that clips, of torch or with the same parameters."""
+    kind, parameters_of = _KINDS[function.__name__], signature(function)
 
     def sketches(limited: list[tuple[Known, torch.Tensor]]) -> torch.Tensor:
         return recording.parameters.sketches([(known.sample, gradient) for known, gradient in limited])
 
-    def clipping(name: str) -> Any:
-        def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
-            if "clip" in recording.inside:
-                return original(*args, **kwargs)
-            call = _SIGNATURES[name].bind(*args, **kwargs)
-            given = call.arguments
-            used_up = _is_used_up(given["parameters"])
-            if not isinstance(given["parameters"], torch.Tensor):
-                # It may be a generator, which can be gone through once.
-                given["parameters"] = list(given["parameters"])
-            original.instead(*call.args, **call.kwargs)
-            tensors = given["parameters"]
-            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-            strange = _strange(recording, tensors)
-            by_value = KINDS[name] == "value" and recording.is_looking
-            limited = recording.parameters.gradients(tensors) if by_value else []
-            before = sketches(limited)
-            recording.inside.append("clip")
-            try:
-                result = original(*call.args, **call.kwargs)
-            finally:
-                recording.inside.remove("clip")
-            if limited:
-                numbers, samples = [known.number for known, _ in limited], [known.sample for known, _ in limited]
-                recording.note(records.Limited(numbers, before, sketches(limited), samples))
-            recording.note(
-                records.Clipped(
-                    KINDS[name],
-                    recording.parameters.numbers(tensors),
-                    float(given["clip_value" if KINDS[name] == "value" else "max_norm"]),
-                    _number(given.get("total_norm", result)),
-                    len(tensors),
-                    recording.site(),
-                    used_up,
-                    strange,
-                )
+    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if "clip" in recording.inside:
+            return original(*args, **kwargs)
+        call = parameters_of.bind(*args, **kwargs)
+        given = call.arguments
+        used_up = _is_used_up(given["parameters"])
+        if not isinstance(given["parameters"], torch.Tensor):
+            # It may be a generator, which can be gone through once.
+            given["parameters"] = list(given["parameters"])
+        original.instead(*call.args, **call.kwargs)
+        tensors = given["parameters"]
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        strange = _strange(recording, tensors)
+        by_value = kind == "value" and recording.is_looking
+        limited = recording.parameters.gradients(tensors) if by_value else []
+        before = sketches(limited)
+        recording.inside.append("clip")
+        try:
+            result = original(*call.args, **call.kwargs)
+        finally:
+            recording.inside.remove("clip")
+        if limited:
+            numbers, samples = [known.number for known, _ in limited], [known.sample for known, _ in limited]
+            recording.note(records.Limited(numbers, before, sketches(limited), samples))
+        recording.note(
+            records.Clipped(
+                kind,
+                recording.parameters.numbers(tensors),
+                float(given["clip_value" if kind == "value" else "max_norm"]),
+                _number(given.get("total_norm", result)),
+                len(tensors),
+                recording.site(),
+                used_up,
+                strange,
             )
-            return result
+        )
+        return result
 
-        return clip
-
-    for name in KINDS:
-        yield replaced_inside(getattr(clip_grad, name), clipping(name))
+    return clip
 
 
 def _is_used_up(parameters: Any) -> bool | None:

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: the optimizer inside it holds flat tensors, in which each parameter of the model has a range."""
+"""DeepSpeed: in ZeRO, the optimizer inside holds flat tensors, in which each parameter of the model has a range."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.deepspeed import WRAPPERS, cuts, stepped
 from conformance.watch import records
-from conformance.watch.recording import surroundings
+from conformance.watch.recording import clipping, surroundings
 from conformance.watch.recording.recording import Recording
 
 
 def observe(recording: Recording) -> Seams:
-    """Follows the parameters of a model into the flat tensors, and notes `Clipped` before each step on these."""
+    """Follows the parameters of a model into the flat tensors, and notes `Clipped` before each step on these. Without
+    ZeRO, the engine clips by a function of its own."""
     wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def construct(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
@@ -42,6 +43,10 @@ def observe(recording: Recording) -> Seams:
     def classes(module: ModuleType) -> Seams:
         yield replaced(getattr(module, WRAPPERS[module.__name__]), "__init__", construct)
 
+    def engine(module: ModuleType) -> Seams:
+        yield replaced(module, "clip_grad_norm_", clipping.around(recording, module.clip_grad_norm_))
+
     for name in WRAPPERS:
         yield when_imported(name, classes)
+    yield when_imported("deepspeed.runtime.engine", engine)
     yield register_optimizer_step_pre_hook(harmless(clip))
