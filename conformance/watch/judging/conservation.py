@@ -98,7 +98,7 @@ def _is_judgeable(together: Together, window: Window, findings: Findings) -> boo
     held = len(step.parameters)
     if not step.used and not window.is_computed:
         findings.undecided(
-            "an optimizer steps parameters that no backward pass reaches, as one kept for its schedule does"
+            "an optimizer steps parameters that no backward pass has reached so far, as one kept for its schedule does"
         )
         return False
     if not step.used and (step.moved or step.closure):
