@@ -13,6 +13,7 @@ from conformance.report.formats.markdown import markdown
 from conformance.report.formats.sarif import sarif
 from conformance.watch import records
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
+from conformance.watch.judging.judge import judged
 from conformance.watch.report.card import cards
 from conformance.watch.report.digest import digest, lines
 from conformance.watch.report.html import write
@@ -140,6 +141,16 @@ def test_a_curve_stays_small():
     assert len(curve.points) <= 512
     assert curve.points[0] == (0, 1.0)
     assert curve.points[-1][0] > 99_000
+
+
+def test_processes_that_train_apart_have_curves_of_their_own():
+    script = Script(ranks=1)
+    for _ in range(3):
+        script.step([total(script.backward())])
+        script.clear()
+    findings = judged(script.streams * 2)
+    curves = [history.curves["local"].points for history in findings.histories]
+    assert [[step for step, _ in points] for points in curves] == [[0, 1, 2]] * 2
 
 
 @pytest.mark.parametrize("optimizers", [MOST_HISTORIES - 1, MOST_HISTORIES, MOST_HISTORIES + 3])

@@ -77,7 +77,7 @@ class Findings:
     notes: dict[str, int] = field(default_factory=dict)
     unsolved: list[Any] = field(default_factory=list)
     factors: list[tuple[int, Finding | None, bool]] = field(default_factory=list)
-    histories: dict[Any, Any] = field(default_factory=dict)
+    histories: list[Any] = field(default_factory=list)
     scenes: dict[tuple[str, str], Scene] = field(default_factory=dict)
     sources: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     steps: int = 0

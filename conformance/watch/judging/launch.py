@@ -90,6 +90,7 @@ class Launch:
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
         self._buffers: dict[int, records.Buffers] = {}
+        self._histories: dict[Key, History] = {}
 
     def feed(self, rank: int, record: records.Record) -> None:
         # What a recorder of which a part is off has left of a window would look like a mistake of the script.
@@ -288,10 +289,13 @@ class Launch:
 
     def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:
         """For the report."""
-        histories, here = self.findings.histories, together.here
-        if key not in histories and len(histories) == MOST_HISTORIES:
-            return
-        history = histories.setdefault(key, History(key.type))
+        here = together.here
+        if key not in self._histories:
+            if len(self.findings.histories) == MOST_HISTORIES:
+                return
+            self._histories[key] = History(key.type)
+            self.findings.histories.append(self._histories[key])
+        history = self._histories[key]
         kappas = together.kappas.get(here[0].rank, [])
         history.add(together, kappas[0] if len({*kappas}) == 1 else None)
         if is_good and history.good is None:

@@ -70,7 +70,7 @@ def _line(site: Site, findings: Findings) -> tuple[str | None, tuple[str, int] |
 
 def _good(bad: Scene, findings: Findings) -> Scene | None:
     """A right window of the same optimizer."""
-    found = (history.good for history in findings.histories.values())
+    found = (history.good for history in findings.histories)
     return next((one for one in found if one and one.optimizer == bad.optimizer and one.index != bad.index), None)
 
 

@@ -30,7 +30,7 @@ def write(findings: Findings, command: Sequence[str], folder: Path) -> Path:
             undecided=undecided(findings),
             way_out=WAY_OUT,
             notes=notes(findings),
-            histories=list(findings.histories.values()),
+            histories=findings.histories,
             few=_FEW,
             most=MOST_HISTORIES,
             names=CURVES,
