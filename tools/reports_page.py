@@ -236,7 +236,7 @@ def example(found: Sequence[Report]) -> Iterator[str]:
     [finding] = [one for one in report.findings if one.name == "lightning_nominal_length"]
     texts = {fault.name: fault.text for fault in CATALOGUE}
     cards = (card_of(case, texts) for case in report.failed if finding.explains(case))
-    yield f"This is what it says of Lightning {report.versions['lightning']}:"
+    yield f"This is what `conformance run` says of Lightning {report.versions['lightning']}:"
     yield ""
     yield "```text"
     for line in next(card for card in cards if card.effect is not None).lines():
