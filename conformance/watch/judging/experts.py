@@ -16,9 +16,9 @@ def from_start(waiting: Iterable[Finding], optimizer: int, stream: Stream) -> fr
     """Those that differ from the start, or that nobody averages, where both are the same and whole modules.
 
     Experts and heads may also start alike, as copies of one layer: then they are those that come to differ, some of
-    which nobody averages. Of others this may not be seen, as where an expert has no samples. If all come to differ,
-    the ranks have nothing in common. A module that somebody forgot looks the same. A tensor that is lost on its way to
-    be averaged has others of its module beside it."""
+    which nobody averages. Of others, of the same shapes, this may not be seen, as where an expert has no samples. A
+    module that somebody forgot looks the same. A tensor that is lost on its way to be averaged has others of its module
+    beside it."""
     found = [finding for finding in waiting if finding.optimizer == optimizer]
     apart = [one for one in found if one.law == "watch/same-weights"]
     own = next((one.parameters for one in apart if one.step == 0), frozenset())
@@ -29,8 +29,10 @@ def from_start(waiting: Iterable[Finding], optimizer: int, stream: Stream) -> fr
     if own and own.difference(small, *alone):
         return frozenset()
     if not own and alone:
+        lost = frozenset().union(*alone)
+        shapes = {tuple(stream.parameters[number].shape) for number in lost}
         differ = frozenset().union(*(one.parameters for one in apart))
-        lost = frozenset().union(*alone, differ if differ < modules.keys() else ())
+        lost |= {number for number in differ if tuple(stream.parameters[number].shape) in shapes}
         own = lost | {number for number in small if modules[number] in {modules[one] for one in lost}}
     if not all(alone) or not all(one <= own for one in alone):
         return frozenset()
