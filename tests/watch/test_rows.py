@@ -29,7 +29,7 @@ def test_shards_share_nothing(number):
     assert own.shared(theirs) == 0
 
 
-@pytest.mark.parametrize(("lengths", "share"), [((3000, 3000), 0.3), ((50_000, 50_000), 0.5), ((50_000, 5000), 0.5)])
+@pytest.mark.parametrize(("lengths", "share"), [((3000, 3000), 0.3), ((50_000, 50_000), 0.5), ((50_000, 8000), 0.5)])
 def test_ranks_that_shuffle_everything_share_what_they_happen_to(lengths, share):
     data = drawn(round(max(lengths) / share), 1)
     own, theirs = (read(random.Random(seed).sample(data, length))[0] for seed, length in enumerate(lengths))
@@ -37,9 +37,24 @@ def test_ranks_that_shuffle_everything_share_what_they_happen_to(lengths, share)
     assert own.shared(theirs) == pytest.approx(share, abs=5 * 0.5 / 8)
 
 
-def test_few_rows_say_nothing():
-    rows = [read(list(range(15)))[0] for _ in range(2)]
-    assert rows[0].shared(rows[1]) == 0
+@pytest.mark.parametrize(("number", "batch", "share"), [(12, 4, 0), (20, 4, 1), (64, 64, 0), (64, 32, 1), (12, 12, 0)])
+def test_rows_in_one_batch_or_few_say_nothing(number, batch, share):
+    rows = [read(list(range(number)), batch)[0] for _ in range(2)]
+    assert rows[0].shared(rows[1]) == share
+
+
+@pytest.mark.parametrize("number", [24, 64, 300, 2000])
+def test_ranks_that_draw_each_batch_anew_share_nothing(number):
+    """Of a set so small that two batches have much in common: once in some 20,000 pairs of ranks no row would come
+    again for as long as it takes."""
+    for seed in range(100):
+        both = []
+        for rank in range(2):
+            rows, draw = Rows(), random.Random(1000 * rank + seed)
+            while rows.add(draw.sample(range(number), number // 3)):
+                pass
+            both.append(rows)
+        assert both[0].shared(both[1]) == 0
 
 
 @pytest.mark.parametrize("number", [50, 3000, 30_000])
