@@ -90,7 +90,8 @@ class Backward(Record):
     losses of one kind are added up in it, 0 for one loss or several kinds. is_cut_off: its loss is a number that was
     made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input.
     samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
-    with something that is not known. of_terms: what single terms of it are divided by."""
+    with something that is not known. of_terms: what single terms of it are divided by. ignored: how many targets were
+    left out of the mean or sum."""
 
     backward: int
     scale: float | None
@@ -116,6 +117,7 @@ class Backward(Record):
     samplers: list[int] = field(default_factory=list)
     is_hidden: bool = False
     of_terms: list[float] = field(default_factory=list)
+    ignored: int = 0
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from conformance.watch.verdict import verdict
 from .scripts import LINE, Script, total
 
 
+@pytest.mark.parametrize("loader", [7, None])
 @pytest.mark.parametrize(
     ("targets", "broken"),
     [
@@ -18,33 +19,44 @@ from .scripts import LINE, Script, total
         ((4, 3, 4), {"watch/mean-of-all"}),
     ],
 )
-def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken):
+def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken, loader):
+    """Without a loader, micro-batches may be graphs, or tasks."""
     script = Script(ranks=1)
     for number in range(3):
         counts = targets[number:] + targets[:number] if broken else targets
-        computed = [script.backward(factors=[1 / 3], targets=count) for count in counts]
+        computed = [script.backward(factors=[1 / 3], targets=count, loader=loader) for count in counts]
         script.step([total([of_rank for [of_rank] in computed])])
         script.clear()
     findings = script.findings()
-    assert {law for law, _ in findings.causes} == broken
+    assert {law for law, _ in findings.causes} == (broken if loader else set())
+    assert any("as samples, tasks or groups may be meant to" in why for why in findings.open) == bool(
+        broken and not loader
+    )
     assert bool(findings.notes) == (targets[-1] < targets[0] or bool(broken))
 
 
 @pytest.mark.parametrize(
-    ("counts", "rows", "accused"),
+    ("counts", "rows", "facts", "accused"),
     [
-        ((20, 12, 16), [1, 2, 3], True),
-        ((20, 12, 16), [1], False),  # samples, each of which may count as one
-        ((1000, 980, 991), [1, 2, 3], False),  # a few targets of some are missing
+        ((20, 12, 16), [1, 2, 3], {"loader": 7, "batches": 1}, True),
+        ((20, 12, 16), [1, 2, 3], {"padded": 24}, True),
+        ((20, 12, 16), [1, 2, 3], {}, False),  # by hand, which may be graphs or tasks
+        ((20, 12, 16), [1, 2, 3], {"loader": 7, "batches": 1, "draws": True}, False),  # of a loader of tasks
+        ((20, 12, 16), [1], {"padded": 24}, False),  # samples, each of which may count as one
+        ((1000, 980, 991), [1, 2, 3], {"padded": 1000}, False),  # a few targets of some are missing
     ],
 )
-def test_what_may_count_alike(counts, rows, accused):
+def test_what_may_count_alike(counts, rows, facts, accused):
     script = Script(ranks=1)
     for number in range(3):
         computed = []
         for count in counts[number:] + counts[:number]:
             script.each(records.Entered(rows, False, LINE))
             computed.append(script.backward(factors=[1 / 3], targets=count))
+            begins = script.streams[0][-2]
+            begins.ignored = facts.get("padded", count) - count
+            for name in facts.keys() - {"padded"}:
+                setattr(begins, name, facts[name])
         script.step([total([of_rank for [of_rank] in computed])])
         script.clear()
     findings = script.findings()
@@ -61,7 +73,7 @@ def test_an_epoch_may_end_within_a_window(windows, broken):
         counts = [4, 4, 4]
         if number % windows == 0:
             counts[number // windows % 2] = 3
-        computed = [script.backward(factors=[1 / 3], targets=count) for count in counts]
+        computed = [script.backward(factors=[1 / 3], targets=count, loader=7) for count in counts]
         script.step([total([of_rank for [of_rank] in computed])])
         script.clear()
     findings = script.findings()

@@ -85,7 +85,7 @@ class Losses:
         self._steady = steady
         self._sizes: dict[int, tuple[list[int], Finding | None, bool]] = {}
         self._steps: Counter[int] = Counter()
-        self._smaller: dict[int, tuple[Finding, int]] = {}
+        self._smaller: dict[int, tuple[Finding, int, bool]] = {}
 
     def judge(self, together: Together) -> None:
         """Only windows whose gradients are conserved with the right factor, so that nothing makes up for it later."""
@@ -181,9 +181,6 @@ class Losses:
         if any(window.fed for window in windows) and all(len(rows) == 1 for one in windows for rows in one.fed):
             self._findings.undecided(OF_ONE)
             return
-        if not all(_are_micro_batches(window) for window in windows):
-            self._findings.undecided("losses of groups or of several data sets count alike, whatever their size")
-            return
         first = windows[0]
         sizes = [one.targets or one.summed for one in passes]
         found = Finding(
@@ -196,6 +193,9 @@ class Losses:
             optimizer=first.optimizer,
         )
         is_smaller = all(map(_has_a_smaller_one, windows))
+        if not all(map(_are_of_one_kind, windows)):
+            self._take(found, is_smaller=is_smaller, is_proof=False)
+            return
         self._findings.show(found.key, windows)
         before, waiting, was_smaller = self._sizes.setdefault(first.optimizer, (sizes, found, is_smaller))
         if waiting is not None and sizes == before and not any(one.batches for one in passes):
@@ -206,23 +206,29 @@ class Losses:
         self._sizes[first.optimizer] = before, None, False
         self._take(found, is_smaller=is_smaller)
 
-    def _take(self, found: Finding, *, is_smaller: bool) -> None:
+    def _take(self, found: Finding, *, is_smaller: bool, is_proof: bool = True) -> None:
         """is_smaller: one micro-batch is, and all others are alike, as where an epoch ends."""
         if is_smaller and found.optimizer is not None:
-            first, times = self._smaller.get(found.optimizer, (found, 0))
-            self._smaller[found.optimizer] = first, times + 1
+            first, times, was_proof = self._smaller.get(found.optimizer, (found, 0, True))
+            self._smaller[found.optimizer] = first, times + 1, is_proof and was_proof
         else:
-            self._findings.add(found)
+            self._add(found, is_proof=is_proof)
+
+    def _add(self, found: Finding, *, is_proof: bool, count: int = 1) -> None:
+        if is_proof:
+            self._findings.add(found, count=count)
+        else:
+            self._findings.undecided(f"{found.says}, as samples, tasks or groups may be meant to", count)
 
     def finish(self) -> None:
         for _, waiting, _ in self._sizes.values():
             if waiting is not None:
-                self._findings.undecided("losses of groups or of several data sets count alike, whatever their size")
-        for optimizer, (found, times) in self._smaller.items():
+                self._add(waiting, is_proof=False)
+        for optimizer, (found, times, is_proof) in self._smaller.items():
             if times <= _RARELY * self._steps[optimizer]:
                 self._findings.note(f"the last batch of an epoch is smaller, but counts as much: {found.effect}")
             else:
-                self._findings.add(found, count=times)
+                self._add(found, is_proof=is_proof, count=times)
         for (optimizer, rank), of in self._of.items():
             if of.right >= 2 and of.right >= of.windows / 2:
                 missing = sum(max(0, nominal - len(window.backwards)) for window, nominal in of.others)
@@ -332,12 +338,16 @@ def _have_numbers_of_their_own(window: Window) -> bool:
     return is_one_kind and len(own) > 1 and all(len(of_one) == 2 for of_one in divisors)
 
 
-def _are_micro_batches(window: Window) -> bool:
-    """Whether each is one batch of one loader, where there is any, as groups of a batch and batches of several data
-    sets are not."""
+def _are_of_one_kind(window: Window) -> bool:
+    """Whether each is one batch of one loader, of several samples, as groups of a batch, batches of several data sets
+    and tasks are not. Without a loader, they are if they are of one size, and padded to it."""
     passes = window.backwards.values()
     loaders, batches = {one.loader for one in passes if one.batches}, sum(one.batches for one in passes)
-    return not batches or (batches >= len(passes) and len(loaders) == 1 and None not in loaders)
+    if batches:
+        are_batches = batches >= len(passes) and len(loaders) == 1 and None not in loaders
+        return are_batches and not any(one.draws for one in passes)
+    sizes = {(one.targets or one.summed) + one.ignored for one in passes}
+    return len(sizes) == 1 and any(one.ignored for one in passes)
 
 
 def _has_a_smaller_one(window: Window) -> bool:

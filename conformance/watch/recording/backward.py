@@ -100,6 +100,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 sorted(loading.samplers),
                 divided.is_hidden,
                 divided.of_terms,
+                divided.ignored,
             )
         )
         inputs.begin()

@@ -48,7 +48,8 @@ class Loss:
     divided by, 4. targets: how many the mean below is of; 0 for a sum, None if it is not known. summed: how many the
     sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything. terms: how many losses of one kind are
     added up, 0 if there is one, or if they are of several kinds. is_hidden: it is multiplied with something that its
-    graph does not show. of_terms: what single terms of a sum are divided by."""
+    graph does not show. of_terms: what single terms of a sum are divided by. ignored: how many targets were left out,
+    by `ignore_index`."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
@@ -58,6 +59,7 @@ class Loss:
     terms: int = 0
     is_hidden: bool = False
     of_terms: list[float] = field(default_factory=list)
+    ignored: int = 0
 
     def add(self, node: Any, factor: float) -> None:
         """One more factor, of a product or quotient."""
@@ -90,7 +92,9 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
                     loss.divisors.append(divisor)
                 loss.targets, loss.summed = _targets(node)
                 # A sum with weights of classes is divided by the sum of these.
-                loss.is_hidden = _count(node) == 0 and node._saved_reduction != _MEAN
+                count = _count(node)
+                loss.ignored = node._saved_target.numel() - count if count and node.name() in _ENTROPIES else 0
+                loss.is_hidden = count == 0 and node._saved_reduction != _MEAN
                 loss.of_any = node.name() in _OF_ANY
                 loss.terms = _terms(node)
                 if node.name() == _ANY:
