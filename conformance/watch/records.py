@@ -396,6 +396,11 @@ class Joined(Record):
 
 
 @dataclass(slots=True)
+class Exchanged(Record):
+    """A backward pass has sent something to other ranks by itself, and not to average gradients as DDP does."""
+
+
+@dataclass(slots=True)
 class Grouped(Record):
     """Gradients are averaged over a group of so many ranks."""
 

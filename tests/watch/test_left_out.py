@@ -173,22 +173,30 @@ def test_modules_of_each_rank_s_own(options, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "horizon", "counts_micro_batches", "expected"),
+    ("name", "horizon", "end", "counts_micro_batches", "expected"),
     [
-        ("OneCycleLR", 16, True, "UNDECIDED"),
-        ("OneCycleLR", 16, False, "CONFORMS"),
-        ("CosineAnnealingLR", 4, True, "DOES NOT CONFORM"),
-        ("StepLR", None, True, "DOES NOT CONFORM"),
-        ("ReduceLROnPlateau", None, True, "CONFORMS"),
+        ("OneCycleLR", 16, None, True, "UNDECIDED"),
+        ("OneCycleLR", 16, None, False, "CONFORMS"),
+        ("CosineAnnealingLR", 4, None, True, "DOES NOT CONFORM"),
+        ("StepLR", None, None, True, "DOES NOT CONFORM"),
+        ("StepLR", None, 4, True, "DOES NOT CONFORM"),
+        ("LambdaLR", None, None, True, "UNDECIDED"),
+        ("LambdaLR", None, 16, True, "UNDECIDED"),
+        ("LambdaLR", None, 4, True, "DOES NOT CONFORM"),  # as a schedule of steps that counts micro-batches
+        ("LambdaLR", None, 4, False, "CONFORMS"),
+        ("ReduceLROnPlateau", None, None, True, "CONFORMS"),
     ],
 )
-def test_a_schedule_of_micro_batches(name, horizon, counts_micro_batches, expected):
-    """It may be made for as many as there are, and comes to its end with the script then."""
+def test_a_schedule_of_micro_batches(name, horizon, end, counts_micro_batches, expected):
+    """It may be made for as many as there are, and comes to its end with the script then. end: when its rate is 0."""
     script, count = Script(ranks=1), 0
+
+    def rate(after):
+        return 0.0 if end is not None and after >= end else 0.1 / (after + 1)
 
     def schedule():
         is_told = name == "ReduceLROnPlateau"
-        before, after = [0.1 / (count + 1)], [0.1 / (count + 2)]
+        before, after = [rate(count)], [rate(count + 1)]
         script.each(records.Scheduled(0, name, before, after, LINE, count + 1, horizon, is_told))
         return count + 1
 
@@ -198,7 +206,7 @@ def test_a_schedule_of_micro_batches(name, horizon, counts_micro_batches, expect
             computed += script.backward(factors=[0.25], targets=8)
             if counts_micro_batches and micro_batch < 3:
                 count = schedule()
-        script.step([total(computed)])
+        script.step([total(computed)], rate=rate(count))
         count = schedule()
         script.clear()
     assert verdict(script.findings()) == expected

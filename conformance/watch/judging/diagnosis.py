@@ -44,6 +44,9 @@ def explain(case: Case) -> Finding | System | str:
                 f"the gradients of 1 of {case.together.ranks} ranks are in the update of rank {case.window.rank}",
             )
             found.waits, found.alone = _drifts(case, case.parameters), True
+            if len(case.parameters) < len(case.window.used):
+                # What is clipped by itself may be a layer of each rank's own.
+                found.parameters = frozenset(case.parameters)
             return found
         apart = case.factors_of_ranks
         if len({*apart}) > 1 and _is_known(case.fits(case.clipped_apart)):

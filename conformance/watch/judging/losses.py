@@ -81,7 +81,7 @@ class Losses:
     def __init__(self, findings: Findings, steady: Steady) -> None:
         self._findings = findings
         self._of: dict[tuple[int, int], _Optimizer] = defaultdict(_Optimizer)
-        self._totals = Totals(steady)
+        self._totals = Totals(findings, steady)
         self._steady = steady
         self._sizes: dict[int, tuple[list[int], Finding | None, bool]] = {}
         self._steps: Counter[int] = Counter()

@@ -12,26 +12,39 @@ from conformance.watch.records import Scheduled
 _OFTEN = 3
 """Windows, before a mistake in most of them is one of the script and not of the present epoch."""
 
+_LONG = 0.1
+"""Of all windows: for so long no schedule is meant to have a rate of 0."""
+
+_OF_THE_SCRIPT = "LambdaLR"
+"""Its end, if it has one, stands in a function of the script."""
+
 
 @dataclass
 class _Of:
     """windows: of an optimizer on a rank. within: in how many of them a schedule stepped between two backward passes;
-    first: what the first of them shows. has_end, is_over: whether one of these has a number of steps that it is made
-    for, and has passed it."""
+    changed: and gave another rate; first: what the first of these shows. has_end, is_past: whether one has a number of
+    steps that it is made for, as far as is known, and has passed it. still: windows within which one stepped, and whose
+    rates are 0."""
 
     windows: int = 0
     within: int = 0
+    changed: int = 0
     first: Finding | None = None
     has_end: bool = False
-    is_over: bool = False
+    is_past: bool = False
+    still: int = 0
 
     @property
-    def is_usual(self) -> bool:
+    def is_of_micro_batches(self) -> bool:
         return self.within > self.windows / 2
 
     @property
+    def is_over(self) -> bool:
+        return self.is_past or self.still >= max(_OFTEN, _LONG * self.windows)
+
+    @property
     def is_wrong(self) -> bool:
-        return self.is_usual and (self.is_over or not self.has_end)
+        return self.is_of_micro_batches and (self.is_over or (self.changed > self.windows / 2 and not self.has_end))
 
 
 class Schedules:
@@ -66,21 +79,27 @@ class Schedules:
                 finding = _finding(window, schedule)
                 self._findings.add(finding)
                 window.broken.append(finding.key)
-        within = [one for at, one in changed if at < max(places)]
+        within = [one for at, one in steps if min(places) < at < max(places)]
         if within:
             of.within += 1
-            of.has_end |= within[0].horizon is not None
-            of.is_over |= any(one.horizon is not None and one.count > one.horizon for one in within)
-            of.first = of.first or _finding(window, within[0])
+            of.has_end |= within[0].horizon is not None or within[0].name == _OF_THE_SCRIPT
+            of.is_past |= any(one.horizon is not None and one.count > one.horizon for one in within)
+            of.still += not any(window.step.rates)
+        turns = [one for one in within if one.before != one.after]
+        if turns:
+            of.changed += 1
+            of.first = of.first or _finding(window, turns[0])
 
     def finish(self) -> None:
         for of in self._of.values():
             if of.first is not None and of.is_wrong:
+                if of.still:
+                    of.first.effect = f"the learning rate is 0 in {of.still} of {of.windows} steps"
                 self._findings.add(of.first, count=of.within)
-            elif of.first is not None and of.is_usual:
+            elif of.first is not None and of.is_of_micro_batches:
                 self._findings.undecided(
-                    "a schedule steps within windows, and comes to its end no sooner than the script: it may be made "
-                    "for micro-batches"
+                    "a schedule steps with each micro-batch, and comes to its end no sooner than the script: it may be "
+                    "made for micro-batches"
                 )
             elif of.first is not None:
                 self._findings.note("a schedule steps within some windows, which go on from one epoch into the next")

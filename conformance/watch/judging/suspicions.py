@@ -40,6 +40,7 @@ class Suspicions:
         self._unclear: set[int] = set()
         self._wrapped: dict[int, set[int]] = defaultdict(set)
         self._left: frozenset[int] = frozenset()
+        self._exchanging: set[int] = set()
         self._elsewhere: set[int] = set()
         self._related = Related()
 
@@ -47,6 +48,8 @@ class Suspicions:
         match record:
             case records.Hooked():
                 self.hooks.add(record.name)
+            case records.Exchanged():
+                self._exchanging.add(rank)
             case records.Grouped():
                 self.groups.add(record.size)
             case records.Wrapped():
@@ -68,6 +71,12 @@ class Suspicions:
         """The optimizers of which enough steps were right. In a model of few numbers, the gradients of one rank may
         look like the average now and then, and does so the more, the smaller they become."""
         return {one for one, right in self._right.items() if right >= _SOME * self._steps[one]}
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether a layer may be split over the ranks, as that of many classes is, outside of DDP: its gradients are of
+        all ranks' data then."""
+        return len(self._exchanging) == self._ranks and not self.hooks
 
     def is_unclear(self, optimizer: int) -> None:
         """Of a step of it, it is not known whose gradients it used."""
@@ -130,7 +139,7 @@ class Suspicions:
         if self._may_train_apart(optimizer):
             return "a model is trained by each rank alone, beside one that all ranks train"
         if self._may_be_of_each(optimizer, is_sampled=is_sampled):
-            return "each rank trains a model of its own, as it seems"
+            return "each rank trains a model, or a layer, of its own, as it seems"
         apart = self._apart.get(optimizer, [])
         has_own = any(one.waits and one.optimizer == optimizer for one in self._waiting)
         meets_again = bool(apart) and self._equal.get(optimizer, -1) > apart[0]
@@ -161,17 +170,18 @@ class Suspicions:
         return not is_common and not self._related.have(optimizer, others) and (bool(others) or unseen)
 
     def _may_be_of_each(self, optimizer: int, *, is_sampled: bool) -> bool:
-        """Whether each rank may train a model of its own, as the members of an ensemble or the trials of a search: on
-        its own gradients alone, and from a start or at a rate of its own. A script that forgot to average looks the
-        same, unless something is averaged or wrapped, or a sampler deals the data out."""
+        """Whether each rank may train a model of its own, as the members of an ensemble or the trials of a search, or
+        a layer that is split over the ranks: on its own gradients alone, and from a start or at a rate of its own. A
+        script that forgot to average looks the same, unless something is averaged or wrapped, or a sampler deals the
+        data out."""
         found = [finding for finding in self._waiting if finding.optimizer == optimizer]
         has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
         alone = {finding.alone for finding in found if finding.waits} == {True}
         is_common = optimizer in self._common or (optimizer in self._wrapped and self.groups <= {self._ranks})
-        return has_own and alone and not is_sampled and not is_common
+        return has_own and alone and not (is_sampled and not self._is_split) and not is_common
 
     def _own(self, optimizer: int) -> frozenset[int]:
-        if optimizer in self._wrapped:
+        if optimizer in self._wrapped and not self._is_split:
             return self._left
         return self._left | experts.from_start(self._waiting, optimizer, self._streams[0])
 

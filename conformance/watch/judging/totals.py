@@ -11,7 +11,7 @@ from math import isclose, prod
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Window
 
@@ -20,11 +20,17 @@ _SEVERAL = 3
 """Backward passes. By two, a loss may be halved twice for other reasons."""
 
 
+OF_TASKS = (
+    "each rank's loss is the mean over its own targets, and the gradients of ranks that train other parts of the model "
+    "are summed up: each rank may have a task of its own"
+)
+
+
 class Totals:
     """Of the processes that train together."""
 
-    def __init__(self, steady: Steady) -> None:
-        self._steady = steady
+    def __init__(self, findings: Findings, steady: Steady) -> None:
+        self._findings, self._steady = findings, steady
 
     def judge(self, together: Together) -> None:
         """A step whose gradients are conserved."""
@@ -41,6 +47,9 @@ class Totals:
             return
         [kappa] = kappas
         found = list(_over_ranks(together, kappa) if together.ranks > 1 else ())
+        if any(one.law == "watch/means-averaged" for one in found) and not _train_the_same(here):
+            self._findings.undecided(OF_TASKS)
+            return
         found += [] if found or kappa != 1 else _over_micro_batches(here)
         self._steady.feed([(one.ranks[0], one, False) for one in found], here)
 
@@ -66,6 +75,11 @@ def _over_ranks(together: Together, kappa: float) -> Iterator[Finding]:
         for window in here:
             says = f"sums were divided by {everything}, the targets of all ranks, and averaged over the ranks then"
             yield _finding(window, "watch/averaged-once", says, f"the update is 1/{ranks} of what it should be")
+
+
+def _train_the_same(here: list[Window]) -> bool:
+    """Whether the backward passes of all ranks reach the same parameters."""
+    return len({frozenset(number for number, of in window.new.items() if of) for window in here}) == 1
 
 
 def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from conformance.watch.recording import (
     clearing,
     clipping,
     deepspeed,
+    exchanges,
     groups,
     inputs,
     leaves,
@@ -95,6 +96,7 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
             (scaling, partial(scaling.observe, recording)),
             (schedules, partial(schedules.observe, recording)),
             (groups, partial(groups.observe, recording)),
+            (exchanges, partial(exchanges.observe, recording)),
             (weights, partial(weights.observe, recording)),
         ):
             harmless(enter, observer.__name__)(observe)
