@@ -91,7 +91,7 @@ class Backward(Record):
     made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input.
     samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
     with something that is not known. of_terms: what single terms of it are divided by. ignored: how many targets were
-    left out of the mean or sum."""
+    left out of the mean or sum. waits: DDP was told not to synchronize after it."""
 
     backward: int
     scale: float | None
@@ -118,6 +118,7 @@ class Backward(Record):
     is_hidden: bool = False
     of_terms: list[float] = field(default_factory=list)
     ignored: int = 0
+    waits: bool = False
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from conformance.watch.judging.case import Case, Together, factor_of
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.kinds import kinds
 from conformance.watch.judging.twice import Twice
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Backward, Limited, Sketches
@@ -62,7 +63,8 @@ def _adds(window: Window, backward: Backward) -> bool:
 def _clips(together: Together, window: Window) -> Iterator[Finding]:
     for at, clip in window.clips:
         # A penalty that comes last is another loss, which may be left as it is on purpose.
-        if not _calls(window, at, later=False) & _calls(window, at, later=True):
+        is_one = len(kinds([window])) == 1
+        if not is_one and not _calls(window, at, later=False) & _calls(window, at, later=True):
             continue
         # What is backpropagated to other parameters meanwhile, such as those of a critic, is clipped by itself.
         held = [number for number in clip.parameters if number in window.used and window.used[number][2]]

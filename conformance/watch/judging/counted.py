@@ -8,6 +8,7 @@ from math import inf, isclose
 
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.kinds import kinds
 from conformance.watch.judging.totals import factor_of, weight_of
 
 _NEAR = 1e-4
@@ -48,7 +49,7 @@ class Counted:
             return
         weights = [weight_of(window) or 0.0 for window in here]
         # Losses of several lines are several losses.
-        if not all(weights) or len({one.calls for one in passes}) > 1:
+        if not all(weights) or len(kinds(here)) > 1:
             return
         total = sum(weights) * kappas.pop() / together.ranks
         of = self._of[here[0].optimizer]

@@ -10,6 +10,7 @@ from math import isclose, prod
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.kinds import kinds
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.totals import Totals, divisors_of, factor_of, weight_of
 from conformance.watch.judging.windows import Window
@@ -125,7 +126,7 @@ class Losses:
         if not same and not is_divided and _are_divided_partly(passes, factors):
             self._findings.undecided(PARTLY)
         # Losses of one batch are those of several tasks.
-        is_sum = not is_divided and len(passes) > 1 and len({one.calls for one in passes}) == 1 and len(window.fed) != 1
+        is_sum = not is_divided and len(passes) > 1 and len(kinds([window])) == 1 and len(window.fed) != 1
         if nominal == len(passes):
             of.right += 1
             of.are_batches |= sum(one.batches for one in passes) >= len(passes)
@@ -151,7 +152,7 @@ class Losses:
         self._steps[windows[0].optimizer] += 1
         if not weights and any(_have_numbers_of_their_own(window) for window in windows):
             self._findings.undecided(OWN)
-        if len(weights) < len(passes) or len(weights) < 2 or len({one.calls for one in passes}) > 1:
+        if len(weights) < len(passes) or len(weights) < 2 or len(kinds(windows)) > 1:
             # Losses of other lines are other losses, not other parts of one mean.
             return
         low, high = min(weights.values()), max(weights.values())
@@ -289,7 +290,7 @@ def _are_times_ranks(together: Together) -> bool:
     """Whether each rank's losses are a mean over its own targets times the number of ranks, and averaged over these."""
     passes = [one for window in together.here for one in window.backwards.values()]
     are_averaged = {kappa for of_rank in together.kappas.values() for kappa in of_rank} == {1.0}
-    are_means = all(one.targets and not one.of_any for one in passes) and len({one.calls for one in passes}) == 1
+    are_means = all(one.targets and not one.of_any for one in passes) and len(kinds(together.here)) == 1
     weights = [weight_of(window) for window in together.here]
     return are_averaged and are_means and all(weight and isclose(weight, together.ranks) for weight in weights)
 
@@ -334,7 +335,7 @@ def _have_numbers_of_their_own(window: Window) -> bool:
     passes = [*window.backwards.values()]
     divisors = [divisors_of(one) for one in passes]
     own = {of_one[-1] for of_one in divisors if len(of_one) > 1 and of_one[0] == len(passes)}
-    is_one_kind = len({one.calls for one in passes}) == 1
+    is_one_kind = len(kinds([window])) == 1
     return is_one_kind and len(own) > 1 and all(len(of_one) == 2 for of_one in divisors)
 
 

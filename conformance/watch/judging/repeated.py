@@ -7,6 +7,7 @@ from math import isclose
 from typing import TypeAlias
 
 from conformance.watch.judging.case import Case
+from conformance.watch.judging.kinds import kinds
 
 Column: TypeAlias = tuple[int, int, bool]
 """A rank, the position of a backward pass in its window, and whether an earlier step left it."""
@@ -56,7 +57,7 @@ def are_added_again(case: Case, of: dict[Column, float]) -> bool:
     weighs them otherwise on purpose does so in the loss, which belongs to what is computed."""
     passes = list(case.window.backwards.values())
     counts = {one.targets or one.summed for one in passes}
-    if len({one.calls for one in passes}) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
+    if len(kinds([case.window])) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
         return False
     last = len(passes) - 1
     ranks = case.together.ranks

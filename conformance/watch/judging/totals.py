@@ -12,6 +12,7 @@ from math import isclose, prod
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.kinds import kinds
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Window
 
@@ -37,8 +38,7 @@ class Totals:
         here = together.here
         passes = [one for window in here for one in window.backwards.values()]
         kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
-        # Losses of several lines are several losses, which are summed up on purpose.
-        if not passes or len(kappas) != 1 or len({one.calls for one in passes}) > 1:
+        if not passes or len(kappas) != 1:
             return
         if any(window.captured or (window.step is not None and window.step.closure) for window in here):
             return
@@ -46,25 +46,34 @@ class Totals:
         if any(window.step is not None and window.step.is_own for window in here):
             return
         [kappa] = kappas
-        found = list(_over_ranks(together, kappa) if together.ranks > 1 else ())
-        if any(one.law == "watch/means-averaged" for one in found) and not _train_the_same(here):
-            self._findings.undecided(OF_TASKS)
-            return
-        found += [] if found or kappa != 1 else _over_micro_batches(here)
+        # Ranks that still have data are fewer than all in the end, and may be averaged over.
+        is_over_ranks = together.ranks > 1 and not together.is_joined
+        found = [*_averaged_twice(together, kappa)] if is_over_ranks else []
+        # Losses of several lines are several losses, which are summed up on purpose.
+        if len(kinds(here)) == 1:
+            sums = [*_sums(together, kappa)] if is_over_ranks else []
+            if sums and not _train_the_same(here):
+                self._findings.undecided(OF_TASKS)
+                return
+            found += sums
+            found += [] if found or kappa != 1 else _over_micro_batches(here)
         self._steady.feed([(one.ranks[0], one, False) for one in found], here)
 
 
-def _over_ranks(together: Together, kappa: float) -> Iterator[Finding]:
+def _sums(together: Together, kappa: float) -> Iterator[Finding]:
     here, ranks = together.here, together.ranks
-    if together.is_joined:
-        # Those that still have data are fewer, and may be averaged over.
-        return
-    passes = [one for window in here for one in window.backwards.values()]
     weights = [weight_of(window) for window in here]
     if isclose(kappa, ranks, rel_tol=_NEAR) and all(weight and isclose(weight, 1, rel_tol=_NEAR) for weight in weights):
         for window in here:
             says = f"each rank's loss is the mean over its own targets, and the {ranks} ranks' gradients are summed up"
             yield _finding(window, "watch/means-averaged", says, f"the update is {ranks} times what it should be")
+
+
+def _averaged_twice(together: Together, kappa: float) -> Iterator[Finding]:
+    """Whatever lines the losses come from: that they are divided by just the number of all their targets shows that
+    they are of one mean."""
+    here, ranks = together.here, together.ranks
+    passes = [one for window in here for one in window.backwards.values()]
     counts = [sum(one.summed or one.targets or 0 for one in window.backwards.values()) for window in here]
     everything = sum(counts)
     # A mean over n of all is the sum of these, divided by n.

@@ -101,6 +101,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 divided.is_hidden,
                 divided.of_terms,
                 divided.ignored,
+                any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
             )
         )
         inputs.begin()
