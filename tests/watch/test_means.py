@@ -81,6 +81,25 @@ def test_an_epoch_may_end_within_a_window(windows, broken):
     assert bool(findings.notes) != bool(broken)
 
 
+@pytest.mark.parametrize(("passes", "told"), [((3, 2), True), ((3, 3), False)])
+def test_ranks_with_different_numbers_of_micro_batches(passes, told):
+    """Each rank divides its losses by how many it has."""
+    script = Script()
+    for _ in range(3):
+        computed = []
+        for number in range(max(passes)):
+            ranks = [rank for rank in range(2) if number < passes[rank]]
+            gradients = script.backward(targets=8, ranks=ranks)
+            for rank in ranks:
+                script.streams[rank][-2].factors = [1 / passes[rank]]
+                computed.append(gradients[rank])
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert not findings.causes
+    assert any("different numbers of micro-batches" in note and "1.5 times" in note for note in findings.notes) == told
+
+
 def test_data_sets_with_batches_of_their_own_sizes_may_count_alike():
     """Each window has the same sizes in the same places."""
     script = Script(ranks=1)

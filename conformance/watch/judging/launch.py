@@ -39,6 +39,7 @@ from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.order import Order
 from conformance.watch.judging.owners import Owners
 from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.same_inputs import SameInputs
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
@@ -76,6 +77,7 @@ class Launch:
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
         self._between, self._order = Between(findings), Order(findings)
         self._modes, self._leftovers = Modes(findings), Leftovers(findings)
+        self._same = SameInputs(findings)
         self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
         self._numbering = Numbering()
         self._is_joined = False
@@ -194,6 +196,7 @@ class Launch:
             self._losses,
             self._counted,
             self._modes,
+            self._same,
             self._leftovers,
             self._schedules,
             self._loss_scale,
@@ -269,6 +272,7 @@ class Launch:
             self._losses.judge(together)
             self._counted.judge(together)
             self._modes.feed(here)
+            self._same.feed(here)
             self._leftovers.feed(here)
         elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
             # Gradients of different weights are different ones, until they are averaged.

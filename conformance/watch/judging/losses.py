@@ -156,14 +156,20 @@ class Losses:
             # Losses of other lines are other losses, not other parts of one mean.
             return
         low, high = min(weights.values()), max(weights.values())
-        if low <= 0 or high <= low * (1 + _DIFFERENT) or len({one.targets or one.summed for one in passes}) == 1:
+        if low <= 0 or high <= low * (1 + _DIFFERENT):
             return
+        are_alike = len({one.targets or one.summed for one in passes}) == 1
         within = any(
             max(own) > min(own) * (1 + _DIFFERENT)
             for window in windows
             if (own := [weights[window.rank, number] for number in window.backwards])
         )
         size = f"a target weighs up to {high / low:.3g} times what another one does"
+        if are_alike and not within and len({len(window.backwards) for window in windows}) > 1:
+            self._findings.note(f"ranks have different numbers of micro-batches, and count alike: {size}")
+        if are_alike:
+            # Micro-batches that are weighed on purpose.
+            return
         if within and not all(_reach_the_same(window) for window in windows):
             self._findings.note(f"losses of several heads are means over different numbers of targets: {size}")
             return

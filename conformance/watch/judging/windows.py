@@ -90,6 +90,8 @@ class Window:
     """The number of all backward passes of the rank before."""
     fed: set[tuple[int, ...]] = field(default_factory=set)
     """What a model was fed for its backward passes."""
+    fed_again: int = 0
+    """How many of these had what another one had."""
     is_of_other: bool = False
     """Whether another optimizer, which holds the same parameters, was the last to step some of them. One that shares a
     part of them has been given these by mistake."""
