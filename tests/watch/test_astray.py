@@ -320,3 +320,30 @@ def test_a_schedule_that_never_steps(trains, steps, expected):
     assert [note.partition(" ")[0] for note in said] == ["StepLR"] * expected
     assert not findings.causes
     assert not findings.open
+
+
+@pytest.mark.parametrize(
+    ("rates", "schedules", "is_open", "is_noted"),
+    [
+        ((0.0, 0.0), False, True, False),
+        ((0.0, 0.1), False, False, True),
+        ((0.1, 0.1), False, False, False),
+        ((0.0, 0.0), True, False, False),  # a warm-up from 0
+    ],
+)
+def test_rates_that_stay_zero(rates, schedules, is_open, is_noted):
+    def trains(steps):
+        model = network()
+        groups = [{"params": model[place].parameters(), "lr": rate} for place, rate in zip((0, 2), rates, strict=True)]
+        optimizer = torch.optim.SGD(groups)
+        for step in range(steps):
+            for group in optimizer.param_groups if schedules else ():
+                group["lr"] = 0.01 * step
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+
+    findings = watched(trains)
+    assert not findings.causes
+    assert any("the learning rate is 0 in all steps" in why for why in findings.open) == is_open
+    assert any("have a learning rate of 0" in note for note in findings.notes) == is_noted

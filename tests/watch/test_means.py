@@ -132,6 +132,27 @@ def test_a_window_of_another_length(lengths, broken, is_open):
     assert bool(findings.open) == is_open
 
 
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ((2, 3, 5, 6, 2), "each loss is divided by 4, and its window has 2 to 6 backward passes"),
+        ((2, 2, 2, 2, 4), "each loss is divided by 4, and its window has 2 backward passes"),
+        ((2, 3, 4, 4, 4, 4), None),
+    ],
+)
+def test_windows_that_are_not_as_long_as_losses_are_divided_by(lengths, says):
+    script = Script(ranks=1)
+    for length in lengths:
+        computed = []
+        for _ in range(length):
+            computed += script.backward(factors=[0.25], targets=8)
+            script.streams[0][-2].divisors = [4]
+        script.step([total(computed)])
+        script.clear()
+    found = [why for why in script.findings().open if why.startswith("each loss is divided")]
+    assert found == ([says] if says else [])
+
+
 @pytest.mark.parametrize(("factor", "expected"), [(0.25, "CONFORMS"), (1.0, "UNDECIDED")])
 def test_gradients_may_be_divided_in_place_of_the_losses(factor, expected):
     script = Script(ranks=1)

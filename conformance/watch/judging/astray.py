@@ -91,6 +91,11 @@ class Astray:
                 where = "" if of.made.site is None else f" ({of.made.site[0]}:{of.made.site[1]})"
                 rates = ", ".join(f"{rate:g}" for rate in of.rates if rate is not None)
                 self._findings.note(f"{of.made.name}{where} never steps: the learning rate stays {rates}")
+            if of.keeps_rates and 0 in of.rates and stream.steps[optimizer] >= _OFTEN:
+                if of.rates == {0}:
+                    self._findings.undecided("the learning rate is 0 in all steps, so that these change nothing")
+                else:
+                    self._findings.note("some parameters have a learning rate of 0 in all steps")
         steps = sum(stream.steps.values())
         if self._cut_off == self._backwards >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
             # What trains without gradients of its own calls no backward for nothing, each time of another number.

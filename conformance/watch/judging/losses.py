@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isclose, prod
@@ -42,17 +43,17 @@ PARTLY = "some losses of a window are divided by how many micro-batches it has, 
 class _Optimizer:
     """right: windows whose losses were divided by their number. others: those that were not, each with the number
     that they were divided by. summed: windows of several means that nothing divided. surplus: how many more batches
-    a loader gave than went backward. divided: of means that were divided by a whole number that is not that of the
-    window, how often each number of backward passes came with which number. are_batches: loaders gave as many batches
-    as went backward. last: the last window. by_last: what losses are divided by last is the number of passes, and
-    other factors come before. unseen: windows of batches of one loader whose losses nothing that is seen divides."""
+    a loader gave than went backward. divided: by a whole number that means were divided by, and that is not that of the
+    window, how many backward passes windows had. are_batches: loaders gave as many batches as went backward. last: the
+    last window. by_last: what losses are divided by last is the number of passes, and other factors come before.
+    unseen: windows of batches of one loader whose losses nothing that is seen divides."""
 
     right: int = 0
     windows: int = 0
     others: deque[tuple[Window, int]] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
     summed: int = 0
     surplus: int = 0
-    divided: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    divided: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     are_batches: bool = False
     last: int = 0
     by_last: bool = False
@@ -133,7 +134,7 @@ class Losses:
         elif nominal is not None:
             of.others.append((window, nominal))
             if not is_divided and all(_is_divided_by(nominal, one) for one in passes):
-                of.divided[len(passes), nominal] += 1
+                of.divided[nominal][len(passes)] += 1
             # Half of each loss is no share of them.
             of.unseen += is_sum and all(prod(one.divisors) == 1 for one in passes) and _are_added_up(passes)
         elif is_sum:
@@ -265,11 +266,12 @@ class Losses:
                         ),
                         [window],
                     )
-            for (passes, nominal), count in of.divided.items():
+            for nominal, lengths in of.divided.items():
                 # Half of a loss may be meant, as may be a window that was left out by hand. A mean needs neither.
-                if count > of.windows / 2:
-                    have = f"{passes} backward passes" if passes > 1 else "one backward pass"
-                    self._findings.undecided(f"each loss is divided by {nominal}, and its window has {have}", count)
+                if lengths.total() > of.windows / 2:
+                    self._findings.undecided(
+                        f"each loss is divided by {nominal}, and its window has {_passes(lengths)}", lengths.total()
+                    )
             if of.unseen > of.windows / 2:
                 self._findings.undecided(
                     "losses of micro-batches are added up, and nothing that is seen divides them by how many there are"
@@ -278,6 +280,13 @@ class Losses:
                 self._findings.undecided(
                     "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"
                 )
+
+
+def _passes(lengths: Iterable[int]) -> str:
+    least, most = min(lengths), max(lengths)
+    if least < most:
+        return f"{least} to {most} backward passes"
+    return f"{most} backward passes" if most > 1 else "one backward pass"
 
 
 def _divided(passes: int, nominal: int) -> str:
