@@ -3,7 +3,8 @@
 import pytest
 
 from conformance.watch import records
-from conformance.watch.judging.losses import OF_ONE, PARTLY
+from conformance.watch.judging.losses import PARTLY
+from conformance.watch.judging.means import OF_ONE
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, total
@@ -98,6 +99,22 @@ def test_ranks_with_different_numbers_of_micro_batches(passes, told):
     findings = script.findings()
     assert not findings.causes
     assert any("different numbers of micro-batches" in note and "1.5 times" in note for note in findings.notes) == told
+
+
+@pytest.mark.parametrize(("numbers", "told"), [((6, 8), True), ((7, 7), False)])
+def test_ranks_divide_by_numbers_of_their_own(numbers, told):
+    """As by how many boxes there are in the images of each."""
+    script = Script()
+    for _ in range(3):
+        computed = script.backward()
+        for rank, number in enumerate(numbers):
+            begins = script.streams[rank][-2]
+            begins.factors, begins.divisors = [1 / number], [number]
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert not findings.causes
+    assert any("a number of its own, from 6 to 8" in note for note in findings.notes) == told
 
 
 def test_data_sets_with_batches_of_their_own_sizes_may_count_alike():

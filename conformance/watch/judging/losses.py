@@ -1,4 +1,4 @@
-"""Is each loss divided by the true length of its window, and is a mean of means the mean of all?"""
+"""Is each loss divided by the true length of its window?"""
 
 from __future__ import annotations
 
@@ -12,29 +12,13 @@ from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.kinds import kinds
+from conformance.watch.judging.means import Means
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.totals import Totals, divisors_of, factor_of, weight_of
 from conformance.watch.judging.windows import Window
 
 _MOST_KEPT = 100
-_DIFFERENT = 0.01
-_LITTLE = 0.1
-"""By how much a target may weigh more than another one, as where a few pixels of some images have no label."""
-_RARELY = 0.5
-"""Of all windows: those in which an epoch ends."""
-
-
-OWN = (
-    "micro-batches were divided by numbers of their own, and then by how many there are: if these are their targets, a "
-    "target of a small one weighs more"
-)
-
-
 TIMES = "means over each rank's own targets are multiplied by the number of ranks, so the update is that of their sum"
-
-OF_ONE = (
-    "micro-batches of one sample count alike, however many targets it has: each sample may be meant to count as one"
-)
 
 PARTLY = "some losses of a window are divided by how many micro-batches it has, and others, of the same loader, are not"
 
@@ -83,18 +67,15 @@ class Losses:
     def __init__(self, findings: Findings, steady: Steady) -> None:
         self._findings = findings
         self._of: dict[tuple[int, int], _Optimizer] = defaultdict(_Optimizer)
-        self._totals = Totals(findings, steady)
+        self._means, self._totals = Means(findings), Totals(findings, steady)
         self._steady = steady
-        self._sizes: dict[int, tuple[list[int], Finding | None, bool]] = {}
-        self._steps: Counter[int] = Counter()
-        self._smaller: dict[int, tuple[Finding, int, bool]] = {}
 
     def judge(self, together: Together) -> None:
         """Only windows whose gradients are conserved with the right factor, so that nothing makes up for it later."""
         for window in together.here:
             if window.step is not None and not window.step.closure and window.backwards:
                 self._length(window, is_divided={*together.kappas.get(window.rank, ())} != {1.0})
-        self._means(together.here)
+        self._means.judge(together.here)
         if together.ranks > 1 and _are_bare_sums(together):
             self._findings.note(
                 f"each rank's loss is the sum over its own targets, and the gradients of {together.ranks} ranks are "
@@ -141,102 +122,8 @@ class Losses:
             of.summed += (are_means := all(one.targets and not one.factors for one in passes))
             of.unseen += not are_means and _are_added_up(passes)
 
-    def _means(self, windows: list[Window]) -> None:
-        """What each target weighs in a window: the same, if the mean is one of all."""
-        weights = {
-            (window.rank, number): factor_of(one) / (one.targets or 1)
-            for window in windows
-            for number, one in window.backwards.items()
-            if one.targets or one.summed
-        }
-        passes = [one for window in windows for one in window.backwards.values()]
-        self._steps[windows[0].optimizer] += 1
-        if not weights and any(_have_numbers_of_their_own(window) for window in windows):
-            self._findings.undecided(OWN)
-        if len(weights) < len(passes) or len(weights) < 2 or len(kinds(windows)) > 1:
-            # Losses of other lines are other losses, not other parts of one mean.
-            return
-        low, high = min(weights.values()), max(weights.values())
-        if low <= 0 or high <= low * (1 + _DIFFERENT):
-            return
-        are_alike = len({one.targets or one.summed for one in passes}) == 1
-        within = any(
-            max(own) > min(own) * (1 + _DIFFERENT)
-            for window in windows
-            if (own := [weights[window.rank, number] for number in window.backwards])
-        )
-        size = f"a target weighs up to {high / low:.3g} times what another one does"
-        if are_alike and not within and len({len(window.backwards) for window in windows}) > 1:
-            self._findings.note(f"ranks have different numbers of micro-batches, and count alike: {size}")
-        if are_alike:
-            # Micro-batches that are weighed on purpose.
-            return
-        if within and not all(_reach_the_same(window) for window in windows):
-            self._findings.note(f"losses of several heads are means over different numbers of targets: {size}")
-            return
-        if not within:
-            self._findings.note(f"the mean over ranks is one of means over different numbers of targets: {size}")
-            return
-        if not any(_is_ragged([one.targets or one.summed for one in window.backwards.values()]) for window in windows):
-            self._findings.note(f"the last micro-batch of a window is smaller, but counts as much: {size}")
-            return
-        of_any = any(one.of_any for one in passes)
-        if of_any or high <= low * (1 + _LITTLE):
-            # An episode or a graph may count as one, however long it is.
-            of = "elements" if of_any else "targets"
-            self._findings.note(f"micro-batches are means over different numbers of {of}, and count alike: {size}")
-            return
-        if any(window.fed for window in windows) and all(len(rows) == 1 for one in windows for rows in one.fed):
-            self._findings.undecided(OF_ONE)
-            return
-        first = windows[0]
-        sizes = [one.targets or one.summed for one in passes]
-        found = Finding(
-            "watch/mean-of-all",
-            f"micro-batches of {min(sizes)} to {max(sizes)} targets count alike: {size}",
-            first.index,
-            tuple(window.rank for window in windows),
-            next(iter(first.backwards.values())).site,
-            f"the largest weight of a target in the update is {high / low:.3g} times the smallest",
-            optimizer=first.optimizer,
-        )
-        is_smaller = all(map(_has_a_smaller_one, windows))
-        if not all(map(_are_of_one_kind, windows)):
-            self._take(found, is_smaller=is_smaller, is_proof=False)
-            return
-        self._findings.show(found.key, windows)
-        before, waiting, was_smaller = self._sizes.setdefault(first.optimizer, (sizes, found, is_smaller))
-        if waiting is not None and sizes == before and not any(one.batches for one in passes):
-            # Data sets may have batches of their own sizes, the same in each window.
-            return
-        if waiting is not None and waiting is not found:
-            self._take(waiting, is_smaller=was_smaller)
-        self._sizes[first.optimizer] = before, None, False
-        self._take(found, is_smaller=is_smaller)
-
-    def _take(self, found: Finding, *, is_smaller: bool, is_proof: bool = True) -> None:
-        """is_smaller: one micro-batch is, and all others are alike, as where an epoch ends."""
-        if is_smaller and found.optimizer is not None:
-            first, times, was_proof = self._smaller.get(found.optimizer, (found, 0, True))
-            self._smaller[found.optimizer] = first, times + 1, is_proof and was_proof
-        else:
-            self._add(found, is_proof=is_proof)
-
-    def _add(self, found: Finding, *, is_proof: bool, count: int = 1) -> None:
-        if is_proof:
-            self._findings.add(found, count=count)
-        else:
-            self._findings.undecided(f"{found.says}, as samples, tasks or groups may be meant to", count)
-
     def finish(self) -> None:
-        for _, waiting, _ in self._sizes.values():
-            if waiting is not None:
-                self._add(waiting, is_proof=False)
-        for optimizer, (found, times, is_proof) in self._smaller.items():
-            if times <= _RARELY * self._steps[optimizer]:
-                self._findings.note(f"the last batch of an epoch is smaller, but counts as much: {found.effect}")
-            else:
-                self._add(found, is_proof=is_proof, count=times)
+        self._means.finish()
         for (optimizer, rank), of in self._of.items():
             if of.right >= 2 and of.right >= of.windows / 2:
                 missing = sum(max(0, nominal - len(window.backwards)) for window, nominal in of.others)
@@ -310,17 +197,6 @@ def _are_times_ranks(together: Together) -> bool:
     return are_averaged and are_means and all(weight and isclose(weight, together.ranks) for weight in weights)
 
 
-def _reach_the_same(window: Window) -> bool:
-    """Whether all passes reach the same parameters, which losses of several heads do not."""
-    reached = {
-        frozenset(
-            number for number, of_parameter in window.new.items() if any(one.backward == n for one in of_parameter)
-        )
-        for n in window.backwards
-    }
-    return len(reached) == 1
-
-
 def _are_divided_partly(passes: list[records.Backward], factors: list[float]) -> bool:
     """Whether each is of one batch of one loader, and some count as much more as there are. A loss of other data, such
     as those without labels, may be meant to."""
@@ -343,36 +219,3 @@ def _are_added_up(passes: list[records.Backward]) -> bool:
     divisors = [divisor for one in passes for divisor in (*one.divisors, *one.of_terms)]
     are_multiples = any(isclose(one / number, round(one / number)) for one in divisors if one > 1)
     return not are_multiples and not any(isclose(factor * number, 1, rel_tol=1e-4) for factor in factors)
-
-
-def _have_numbers_of_their_own(window: Window) -> bool:
-    """Whether losses of one kind were divided by how many there are, and each by a number of its own before."""
-    passes = [*window.backwards.values()]
-    divisors = [divisors_of(one) for one in passes]
-    own = {of_one[-1] for of_one in divisors if len(of_one) > 1 and of_one[0] == len(passes)}
-    is_one_kind = len(kinds([window])) == 1
-    return is_one_kind and len(own) > 1 and all(len(of_one) == 2 for of_one in divisors)
-
-
-def _are_of_one_kind(window: Window) -> bool:
-    """Whether each is one batch of one loader, of several samples, as groups of a batch, batches of several data sets
-    and tasks are not. Without a loader, they are if they are of one size, and padded to it."""
-    passes = window.backwards.values()
-    loaders, batches = {one.loader for one in passes if one.batches}, sum(one.batches for one in passes)
-    if batches:
-        are_batches = batches >= len(passes) and len(loaders) == 1 and None not in loaders
-        return are_batches and not any(one.draws for one in passes)
-    sizes = {(one.targets or one.summed) + one.ignored for one in passes}
-    return len(sizes) == 1 and any(one.ignored for one in passes)
-
-
-def _has_a_smaller_one(window: Window) -> bool:
-    """Whether its micro-batches are of one size, but for one of them, wherever an epoch ends within it."""
-    sizes = Counter(one.targets or one.summed for one in window.backwards.values())
-    return len(sizes) == 1 or (len(sizes) == 2 and sizes[min(sizes)] == 1)
-
-
-def _is_ragged(targets: list[int]) -> bool:
-    """Whether they differ in another way than by a smaller last batch of the data."""
-    *before, last = targets
-    return len({*before}) > 1 or last > max(before, default=last)
