@@ -124,13 +124,15 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
     assert laws(script.findings()) == expected
 
 
-def ranks_with_own(numbers, *, start, names, wraps=False, left=(), apart=(), shapes=SHAPES):
+def ranks_with_own(numbers, *, start, names, wraps=False, left=(), apart=(), shapes=SHAPES, exchanges=False):
     """Each rank steps these parameters on its own gradients, and the others on the average. apart: others, whose
     gradients are equal on all ranks, and whose weights are not."""
     script = Script(shapes=shapes)
     script.each(records.Named({str(number): name for number, name in enumerate(names)}))
     if wraps:
         script.each(records.Wrapped(0, [*left]))
+    if exchanges:
+        script.each(records.Exchanged())
     for step in range(4):
         computed = script.backward()
         average = total(computed, 0.5)
@@ -166,6 +168,11 @@ NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight",
         ({"numbers": (4, 5), "start": False, "wraps": True}, "DOES NOT CONFORM"),
         ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
         ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "UNDECIDED"),  # which was told so
+        (
+            {"numbers": (4, 5), "start": True, "wraps": True, "exchanges": True},
+            "UNDECIDED",
+        ),  # classes, split over ranks
+        ({"numbers": (5,), "start": True, "wraps": True, "exchanges": True}, "DOES NOT CONFORM"),
     ],
 )
 def test_modules_of_each_rank_s_own(options, expected):

@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from conformance.watch import records
 from conformance.watch.judging.losses import TIMES
+from conformance.watch.judging.totals import OF_TASKS
 from conformance.watch.lines import decoded
 from conformance.watch.recording import losses
 from conformance.watch.recording.settings import Settings
@@ -43,6 +44,25 @@ def test_means_are_multiplied_with_the_number_of_ranks(factors, targets, is_open
     findings = script.findings()
     assert not findings.causes
     assert (TIMES in findings.open) == is_open
+
+
+@pytest.mark.parametrize(("of_tasks", "broken"), [(True, set()), (False, {"watch/means-averaged"})])
+def test_a_sum_over_ranks_with_tasks_of_their_own(of_tasks, broken):
+    """The last parameters are those of each rank's own head, or of all."""
+    script = Script()
+    for _ in range(3):
+        computed = script.backward(targets=16)
+        for rank, stream in enumerate(script.streams if of_tasks else ()):
+            local, other = stream[-1], 4 + rank
+            at = local.parameters.index(other)
+            local.parameters = [number for number in local.parameters if number != other]
+            local.sketches = [one for place, one in enumerate(local.sketches) if place != at]
+            computed[rank][other] = torch.zeros_like(computed[rank][other])
+        script.step([total(computed)] * 2)
+        script.clear()
+    found, findings = judged(script)
+    assert found == broken
+    assert (OF_TASKS in findings.open) == of_tasks
 
 
 @pytest.mark.parametrize(
