@@ -19,8 +19,7 @@ from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.repeated import Column, are_added_again, done_again
 from conformance.watch.judging.system import AMPLE, System, factors_of, system_of
 
-ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters, or from one that was before "
-ELSEWHERE += "their optimizer was made"
+ELSEWHERE = "gradients were put into `.grad` by hand, or come from a backward pass before their optimizer was made"
 CHANGED = "gradients of earlier windows are in the step, after the script has changed them"
 RUN_OUT = "ranks may run out of data, so that a step need not be one of all ranks"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
