@@ -10,7 +10,7 @@ import conformance
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
-from .scripts import Script
+from .scripts import Script, total
 
 DATA = torch.arange(96.0).reshape(32, 3).cos()
 
@@ -130,6 +130,19 @@ def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, ex
             stream[-1].is_elsewhere = is_elsewhere and window % 2 == 1
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize("of", [(), (0,), (0, 1)])
+def test_weights_that_one_of_several_ranks_changes_are_noted(of):
+    script = Script()
+    for step in range(4):
+        script.step([total(script.backward(), 0.5)] * 2)
+        for rank in of if step == 2 else ():
+            script.streams[rank][-1].is_elsewhere = True
+        script.clear()
+    findings = script.findings()
+    assert not findings.causes and not findings.open
+    assert any("changes weights between steps" in what for what in findings.notes) == bool(of)
 
 
 def test_a_test_of_rates_may_diverge():

@@ -254,7 +254,7 @@ class Launch:
             self._lacking.take(here, says, others)
             return
         self._suspicions.see(here)
-        if self.ranks == 1 and here[0].step is not None and here[0].step.is_elsewhere:
+        if any(window.step is not None and window.step.is_elsewhere for window in here):
             self.findings.note(_BETWEEN)
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks))
