@@ -91,7 +91,8 @@ class Backward(Record):
     made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input.
     samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
     with something that is not known. of_terms: what single terms of it are divided by. ignored: how many targets were
-    left out of the mean or sum. waits: DDP was told not to synchronize after it."""
+    left out of the mean or sum. waits: DDP was told not to synchronize after it. own_calls: as calls, of those in the
+    script's own files. made_by: the node of the loss below all that it is multiplied with, by name."""
 
     backward: int
     scale: float | None
@@ -119,6 +120,8 @@ class Backward(Record):
     of_terms: list[float] = field(default_factory=list)
     ignored: int = 0
     waits: bool = False
+    own_calls: int = 0
+    made_by: str = ""
 
 
 @dataclass(slots=True)
@@ -398,7 +401,10 @@ class Joined(Record):
 
 @dataclass(slots=True)
 class Exchanged(Record):
-    """A backward pass has sent something to other ranks by itself, and not to average gradients as DDP does."""
+    """A node of a backward pass, such as the gathering of features, has sent something to other ranks after these
+    parameters had their gradients."""
+
+    parameters: list[int]
 
 
 @dataclass(slots=True)
@@ -411,10 +417,11 @@ class Grouped(Record):
 @dataclass(slots=True)
 class Wrapped(Record):
     """This optimizer holds parameters that DDP averages over the ranks when it is called. own: those of its model that
-    it was told to leave to each rank."""
+    it was told to leave to each rank. inside: all others of its model."""
 
     optimizer: int
     own: list[int] = field(default_factory=list)
+    inside: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

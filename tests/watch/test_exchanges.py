@@ -50,20 +50,25 @@ class Normed(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(
-    ("through", "expected"),
+    ("through", "hooks", "expected"),
     [
-        (lambda value: Summed.apply(value, True), True),
-        (lambda value: Summed.apply(value, False), False),
-        (Normed.apply, False),
-        (torch.clone, False),
+        (lambda value: Summed.apply(value, True), False, [[2, 3]]),
+        (lambda value: Summed.apply(value, False), False, []),
+        (Normed.apply, False, []),
+        (torch.clone, False, []),
+        (torch.clone, True, []),
     ],
 )
-def test_a_layer_that_is_split_over_ranks(tmp_path, two_ranks, through, expected):
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_a_layer_that_is_split_over_ranks(tmp_path, two_ranks, through, hooks, expected):
+    """Its parameters have their gradients before what it was fed goes to other ranks. hooks: they average gradients."""
+    model, layer = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *layer.parameters()], lr=0.1)
+    for parameter in optimizer.param_groups[0]["params"] if hooks else ():
+        parameter.register_post_accumulate_grad_hook(lambda one: dist.all_reduce(one.grad))
     with recorded(str(tmp_path), Settings()) as recording:
         recording.optimizer(optimizer)
-        through(model(torch.ones(2, 3))).sum().backward()
+        numbers = recording.parameters.numbers(optimizer.param_groups[0]["params"])
+        layer(through(model(torch.ones(2, 3)))).sum().backward()
         found = [one for one in recording._waiting if isinstance(one, Exchanged)]
         recording.flush()
-    assert len(found) == expected
+    assert [[numbers.index(one) for one in record.parameters] for record in found] == expected

@@ -4,31 +4,38 @@ import pytest
 
 from .scripts import Script, total
 
-DDP = (True, True, True, False)
+WAITS = (True, True, True, False)
+"""As DDP does, but for the last micro-batch."""
+
+LAST = "nothing divides their sum, if these lines have one loss"
 
 
 @pytest.mark.parametrize(
-    ("calls", "waits", "lines", "loader", "accused"),
+    ("calls", "facts", "accused", "open_"),
     [
-        ((1, 1, 1, 1), (), (7, 7, 7, 7), 3, True),
-        ((1, 1, 1, 2), (), (7, 7, 7, 9), 3, True),  # the last of them in a line of its own
-        ((1, 1, 1, 2), DDP, (7, 7, 7, 9), 3, True),
-        ((1, 2), DDP[-2:], (7, 9), 3, True),  # the second of them synchronizes
-        ((1, 2), (), (7, 7), 3, True),  # within a library, below one line
-        ((1, 2), (), (7, 9), 3, False),  # two losses, as far as is known
-        ((1, 2, 1, 2), (), (7, 9, 7, 9), 3, False),
-        ((1, 1, 1, 2), DDP, (7, 7, 7, 9), None, False),  # by hand
+        ((1, 1, 1, 1), {}, True, False),
+        ((1, 1, 1, 2), {"waits": WAITS}, True, False),  # the last of them synchronizes in a line of its own
+        ((1, 1, 1, 2), {"waits": WAITS, "made_by": "aaab"}, False, False),  # and is another loss
+        ((1, 1, 1, 2), {"waits": WAITS, "factors": ([], [], [], [0.1])}, False, False),
+        ((1, 1, 1, 2), {"waits": WAITS, "loader": (3, 3, 3, 4)}, False, False),
+        ((1, 1, 1, 2), {"waits": WAITS, "batches": (1, 1, 1, 0)}, False, False),  # of a batch before
+        ((1, 1, 1, 2), {}, False, True),
+        ((1, 2), {"waits": WAITS[-2:]}, False, True),  # as two losses have it, too
+        ((1, 2), {"own_calls": (7, 7)}, True, False),  # within a library, below one line
+        ((1, 2, 1, 2), {}, False, False),
     ],
 )
-def test_means_that_nothing_divides(calls, waits, lines, loader, accused):
+def test_means_that_nothing_divides(calls, facts, accused, open_):
     script = Script(ranks=1)
+    of_each = {"calls": calls, "own_calls": calls, "made_by": "a" * len(calls), **facts}
     for _ in range(4):
         computed = []
-        for number, (of_one, line) in enumerate(zip(calls, lines, strict=True)):
-            computed += script.backward(targets=8, loader=loader)
-            begins = script.streams[0][-2]
-            begins.calls, begins.site = of_one, ["train.py", line, "main"]
-            begins.waits = bool(waits) and waits[number]
+        for number in range(len(calls)):
+            computed += script.backward(targets=8, loader=3)
+            for name, values in of_each.items():
+                setattr(script.streams[0][-2], name, values[number])
         script.step([total(computed)])
         script.clear()
-    assert ["watch/means-averaged"] * accused == [law for law, _ in script.findings().causes]
+    findings = script.findings()
+    assert [law for law, _ in findings.causes] == ["watch/means-averaged"] * accused
+    assert any(why.endswith(LAST) for why in findings.open) == open_

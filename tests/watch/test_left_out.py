@@ -124,15 +124,14 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
     assert laws(script.findings()) == expected
 
 
-def ranks_with_own(numbers, *, start, names, wraps=False, left=(), apart=(), shapes=SHAPES, exchanges=False):
+def ranks_with_own(numbers, *, start, names, wraps=False, left=(), apart=(), shapes=SHAPES, split=(), inside=()):
     """Each rank steps these parameters on its own gradients, and the others on the average. apart: others, whose
     gradients are equal on all ranks, and whose weights are not."""
     script = Script(shapes=shapes)
     script.each(records.Named({str(number): name for number, name in enumerate(names)}))
     if wraps:
-        script.each(records.Wrapped(0, [*left]))
-    if exchanges:
-        script.each(records.Exchanged())
+        script.each(records.Wrapped(0, [*left], [*inside]))
+    script.each(records.Exchanged([*split]))
     for step in range(4):
         computed = script.backward()
         average = total(computed, 0.5)
@@ -168,11 +167,10 @@ NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight",
         ({"numbers": (4, 5), "start": False, "wraps": True}, "DOES NOT CONFORM"),
         ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
         ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "UNDECIDED"),  # which was told so
-        (
-            {"numbers": (4, 5), "start": True, "wraps": True, "exchanges": True},
-            "UNDECIDED",
-        ),  # classes, split over ranks
-        ({"numbers": (5,), "start": True, "wraps": True, "exchanges": True}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "start": True, "wraps": True, "split": (4, 5)}, "UNDECIDED"),  # classes, split over ranks
+        ({"numbers": (4, 5), "start": True, "wraps": True, "split": (3,)}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "start": True, "wraps": True, "split": (4, 5), "inside": (3, 4, 5)}, "DOES NOT CONFORM"),
+        ({"numbers": (5,), "start": True, "wraps": True, "split": (4, 5)}, "DOES NOT CONFORM"),
     ],
 )
 def test_modules_of_each_rank_s_own(options, expected):
@@ -191,15 +189,18 @@ def test_modules_of_each_rank_s_own(options, expected):
         ("LambdaLR", None, 16, True, "UNDECIDED"),
         ("LambdaLR", None, 4, True, "DOES NOT CONFORM"),  # as a schedule of steps that counts micro-batches
         ("LambdaLR", None, 4, False, "CONFORMS"),
+        ("LambdaLR", None, -4, True, "UNDECIDED"),  # as of a model that rests at first
         ("ReduceLROnPlateau", None, None, True, "CONFORMS"),
     ],
 )
 def test_a_schedule_of_micro_batches(name, horizon, end, counts_micro_batches, expected):
-    """It may be made for as many as there are, and comes to its end with the script then. end: when its rate is 0."""
+    """It may be made for as many as there are, and comes to its end with the script then. end: when its rate is 0 from
+    then on, or until then."""
     script, count = Script(ranks=1), 0
 
     def rate(after):
-        return 0.0 if end is not None and after >= end else 0.1 / (after + 1)
+        is_zero = end is not None and (after >= end > 0 or after < -end)
+        return 0.0 if is_zero else 0.1 / (after + 1)
 
     def schedule():
         is_told = name == "ReduceLROnPlateau"

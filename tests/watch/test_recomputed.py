@@ -62,3 +62,31 @@ def test_each_gradient_counts_once(passes_on, uses):
 def test_another_factor_is_seen(passes_on):
     with pytest.raises(AssertionError, match=r"(?s)a factor of their own, 2 times that of all others"):
         trained(passes_on=passes_on, doubles=range(8))
+
+
+@pytest.mark.parametrize("loss_of", [nn.functional.cross_entropy, nn.functional.nll_loss, nn.functional.mse_loss])
+def test_what_hooks_keep_is_read_once(loss_of):
+    """As an offload to a disk does, which deletes what it has read."""
+    kept, reads = {}, []
+
+    def pack(saved):
+        kept[len(reads), len(kept)] = saved
+        return [*kept][-1]
+
+    def unpack(key):
+        reads.append(key)
+        return kept.pop(key)
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    target = torch.randn(16, 4) if loss_of is nn.functional.mse_loss else torch.arange(16) % 4
+    with conformance.watching() as findings:
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                loss = loss_of(model(DATA), target) / torch.tensor(2.0)
+            loss.backward()
+            optimizer.step()
+    assert len({*reads}) == len(reads) and not kept
+    assert verdict(findings) == "CONFORMS"

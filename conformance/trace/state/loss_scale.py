@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from conformance.trace.state.saved import saved
 from conformance.trace.values import tensors_in
 
 _KEY = "conformance.loss_scale"
@@ -60,19 +61,9 @@ def _factor(node: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
     # A factor of 1 by hand would be any factor of 1.
     scales = {scaler.get_scale() for scaler in scalers} - {1.0}
     try:
-        saved = [_saved(node, name) for name in ("self", "other")]
+        found = [saved(node, name) for name in ("self", "other")]
     except RuntimeError:
         # Freed by the backward before, so this one will fail and say so.
         return None
-    factors = [tensor.item() for tensor in saved if isinstance(tensor, torch.Tensor) and tensor.numel() == 1]
+    factors = [tensor.item() for tensor in found if isinstance(tensor, torch.Tensor) and tensor.numel() == 1]
     return next((factor for factor in factors if factor in scales), None)
-
-
-def _saved(node: Any, name: str) -> torch.Tensor | None:
-    """What `node` has saved for its backward; None if hooks keep it: they may compute it again as checkpointing does,
-    read it from a disk, or hand it out only once. A scale that is a Python number is never with them."""
-    # Torch 2.6 does not tell whether there are hooks.
-    if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", None) is not None:
-        return None
-    saved: torch.Tensor | None = getattr(node, f"_saved_{name}")
-    return saved

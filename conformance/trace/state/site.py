@@ -87,6 +87,17 @@ class Sites:
         self._last = found
         return found
 
+    def own(self, frame: FrameType | None) -> list[Site]:
+        """All calls in the trainer's own files that led here, the innermost first."""
+        found: list[Site] = []
+        while frame is not None:
+            identity = id(frame.f_code)
+            code = None if identity in _libraries else self._known.get(identity) or self._of_user(frame)
+            if code is not None and self._is_trainers(code):
+                found.append([code.file, frame.f_lineno, code.function])
+            frame = frame.f_back
+        return found
+
     def _is_trainers(self, code: _Code) -> bool:
         return code.path == self.trainer_file or (self._whole_project and not code.is_installed)
 

@@ -19,7 +19,7 @@ class _Optimizer:
     """parameters: those that it was made with. rates: of its first step. keeps_rates: whether all steps have these.
     scheduled: how often a schedule has changed its rates after a step of another one, since it stepped itself. first:
     the first of these. early: how often one went on before the first step; count: how often at all; is_first: whether
-    the last step came after the last time. made: a schedule of it."""
+    the last step came after the last time. made: a schedule of it. is_own: whether it is no class of torch's."""
 
     parameters: frozenset[int] = frozenset()
     rates: set[float | None] = field(default_factory=set)
@@ -30,6 +30,7 @@ class _Optimizer:
     count: int = 0
     is_first: bool = False
     made: records.Schedule | None = None
+    is_own: bool = False
 
 
 class Astray:
@@ -72,6 +73,7 @@ class Astray:
             case records.Stepped():
                 self._stepped = record.optimizer
                 of = self._of[record.optimizer]
+                of.is_own |= record.is_own
                 of.rates = of.rates or {*record.rates}
                 of.keeps_rates &= {*record.rates} == of.rates
                 of.scheduled, of.first, of.is_first = 0, None, True
@@ -92,7 +94,7 @@ class Astray:
                 rates = ", ".join(f"{rate:g}" for rate in of.rates if rate is not None)
                 self._findings.note(f"{of.made.name}{where} never steps: the learning rate stays {rates}")
             if of.keeps_rates and 0 in of.rates and stream.steps[optimizer] >= _OFTEN:
-                if of.rates == {0}:
+                if all(one.keeps_rates and one.rates <= {0} and not one.is_own for one in self._of.values()):
                     self._findings.undecided("the learning rate is 0 in all steps, so that these change nothing")
                 else:
                     self._findings.note("some parameters have a learning rate of 0 in all steps")

@@ -12,8 +12,8 @@ from conformance.watch.judging import diagnosis, limits, shares
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.multiplied import weight_of
 from conformance.watch.judging.system import AMPLE, System
-from conformance.watch.judging.totals import weight_of
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WHOLE
 

@@ -9,7 +9,7 @@ from math import inf, isclose
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.kinds import kinds
-from conformance.watch.judging.totals import factor_of, weight_of
+from conformance.watch.judging.multiplied import factor_of, weight_of
 
 _NEAR = 1e-4
 _SEVERAL = 3

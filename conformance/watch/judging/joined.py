@@ -12,8 +12,8 @@ import numpy as np
 
 from conformance.watch.judging.case import Case, Together
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.multiplied import weight_of
 from conformance.watch.judging.system import factors_of, system_of
-from conformance.watch.judging.totals import weight_of
 from conformance.watch.judging.windows import Window
 
 _OFTEN = 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from conformance.watch import records
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.totals import factor_of
+from conformance.watch.judging.multiplied import factor_of
 from conformance.watch.judging.windows import Window
 
 LEFT = (

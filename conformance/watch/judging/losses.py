@@ -11,10 +11,11 @@ from math import isclose, prod
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.kinds import kinds
+from conformance.watch.judging.kinds import kinds, may_be_one
 from conformance.watch.judging.means import Means
+from conformance.watch.judging.multiplied import divisors_of, factor_of, weight_of
 from conformance.watch.judging.steady import Steady
-from conformance.watch.judging.totals import Totals, divisors_of, factor_of, weight_of
+from conformance.watch.judging.totals import Totals
 from conformance.watch.judging.windows import Window
 
 _MOST_KEPT = 100
@@ -108,7 +109,7 @@ class Losses:
         if not same and not is_divided and _are_divided_partly(passes, factors):
             self._findings.undecided(PARTLY)
         # Losses of one batch are those of several tasks.
-        is_sum = not is_divided and len(passes) > 1 and len(kinds([window])) == 1 and len(window.fed) != 1
+        is_sum = not is_divided and len(passes) > 1 and may_be_one([window]) and len(window.fed) != 1
         if nominal == len(passes):
             of.right += 1
             of.are_batches |= sum(one.batches for one in passes) >= len(passes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.totals import divisors_of
+from conformance.watch.judging.multiplied import divisors_of
 from conformance.watch.judging.windows import Cleared, Window
 
 _OFTEN = 0.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.kinds import kinds
-from conformance.watch.judging.totals import divisors_of, factor_of
+from conformance.watch.judging.kinds import kinds, may_be_one
+from conformance.watch.judging.multiplied import divisors_of, factor_of
 from conformance.watch.judging.windows import Window
 
 _DIFFERENT = 0.01
@@ -51,7 +51,7 @@ class Means:
                 f"each rank divides its loss by a number of its own, from {min(numbers):g} to {max(numbers):g}: the "
                 "mean over ranks is one of means over different numbers"
             )
-        if len(weights) < len(passes) or len(weights) < 2 or len(kinds(windows)) > 1:
+        if len(weights) < len(passes) or len(weights) < 2 or not may_be_one(windows):
             # Losses of other lines are other losses, not other parts of one mean.
             return
         low, high = min(weights.values()), max(weights.values())
@@ -99,7 +99,7 @@ class Means:
             optimizer=first.optimizer,
         )
         is_smaller = all(map(_has_a_smaller_one, windows))
-        if not all(map(_are_of_one_kind, windows)):
+        if len(kinds(windows)) > 1 or not all(map(_are_of_one_kind, windows)):
             self._take(found, is_smaller=is_smaller, is_proof=False)
             return
         self._findings.show(found.key, windows)

@@ -27,7 +27,8 @@ OF_PARAMETERS: dict[type[records.Record], tuple[str, ...]] = {
     records.Limited: ("parameters",),
     records.Stepped: ("parameters", "frozen", "used", "weights", "unreduced"),
     records.Weighed: ("parameters",),
-    records.Wrapped: ("own",),
+    records.Wrapped: ("own", "inside"),
+    records.Exchanged: ("parameters",),
 }
 """The fields of records that are numbers of parameters."""
 

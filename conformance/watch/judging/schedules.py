@@ -12,7 +12,7 @@ from conformance.watch.records import Scheduled
 _OFTEN = 3
 """Windows, before a mistake in most of them is one of the script and not of the present epoch."""
 
-_LONG = 0.1
+_LONG = 0.25
 """Of all windows: for so long no schedule is meant to have a rate of 0."""
 
 _OF_THE_SCRIPT = "LambdaLR"
@@ -23,8 +23,8 @@ _OF_THE_SCRIPT = "LambdaLR"
 class _Of:
     """windows: of an optimizer on a rank. within: in how many of them a schedule stepped between two backward passes;
     changed: and gave another rate; first: what the first of these shows. has_end, is_past: whether one has a number of
-    steps that it is made for, as far as is known, and has passed it. still: windows within which one stepped, and whose
-    rates are 0."""
+    steps that it is made for, as far as is known, and has passed it. still: the last windows, if one stepped within
+    them, their rates are 0, and those of others before are not. begun: whether any rate was another one."""
 
     windows: int = 0
     within: int = 0
@@ -33,6 +33,7 @@ class _Of:
     has_end: bool = False
     is_past: bool = False
     still: int = 0
+    begun: bool = False
 
     @property
     def is_of_micro_batches(self) -> bool:
@@ -84,7 +85,8 @@ class Schedules:
             of.within += 1
             of.has_end |= within[0].horizon is not None or within[0].name == _OF_THE_SCRIPT
             of.is_past |= any(one.horizon is not None and one.count > one.horizon for one in within)
-            of.still += not any(window.step.rates)
+        of.begun |= any(window.step.rates)
+        of.still = of.still + 1 if within and of.begun and not any(window.step.rates) else 0
         turns = [one for one in within if one.before != one.after]
         if turns:
             of.changed += 1

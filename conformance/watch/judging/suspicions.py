@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from conformance.watch import records
 from conformance.watch.judging import experts
@@ -40,7 +40,8 @@ class Suspicions:
         self._unclear: set[int] = set()
         self._wrapped: dict[int, set[int]] = defaultdict(set)
         self._left: frozenset[int] = frozenset()
-        self._exchanging: set[int] = set()
+        self._inside: frozenset[int] = frozenset()
+        self._before_exchanges: dict[int, set[int]] = defaultdict(set)
         self._elsewhere: set[int] = set()
         self._related = Related()
 
@@ -49,12 +50,13 @@ class Suspicions:
             case records.Hooked():
                 self.hooks.add(record.name)
             case records.Exchanged():
-                self._exchanging.add(rank)
+                self._before_exchanges[rank] |= {*record.parameters}
             case records.Grouped():
                 self.groups.add(record.size)
             case records.Wrapped():
                 self._wrapped[record.optimizer].add(rank)
                 self._left |= frozenset(record.own)
+                self._inside |= frozenset(record.inside)
 
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
@@ -72,11 +74,13 @@ class Suspicions:
         look like the average now and then, and does so the more, the smaller they become."""
         return {one for one, right in self._right.items() if right >= _SOME * self._steps[one]}
 
-    @property
-    def _is_split(self) -> bool:
-        """Whether a layer may be split over the ranks, as that of many classes is, outside of DDP: its gradients are of
-        all ranks' data then."""
-        return len(self._exchanging) == self._ranks and not self.hooks
+    def _are_split(self, parameters: Set[int]) -> bool:
+        """Whether a layer may be split over the ranks, as that of many classes is, outside of DDP: what it is fed is
+        exchanged by them, so that its gradients are of all ranks' data."""
+        fed = [self._before_exchanges[rank] for rank in range(self._ranks)]
+        return (
+            bool(parameters) and parameters.isdisjoint(self._inside) and all(parameters <= of_rank for of_rank in fed)
+        )
 
     def is_unclear(self, optimizer: int) -> None:
         """Of a step of it, it is not known whose gradients it used."""
@@ -178,12 +182,12 @@ class Suspicions:
         has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
         alone = {finding.alone for finding in found if finding.waits} == {True}
         is_common = optimizer in self._common or (optimizer in self._wrapped and self.groups <= {self._ranks})
-        return has_own and alone and not (is_sampled and not self._is_split) and not is_common
+        is_split = self._are_split(self._streams[0].held[optimizer])
+        return has_own and alone and (is_split or not is_sampled) and not is_common
 
     def _own(self, optimizer: int) -> frozenset[int]:
-        if optimizer in self._wrapped and not self._is_split:
-            return self._left
-        return self._left | experts.from_start(self._waiting, optimizer, self._streams[0])
+        own = experts.from_start(self._waiting, optimizer, self._streams[0])
+        return self._left | (own if optimizer not in self._wrapped or self._are_split(own) else frozenset())
 
     def _meets(self, optimizer: int) -> bool:
         """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what

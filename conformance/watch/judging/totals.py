@@ -7,12 +7,13 @@ them. Nothing is said of losses that show less, nor of those that are sums on pu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isclose, prod
+from math import isclose
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.kinds import kinds
+from conformance.watch.judging.kinds import kinds, may_be_one
+from conformance.watch.judging.multiplied import divisors_of, factor_of, weight_of
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Window
 
@@ -50,13 +51,16 @@ class Totals:
         is_over_ranks = together.ranks > 1 and not together.is_joined
         found = [*_averaged_twice(together, kappa)] if is_over_ranks else []
         # Losses of several lines are several losses, which are summed up on purpose.
-        if len(kinds(here)) == 1:
+        if (is_one := len(kinds(here)) == 1) or may_be_one(here):
             sums = [*_sums(together, kappa)] if is_over_ranks else []
             if sums and not _train_the_same(here):
                 self._findings.undecided(OF_TASKS)
                 return
+            sums += [] if found or sums or kappa != 1 else _over_micro_batches(here)
+            if sums and not is_one:
+                self._findings.undecided(f"{sums[0].says}, if these lines have one loss")
+                return
             found += sums
-            found += [] if found or kappa != 1 else _over_micro_batches(here)
         self._steady.feed([(one.ranks[0], one, False) for one in found], here)
 
 
@@ -146,35 +150,7 @@ def _is_bare(backward: records.Backward) -> bool:
     return factors in ([], [backward.scale])
 
 
-def weight_of(window: Window) -> float | None:
-    """What all targets of a rank weigh in its own losses; None if it is not known."""
-    weights = [factor_of(one) * (1 if one.targets else one.summed) for one in window.backwards.values()]
-    return sum(weights) if all(weights) else None
-
-
 def _finding(window: Window, law: str, says: str, effect: str) -> Finding:
     site = next(iter(window.backwards.values())).site
     passes = frozenset((window.rank, number) for number in window.backwards)
     return Finding(law, says, window.index, (window.rank,), site, effect, window.optimizer, passes)
-
-
-def factor_of(backward: records.Backward) -> float:
-    """What the loss was multiplied with, but for the loss scale."""
-    return prod(backward.factors) / (backward.scale or 1.0)
-
-
-def divisors_of(backward: records.Backward) -> list[float]:
-    """What its loss is divided by, but for what it was multiplied with to make up for, while another divisor is left:
-    as where a mean over all is multiplied with the number of micro-batches, by which a framework divides it again."""
-    left = [*backward.divisors]
-    others = [*backward.divisors, 1 / (backward.scale or 1.0)]
-    for factor in backward.factors:
-        own = next((one for one in others if isclose(factor * one, 1)), None)
-        if own is not None:
-            others.remove(own)
-            continue
-        for divisor in [*left]:
-            if len(left) > 1 and factor >= divisor > 1 and isclose(factor / divisor, round(factor / divisor)):
-                left.remove(divisor)
-                factor /= divisor
-    return left

@@ -102,6 +102,8 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 divided.of_terms,
                 divided.ignored,
                 any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
+                recording.own_calls(),
+                divided.made_by,
             )
         )
         inputs.begin()

@@ -1,4 +1,4 @@
-"""Collectives within a backward pass, as those of a layer that is split over the ranks."""
+"""Collectives of a script's own within a backward pass, as those around a layer that is split over the ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
+from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
 
 _NAMES = (
@@ -18,19 +19,26 @@ _NAMES = (
 )
 """Methods of a process group. What DDP reduces in C++ calls none of them."""
 
-_BATCH_NORM = "torch.nn.modules._functions"
-_MOST_FRAMES = 8
+_FUNCTION, _BATCH_NORM = "torch.autograd.function", "torch.nn.modules._functions"
+_MOST_FRAMES = 16
+_MOST = 64
+"""Of such records: gradients may come in another order each time."""
 
 
-def observe(recording: Recording) -> Seams:
+def observe(recording: Recording, leaves: Leaves) -> Seams:
     """Notes `Exchanged`."""
     if not torch.distributed.is_available():
         return
     from torch.distributed.distributed_c10d import ProcessGroup
 
+    noted: set[frozenset[int]] = set()
+
     def issue(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-        if "backward" in recording.inside and group.size() > 1 and not _is_of_batch_norm(sys._getframe()):
-            recording.once(records.Exchanged())
+        if "backward" in recording.inside and len(noted) < _MOST and _is_of_a_function(sys._getframe()):
+            numbers = frozenset(leaves.reached)
+            if numbers and numbers not in noted and group.size() > 1:
+                noted.add(numbers)
+                recording.note(records.Exchanged(sorted(numbers)))
         return original(group, *args, **kwargs)
 
     for name in _NAMES:
@@ -38,12 +46,14 @@ def observe(recording: Recording) -> Seams:
             yield replaced(ProcessGroup, name, issue)
 
 
-def _is_of_batch_norm(frame: FrameType | None) -> bool:
-    """Whether statistics of batches are exchanged, which says nothing of the layers."""
+def _is_of_a_function(frame: FrameType | None) -> bool:
+    """Whether it is a node of the graph that calls, and no hook, which may look at a gradient or average it. The
+    statistics of batches say nothing of the layers."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
-        if frame.f_globals.get("__name__") == _BATCH_NORM:
-            return True
+        name = frame.f_globals.get("__name__")
+        if name in (_FUNCTION, _BATCH_NORM):
+            return bool(name == _FUNCTION)
         frame = frame.f_back
     return False

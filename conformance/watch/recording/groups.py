@@ -47,6 +47,10 @@ def note_wrapped(recording: Recording, number: int, optimizer: torch.optim.Optim
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if any(id(parameter) in held for wrapper in list(recording.wrappers) for parameter in wrapper.parameters()):
         own = {name for wrapper in list(recording.wrappers) for name in getattr(wrapper, "parameters_to_ignore", ())}
-        named = [pair for wrapper in list(recording.wrappers) for pair in wrapper.named_parameters()]
-        left = recording.parameters.numbers([one for name, one in named if name.removeprefix("module.") in own])
-        recording.once(records.Wrapped(number, left))
+        pairs = [pair for wrapper in list(recording.wrappers) for pair in wrapper.named_parameters()]
+        named = [(name.removeprefix("module."), parameter) for name, parameter in pairs]
+        left, inside = (
+            recording.parameters.numbers([one for name, one in named if (name in own) == is_left])
+            for is_left in (True, False)
+        )
+        recording.once(records.Wrapped(number, left, inside))

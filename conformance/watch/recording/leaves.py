@@ -117,6 +117,11 @@ class Leaves:
         """What a backward pass computes for a parameter, where no hook on its leaf sees it."""
         self._noting(known, None, gradient)
 
+    @property
+    def reached(self) -> list[int]:
+        """The parameters that the present backward pass has given gradients by now."""
+        return [known.number for known, _ in self._taken]
+
     def end(self) -> None:
         """A backward is over: what a node of it has asked for, and did not pass on, was added to `.grad` there."""
         for seen in [one for several in self._within.values() for one in several]:

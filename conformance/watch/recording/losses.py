@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from conformance.trace.state.saved import saved
+
 _MOST_NODES, _MOST_TERMS = 12, 64
 _MEAN = 1
 """torch's number for `reduction="mean"`."""
@@ -49,7 +51,7 @@ class Loss:
     sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything. terms: how many losses of one kind are
     added up, 0 if there is one, or if they are of several kinds. is_hidden: it is multiplied with something that its
     graph does not show. of_terms: what single terms of a sum are divided by. ignored: how many targets were left out,
-    by `ignore_index`."""
+    by `ignore_index`. made_by: the name of the node below."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Loss:
     is_hidden: bool = False
     of_terms: list[float] = field(default_factory=list)
     ignored: int = 0
+    made_by: str = ""
 
     def add(self, node: Any, factor: float) -> None:
         """One more factor, of a product or quotient."""
@@ -85,6 +88,7 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
             if factor is not None:
                 loss.add(node, factor)
             elif node.name() not in _THROUGH:
+                loss.made_by = node.name()
                 node = _unsmoothed(node)
                 loss.of_terms = _of_any_terms(node)
                 for divisor in _of_all_terms(node):
@@ -93,7 +97,8 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
                 loss.targets, loss.summed = _targets(node)
                 # A sum with weights of classes is divided by the sum of these.
                 count = _count(node)
-                loss.ignored = node._saved_target.numel() - count if count and node.name() in _ENTROPIES else 0
+                target = saved(node, "target") if count and node.name() in _ENTROPIES else None
+                loss.ignored = 0 if target is None or not count else target.numel() - count
                 loss.is_hidden = count == 0 and node._saved_reduction != _MEAN
                 loss.of_any = node.name() in _OF_ANY
                 loss.terms = _terms(node)
@@ -191,7 +196,7 @@ def _factor(node: Any) -> float | None:
     if node.name() not in _PRODUCTS:
         return None
     for name in ("other", "self"):
-        value = getattr(node, f"_saved_{name}", None)
+        value = saved(node, name)
         if isinstance(value, torch.Tensor):
             value = value.item() if value.numel() == 1 and not value.requires_grad else None
         if isinstance(value, (int, float)) and value:
@@ -217,8 +222,10 @@ def _targets(node: Any) -> tuple[int | None, int]:
 
 def _count(node: Any) -> int | None:
     if node.name() in _ENTROPIES:
+        total = saved(node, "total_weight")
         # With weights of classes, it is their sum.
-        return int(float(node._saved_total_weight)) if node._saved_weight is None else 0
-    if node.name() in _ELEMENTWISE and getattr(node, "_saved_weight", None) is None:
-        return int(node._saved_self.numel())
+        return None if total is None else int(float(total)) if saved(node, "weight") is None else 0
+    if node.name() in _ELEMENTWISE and saved(node, "weight") is None:
+        elements = saved(node, "self")
+        return None if elements is None else int(elements.numel())
     return None

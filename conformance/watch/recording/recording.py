@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,10 @@ class Recording:
             path = self.sites.path(line[0])
             self.note(records.Source(*line, path, linecache.getline(path, line[1]).strip()))
         return site
+
+    def own_calls(self) -> int:
+        """A fingerprint of the calls in the user's own files that led here."""
+        return zlib.crc32(repr(self.sites.own(sys._getframe(1))).encode())
 
     @property
     def is_with_others(self) -> bool:

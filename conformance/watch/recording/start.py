@@ -96,7 +96,7 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
             (scaling, partial(scaling.observe, recording)),
             (schedules, partial(schedules.observe, recording)),
             (groups, partial(groups.observe, recording)),
-            (exchanges, partial(exchanges.observe, recording)),
+            (exchanges, partial(exchanges.observe, recording, at_leaves)),
             (weights, partial(weights.observe, recording)),
         ):
             harmless(enter, observer.__name__)(observe)

@@ -1,0 +1,36 @@
+"""What losses are multiplied with and divided by, as far as it is known when they go backward."""
+
+from __future__ import annotations
+
+from math import isclose, prod
+
+from conformance.watch import records
+from conformance.watch.judging.windows import Window
+
+
+def factor_of(backward: records.Backward) -> float:
+    """What the loss was multiplied with, but for the loss scale."""
+    return prod(backward.factors) / (backward.scale or 1.0)
+
+
+def divisors_of(backward: records.Backward) -> list[float]:
+    """What its loss is divided by, but for what it was multiplied with to make up for, while another divisor is left:
+    as where a mean over all is multiplied with the number of micro-batches, by which a framework divides it again."""
+    left = [*backward.divisors]
+    others = [*backward.divisors, 1 / (backward.scale or 1.0)]
+    for factor in backward.factors:
+        own = next((one for one in others if isclose(factor * one, 1)), None)
+        if own is not None:
+            others.remove(own)
+            continue
+        for divisor in [*left]:
+            if len(left) > 1 and factor >= divisor > 1 and isclose(factor / divisor, round(factor / divisor)):
+                left.remove(divisor)
+                factor /= divisor
+    return left
+
+
+def weight_of(window: Window) -> float | None:
+    """What all targets of a rank weigh in its own losses; None if it is not known."""
+    weights = [factor_of(one) * (1 if one.targets else one.summed) for one in window.backwards.values()]
+    return sum(weights) if all(weights) else None
