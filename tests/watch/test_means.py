@@ -1,5 +1,7 @@
 """A mean of means over micro-batches that are not equally large."""
 
+import random
+
 import pytest
 
 from conformance.watch import records
@@ -36,23 +38,33 @@ def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken, lo
     assert bool(findings.notes) == (targets[-1] < targets[0] or bool(broken))
 
 
+def shuffled(window, place):
+    return random.Random(window).sample(range(24), 9)[3 * place : 3 * place + 3]
+
+
+def of_tasks(window, place):
+    return [100 * place + row for row in shuffled(window, place)]
+
+
 @pytest.mark.parametrize(
     ("counts", "rows", "facts", "accused"),
     [
-        ((20, 12, 16), [1, 2, 3], {"loader": 7, "batches": 1}, True),
-        ((20, 12, 16), [1, 2, 3], {"padded": 24}, True),
-        ((20, 12, 16), [1, 2, 3], {}, False),  # by hand, which may be graphs or tasks
-        ((20, 12, 16), [1, 2, 3], {"loader": 7, "batches": 1, "draws": True}, False),  # of a loader of tasks
-        ((20, 12, 16), [1], {"padded": 24}, False),  # samples, each of which may count as one
-        ((1000, 980, 991), [1, 2, 3], {"padded": 1000}, False),  # a few targets of some are missing
+        ((20, 12, 16), of_tasks, {"loader": 7, "batches": 1}, True),
+        ((20, 12, 16), shuffled, {"padded": 24}, True),
+        ((20, 12, 16), of_tasks, {"padded": 24}, False),  # each of which has rows of its own
+        ((20, 12, 16), lambda *_: [1, 2, 3], {"padded": 24}, False),  # groups of the same rows
+        ((20, 12, 16), shuffled, {}, False),  # graphs, for all that is known
+        ((20, 12, 16), of_tasks, {"loader": 7, "batches": 1, "draws": True}, False),  # of a loader of tasks
+        ((20, 12, 16), lambda *_: [1], {"padded": 24}, False),  # samples, each of which may count as one
+        ((1000, 980, 991), shuffled, {"padded": 1000}, False),  # a few targets of some are missing
     ],
 )
 def test_what_may_count_alike(counts, rows, facts, accused):
     script = Script(ranks=1)
-    for number in range(3):
+    for number in range(6):
         computed = []
-        for count in counts[number:] + counts[:number]:
-            script.each(records.Entered(rows, False, LINE))
+        for place, count in enumerate(counts[number % 3 :] + counts[: number % 3]):
+            script.each(records.Entered(rows(number, place), False, LINE))
             computed.append(script.backward(factors=[1 / 3], targets=count))
             begins = script.streams[0][-2]
             begins.ignored = facts.get("padded", count) - count
@@ -62,7 +74,7 @@ def test_what_may_count_alike(counts, rows, facts, accused):
         script.clear()
     findings = script.findings()
     assert bool(findings.causes) == accused
-    assert (OF_ONE in findings.open) == (len(rows) == 1)
+    assert (OF_ONE in findings.open) == (len(rows(0, 0)) == 1)
     assert any("up to 1.02 times" in note for note in findings.notes) == (counts[0] == 1000)
 
 

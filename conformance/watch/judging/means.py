@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.kinds import kinds, may_be_one
 from conformance.watch.judging.multiplied import divisors_of, factor_of
+from conformance.watch.judging.pool import Pool
 from conformance.watch.judging.windows import Window
 
 _DIFFERENT = 0.01
@@ -25,14 +27,25 @@ OF_ONE = (
 )
 
 
+@dataclass
+class _Found:
+    """Of an optimizer: in windows of which one micro-batch is smaller and all others alike, as where an epoch ends, or
+    in others; of one loader's batches, or not. are_padded: whether all of these are. fed: in the first of them."""
+
+    first: Finding | None = None
+    times: int = 0
+    are_padded: bool = True
+    fed: list[set[tuple[int, ...]]] = field(default_factory=list)
+
+
 class Means:
     """Of the processes that train together."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._sizes: dict[int, tuple[list[int], Finding | None, bool]] = {}
         self._steps: Counter[int] = Counter()
-        self._smaller: dict[int, tuple[Finding, int, bool]] = {}
+        self._found: dict[tuple[int, bool, bool], _Found] = defaultdict(_Found)
+        self._pools: dict[int, Pool] = defaultdict(Pool)
 
     def judge(self, windows: list[Window]) -> None:
         """What each target weighs in a window: the same, if the mean is one of all."""
@@ -44,6 +57,9 @@ class Means:
         }
         passes = [one for window in windows for one in window.backwards.values()]
         self._steps[windows[0].optimizer] += 1
+        if any(one.ignored for one in passes) and not any(one.batches for one in passes):
+            for rows in (rows for window in windows for rows in window.fed):
+                self._pools[windows[0].optimizer].add(rows)
         if not weights and any(_have_numbers_of_their_own(window) for window in windows):
             self._findings.undecided(OWN)
         if not weights and (numbers := _numbers_of_ranks(windows)):
@@ -98,43 +114,26 @@ class Means:
             f"the largest weight of a target in the update is {high / low:.3g} times the smallest",
             optimizer=first.optimizer,
         )
-        is_smaller = all(map(_has_a_smaller_one, windows))
-        if len(kinds(windows)) > 1 or not all(map(_are_of_one_kind, windows)):
-            self._take(found, is_smaller=is_smaller, is_proof=False)
-            return
+        is_one = len(kinds(windows)) == 1
+        are_batches, is_smaller = (all(map(is_so, windows)) for is_so in (_are_batches, _has_a_smaller_one))
         self._findings.show(found.key, windows)
-        before, waiting, was_smaller = self._sizes.setdefault(first.optimizer, (sizes, found, is_smaller))
-        if waiting is not None and sizes == before and not any(one.batches for one in passes):
-            # Data sets may have batches of their own sizes, the same in each window.
+        if is_one and are_batches and not is_smaller:
+            self._findings.add(found)
             return
-        if waiting is not None and waiting is not found:
-            self._take(waiting, is_smaller=was_smaller)
-        self._sizes[first.optimizer] = before, None, False
-        self._take(found, is_smaller=is_smaller)
-
-    def _take(self, found: Finding, *, is_smaller: bool, is_proof: bool = True) -> None:
-        """is_smaller: one micro-batch is, and all others are alike, as where an epoch ends."""
-        if is_smaller and found.optimizer is not None:
-            first, times, was_proof = self._smaller.get(found.optimizer, (found, 0, True))
-            self._smaller[found.optimizer] = first, times + 1, is_proof and was_proof
-        else:
-            self._add(found, is_proof=is_proof)
-
-    def _add(self, found: Finding, *, is_proof: bool, count: int = 1) -> None:
-        if is_proof:
-            self._findings.add(found, count=count)
-        else:
-            self._findings.undecided(f"{found.says}, as samples, tasks or groups may be meant to", count)
+        kept = self._found[first.optimizer, is_smaller, is_one and are_batches]
+        kept.first, kept.times = kept.first or found, kept.times + 1
+        kept.are_padded &= is_one and all(map(_are_padded, windows))
+        kept.fed = kept.fed or [window.fed for window in windows]
 
     def finish(self) -> None:
-        for _, waiting, _ in self._sizes.values():
-            if waiting is not None:
-                self._add(waiting, is_proof=False)
-        for optimizer, (found, times, is_proof) in self._smaller.items():
-            if times <= _RARELY * self._steps[optimizer]:
-                self._findings.note(f"the last batch of an epoch is smaller, but counts as much: {found.effect}")
+        for (optimizer, is_smaller, are_batches), of in self._found.items():
+            assert of.first is not None
+            if is_smaller and of.times <= _RARELY * self._steps[optimizer]:
+                self._findings.note(f"the last batch of an epoch is smaller, but counts as much: {of.first.effect}")
+            elif are_batches or (of.are_padded and all(map(self._pools[optimizer].are_linked, of.fed))):
+                self._findings.add(of.first, count=of.times)
             else:
-                self._add(found, is_proof=is_proof, count=times)
+                self._findings.undecided(f"{of.first.says}, as samples, tasks or groups may be meant to", of.times)
 
 
 def _reach_the_same(window: Window) -> bool:
@@ -167,16 +166,19 @@ def _numbers_of_ranks(windows: list[Window]) -> set[float]:
     return numbers if are_own and len(numbers) > 1 and min(numbers) > 0 else set()
 
 
-def _are_of_one_kind(window: Window) -> bool:
+def _are_batches(window: Window) -> bool:
     """Whether each is one batch of one loader, of several samples, as groups of a batch, batches of several data sets
-    and tasks are not. Without a loader, they are if they are of one size, and padded to it."""
+    and tasks are not."""
     passes = window.backwards.values()
     loaders, batches = {one.loader for one in passes if one.batches}, sum(one.batches for one in passes)
-    if batches:
-        are_batches = batches >= len(passes) and len(loaders) == 1 and None not in loaders
-        return are_batches and not any(one.draws for one in passes)
+    return batches >= len(passes) and len(loaders) == 1 and None not in loaders and not any(one.draws for one in passes)
+
+
+def _are_padded(window: Window) -> bool:
+    """Whether no loader gave them, and they are padded to one size."""
+    passes = window.backwards.values()
     sizes = {(one.targets or one.summed) + one.ignored for one in passes}
-    return len(sizes) == 1 and any(one.ignored for one in passes)
+    return len(sizes) == 1 and any(one.ignored for one in passes) and not any(one.batches for one in passes)
 
 
 def _has_a_smaller_one(window: Window) -> bool:
