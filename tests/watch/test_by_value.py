@@ -1,5 +1,7 @@
 """Clipping by value: what it was given is judged, and what became of what it gave back."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -78,3 +80,28 @@ def test_a_script_that_clips_by_value():
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("limit", "clips_last", "effect"),
+    [
+        (1e-3, True, "what is clipped is added to, and clipped again"),
+        (1e-3, False, "the gradients of 1 of 2 backward passes are not clipped"),
+        (1e3, True, None),  # nothing is beyond it
+        (1e3, False, None),
+    ],
+)
+def test_clips_in_each_micro_batch(limit, clips_last, effect):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for _ in range(4):
+            for micro_batch in range(2):
+                (model(torch.randn(8, 6)).square().sum() / 2).backward()
+                if clips_last or micro_batch == 0:
+                    torch.nn.utils.clip_grad_value_(model.parameters(), limit)
+            optimizer.step()
+            optimizer.zero_grad()
+    found = [cause.first.effect for (law, _), cause in findings.causes.items() if law == "watch/clip-whole-window"]
+    assert found == ([] if effect is None else [effect])

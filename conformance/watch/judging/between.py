@@ -72,8 +72,11 @@ def _clips(together: Together, window: Window) -> Iterator[Finding]:
         is_in_step = _keeps_limited if clip.how == "value" else _keeps_clipped
         if held and (clip.how == "value" or factor_of(clip) < 1) and is_in_step(together, window, held, at):
             says = "clipping came between two backward passes of a window"
-            later = {one.backward for passes in window.new.values() for one in passes if one.at > at}
+            last = max(came for came, one in window.clips if {*held} <= {*one.parameters})
+            later = {one.backward for passes in window.new.values() for one in passes if one.at > last}
             effect = f"the gradients of {len(later)} of {len(window.backwards)} backward passes are not clipped"
+            if not later:
+                effect = "what is clipped is added to, and clipped again"
             rank, site = (window.rank,), clip.site
             yield Finding("watch/clip-whole-window", says, window.index, rank, site, effect, window.optimizer)
 
@@ -118,7 +121,7 @@ def _keeps_limited(together: Together, window: Window, held: list[int], at: int)
     limits = [(came, one) for came, one in window.limits if {*held} <= {*one.parameters}]
     here = next((one for came, one in reversed(limits) if came <= at), None)
     following = next(((came, one) for came, one in limits if came > at), None)
-    if here is None:
+    if here is None or _changes_nothing(here, held):
         return False
     until = window.at if following is None else following[0]
     if any(clip.how == "norm" and at < came < until for came, clip in window.clips):
@@ -135,6 +138,12 @@ def _keeps_limited(together: Together, window: Window, held: list[int], at: int)
         return [one for one in case.own(number) if at < one.at < until]
 
     return bool(held) and any((factor := case.fits(of)) is not None and factor.is_known for of in (of_all, of_rank))
+
+
+def _changes_nothing(limit: Limited, held: list[int]) -> bool:
+    """Whether no element was beyond the limit."""
+    before, after = _of(limit, limit.before), _of(limit, limit.after)
+    return all(np.array_equal(before[number], after[number]) for number in held)
 
 
 def _of(limit: Limited, sketches: Sketches) -> dict[int, Sketch]:
