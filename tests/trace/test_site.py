@@ -95,6 +95,23 @@ def test_a_project_of_several_files(tmp_path, monkeypatch, inner, expected):
     assert place() == expected
 
 
+@pytest.mark.parametrize("name", ["back.py", "site-packages/library/back.py"])
+def test_all_calls_of_the_project(tmp_path, name):
+    """An installed helper is none of its calls."""
+    sites = Sites(str(tmp_path / "main.py"), whole_project=True)
+    found = []
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    for file, text in ((name, "def back(): note()"), ("main.py", "back()\nback()")):
+        (tmp_path / file).write_text(text)
+    module = {"__name__": "helper", "note": lambda: found.append([line for _, line, _ in sites.own(sys._getframe(1))])}
+    exec(compile((tmp_path / name).read_text(), str(tmp_path / name), "exec"), module)
+    module["__name__"] = "main"
+    exec(compile((tmp_path / "main.py").read_text(), str(tmp_path / "main.py"), "exec"), module)
+    of_project = [[line for line in lines if line in (1, 2)] for lines in found]
+    helper = [1] if name == "back.py" else []
+    assert [lines[: len(helper) + 1] for lines in of_project] == [[*helper, 1], [*helper, 2]]
+
+
 def test_a_reference_trainer_stands_for_the_users_code():
     """But what it is handed, the task, does not."""
     events = train(loading.load("batched")[0], make_spec(steps=1, clip={"kind": "norm", "threshold": 1.0}))

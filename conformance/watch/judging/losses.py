@@ -19,6 +19,7 @@ from conformance.watch.judging.totals import Totals
 from conformance.watch.judging.windows import Window
 
 _MOST_KEPT = 100
+
 TIMES = "means over each rank's own targets are multiplied by the number of ranks, so the update is that of their sum"
 
 PARTLY = "some losses of a window are divided by how many micro-batches it has, and others, of the same loader, are not"

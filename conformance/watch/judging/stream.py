@@ -274,7 +274,6 @@ class Stream:
         old = {number: self._old[number] for number in parameters if self._old.get(number)}
         reached = {one.backward for contributions in new.values() for one in contributions}
         concerned = set(parameters)
-        fed = [rows for backward in reached if (rows := self._fed.get(backward)) is not None]
         moments, cut = self._log.moments(begin)
         window = Window(
             rank=self.began.rank,
@@ -305,8 +304,7 @@ class Stream:
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
             clock=self.clock,
-            fed={*fed},
-            fed_again=len(fed) - len({*fed}),
+            inputs=[rows for backward in reached if (rows := self._fed.get(backward)) is not None],
             is_of_other=step is not None and self._is_of_other(optimizer, step),
             is_late=self._is_late(new),
             is_long=not self._overfull.isdisjoint(new),

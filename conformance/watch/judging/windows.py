@@ -88,10 +88,8 @@ class Window:
     samples: dict[int, int] = field(default_factory=dict)
     clock: int = 0
     """The number of all backward passes of the rank before."""
-    fed: set[tuple[int, ...]] = field(default_factory=set)
-    """What a model was fed for its backward passes."""
-    fed_again: int = 0
-    """How many of these had what another one had."""
+    inputs: list[tuple[int, ...]] = field(default_factory=list)
+    """The rows that a model was fed for each of its backward passes, where they are known."""
     is_of_other: bool = False
     """Whether another optimizer, which holds the same parameters, was the last to step some of them. One that shares a
     part of them has been given these by mistake."""
@@ -107,6 +105,11 @@ class Window:
     """By backward pass, the other optimizers that have stepped on it before."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
+
+    @property
+    def fed(self) -> set[tuple[int, ...]]:
+        """What a model was fed for its backward passes."""
+        return {*self.inputs}
 
     @property
     def places(self) -> list[int]:
