@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby, zip_longest
+from itertools import chain, takewhile, zip_longest
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from conformance.adapter.backends import BACKENDS
+from conformance.trace.assembler import Assembler
 from conformance.trace.events import (
     KINDS,
     Attempt,
@@ -36,7 +37,6 @@ from conformance.trace.events import (
     Vector,
     read,
 )
-from conformance.trace.joining import Joining
 from conformance.trace.lives import by_life
 from conformance.workloads.model import Model, model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows, rows
@@ -321,20 +321,8 @@ class Rank(Events):
         super().__init__(events)
         self.run, self.number = run, number
         self.finished = bool(self.of(Finished))
-        starts = [0]
-        current: int | None = None
-        index = 0
-        for window, same in groupby(map(attrgetter("window"), events)):
-            if window != current and window is not None:
-                starts.append(index)
-                current = window
-            index += len(list(same))
-        setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
-        self.setup = setup
-        own = [body for body in bodies if not self.has_run_out(body[0].window)]
-        self.windows = tuple(
-            Window(self, index, body, ended=self.finished or body is not bodies[-1]) for index, body in enumerate(own)
-        )
+        self.setup = tuple(takewhile(lambda event: event.window is None, events))
+        self.windows: Sequence[Window] = ()
 
     def has_run_out(self, window: int | None) -> bool:
         """Whether other ranks have samples in a window, and this one has none left."""
@@ -369,6 +357,32 @@ class Rank(Events):
         return bool(self.of(Report)) or any(weights != shown[0] for weights in shown)
 
 
+class ByNumber:
+    """Cuts the events of a rank where the plan's number of the window changes."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank, self._count = rank, 0
+        self._begun: list[Event] = []
+        self._number: int | None = None
+
+    def feed(self, event: Event) -> Iterable[Window]:
+        found: Iterable[Window] = ()
+        if event.window != self._number and event.window is not None:
+            found = self._window(ended=True)
+            self._begun, self._number = [], event.window
+        self._begun.append(event)
+        return found
+
+    def end(self) -> Iterable[Window]:
+        return self._window(ended=self._rank.finished)
+
+    def _window(self, *, ended: bool) -> Iterable[Window]:
+        if self._number is None or self._rank.has_run_out(self._number):
+            return ()
+        self._count += 1
+        return (Window(self._rank, self._count - 1, tuple(self._begun), ended),)
+
+
 class GlobalWindow:
     """One window of all ranks, after every rank has ended it."""
 
@@ -387,6 +401,11 @@ class Run:
     def __init__(self, plan: Plan, ranks: Iterable[tuple[Event, ...]]) -> None:
         self.plan = plan
         self.ranks = tuple(Rank(self, number, events) for number, events in enumerate(ranks))
+        self._assembler = Assembler[Event, Window, None](len(self.ranks), lambda _: None)
+        for rank in self.ranks:
+            self._assembler.cuts[rank.number] = ByNumber(rank)
+            windows = self._assembler.feed(rank.number, rank.events)
+            rank.windows = (*windows, *self._assembler.end(rank.number))
 
     @classmethod
     @no_cyclic_collection()
@@ -419,11 +438,8 @@ class Run:
         After a rank leaves out a window or reads samples of another one, its windows no longer match those of the
         other ranks.
         """
-        joining: Joining[Window] = Joining(len(self.ranks))
-        for rank in self.ranks:
-            joining.put(rank.number, rank.windows)
         found = {}
-        for windows in joining.joined():
+        for _, windows in self._assembler.joined():
             here = tuple(window for window in windows if window is not None and window.ended)
             if len(here) == len(windows) and len({window.number for window in here}) == 1:
                 found[here[0].number] = GlobalWindow(self, here[0].number, here)

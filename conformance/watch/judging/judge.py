@@ -23,7 +23,7 @@ class Judge:
         for number in range(len(self._launches) + 1):
             launch = self._launches.setdefault((began.launch, number), Launch(began.world, self.findings))
             if began.rank not in launch.streams:
-                launch.streams[began.rank] = Stream(began)
+                launch.begin(began.rank, Stream(began))
                 return launch
         raise AssertionError("there is one launch more than there were")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
-from conformance.trace.joining import Joining
+from conformance.trace.assembler import Assembler
 from conformance.watch import records
 from conformance.watch.judging import (
     agreement,
@@ -46,7 +47,7 @@ from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.suspicions import Suspicions
 from conformance.watch.judging.system import System
-from conformance.watch.judging.windows import Cleared, Key, Window
+from conformance.watch.judging.windows import Key, Window
 
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
@@ -58,18 +59,13 @@ _BETWEEN += "one that was only evaluated is to be given back"
 
 
 class Launch:
-    """Processes that train together.
-
-    over: the ranks of which nothing more comes. new: the optimizers that have windows which nobody tried to join yet.
-    """
+    """Processes that train together."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         self.ranks = ranks
         self.findings = findings
         self.streams: dict[int, Stream] = {}
-        self._over: set[int] = set()
-        self._joining: dict[Key, Joining[Window]] = defaultdict(lambda: Joining(ranks, self._over))
-        self._new: dict[Key, None] = {}
+        self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"))
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs, self._epochs = Inputs(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
@@ -94,6 +90,9 @@ class Launch:
         self._buffers: dict[int, records.Buffers] = {}
         self._histories: dict[Key, History] = {}
 
+    def begin(self, rank: int, stream: Stream) -> None:
+        self.streams[rank] = self._assembler.cuts[rank] = stream
+
     def feed(self, rank: int, record: records.Record) -> None:
         # What a recorder of which a part is off has left of a window would look like a mistake of the script.
         if rank in self._blind and not isinstance(record, records.Failed):
@@ -113,7 +112,7 @@ class Launch:
                 elif rank not in self._blind:
                     self.findings.undecided(record.error)
                 self._blind.add(rank)
-                self._over.add(rank)
+                self._close(rank)
             case records.Buffers():
                 self._buffers[rank] = record
                 if len(self._buffers) == self.ranks > 1:
@@ -124,7 +123,7 @@ class Launch:
             case records.Source():
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
-                self._over.add(rank)
+                self._close(rank)
             case records.Entered() | records.Epoch():
                 self._inputs.feed(rank, record)
                 self._dealt.feed(rank, record)
@@ -133,36 +132,36 @@ class Launch:
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
         self._aside[rank].feed(record)
-        for found in self.streams[rank].feed(record):
-            self._ends[rank].take(found)
-            if isinstance(found, Cleared):
-                self._lost.take(found)
-            else:
-                self._order.judge(found)
-                self._schedules.judge(found)
-                self._loss_scale.judge(found)
-                self._kept.see(found)
-                self._first = self._first or found
-                key = self.streams[rank].key(found.optimizer)
-                self._joining[key].put(rank, [found])
-                self._new[key] = None
+        self._see(rank, self._assembler.feed(rank, (record,)))
+        for cleared in self.streams[rank].cleared:
+            self._ends[rank].take(cleared)
+            self._lost.take(cleared)
         self._abandoned[rank].feed(record, self.streams[rank])
-        if isinstance(record, (records.Ended, records.Failed)):
-            self._join()
-        elif self._new:
-            self._join(self._new)
+        self._join()
+
+    def _see(self, rank: int, windows: Iterable[Window]) -> None:
+        for window in windows:
+            self._ends[rank].take(window)
+            self._order.judge(window)
+            self._schedules.judge(window)
+            self._loss_scale.judge(window)
+            self._kept.see(window)
+            self._first = self._first or window
+
+    def _close(self, rank: int) -> None:
+        self._see(rank, self._assembler.end(rank))
 
     def end(self, rank: int) -> bool:
         """There is nothing more to come of a rank; returns whether that is new."""
-        is_new = rank not in self._over
-        self._over.add(rank)
-        if is_new:
-            self._join()
-        return is_new
+        if rank in self._assembler.over:
+            return False
+        self._close(rank)
+        self._join()
+        return True
 
     def is_ahead(self, rank: int) -> bool:
         """Whether the other ranks are so far behind that it has to wait."""
-        return any(joining.ahead(rank) > _AHEAD for joining in self._joining.values())
+        return self._assembler.ahead(rank) > _AHEAD
 
     @property
     def accuses(self) -> bool:
@@ -172,8 +171,8 @@ class Launch:
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
-        self._over |= {*range(self.ranks)}
-        self._join()
+        for rank in range(self.ranks):
+            self.end(rank)
         common = self._suspicions.common
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
         self._suspicions.finish(self._pairing, is_sampled=self._inputs.is_sampled)
@@ -219,15 +218,9 @@ class Launch:
         if groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")
 
-    def _join(self, keys: Iterable[Key] | None = None) -> None:
-        """keys: of the optimizers with new windows; those of all may go on once a rank is over."""
-        # One that never begins is over at last, too.
-        if len(self.streams) < self.ranks and len(self._over) < self.ranks:
-            return
-        for key in [*(self._joining if keys is None else keys)]:
-            for windows in self._joining[key].joined():
-                self._judge(key, windows)
-        self._new.clear()
+    def _join(self) -> None:
+        for key, windows in self._assembler.joined():
+            self._judge(key, windows)
 
     def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
         here = [window for window in windows if window is not None]

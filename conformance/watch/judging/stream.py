@@ -22,10 +22,14 @@ _MOST_PENDING = 1024
 
 
 class Stream:
-    """Folds the records of one process into windows. Keeps only what the next windows need."""
+    """Cuts the records of one process into windows. Keeps only what the next windows need.
+
+    cleared: the backward passes that the last record has cleared before any step used them.
+    """
 
     def __init__(self, began: records.Began) -> None:
         self.began = began
+        self.cleared: list[Cleared] = []
         self.parameters: dict[int, records.Parameter] = {}
         self.unheld: records.Unheld | None = None
         self.unheld_then: dict[int, records.Unheld | None] = {}
@@ -91,13 +95,12 @@ class Stream:
         """Whether no other one has stepped any of its parameters since."""
         return all(self._user.get(number, optimizer) == optimizer for number in self.held[optimizer])
 
-    def key(self, optimizer: int) -> Key:
-        return self._keys[optimizer]
-
     def has(self, key: Key) -> bool:
         return key.number < self._alike.get((key.type, key.shapes), 0)
 
-    def feed(self, record: records.Record) -> Iterator[Window | Cleared]:
+    def feed(self, record: records.Record) -> Iterator[Window]:
+        """The window that a step or skip ends."""
+        self.cleared = []
         self._at += 1
         self._log.keep(self._at, record)
         match record:
@@ -133,11 +136,11 @@ class Stream:
             case records.Entries():
                 self._entries = _sketches(record.parameters, record.sketches)
             case records.Local():
-                yield from self._add(record)
+                self._add(record)
             case records.Left():
                 self._begin(record)
             case records.Cleared():
-                yield from self._clear(record.parameters, record.versions, record.site, moved=record.moved)
+                self._clear(record.parameters, record.versions, record.site, moved=record.moved)
             case records.Clipped():
                 if not any(self._pending.get(number) for number in record.parameters):
                     self._log.keep_idle(self._at, record)
@@ -147,6 +150,10 @@ class Stream:
                 self._pass(record)
             case records.Skipped():
                 yield self._window(record.optimizer, None, record.site)
+
+    def end(self) -> tuple[Window, ...]:
+        """None: what no step has used is no window."""
+        return ()
 
     def _hold(self, optimizer: int, parameters: Iterable[int]) -> None:
         for number in parameters:
@@ -158,10 +165,10 @@ class Stream:
         self._alike[optimizer.type, shapes] = alike + 1
         self._keys[optimizer.optimizer] = Key(optimizer.type, shapes, alike)
 
-    def _add(self, record: records.Local) -> Iterator[Cleared]:
+    def _add(self, record: records.Local) -> None:
         # What is None by now was set so by hand.
         versions = self._backwards[record.backward].versions if record.backward in self._backwards else {}
-        yield from self._clear(record.fresh, versions, None, but=record.backward)
+        self._clear(record.fresh, versions, None, but=record.backward)
         through = self._through.setdefault(record.backward, set())
         through.update(*(self._holders[number] for number in record.parameters))
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
@@ -233,7 +240,7 @@ class Stream:
         but: int | None = None,
         *,
         moved: bool = False,
-    ) -> Iterator[Cleared]:
+    ) -> None:
         """but: a backward that is still at it, and may hand a leaf gradients in parts."""
         lost: set[int] = set()
         for number in parameters:
@@ -258,7 +265,9 @@ class Stream:
                     steps = sum(self.steps.values())
                     held = frozenset(parameters)
                     fed = self._fed.get(backward)
-                    yield Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps, fed)
+                    self.cleared.append(
+                        Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps, fed)
+                    )
 
     def _has_changed(self, parameters: list[int], backward: int, versions: records.Versions) -> bool:
         """Whether weights have, since a backward pass, that are those of an optimizer of these parameters."""
@@ -278,6 +287,7 @@ class Stream:
         window = Window(
             rank=self.began.rank,
             optimizer=optimizer,
+            key=self._keys[optimizer],
             index=index,
             step=step,
             site=site,

@@ -57,6 +57,7 @@ class Window:
 
     rank: int
     optimizer: int
+    key: Key
     index: int
     step: records.Stepped | None
     site: records.Site

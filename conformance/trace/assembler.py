@@ -1,0 +1,77 @@
+"""The windows of all ranks, cut and joined while what happened on the ranks comes in."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+E = TypeVar("E")
+W = TypeVar("W")
+K = TypeVar("K", bound=Hashable)
+E_contra = TypeVar("E_contra", contravariant=True)
+W_co = TypeVar("W_co", covariant=True)
+
+
+class Cut(Protocol[E_contra, W_co]):
+    """Cuts the events of one rank into windows: where the plan's number changes, or, without a plan, at each step or
+    skip."""
+
+    def feed(self, event: E_contra, /) -> Iterable[W_co]:
+        """The windows that this event ends."""
+
+    def end(self) -> Iterable[W_co]:
+        """Those that end as nothing more comes."""
+
+
+class Assembler(Generic[E, W, K]):
+    """Joins the n-th windows that the ranks have of a key, once each rank has its own or is over.
+
+    Those of a rank wait for the others', so that no more are kept than it is ahead.
+
+    ranks: how many there will be. key: of a window, such as its optimizer. cuts: of the ranks that have begun.
+    over: the ranks of which nothing more comes.
+    """
+
+    def __init__(self, ranks: int, key: Callable[[W], K]) -> None:
+        self.ranks = ranks
+        self.cuts: dict[int, Cut[E, W]] = {}
+        self.over: set[int] = set()
+        self._key = key
+        self._waiting: dict[K, tuple[deque[W], ...]] = defaultdict(lambda: tuple(deque() for _ in range(ranks)))
+        self._changed: dict[K, None] = {}
+
+    def feed(self, rank: int, events: Iterable[E]) -> Iterator[W]:
+        """The windows of this rank that the next events end."""
+        feed = self.cuts[rank].feed
+        for event in events:
+            for window in feed(event):
+                yield self._kept(rank, window)
+
+    def end(self, rank: int) -> Iterator[W]:
+        """Those that end as nothing more comes of this rank."""
+        for window in self.cuts[rank].end() if rank in self.cuts else ():
+            yield self._kept(rank, window)
+        self.over.add(rank)
+        self._changed.update(dict.fromkeys(self._waiting))
+
+    def _kept(self, rank: int, window: W) -> W:
+        key = self._key(window)
+        self._waiting[key][rank].append(window)
+        self._changed[key] = None
+        return window
+
+    def ahead(self, rank: int) -> int:
+        """How many windows of one key wait for those of other ranks, at most."""
+        return max((len(waiting[rank]) for waiting in self._waiting.values()), default=0)
+
+    def joined(self) -> Iterator[tuple[K, tuple[W | None, ...]]]:
+        """Takes out those that wait for none, with their key, in rank order; None for a rank that is over."""
+        # One that never begins is over at last, too.
+        if not self._changed or len(self.cuts) < self.ranks > len(self.over):
+            return
+        keys, self._changed = [*self._changed], {}
+        for key in keys:
+            waiting = self._waiting[key]
+            while any(waiting) and all(own or rank in self.over for rank, own in enumerate(waiting)):
+                yield key, tuple(own.popleft() if own else None for own in waiting)
