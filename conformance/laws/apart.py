@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.laws.run import Plan
+from conformance.laws.plan import Plan
 from conformance.trace.events import Vector
 from conformance.trace.words import enumerated, vector
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from conformance.laws.run import Plan, Rank, Window, fact
+from conformance.laws.plan import Plan
+from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import BackwardEnd, Forward, Vector
 from conformance.workloads.plan import rows
 from conformance.workloads.precision import BF16, FP16, FP32, FP64

@@ -10,7 +10,8 @@ from math import inf, lcm
 from operator import attrgetter, mul
 from typing import NamedTuple, TypeGuard
 
-from conformance.laws.run import Plan, Rank, fact
+from conformance.laws.plan import Plan
+from conformance.laws.run import Rank, fact
 from conformance.trace.events import Attempt, Forward, Start
 from conformance.workloads.model import Model
 from conformance.workloads.precision import FP16

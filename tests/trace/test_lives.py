@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.cases.case import Case
-from conformance.laws.run import Plan
+from conformance.laws.plan import Plan
 from conformance.trace.hindsight.placing import placed
 from conformance.trace.lives import joined, lives
 

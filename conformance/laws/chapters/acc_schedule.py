@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import isclose
 
 from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.run import Plan, Rank, Window, fact
+from conformance.laws.plan import Plan
+from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import Schedule, Skip, Step
 from conformance.trace.words import number
 

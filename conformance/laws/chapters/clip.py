@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
-from conformance.laws.run import Plan, Window
+from conformance.laws.plan import Plan
+from conformance.laws.run import Window
 from conformance.laws.sharing import trainable
 from conformance.trace.events import Attempt, BackwardBegin, Clip, Collective, Contribution, Event, GradientChange
 from conformance.trace.words import enumerated, number
