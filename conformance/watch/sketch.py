@@ -157,7 +157,12 @@ class Sketching:
     def _column(self, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         found = self._columns.get((device, dtype))
         if found is None:
-            found = self._columns[device, dtype] = tuple(_signs(-1, BLOCK).to(device, dtype))
+            signs = _signs(-1, BLOCK)
+            # The gradients of a softmax's biases add up to 0: of two classes, one direction must see the difference,
+            # and the other the sum.
+            signs[:, 1] = signs[:, 0] * torch.tensor([-1, 1], dtype=torch.int8)
+            signs[:, 2] = -signs[:, 1]
+            found = self._columns[device, dtype] = tuple(signs.to(device, dtype))
         return found
 
     def _row(self, device: torch.device, length: int) -> torch.Tensor:

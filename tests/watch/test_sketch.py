@@ -114,3 +114,9 @@ def test_autocast_and_lower_precision_of_products_change_nothing(size, of):
             assert torch.equal(sketch(tensor, of=of)[:, :2], plain)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("gradient", [(1.0, -1.0), (1.0, 1.0), (1.0, -1.0, 0.0), (0.0, 1.0, -1.0), (1.0, 0.0, -1.0)])
+def test_what_adds_up_to_nothing_is_seen(gradient):
+    """As the gradients of a softmax's biases do."""
+    assert sketch(torch.tensor(gradient))[0, :2].any()

@@ -257,18 +257,17 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.note("hooks of the script's own change gradients before they are reduced: that is taken as computed")
     else:
         kappa = kappa.within(hooked)
-    case.together.kappas[window.rank].append(1.0 if kappa.contains(1.0, error) else kappa.middle)
+    total, passes = _total(case), len(window.backwards)
+    likely = (1.0, float(ranks), 1 / (total or 1.0), 1 / max(1, passes), 1 / ranks)
+    case.together.kappas[window.rank].append(next((one for one in likely if kappa.contains(one, error)), kappa.middle))
     if kappa.contains(1.0, error):
         findings.factors.append((window.rank, None, True))
         return True
     if case.is_limited and kappa.high < 1:
         findings.undecided("gradients were clipped by value, element by element")
         return False
-    total, passes = _total(case), len(window.backwards)
     # A scale may come down to the number of ranks or micro-batches, by which a script may multiply or divide.
-    is_number = any(
-        kappa.contains(number, error) for number in (ranks, 1 / max(1, passes), 1 / (total or 1.0)) if number != 1
-    )
+    is_number = any(kappa.contains(number, error) for number in likely[:-1] if number != 1)
     if scale != 1.0 and not is_number:
         if kappa.contains(scale, error) and step.is_own:
             findings.factors.append((window.rank, None, False))

@@ -278,7 +278,7 @@ class Stream:
     def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
         begin = self._last.get(optimizer, 0)
         index = self.steps.get(optimizer, 0) + self.skips.get(optimizer, 0)
-        parameters = list(self._pending) if step is None else step.parameters
+        parameters = self._left_out(optimizer) if step is None else step.parameters
         new = {number: self._pending[number] for number in parameters if self._pending.get(number)}
         old = {number: self._old[number] for number in parameters if self._old.get(number)}
         reached = {one.backward for contributions in new.values() for one in contributions}
@@ -358,6 +358,11 @@ class Stream:
         self._earlier[optimizer], self._last[optimizer] = begin, self._at
         self._forget()
         return window
+
+    def _left_out(self, optimizer: int) -> list[int]:
+        """What would have been stepped: all that other optimizers do not hold alone."""
+        held = ((number, self._holders[number]) for number in self._pending)
+        return [number for number, holders in held if not holders or str(optimizer) in holders]
 
     def _is_late(self, new: Mapping[int, list[Contribution]]) -> bool:
         """Whether a parameter was stepped since the forward of one of its backward passes."""
