@@ -17,9 +17,10 @@ _OFTEN = 3
 @dataclass
 class _Optimizer:
     """parameters: those that it was made with. rates: of its first step. keeps_rates: whether all steps have these.
-    scheduled: how often a schedule has changed its rates after a step of another one, since it stepped itself. first:
-    the first of these. early: how often one went on before the first step; count: how often at all; is_first: whether
-    the last step came after the last time. made: a schedule of it. is_own: whether it is no class of torch's."""
+    scheduled: how often a schedule of it has stepped after a step of another one, since it stepped itself. first: the
+    first of these that changed its rates. early: how often one went on before the first step; count: how often at all;
+    is_first: whether the last step came after the last time. made: a schedule of it. is_own: whether it is no class of
+    torch's."""
 
     parameters: frozenset[int] = frozenset()
     rates: set[float | None] = field(default_factory=set)
@@ -54,8 +55,8 @@ class Astray:
                 self._of[record.optimizer].made = record
             case records.Scheduled():
                 of, is_after = self._of[record.optimizer], self._stepped not in (None, record.optimizer)
+                of.scheduled += is_after
                 if is_after and record.before != record.after:
-                    of.scheduled += 1
                     of.first = of.first or record
                 of.early += not of.rates and not record.is_told
                 of.count, of.is_first = of.count + 1, False

@@ -18,12 +18,14 @@ _OFTEN = 3
 @dataclass
 class _Call:
     """Clipping that has made gradients smaller. left: the parameters whose gradients are still there. versions: those
-    of weights by then. stepped: the optimizers that have stepped since. is_instead: one of them had nothing clipped."""
+    of weights by then. stepped: the optimizers that have stepped since. is_instead: one of them had nothing clipped.
+    is_fed: some of its parameters got gradients since."""
 
     left: set[int]
     versions: records.Versions
     stepped: set[str] = field(default_factory=set)
     is_instead: bool = False
+    is_fed: bool = False
 
     def has_changed(self, versions: records.Versions) -> bool:
         """Whether other weights have since than those that were stepped: a script may have used what it clipped to
@@ -33,10 +35,12 @@ class _Call:
 
 @dataclass
 class _Line:
-    """How often what it clipped was used, or may have been, and how often it was cleared."""
+    """How often what it clipped was used, or may have been, and how often it was cleared. again: how often it clipped
+    what was left from the last time, after a step of which nothing was clipped."""
 
     used: int = 0
     cleared: int = 0
+    again: int = 0
 
 
 class ClippedAside:
@@ -58,6 +62,9 @@ class ClippedAside:
                 self._clipped |= {*record.parameters}
                 if record.parameters and record.site is not None and isfinite(record.limit) and factor_of(record) < 1:
                     line = str(record.site[0]), int(record.site[1])
+                    last = self._calls.get(line)
+                    if last is not None and last.is_instead and not last.is_fed and {*record.parameters} == last.left:
+                        self._lines[line].again += not last.has_changed(self._versions)
                     self._calls[line] = _Call({*record.parameters}, self._versions)
             case records.Stepped():
                 self._step(record)
@@ -66,6 +73,8 @@ class ClippedAside:
             case records.Cleared():
                 self._clear(record.parameters, record.versions, is_known=not record.moved)
             case records.Local():
+                for call in self._calls.values():
+                    call.is_fed |= not call.left.isdisjoint(record.parameters)
                 # What is None by now was set so by hand.
                 self._clear(record.fresh, self._versions)
             case records.Passed():
@@ -74,7 +83,12 @@ class ClippedAside:
     def finish(self) -> None:
         """The process has ended."""
         for (file, number), line in self._lines.items() if not self._is_sampled else ():
-            if line.cleared >= _OFTEN and not line.used:
+            if line.again >= _OFTEN:
+                self._findings.undecided(
+                    f"gradients that are clipped in {file}:{number} are left from before, and those of the step that "
+                    "follows are not clipped"
+                )
+            elif line.cleared >= _OFTEN and not line.used:
                 self._findings.undecided(
                     f"gradients that are clipped in {file}:{number} are cleared before a step uses them, and those of "
                     "the step that follows are not clipped"

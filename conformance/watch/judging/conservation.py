@@ -15,7 +15,7 @@ from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.multiplied import weight_of
 from conformance.watch.judging.system import AMPLE, System
 from conformance.watch.judging.windows import Window
-from conformance.watch.sizes import WHOLE
+from conformance.watch.sizes import SMALL, WHOLE
 
 SEVERAL_WEIGHTS = (
     "one step adds up gradients of backward passes between which weights were changed: a `zero_grad` or a `detach` may "
@@ -260,6 +260,12 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     total, passes = _total(case), len(window.backwards)
     likely = (1.0, float(ranks), 1 / (total or 1.0), 1 / max(1, passes), 1 / ranks)
     case.together.kappas[window.rank].append(next((one for one in likely if kappa.contains(one, error)), kappa.middle))
+    if (after := _divided_after_clipping(case, likely)) is not None:
+        findings.factors.append((window.rank, None, False))
+        findings.undecided(
+            f"gradients were clipped, and then divided by {after:g}: the limit is one of the norm of their sum"
+        )
+        return False
     if kappa.contains(1.0, error):
         findings.factors.append((window.rank, None, True))
         return True
@@ -321,6 +327,26 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     findings.factors.append((window.rank, None, False))
     findings.undecided(f"gradients were multiplied by a number by hand, such as {kappa.middle:.4g}")
     return False
+
+
+def _divided_after_clipping(case: Case, likely: Sequence[float]) -> float | None:
+    """By which of these numbers, or of what they are 1 over, the norm of what a step used is less than that which a
+    clip has left. Of a large parameter the norm is not known."""
+    window = case.window
+    clips = [window.clips[number][1] for number in case.clips]
+    sizes = [window.sizes.get(number, 0) for number in case.parameters]
+    if len(clips) != 1 or clips[0].how != "norm" or {*clips[0].parameters} != {*case.parameters}:
+        return None
+    if (
+        clips[0].norm is None
+        or case.clipped == 1
+        or max(sizes) > SMALL
+        or any(one > 1 for one in window.shards.values())
+    ):
+        return None
+    ratio = clips[0].norm * case.clipped / math.hypot(*(float(window.used[one][2]) for one in case.parameters))
+    numbers = {max(one, 1 / one) for one in likely if one}
+    return next((one for one in numbers if one > 1 and math.isclose(ratio, one, rel_tol=_SAME)), None)
 
 
 def _total(case: Case) -> float | None:

@@ -7,6 +7,8 @@ from conformance.watch.judging.compared import Alike, Compared
 from conformance.watch.judging.findings import Finding, Findings
 
 _SHARED = 0.4
+_DEALT = 0.1
+"""Of what samplers deal out, which is no more than they pad with."""
 
 _OTHERS = "and made other inputs of them, as augmentation does: a `DistributedSampler` gives each its own, unless each "
 _OTHERS += "is to make something of all"
@@ -24,9 +26,9 @@ class Inputs:
         self.is_sampled = False
 
     def _begin(self) -> None:
-        """read: what goes into models. drawn: the samples that it is made of. undealt: both, of batches that no sampler
-        deals out to the ranks."""
-        self._read, self._drawn, self._undealt = (Compared(self._ranks) for _ in range(3))
+        """read: what goes into models; dealt: where a sampler deals it out to the ranks. drawn: the samples that it is
+        made of. undealt: both, of batches that no sampler deals out."""
+        self._read, self._drawn, self._dealt, self._undealt = (Compared(self._ranks) for _ in range(4))
 
     def feed(self, rank: int, record: records.Record) -> None:
         self.is_sampled |= isinstance(record, records.Epoch)
@@ -41,6 +43,8 @@ class Inputs:
                 self._drawn.enter(rank, tuple(record.drawn))
                 if record.sampler is not None and record.sampler < 0:
                     self._undealt.enter(rank, tuple(record.drawn or record.rows))
+                elif record.sampler is not None:
+                    self._dealt.enter(rank, tuple(record.rows))
 
     def averaged(self, *, is_alike: bool) -> None:
         """A step that uses the average of the ranks' gradients. is_alike: whether these are equal, as those of equal
@@ -62,6 +66,11 @@ class Inputs:
             self._findings.undecided(f"all ranks drew the same samples {drawn.said()}, {_OTHERS}")
         elif (share := drawn.shared()[0]) > _SHARED:
             self._findings.undecided(f"{share:.0%} of the samples that a rank drew were drawn on another, {_OTHERS}")
+        elif (share := self._dealt.shared()[0]) > _DEALT:
+            self._findings.undecided(
+                f"samplers dealt {share:.0%} of a rank's samples out to another rank, too: the ranks' datasets may not "
+                "be the same"
+            )
         elif undealt.are_the_same and not undealt.are_few:
             self._findings.undecided(
                 f"a loader without a `DistributedSampler` gave all ranks the same {undealt.said()}"

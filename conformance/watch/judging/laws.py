@@ -122,9 +122,9 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/schedule-after-step",
-            "A scheduler MUST step after its optimizer.",
-            "The first learning rate is never used, or the window's step uses the next one.",
-            "`optimizer.step()`, then `scheduler.step()`",
+            "A scheduler MUST step after its optimizer, and as often as it is made for.",
+            "A step uses the next learning rate, or the schedule comes to its end too soon.",
+            "`optimizer.step()`, then `scheduler.step()`, once for each step or epoch",
         ),
         Law(
             "watch/schedule-of-what-steps",

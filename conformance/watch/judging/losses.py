@@ -114,7 +114,7 @@ class Losses:
         if nominal == len(passes):
             of.right += 1
             of.are_batches |= sum(one.batches for one in passes) >= len(passes)
-        elif nominal is not None:
+        elif nominal is not None and nominal != len(passes) + window.lost:
             of.others.append((window, nominal))
             if not is_divided and all(_is_divided_by(nominal, one) for one in passes):
                 of.divided[nominal][len(passes)] += 1
@@ -126,10 +126,12 @@ class Losses:
 
     def finish(self) -> None:
         self._means.finish()
+        are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
         for (optimizer, rank), of in self._of.items():
             if of.right >= 2 and of.right >= of.windows / 2:
                 missing = sum(max(0, nominal - len(window.backwards)) for window, nominal in of.others)
-                for window, nominal in of.others:
+                # Of the first passes that are cleared it is not known whether something else has used them.
+                for window, nominal in [] if are_cleared else of.others:
                     passes = len(window.backwards)
                     if passes > nominal:
                         self._findings.undecided(
@@ -155,7 +157,8 @@ class Losses:
                         ),
                         [window],
                     )
-            for nominal, lengths in of.divided.items():
+            is_twice = self._steady.suspects("watch/divided-once")
+            for nominal, lengths in {} if is_twice else of.divided.items():
                 # Half of a loss may be meant, as may be a window that was left out by hand. A mean needs neither.
                 if lengths.total() > of.windows / 2:
                     self._findings.undecided(

@@ -30,15 +30,16 @@ class _Cause:
 
 class Lost:
     """Of the processes that train together. known: how many passes were cleared before steps that used the rest alone.
-    windows: how many windows these are of. long: those of windows with no fewer passes than the step used, or whose
-    losses are divided by the number of both. calls: that
-    their losses came from. concerned: the optimizers that hold what was cleared."""
+    windows: how many windows these are of. long: those of windows with no fewer passes than the step used; shares:
+    those of windows whose losses are divided by the number of both. calls: that their losses came from. concerned: the
+    optimizers that hold what was cleared."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._waiting: dict[int, list[Cleared]] = defaultdict(list)
         self._known = self._windows = 0
         self._long: dict[tuple[int, str], _Cause] = {}
+        self._shares: dict[tuple[int, str], _Cause] = {}
         self._calls: set[int] = set()
         self._concerned: set[int] = set()
         self._used_calls: set[int] = set()
@@ -59,6 +60,7 @@ class Lost:
             waiting = self._waiting[window.rank]
             before = [one for one in waiting if one.at <= window.at and one.parameters & held]
             self._waiting[window.rank] = [one for one in waiting if one not in before]
+            window.lost = len({one.backward.backward for one in before})
             if before:
                 self._concerned.add(window.optimizer)
             if is_known and window.backwards:
@@ -69,15 +71,17 @@ class Lost:
         self._of_same_inputs += sum(one.fed in window.fed for one in before)
         self._of_other_inputs += sum(one.fed not in {None, *window.fed} for one in before if window.fed)
         self._of_other_kind += sum(not window.has_part(one.backward) for one in before)
-        self._counts[window.optimizer][len({one.backward.backward for one in before})] += 1
+        self._counts[window.optimizer][window.lost] += 1
         together = Counter(one.at for one in before)
         self._known += len(before)
         self._windows += len(together)
         self._calls |= {one.backward.calls for one in before}
         for one in before:
-            if together[one.at] >= len(window.backwards) or _is_share(one, together[one.at], window):
-                site = one.site or one.backward.site
-                self._long.setdefault((one.rank, str(site)), _Cause(one)).count += 1
+            at = one.rank, str(one.site or one.backward.site)
+            if _is_share(one, window):
+                self._shares.setdefault(at, _Cause(one)).count += 1
+            elif together[one.at] >= len(window.backwards):
+                self._long.setdefault(at, _Cause(one)).count += 1
 
     def finish(self, by_optimizer: Mapping[int, int]) -> None:
         """by_optimizer: how many steps each has made, on all ranks.
@@ -91,9 +95,15 @@ class Lost:
         long = sum(one.count for one in self._long.values())
         # A loss of another line is one that the script only looks at the gradients of.
         alike = not self._used_calls or bool(self._calls & self._used_calls)
+        for of in self._shares.values():
+            says = f"{of.count} backward passes were cleared before a step used the others of their windows"
+            self._accuse(of, says)
+        if self._shares:
+            return
         may_be_meant = max(self._of_same_inputs, self._of_other_kind) > _OFTEN * steps
         if alike and _is_often(long, steps) and self._is_regular and not may_be_meant:
-            self._accuse(long, steps)
+            for of in self._long.values():
+                self._accuse(of, f"{long} backward passes were cleared before any step used them, for {steps} steps")
         elif alike and _is_often(long, steps):
             self._findings.undecided(
                 "backward passes were cleared before steps: those that look wrong to a script, that go through the "
@@ -120,17 +130,15 @@ class Lost:
         often = max((times for count, times in counts.items() if count), default=0)
         return often >= _REGULAR * counts.total()
 
-    def _accuse(self, count: int, steps: int) -> None:
-        for of in self._long.values():
-            says = f"{count} backward passes were cleared before any step used them, for {steps} steps"
-            effect = f"the gradients of {count} backward passes are in no update"
-            ranks, site = (of.first.rank,), of.first.site or of.first.backward.site
-            self._findings.add(Finding("watch/used", says, of.first.after_steps, ranks, site, effect), count=of.count)
+    def _accuse(self, of: _Cause, says: str) -> None:
+        effect = f"the gradients of {of.count} backward passes are in no update"
+        ranks, site = (of.first.rank,), of.first.site or of.first.backward.site
+        self._findings.add(Finding("watch/used", says, of.first.after_steps, ranks, site, effect), count=of.count)
 
 
-def _is_share(one: Cleared, cleared: int, window: Window) -> bool:
+def _is_share(one: Cleared, window: Window) -> bool:
     """Whether all losses are divided by how many passes the window would have with those that were cleared."""
-    number = cleared + len(window.backwards)
+    number = window.lost + len(window.backwards)
     return all(divisors_of(backward) == [number] for backward in (one.backward, *window.backwards.values()))
 
 

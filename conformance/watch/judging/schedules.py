@@ -15,6 +15,9 @@ _OFTEN = 3
 _LONG = 0.25
 """Of all windows: for so long no schedule is meant to have a rate of 0."""
 
+_AGAIN = 1.5
+"""Steps of a schedule, for each that it is made for: it may have gone on a little before or after the training."""
+
 _OF_THE_SCRIPT = "LambdaLR"
 """Its end, if it has one, stands in a function of the script."""
 
@@ -23,10 +26,13 @@ _OF_THE_SCRIPT = "LambdaLR"
 class _Of:
     """windows: of an optimizer on a rank. within: in how many of them a schedule stepped between two backward passes;
     changed: and gave another rate; first: what the first of these shows. has_end, is_past: whether one has a number of
-    steps that it is made for, as far as is known, and has passed it. still: the last windows, if one stepped within
-    them, their rates are 0, and those of others before are not. begun: whether any rate was another one."""
+    steps that it is made for, as far as is known, and has passed it. still: the last windows, if their rates are 0, and
+    those of others before are not. begun: whether any rate was another one. steps: how often one stepped that is not
+    told where the training is; latest: the last time."""
 
     windows: int = 0
+    steps: int = 0
+    latest: Scheduled | None = None
     within: int = 0
     changed: int = 0
     first: Finding | None = None
@@ -40,8 +46,16 @@ class _Of:
         return self.within > self.windows / 2
 
     @property
+    def is_still(self) -> bool:
+        return self.still >= max(_OFTEN, _LONG * self.windows)
+
+    @property
     def is_over(self) -> bool:
-        return self.is_past or self.still >= max(_OFTEN, _LONG * self.windows)
+        return self.is_past or self.is_still
+
+    @property
+    def is_too_often(self) -> bool:
+        return self.is_still and self.steps > _AGAIN * self.windows
 
     @property
     def is_wrong(self) -> bool:
@@ -74,6 +88,8 @@ class Schedules:
         # One that goes by a loss may step as soon as it is known. One that is told where the training is has the rate
         # of that place, whenever it is told.
         steps = [(at, one) for at, one in window.schedules if not one.is_told]
+        of.steps += len(steps)
+        of.latest = steps[-1][1] if steps else of.latest
         changed = [(at, one) for at, one in steps if at > min(places) and one.before != one.after]
         for at, schedule in changed:
             if at > max(places):
@@ -86,18 +102,25 @@ class Schedules:
             of.has_end |= within[0].horizon is not None or within[0].name == _OF_THE_SCRIPT
             of.is_past |= any(one.horizon is not None and one.count > one.horizon for one in within)
         of.begun |= any(window.step.rates)
-        of.still = of.still + 1 if within and of.begun and not any(window.step.rates) else 0
+        of.still = of.still + 1 if of.latest is not None and of.begun and not any(window.step.rates) else 0
         turns = [one for one in within if one.before != one.after]
         if turns:
             of.changed += 1
-            of.first = of.first or _finding(window, turns[0])
+            of.first = of.first or _finding(window, turns[0], "stepped between two backward passes of a window")
 
     def finish(self) -> None:
-        for of in self._of.values():
+        for (optimizer, rank), of in self._of.items():
+            zeros = f"the learning rate is 0 in the last {of.still} of {of.windows} steps"
             if of.first is not None and of.is_wrong:
                 if of.still:
-                    of.first.effect = f"the learning rate is 0 in {of.still} of {of.windows} steps"
+                    of.first.effect = zeros
                 self._findings.add(of.first, count=of.within)
+            elif of.latest is not None and of.is_too_often:
+                says = f"{of.latest.name} steps {of.steps / of.windows:.2g} times for each step of its optimizer"
+                law, site = "watch/schedule-after-step", of.latest.site
+                self._findings.add(Finding(law, says, 0, (rank,), site, zeros, optimizer))
+            elif of.is_still:
+                self._findings.undecided(f"{zeros}, so that these change nothing")
             elif of.first is not None and of.is_of_micro_batches:
                 self._findings.undecided(
                     "a schedule steps with each micro-batch, and comes to its end no sooner than the script: it may be "
@@ -105,12 +128,20 @@ class Schedules:
                 )
             elif of.first is not None:
                 self._findings.note("a schedule steps within some windows, which go on from one epoch into the next")
+            last = of.latest
+            if last is not None and last.horizon is not None and last.count > _AGAIN * last.horizon:
+                self._findings.note(
+                    f"{last.name} is made for {last.horizon} steps, and steps {last.count} times: its rate goes up and "
+                    "down"
+                )
 
 
-def _finding(window: Window, schedule: Scheduled) -> Finding:
+def _finding(
+    window: Window, schedule: Scheduled, says: str = "stepped between the backward pass and the step"
+) -> Finding:
     return Finding(
         "watch/schedule-after-step",
-        f"{schedule.name} stepped between the backward pass and the step",
+        f"{schedule.name} {says}",
         window.index,
         (window.rank,),
         schedule.site,

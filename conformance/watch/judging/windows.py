@@ -104,6 +104,8 @@ class Window:
     """By backward pass, the optimizers whose parameters it goes through, as `versions` has them."""
     users: dict[int, set[int]] = field(default_factory=dict)
     """By backward pass, the other optimizers that have stepped on it before."""
+    lost: int = 0
+    """How many backward passes were cleared before its own, and after the step before."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
 

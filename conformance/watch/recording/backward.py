@@ -65,7 +65,9 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
         root = _node(tensors)
         # What it is multiplied with then, does not show in the graph.
         times = given.pop("times", 1.0)
-        if any(getattr(one, "_backward_hooks", None) for one in tensors):
+        if any(
+            _may_multiply(hook) for one in tensors for hook in (getattr(one, "_backward_hooks", None) or {}).values()
+        ):
             times = None
         is_given = times != 1.0
         divided = losses.of(root, times)
@@ -136,6 +138,11 @@ def _times(given: Sequence[Any]) -> float | None:
     # To read it on another device would wait for that.
     is_here = not others and type(one) is torch.Tensor and one.device.type == "cpu" and one.is_floating_point()
     return float(one) if is_here and one.numel() == 1 and not one.requires_grad else None
+
+
+def _may_multiply(hook: Any) -> bool:
+    """DeepSpeed's own only marks the backward pass as one of its engine's."""
+    return (getattr(hook, "__module__", None) or "").partition(".")[0] != "deepspeed"
 
 
 def _node(tensors: Sequence[Any]) -> Any:
