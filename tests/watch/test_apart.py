@@ -144,7 +144,7 @@ def test_a_rank_may_make_an_optimizer_of_its_own_first(early, averages, expected
     findings = script.findings()
     assert {law for law, _ in findings.causes} - {"watch/same-weights"} == expected
     assert findings.conserved == (8 if averages else 0)
-    assert "an optimizer, Adam, exists on some ranks alone" in findings.open
+    assert "an optimizer, Adam, of these parameters exists on some ranks alone" in findings.open
     assert NUMBERED not in findings.open
 
 

@@ -130,6 +130,12 @@ class Case:
         clips = [self.window.clips[number][1] for number in self.clips]
         return prod(factor_of(clip) for clip in clips if clip.how == "norm")
 
+    @property
+    def clipped_between(self) -> bool:
+        """Whether some were clipped before others of the window came."""
+        places = [one.at for number in self.parameters for one in self.window.new.get(number, [])]
+        return any(at < max(places, default=0) for at, _ in self.window.clips)
+
     def equations(self, choose: Choose) -> list[Equation]:
         found = []
         for number in self.parameters:

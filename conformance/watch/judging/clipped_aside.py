@@ -60,12 +60,8 @@ class ClippedAside:
                 self._versions = record.versions
             case records.Clipped():
                 self._clipped |= {*record.parameters}
-                if record.parameters and record.site is not None and isfinite(record.limit) and factor_of(record) < 1:
-                    line = str(record.site[0]), int(record.site[1])
-                    last = self._calls.get(line)
-                    if last is not None and last.is_instead and not last.is_fed and {*record.parameters} == last.left:
-                        self._lines[line].again += not last.has_changed(self._versions)
-                    self._calls[line] = _Call({*record.parameters}, self._versions)
+                if record.parameters and record.site is not None and isfinite(record.limit):
+                    self._clip((str(record.site[0]), int(record.site[1])), record)
             case records.Stepped():
                 self._step(record)
             case records.Skipped():
@@ -93,6 +89,15 @@ class ClippedAside:
                     f"gradients that are clipped in {file}:{number} are cleared before a step uses them, and those of "
                     "the step that follows are not clipped"
                 )
+
+    def _clip(self, line: tuple[str, int], record: records.Clipped) -> None:
+        last = self._calls.get(line)
+        is_left = last is not None and not last.is_fed and {*record.parameters} == last.left
+        if last is not None and is_left and last.is_instead:
+            self._lines[line].again += not last.has_changed(self._versions)
+        # What is left has been made smaller before.
+        if is_left or factor_of(record) < 1:
+            self._calls[line] = _Call({*record.parameters}, self._versions)
 
     def _step(self, step: records.Stepped) -> None:
         parameters = {*step.parameters}

@@ -12,7 +12,7 @@ from conformance.watch.judging import diagnosis, limits, shares
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.multiplied import weight_of
+from conformance.watch.judging.multiplied import scale_of, weight_of
 from conformance.watch.judging.system import AMPLE, System
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import SMALL, WHOLE
@@ -258,22 +258,25 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     else:
         kappa = kappa.within(hooked)
     total, passes = _total(case), len(window.backwards)
-    likely = (1.0, float(ranks), 1 / (total or 1.0), 1 / max(1, passes), 1 / ranks)
+    own, alive = scale_of(window) or 1.0, len(case.together.here)
+    # Ranks that still have data may be averaged over, of those that train together.
+    of_alive = ranks / alive if case.together.is_joined else 1.0
+    likely = (1.0, of_alive, float(ranks), 1 / (total or 1.0), 1 / max(1, passes), 1 / own, ranks / own, 1 / ranks)
     case.together.kappas[window.rank].append(next((one for one in likely if kappa.contains(one, error)), kappa.middle))
     if (after := _divided_after_clipping(case, likely)) is not None:
         findings.factors.append((window.rank, None, False))
         findings.undecided(
-            f"gradients were clipped, and then divided by {after:g}: the limit is one of the norm of their sum"
+            f"gradients were clipped, and then divided by {after:g}: the limit was for so many times their norm"
         )
         return False
-    if kappa.contains(1.0, error):
+    if kappa.contains(1.0, error) or kappa.contains(of_alive, error):
         findings.factors.append((window.rank, None, True))
         return True
     if case.is_limited and kappa.high < 1:
         findings.undecided("gradients were clipped by value, element by element")
         return False
     # A scale may come down to the number of ranks or micro-batches, by which a script may multiply or divide.
-    is_number = any(kappa.contains(number, error) for number in likely[:-1] if number != 1)
+    is_number = any(kappa.contains(number, error) for number in likely[2:5] if number != 1)
     if scale != 1.0 and not is_number:
         if kappa.contains(scale, error) and step.is_own:
             findings.factors.append((window.rank, None, False))
@@ -324,8 +327,13 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.note("sums of losses are divided by the number of their targets, by hand")
         findings.factors.append((window.rank, None, True))
         return True
+    # A number that losses are multiplied with, and gradients divided by, has no other use.
+    if own > 1 and (kappa.contains(1 / own, error) or kappa.contains(ranks / own, error)):
+        findings.note("losses are multiplied with a loss scale, and gradients divided by it, by hand")
+        findings.factors.append((window.rank, None, True))
+        return True
     findings.factors.append((window.rank, None, False))
-    findings.undecided(f"gradients were multiplied by a number by hand, such as {kappa.middle:.4g}")
+    findings.undecided(f"gradients are multiplied, or changed in another way, as if by {kappa.middle:.4g}")
     return False
 
 

@@ -11,6 +11,8 @@ from conformance.watch.judging.stream import Stream
 
 _OFTEN = 2
 _MOST_NAMED = 3
+_LONG = 0.25
+"""Of all steps."""
 _MANY_STEPS = 14
 """From the second one to the 16th."""
 
@@ -21,6 +23,7 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
         _judge_left(rank, stream, optimizer, findings)
         _judge_copies(rank, stream, optimizer, findings)
         _judge_taken_away(stream, optimizer, findings)
+        _note_stopped(stream, optimizer, findings)
         silent = {number for number in held - stream.frozen if number not in stream.used_ever | stream.ever}
         if not silent:
             continue
@@ -48,6 +51,19 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
     elif stream.unheld is not None:
         names = ", ".join(stream.unheld.names[:3])
         findings.undecided(f"no optimizer holds parameters that get gradients, such as {names}")
+
+
+def _note_stopped(stream: Stream, optimizer: int, findings: Findings) -> None:
+    """Parameters may be frozen in the midst of a training, and are not to stay so by mistake."""
+    steps, held = stream.steps.get(optimizer, 0), stream.held[optimizer]
+    last = {stream.last_used[number] for number in held & stream.last_used.keys()}
+    stopped = [one for one in held if steps - stream.last_used.get(one, steps) >= max(_MANY_STEPS, _LONG * steps)]
+    if stopped and max(last) > max(stream.last_used[one] for one in stopped):
+        names, since = ", ".join(_named(stream, stopped)), max(stream.last_used[one] for one in stopped)
+        findings.note(
+            f"{len(stopped)} of {len(held)} parameters of an optimizer have no gradients any more after step "
+            f"{since - 1}: {names}"
+        )
 
 
 def judge_unstepped(stream: Stream, streams: Iterable[Stream], findings: Findings) -> None:

@@ -249,6 +249,8 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         return found
     passes = case.window.backwards.values()
     are_equal = all(one.targets for one in passes) and len({one.targets for one in passes}) == 1
+    if case.clipped_between:
+        return f"gradients of some backward passes were clipped before the others came: they count {table}"
     return f"backward passes count with different weights{'' if are_equal else ', as if by their samples'}: {table}"
 
 

@@ -231,7 +231,7 @@ class Launch:
         lacking = [rank for rank, stream in self.streams.items() if not stream.has(key)]
         if lacking:
             self.findings.steps += sum(window.step is not None for window in here)
-            self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
+            self.findings.undecided(f"an optimizer, {key.type}, of these parameters exists on some ranks alone")
             return
         if not pairing.are_numbered_alike(here, self.streams.values()):
             self.findings.steps += sum(window.step is not None for window in here)

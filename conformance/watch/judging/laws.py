@@ -21,7 +21,7 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/averaged",
             "A step MUST use the average of the gradients of all ranks.",
-            "Each rank follows its own data alone, and the ranks' models drift apart.",
+            "The update is not that of all samples, and ranks that follow their own data alone drift apart.",
             "call the wrapped model (`ddp(x)`), outside `no_sync()` in the last micro-batch, or all-reduce `p.grad`",
         ),
         Law(
@@ -88,7 +88,7 @@ LAWS: dict[str, Law] = {
             "watch/one-factor",
             "All ranks and all parameters that are clipped together MUST be scaled by one factor.",
             "The direction of the update is no longer that of the gradient.",
-            "clip after averaging, on all ranks, all parameters in one call",
+            "one loss scale for all ranks; clip after averaging, with one limit, all parameters in one call",
         ),
         Law(
             "watch/clip-whole-window",
@@ -105,8 +105,8 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/unscale-before-clip",
             "Gradients MUST be unscaled before they are clipped.",
-            "The norm of the scaled gradients, thousands of times too large, is compared with the limit.",
-            "`scaler.unscale_(optimizer)` before `clip_grad_norm_`",
+            "Scaled gradients, thousands of times too large, are compared with the limit.",
+            "`scaler.unscale_(optimizer)` before `clip_grad_norm_` or `clip_grad_value_`",
         ),
         Law(
             "watch/unscale-whole-window",
@@ -172,7 +172,7 @@ LAWS: dict[str, Law] = {
             "watch/own-data",
             "Each rank MUST train on data of its own.",
             "What one rank adds, another one has, too: an epoch takes as long as on one rank.",
-            "`DistributedSampler(dataset)` in the DataLoader; if samples are drawn at random, a seed for each rank",
+            "`DistributedSampler(dataset)`, with one seed for all ranks; if each draws at random, a seed for each",
         ),
         Law(
             "watch/dealt-once",

@@ -120,7 +120,7 @@ class Lost:
                 "may only look at them"
             )
         else:
-            self._findings.note(f"{self._known} backward passes were cleared before a step: windows left out by hand?")
+            self._findings.note(f"at least {self._known} backward passes were cleared before a step, or only looked at")
 
     @property
     def _is_regular(self) -> bool:

@@ -34,3 +34,9 @@ def weight_of(window: Window) -> float | None:
     """What all targets of a rank weigh in its own losses; None if it is not known."""
     weights = [factor_of(one) * (1 if one.targets else one.summed) for one in window.backwards.values()]
     return sum(weights) if all(weights) else None
+
+
+def scale_of(window: Window) -> float | None:
+    """What all losses were multiplied with last, if it is more than 1, and no scaler did it."""
+    scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
+    return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.watch.judging.case import Case, Together
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.own_scale import scale_of
+from conformance.watch.judging.multiplied import scale_of
 from conformance.watch.judging.windows import Window
 
 _NEAR = 0.02

@@ -8,6 +8,7 @@ from math import isclose
 
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.multiplied import scale_of
 from conformance.watch.judging.windows import Window
 
 _NEAR = 0.02
@@ -93,12 +94,6 @@ def _step(window: Window, together: Together) -> _Step | None:
     if window.step is None or scale is None or not kappas or max(kappas) > min(kappas) * (1 + _NEAR):
         return None
     return _Step(window, scale, kappas[0] * scale)
-
-
-def scale_of(window: Window) -> float | None:
-    """What all losses were multiplied with last, if it is more than 1, and no scaler did it."""
-    scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
-    return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None
 
 
 def _finding(step: _Step, following: float) -> Finding:

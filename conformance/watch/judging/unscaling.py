@@ -75,7 +75,8 @@ class Unscaling:
                 self._found(of, window, clip, scale)
 
     def _found(self, of: _Limit, window: Window, clip: Clipped, scale: float) -> None:
-        says = f"clipping compared the norm of gradients times {scale:g} with {clip.limit:g}"
+        of_what = "the norm of gradients" if clip.how == "norm" else "elements of gradients"
+        says = f"clipping compared {of_what} times {scale:g} with {clip.limit:g}"
         law, effect = "watch/unscale-before-clip", _too_short(clip, scale)
         finding = Finding(law, says, window.index, (window.rank,), clip.site, effect, window.optimizer)
         if _is_written(clip.limit, scale, len(window.backwards)):
