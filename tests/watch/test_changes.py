@@ -41,7 +41,7 @@ def hook(does, first=False):
     ("does", "first", "expected", "why"),
     [
         (lambda gradient: None, False, "CONFORMS", ""),
-        (lambda gradient: gradient / 3, False, "UNDECIDED", "by a number by hand, such as 0.33"),
+        (lambda gradient: gradient / 3, False, "UNDECIDED", "as if by 0.33"),
         (lambda gradient: gradient / 3, True, "CONFORMS", "hooks of the script's own"),
         (lambda gradient: gradient.clamp(-0.01, 0.01), False, "CONFORMS", "hooks of the script's own"),
     ],
@@ -59,7 +59,7 @@ def test_hooks_before_the_step_are_seen():
                 parameter.grad /= 3
 
     found, says = watched(lambda model, optimizer: optimizer.register_step_pre_hook(halve))
-    assert (found, "such as 0.33" in says) == ("UNDECIDED", True)
+    assert (found, "as if by 0.33" in says) == ("UNDECIDED", True)
 
 
 def test_the_script_s_hooks_stay_in_their_order():
