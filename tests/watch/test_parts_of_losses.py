@@ -174,3 +174,29 @@ def test_what_one_of_the_terms_is_divided_by():
     for loss in (of / 4 + of, (of + of / 4) + of * 2, of + (of + of / 4) * 0.5):
         found = losses.of(loss.grad_fn)
         assert (found.divisors, found.of_terms) == ([], [4.0])
+
+
+class Sink(torch.autograd.Function):
+    """As DDP's own."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        return inputs
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients
+
+
+Sink._backward_cls.__name__ = "_DDPSinkBackward"
+
+
+def test_a_loss_that_a_model_in_ddp_returns_is_looked_into():
+    logits = torch.randn(4, 3, requires_grad=True)
+    inner = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0]), reduction="sum") / 4
+    _, alone = Sink.apply(logits, inner)
+    assert alone.grad_fn.name() == "_DDPSinkBackward"
+    found = losses.of((alone / 2).grad_fn)
+    assert (found.divisors, found.summed) == ([2, 4], 4)
+    _, several, _ = Sink.apply(logits, inner, logits.sum())
+    assert losses.of((several / 2).grad_fn).divisors == [2]

@@ -129,7 +129,7 @@ class Losses:
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
         for (optimizer, rank), of in self._of.items():
             if of.right >= 2 and of.right >= of.windows / 2:
-                missing = sum(max(0, nominal - len(window.backwards)) for window, nominal in of.others)
+                missing = sum(max(0, nominal - len(one.backwards) - one.lost) for one, nominal in of.others)
                 # Of the first passes that are cleared it is not known whether something else has used them.
                 for window, nominal in [] if are_cleared else of.others:
                     passes = len(window.backwards)

@@ -22,10 +22,12 @@ _MOST = 1000
 
 @dataclass
 class _Cause:
-    """Of a rank and a line: what was lost there first, and how many backward passes were."""
+    """Of a rank and a line: what was lost there first, and how many backward passes were. is_left_out: whether a batch
+    may have come without a backward pass, as one whose loss is not finite."""
 
     first: Cleared
     count: int = 0
+    is_left_out: bool = False
 
 
 class Lost:
@@ -78,9 +80,12 @@ class Lost:
         self._calls |= {one.backward.calls for one in before}
         for one in before:
             at = one.rank, str(one.site or one.backward.site)
-            if _is_share(one, window):
-                self._shares.setdefault(at, _Cause(one)).count += 1
-            elif together[one.at] >= len(window.backwards):
+            is_share = _is_share(one, window)
+            if is_share:
+                of = self._shares.setdefault(at, _Cause(one))
+                of.count += 1
+                of.is_left_out |= any(two.batches != 1 for two in (one.backward, *window.backwards.values()))
+            if is_share or together[one.at] >= len(window.backwards):
                 self._long.setdefault(at, _Cause(one)).count += 1
 
     def finish(self, by_optimizer: Mapping[int, int]) -> None:
@@ -95,15 +100,12 @@ class Lost:
         long = sum(one.count for one in self._long.values())
         # A loss of another line is one that the script only looks at the gradients of.
         alike = not self._used_calls or bool(self._calls & self._used_calls)
-        for of in self._shares.values():
-            says = f"{of.count} backward passes were cleared before a step used the others of their windows"
-            self._accuse(of, says)
-        if self._shares:
-            return
         may_be_meant = max(self._of_same_inputs, self._of_other_kind) > _OFTEN * steps
         if alike and _is_often(long, steps) and self._is_regular and not may_be_meant:
             for of in self._long.values():
                 self._accuse(of, f"{long} backward passes were cleared before any step used them, for {steps} steps")
+        elif self._shares:
+            self._judge_shares()
         elif alike and _is_often(long, steps):
             self._findings.undecided(
                 "backward passes were cleared before steps: those that look wrong to a script, that go through the "
@@ -121,6 +123,14 @@ class Lost:
             )
         else:
             self._findings.note(f"at least {self._known} backward passes were cleared before a step, or only looked at")
+
+    def _judge_shares(self) -> None:
+        for of in self._shares.values():
+            says = f"{of.count} backward passes were cleared before a step used the others of their windows"
+            if of.is_left_out:
+                self._findings.undecided(f"{says}: the script may leave out what looks wrong to it")
+            else:
+                self._accuse(of, says)
 
     @property
     def _is_regular(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
@@ -27,11 +27,11 @@ class _Of:
     """windows: of an optimizer on a rank. within: in how many of them a schedule stepped between two backward passes;
     changed: and gave another rate; first: what the first of these shows. has_end, is_past: whether one has a number of
     steps that it is made for, as far as is known, and has passed it. still: the last windows, if their rates are 0, and
-    those of others before are not. begun: whether any rate was another one. steps: how often one stepped that is not
-    told where the training is; latest: the last time."""
+    those of others before are not. begun: whether any rate was another one. counts: by name, that of a schedule when it
+    first stepped; latest: the last step of one. Neither is told where the training is."""
 
     windows: int = 0
-    steps: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
     latest: Scheduled | None = None
     within: int = 0
     changed: int = 0
@@ -54,8 +54,9 @@ class _Of:
         return self.is_past or self.is_still
 
     @property
-    def is_too_often(self) -> bool:
-        return self.is_still and self.steps > _AGAIN * self.windows
+    def often(self) -> float:
+        """How often the last one steps, for each step of the optimizer."""
+        return 0.0 if self.latest is None else (self.latest.count - self.counts[self.latest.name] + 1) / self.windows
 
     @property
     def is_wrong(self) -> bool:
@@ -88,8 +89,9 @@ class Schedules:
         # One that goes by a loss may step as soon as it is known. One that is told where the training is has the rate
         # of that place, whenever it is told.
         steps = [(at, one) for at, one in window.schedules if not one.is_told]
-        of.steps += len(steps)
-        of.latest = steps[-1][1] if steps else of.latest
+        for _, schedule in steps:
+            of.counts.setdefault(schedule.name, schedule.count)
+            of.latest = schedule
         changed = [(at, one) for at, one in steps if at > min(places) and one.before != one.after]
         for at, schedule in changed:
             if at > max(places):
@@ -115,8 +117,8 @@ class Schedules:
                 if of.still:
                     of.first.effect = zeros
                 self._findings.add(of.first, count=of.within)
-            elif of.latest is not None and of.is_too_often:
-                says = f"{of.latest.name} steps {of.steps / of.windows:.2g} times for each step of its optimizer"
+            elif of.latest is not None and of.is_still and of.often > _AGAIN:
+                says = f"{of.latest.name} steps {of.often:.2g} times for each step of its optimizer"
                 law, site = "watch/schedule-after-step", of.latest.site
                 self._findings.add(Finding(law, says, 0, (rank,), site, zeros, optimizer))
             elif of.is_still:

@@ -41,6 +41,8 @@ _SUMS = (
     "SumBackward0",
     "SumBackward1",
 )
+_OF_DDP = "_DDPSinkBackward"
+"""What DDP puts around all that a model returns, where it looks for parameters that are not used."""
 _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
 
 
@@ -85,6 +87,10 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
             break
         try:
             factor = _factor(node)
+            inner = _wrapped(node) if node.name() == _OF_DDP else None
+            if inner is not None:
+                node = inner
+                continue
             if factor is not None:
                 loss.add(node, factor)
             elif node.name() not in _THROUGH:
@@ -176,6 +182,13 @@ def _divisors(node: Any, of_sum: Callable[[Any], list[float]]) -> list[float]:
             return found + of_sum(node)
         node = _following(node)
     return found
+
+
+def _wrapped(sink: Any) -> Any:
+    """The node of the only number that a model in DDP returns: its loss."""
+    inputs = [(node, number) for node, number in sink.next_functions if node is not None]
+    numbers = [node for node, number in inputs if tuple(node._input_metadata[number].shape) == ()]
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _following(node: Any) -> Any:
