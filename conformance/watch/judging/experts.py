@@ -24,16 +24,21 @@ def from_start(waiting: Iterable[Finding], optimizer: int, stream: Stream) -> fr
     own = next((one.parameters for one in apart if one.step == 0), frozenset())
     alone = [one.parameters for one in found if one.law == "watch/averaged"]
     modules = _modules(stream, stream.held[optimizer])
-    # Of a number or two it cannot be seen whether they are averaged.
-    small = {number for number in modules if prod(stream.parameters[number].shape) <= _FEW}
+    sizes = {number: prod(stream.parameters[number].shape) for number in modules}
+    # Of a number or two it is not always seen whether they are averaged, of one alone never.
+    small = {number for number in modules if sizes[number] <= _FEW}
     if own and own.difference(small, *alone):
         return frozenset()
     if not own and alone:
         lost = frozenset().union(*alone)
+        # To all-reduce what is sparse takes more than one call, so that it is forgotten. A table that is dealt out to
+        # the ranks does not start alike.
+        if not lost.isdisjoint(stream.sparse):
+            return frozenset()
         shapes = {tuple(stream.parameters[number].shape) for number in lost}
         differ = frozenset().union(*(one.parameters for one in apart))
         lost |= {number for number in differ if tuple(stream.parameters[number].shape) in shapes}
-        own = lost | {number for number in small if modules[number] in {modules[one] for one in lost}}
+        own = lost | {n for n in modules if sizes[n] == 1 and modules[n] in {modules[one] for one in lost}}
     if not all(alone) or not all(one <= own for one in alone):
         return frozenset()
     shared = {modules[number] for number in own} & {modules[number] for number in modules.keys() - own}

@@ -36,6 +36,7 @@ class Stream:
         self.steps: dict[int, int] = {}
         self.skips: dict[int, int] = {}
         self.ever: set[int] = set()
+        self.sparse: set[int] = set()
         self.used_ever: set[int] = set()
         self._keys: dict[int, Key] = {}
         self._alike: dict[tuple[str, tuple[tuple[int, ...], ...]], int] = {}
@@ -175,6 +176,7 @@ class Stream:
         are_finite = bool(np.isfinite(values).all())
         at = 0
         self._reached.setdefault(record.backward, False)
+        self.sparse |= {*record.sparse}
         samples = record.samples or [WHOLE] * len(record.parameters)
         for number, which in zip(record.parameters, samples, strict=True):
             shards = max(1, self.parameters[number].shards)

@@ -19,6 +19,7 @@ _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same
 
 _MOST = 1000
 
+_MOSTLY = 0.5
 _SOME = 0.25
 """Of the steps of a model that ranks train together: so many look so, at least."""
 
@@ -186,6 +187,9 @@ class Suspicions:
         return has_own and alone and (is_split or not is_sampled) and not is_common
 
     def _own(self, optimizer: int) -> frozenset[int]:
+        # A step that is right uses the average of all its parameters.
+        if self._right[optimizer] > _MOSTLY * self._steps[optimizer]:
+            return self._left
         own = experts.from_start(self._waiting, optimizer, self._streams[0])
         return self._left | (own if optimizer not in self._wrapped or self._are_split(own) else frozenset())
 
