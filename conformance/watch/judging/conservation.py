@@ -262,7 +262,9 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     # Ranks that still have data may be averaged over, of those that train together.
     of_alive = ranks / alive if case.together.is_joined else 1.0
     likely = (1.0, of_alive, float(ranks), 1 / (total or 1.0), 1 / max(1, passes), 1 / own, ranks / own, 1 / ranks)
-    case.together.kappas[window.rank].append(next((one for one in likely if kappa.contains(one, error)), kappa.middle))
+    case.together.kappas[window.rank].append(
+        next((one for one in (1.0, 1 / (total or 1.0)) if kappa.contains(one, error)), kappa.middle)
+    )
     if (after := _divided_after_clipping(case, likely)) is not None:
         findings.factors.append((window.rank, None, False))
         findings.undecided(
