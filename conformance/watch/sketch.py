@@ -160,7 +160,7 @@ class Sketching:
             signs = _signs(-1, BLOCK)
             # The gradients of a softmax's biases add up to 0: of two classes, one direction must see the difference,
             # and the other the sum.
-            signs[:, 1] = signs[:, 0] * torch.tensor([-1, 1], dtype=torch.int8)
+            signs[0, 1], signs[1, 1] = -signs[0, 0], signs[1, 0]
             signs[:, 2] = -signs[:, 1]
             found = self._columns[device, dtype] = tuple(signs.to(device, dtype))
         return found

@@ -120,3 +120,11 @@ def test_autocast_and_lower_precision_of_products_change_nothing(size, of):
 def test_what_adds_up_to_nothing_is_seen(gradient):
     """As the gradients of a softmax's biases do."""
     assert sketch(torch.tensor(gradient))[0, :2].any()
+
+
+def test_directions_are_made_whatever_the_default_device_is():
+    """Which a script may set, also to one that holds no numbers."""
+    pair = torch.tensor([1.0, -1.0])
+    with torch.device("meta"):
+        columns = Sketching()._column(pair.device, pair.dtype)
+    assert [abs(column[:2] @ pair).item() for column in columns] == [2, 0]

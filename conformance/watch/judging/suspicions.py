@@ -20,6 +20,7 @@ _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same
 _MOST = 1000
 
 _MOSTLY = 0.5
+"""Of the steps of an optimizer: if so many are right, its parameters are averaged."""
 _SOME = 0.25
 """Of the steps of a model that ranks train together: so many look so, at least."""
 
