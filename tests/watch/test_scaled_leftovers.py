@@ -114,3 +114,41 @@ def test_what_was_computed_is_set_to_zero(every, expected):
         optimizer.zero_grad()
 
     assert found(window) == (expected, set())
+
+
+def keep_all(model):
+    pass
+
+
+def fill_all_with_zeros(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+def fill_all_data_with_zeros(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data.zero_()
+
+
+@pytest.mark.parametrize(
+    ("clears", "expected"),
+    [(fill_all_with_zeros, set()), (fill_all_data_with_zeros, set()), (keep_all, {"watch/cleared"})],
+)
+def test_gradients_that_are_cleared_after_the_passes_of_another_optimizer(clears, expected):
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2)]
+    main, other = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=10**6)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for _ in range(6):
+            clears(models[0])
+            for _ in range(2):
+                scaler.scale(loss(models[0]) / 2).backward()
+            scaler.step(main)
+            scaler.update()
+            other.zero_grad()
+            loss(models[1]).backward()
+            other.step()
+    assert {law for law, _ in findings.causes} == expected

@@ -13,7 +13,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
-from conformance.watch.recording.parameters import Known, coarsest
+from conformance.watch.recording.parameters import Known, coarsest, own
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sketch import Taken
 
@@ -35,6 +35,16 @@ class _Seen:
     entries: Taken | None
 
 
+@dataclass(slots=True)
+class _Left:
+    """What earlier steps have left in the `.grad` that a pass adds to."""
+
+    known: Known
+    taken: Taken
+    dtype: torch.dtype
+    is_as_used: bool
+
+
 class Leaves:
     """Takes the gradients of a backward, and notes them when it is over."""
 
@@ -48,6 +58,8 @@ class Leaves:
         self._stale: dict[int, int] = {}
         self._dtype: torch.dtype | None = None
         self._is_armed = False
+        self._passes = 0
+        self._left: list[_Left] = []
         self._before: list[tuple[Known, Taken]] = []
         self._entries: list[tuple[Known, Taken]] = []
         self._see = harmless(self._noting)
@@ -57,6 +69,7 @@ class Leaves:
     def arm(self) -> None:
         """Before a backward: hook leaves that are new, and make our hook the last one of each again."""
         self._is_armed = True
+        self._passes += 1
         known_ones = self._recording.parameters.all()
         self._begin([(known, parameter) for known, parameter in known_ones if not known.is_in_window])
         for known, parameter in known_ones:
@@ -87,6 +100,7 @@ class Leaves:
             return
         for known, _ in beginning:
             known.advance()
+            known.looked_at = self._passes
         # What is used of a flat tensor is not in `.grad`.
         read = [(known, one) for known, one in beginning if known.is_read and not known.is_flat]
         held = [(known, one.grad) for known, one in read if one.grad is not None]
@@ -100,6 +114,14 @@ class Leaves:
                 [known.number for known, gradient in held if not known.has_used(gradient)],
             )
         )
+
+    def _look_again(self, known: Known, gradient: torch.Tensor | None) -> None:
+        """The first pass of a window is about to add to this gradient. The window began with passes of other
+        parameters, since which the script may have cleared it by hand."""
+        if gradient is not None and known.is_read and known.looked_at not in (None, self._passes):
+            taken = self._recording.sketching.take(own(gradient), known.sample)
+            self._left.append(_Left(known, taken, gradient.dtype, known.has_used(gradient)))
+        known.looked_at = None
 
     def follow(self, parameter: Any) -> None:
         """What is computed for the whole of one of FSDP2's parameters is its local gradient."""
@@ -141,6 +163,19 @@ class Leaves:
         if not self._taken:
             return
         finish = self._recording.sketching.finish
+        if self._left:
+            numbers = [one.known.number for one in self._left]
+            self._recording.note(
+                records.Left(
+                    numbers,
+                    numbers,
+                    coarsest(one.dtype for one in self._left),
+                    finish([one.taken for one in self._left]),
+                    [one.known.sample for one in self._left],
+                    [one.known.number for one in self._left if not one.is_as_used],
+                )
+            )
+            self._left = []
         if self._before:
             numbers = [known.number for known, _ in self._before]
             self._recording.note(records.Hooks(numbers, finish([one for _, one in self._before])))
@@ -185,7 +220,10 @@ class Leaves:
             self._stale[known.number] = steps
         parameter = known.reference()
         # FSDP2 keeps what is not reduced yet elsewhere.
-        is_fresh = parameter is not None and parameter.grad is None and sharded is None and not known.is_flat
+        is_here = parameter is not None and sharded is None and not known.is_flat
+        held = parameter.grad if parameter is not None and is_here else None
+        is_fresh = is_here and held is None
+        self._look_again(known, held)
         take = self._recording.sketching.take
         if not known.is_read:
             pieces = []

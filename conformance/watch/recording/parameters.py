@@ -31,8 +31,9 @@ class Known:
     this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has hooks of its own,
     the first one. sample: what is looked at in this window. windows: how many that are looked at were before. steps:
     how many there were at all. beside: how many parameters its optimizer has. is_in_window: whether a backward pass has
-    come since the last step. used: the identity and the version of the gradient that the last step used. left: the
-    first elements that this step left of the parameter, or None.
+    come since the last step. looked_at: at which pass `.grad` was read for what earlier steps have left, until a pass
+    adds to it. used: the identity and the version of the gradient that the last step used. left: the first elements
+    that this step left of the parameter, or None.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Known:
         "is_flat",
         "is_in_window",
         "left",
+        "looked_at",
         "number",
         "piece",
         "pieces",
@@ -61,6 +63,7 @@ class Known:
         self.first: Any = None
         self.sample, self.windows, self.steps = WHOLE, 0, 0
         self.is_in_window, self.beside = False, 1
+        self.looked_at: int | None = None
         self.used: Stamp | None = None
         self.left: torch.Tensor | None = None
         layout = _layout(parameter)
