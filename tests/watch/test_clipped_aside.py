@@ -1,6 +1,7 @@
 """Clipping of gradients that no step uses, in place of those of the step, beside right scripts that look like it."""
 
 from contextlib import suppress
+from copy import deepcopy
 
 import pytest
 import torch
@@ -11,12 +12,12 @@ from torch.nn.utils import clip_grad_norm_
 import conformance
 
 
-def reasons(trains, steps=6):
+def reasons(trains, steps=6, says="are cleared before a step uses them"):
     torch.manual_seed(0)
     with suppress(AssertionError), conformance.watching() as findings:
         trains(steps)
     assert not findings.causes
-    return [reason for reason in findings.open if "are cleared before a step uses them" in reason]
+    return [reason for reason in findings.open if says in reason]
 
 
 def gan(of_critic=True, of_generator=False, limit=0.01, spares=lambda step: False):
@@ -98,3 +99,22 @@ def each_sample(steps):
 )
 def test_clipping_in_place_of_what_steps(trains, expected):
     assert bool(reasons(trains)) == expected
+
+
+@pytest.mark.parametrize(
+    ("clips_old", "limit", "expected"), [(True, 0.01, True), (True, 1e9, False), (False, 0.01, False)]
+)
+def test_clipping_of_a_model_that_another_one_has_taken_the_place_of(clips_old, limit, expected):
+    def trains(steps):
+        old = model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2 * steps):
+            if step == steps:
+                model = deepcopy(old)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            clip_grad_norm_((old if clips_old else model).parameters(), limit)
+            optimizer.step()
+
+    assert bool(reasons(trains, says="are left from before")) == expected

@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 import conformance
 from conformance.watch import records
 from conformance.watch.recording.holdings import fingerprint, fingerprint_of_whole, settings
+from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, total
 
@@ -82,6 +83,21 @@ def test_many_rows_are_looked_at_in_part():
 
 def test_ranks_that_do_not_train_together_may_each_have_their_data():
     assert "watch/dealt-once" not in dealt(averages=False)
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(0, "CONFORMS"), (2, "CONFORMS"), (6, "UNDECIDED")])
+def test_rows_that_samplers_deal_out_twice(shared, expected):
+    """Of 20 rows, so many are those of the other rank too: a few may pad, more are of data sets that differ."""
+    script = Script(ranks=_RANKS)
+    for step in range(8):
+        for rank, stream in enumerate(script.streams):
+            rows = [1000 * step + row + (0 if row < shared else 100 * rank) for row in range(20)]
+            stream.append(records.Entered(rows, True, LINE, 3))
+        script.step([total(script.backward(), 0.5)] * _RANKS)
+        script.clear()
+    findings = script.findings()
+    assert verdict(findings) == expected
+    assert all(reason.startswith("samplers dealt 30%") for reason in findings.open)
 
 
 class Files:

@@ -261,7 +261,8 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     own, alive = scale_of(window) or 1.0, len(case.together.here)
     # Ranks that still have data may be averaged over, of those that train together.
     of_alive = ranks / alive if case.together.is_joined else 1.0
-    likely = (1.0, of_alive, float(ranks), 1 / (total or 1.0), 1 / max(1, passes), 1 / own, ranks / own, 1 / ranks)
+    numbers = (float(ranks), 1 / (total or 1.0), 1 / max(1, passes))
+    likely = (1.0, of_alive, *numbers, 1 / own, ranks / own, 1 / ranks)
     case.together.kappas[window.rank].append(
         next((one for one in (1.0, 1 / (total or 1.0)) if kappa.contains(one, error)), kappa.middle)
     )
@@ -277,8 +278,8 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     if case.is_limited and kappa.high < 1:
         findings.undecided("gradients were clipped by value, element by element")
         return False
-    # A scale may come down to the number of ranks or micro-batches, by which a script may multiply or divide.
-    is_number = any(kappa.contains(number, error) for number in likely[2:5] if number != 1)
+    # A scale may come down to such a number, by which a script may multiply or divide.
+    is_number = any(kappa.contains(number, error) for number in numbers if number != 1)
     if scale != 1.0 and not is_number:
         if kappa.contains(scale, error) and step.is_own:
             findings.factors.append((window.rank, None, False))

@@ -158,9 +158,9 @@ class Losses:
                         [window],
                     )
             is_twice = self._steady.suspects("watch/divided-once")
-            for nominal, lengths in {} if is_twice else of.divided.items():
+            for nominal, lengths in of.divided.items():
                 # Half of a loss may be meant, as may be a window that was left out by hand. A mean needs neither.
-                if lengths.total() > of.windows / 2:
+                if lengths.total() > of.windows / 2 and not is_twice:
                     self._findings.undecided(
                         f"each loss is divided by {nominal}, and its window has {_passes(lengths)}", lengths.total()
                     )

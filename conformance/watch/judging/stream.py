@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -16,9 +16,26 @@ from conformance.watch.judging.uses import Uses
 from conformance.watch.judging.windows import Cleared, Contribution, Key, Sketch, Window
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 
-_MOST_BACKWARDS = 4096
+_MOST_PASSES, _MOST_DONE = 4096, 64
+"""Backward passes that are remembered, and those of them that are done."""
+
 _MOST_PENDING = 1024
 """Backward passes that a parameter has gradients of, and that are told apart."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A backward pass. rows: what went into its model. forward: when that began. has_arrived: a parameter got a
+    gradient of it. is_done: a step or skip came, or it was cleared. through: the optimizers whose parameters have got
+    gradients of it. users: those that have stepped with them."""
+
+    record: records.Backward
+    rows: tuple[int, ...] | None
+    forward: int
+    has_arrived: bool = False
+    is_done: bool = False
+    through: set[str] = field(default_factory=set)
+    users: set[int] = field(default_factory=set)
 
 
 class Stream:
@@ -55,18 +72,13 @@ class Stream:
         self._last: dict[int, int] = {}
         self._earlier: dict[int, int] = {}
         self._log = Log()
-        self._backwards: dict[int, records.Backward] = {}
-        self._reached: dict[int, bool] = {}
-        self._fed: dict[int, tuple[int, ...] | None] = {}
+        self._passes: dict[int, _Pass] = {}
         self._rows: tuple[int, ...] | None = None
         self._entered = 0
-        self._forwards: dict[int, int] = {}
         self._stepped: dict[int, int] = {}
         self._uses = Uses()
         self._by_hand = 0
         self._holders: dict[int, set[str]] = defaultdict(set)
-        self._through: dict[int, set[str]] = {}
-        self._users: dict[int, set[int]] = defaultdict(set)
 
     @property
     def trains_unseen(self) -> bool:
@@ -86,11 +98,11 @@ class Stream:
 
     def calls(self, backwards: Iterable[int]) -> set[int]:
         """The calls that the losses of these backward passes came from, of those that are still known."""
-        return {self._backwards[number].calls for number in backwards if number in self._backwards}
+        return {self._passes[number].record.calls for number in backwards if number in self._passes}
 
     def through(self, backward: int) -> set[int]:
         """The optimizers whose parameters a backward pass has given gradients so far."""
-        return {int(optimizer) for optimizer in self._through.get(backward, ())}
+        return {int(optimizer) for optimizer in self._passes[backward].through} if backward in self._passes else set()
 
     def is_last_user(self, optimizer: int) -> bool:
         """Whether no other one has stepped any of its parameters since."""
@@ -118,17 +130,10 @@ class Stream:
                 self.unheld = record if record.names else None
             case records.Backward():
                 self.clock += 1
-                self._fed[record.backward], self._rows = self._rows, None
-                self._forwards[record.backward], self._entered = self._entered or self._at, 0
-                self._backwards[record.backward] = record
-                if len(self._backwards) > _MOST_BACKWARDS:
-                    oldest = next(iter(self._backwards))
-                    del self._backwards[oldest]
-                    self._reached.pop(oldest, None)
-                    self._fed.pop(oldest, None)
-                    self._forwards.pop(oldest, None)
-                    self._through.pop(oldest, None)
-                    self._users.pop(oldest, None)
+                self._passes[record.backward] = _Pass(record, self._rows, self._entered or self._at)
+                self._rows, self._entered = None, 0
+                if len(self._passes) > _MOST_PASSES:
+                    del self._passes[next(iter(self._passes))]
             case records.Entered():
                 self._rows = tuple(record.rows) or None
                 self._entered = self._at
@@ -168,14 +173,14 @@ class Stream:
 
     def _add(self, record: records.Local) -> None:
         # What is None by now was set so by hand.
-        versions = self._backwards[record.backward].versions if record.backward in self._backwards else {}
-        self._clear(record.fresh, versions, None, but=record.backward)
-        through = self._through.setdefault(record.backward, set())
-        through.update(*(self._holders[number] for number in record.parameters))
+        one = self._passes.get(record.backward)
+        self._clear(record.fresh, {} if one is None else one.record.versions, None, but=record.backward)
+        if one is not None:
+            one.has_arrived = True
+            one.through.update(*(self._holders[number] for number in record.parameters))
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
         are_finite = bool(np.isfinite(values).all())
         at = 0
-        self._reached.setdefault(record.backward, False)
         self.sparse |= {*record.sparse}
         samples = record.samples or [WHOLE] * len(record.parameters)
         for number, which in zip(record.parameters, samples, strict=True):
@@ -258,22 +263,19 @@ class Stream:
             return
         still = {one.backward for rest in self._pending.values() for one in rest}
         for backward in sorted(lost - still):
-            if not self._reached.get(backward, True) and backward in self._backwards:
-                self._reached[backward] = True
+            one = self._passes.get(backward)
+            if one is not None and one.has_arrived and not one.is_done:
+                one.is_done = True
                 # A weight that has changed since may have used it, without an optimizer, and so may a step that was
                 # given its gradients by hand.
                 is_used = moved or backward <= self._by_hand or self._has_changed(parameters, backward, versions)
-                if not is_used and not self._backwards[backward].probe:
-                    steps = sum(self.steps.values())
-                    held = frozenset(parameters)
-                    fed = self._fed.get(backward)
-                    self.cleared.append(
-                        Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps, fed)
-                    )
+                if not is_used and not one.record.probe:
+                    steps, held = sum(self.steps.values()), frozenset(parameters)
+                    self.cleared.append(Cleared(self.began.rank, self._at, held, one.record, site, steps, one.rows))
 
     def _has_changed(self, parameters: list[int], backward: int, versions: records.Versions) -> bool:
         """Whether weights have, since a backward pass, that are those of an optimizer of these parameters."""
-        before = self._backwards[backward].versions
+        before = self._passes[backward].record.versions
         holders = set[str]().union(*(self._holders[number] for number in parameters))
         return any(before.get(number) != versions.get(number) for number in holders or versions)
 
@@ -284,6 +286,7 @@ class Stream:
         new = {number: self._pending[number] for number in parameters if self._pending.get(number)}
         old = {number: self._old[number] for number in parameters if self._old.get(number)}
         reached = {one.backward for contributions in new.values() for one in contributions}
+        passes = {number: self._passes[number] for number in sorted(reached) if number in self._passes}
         concerned = set(parameters)
         moments, cut = self._log.moments(begin)
         window = Window(
@@ -300,7 +303,7 @@ class Stream:
             used={} if step is None else _sketches(_read(step), step.gradients),
             weights={} if step is None else _weights(step.weights, step.values),
             after={} if step is None or not len(step.after) else _weights(step.weights, step.after),
-            backwards={number: self._backwards[number] for number in sorted(reached) if number in self._backwards},
+            backwards={number: one.record for number, one in passes.items()},
             clips=self._log.clips(begin, concerned),
             idle=self._log.idle(begin, concerned),
             unscales=self._log.unscales(begin, optimizer),
@@ -316,18 +319,18 @@ class Stream:
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
             clock=self.clock,
-            inputs=[rows for backward in reached if (rows := self._fed.get(backward)) is not None],
+            inputs=[one.rows for one in passes.values() if one.rows is not None],
             is_of_other=step is not None and self._is_of_other(optimizer, step),
             is_late=self._is_late(new),
             is_long=not self._overfull.isdisjoint(new),
-            reached={number: self._through[number] for number in reached if number in self._through},
-            users={number: {*self._users[number]} for number in reached if number in self._users},
+            reached={number: one.through for number, one in passes.items()},
+            users={number: {*one.users} for number, one in passes.items()},
         )
         window.again = self._uses.again(self._at, window.used)
-        for backward in reached:
-            self._reached[backward] = True
+        for one in passes.values():
+            one.is_done = True
             if step is not None:
-                self._users[backward].add(optimizer)
+                one.users.add(optimizer)
         counts = self.skips if step is None else self.steps
         counts[optimizer] = counts.get(optimizer, 0) + 1
         if step is not None:
@@ -355,8 +358,8 @@ class Stream:
             for number in new:
                 self._old[number] = [*self._old.get(number, []), *self._pending.pop(number)]
                 self._limit(number, self._old[number])
-            for backward in [*self._reached]:
-                self._reached[backward] = True
+            for one in self._passes.values():
+                one.is_done |= one.has_arrived
         self._earlier[optimizer], self._last[optimizer] = begin, self._at
         self._forget()
         return window
@@ -368,8 +371,8 @@ class Stream:
 
     def _is_late(self, new: Mapping[int, list[Contribution]]) -> bool:
         """Whether a parameter was stepped since the forward of one of its backward passes."""
-        passes = {(one.backward, self._stepped.get(number, 0)) for number, found in new.items() for one in found}
-        return any(self._forwards.get(backward, self._at) < stepped for backward, stepped in passes)
+        stepped = {(one.backward, self._stepped.get(number, 0)) for number, found in new.items() for one in found}
+        return any(number in self._passes and self._passes[number].forward < at for number, at in stepped)
 
     def _is_of_other(self, optimizer: int, step: records.Stepped) -> bool:
         users = {self._user.get(number, optimizer) for number in step.used} - {optimizer}
@@ -390,13 +393,8 @@ class Stream:
         """What all optimizers that step have behind them, but for the window before: the first one of an optimizer may
         end only after a step of another one, which followed the same clip."""
         self._log.forget(min(self._earlier.values(), default=0))
-        for backward in [number for number, reached in self._reached.items() if reached][:-64]:
-            self._reached.pop(backward)
-            self._backwards.pop(backward, None)
-            self._fed.pop(backward, None)
-            self._forwards.pop(backward, None)
-            self._through.pop(backward, None)
-            self._users.pop(backward, None)
+        for number in [number for number, one in self._passes.items() if one.is_done][:-_MOST_DONE]:
+            del self._passes[number]
 
 
 def _read(step: records.Stepped) -> list[int]:

@@ -87,13 +87,9 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
             break
         try:
             factor = _factor(node)
-            inner = _wrapped(node) if node.name() == _OF_DDP else None
-            if inner is not None:
-                node = inner
-                continue
             if factor is not None:
                 loss.add(node, factor)
-            elif node.name() not in _THROUGH:
+            elif node.name() not in (*_THROUGH, _OF_DDP):
                 loss.made_by = node.name()
                 node = _unsmoothed(node)
                 loss.of_terms = _of_any_terms(node)
@@ -184,15 +180,13 @@ def _divisors(node: Any, of_sum: Callable[[Any], list[float]]) -> list[float]:
     return found
 
 
-def _wrapped(sink: Any) -> Any:
-    """The node of the only number that a model in DDP returns: its loss."""
-    inputs = [(node, number) for node, number in sink.next_functions if node is not None]
-    numbers = [node for node, number in inputs if tuple(node._input_metadata[number].shape) == ()]
-    return numbers[0] if len(numbers) == 1 else None
-
-
 def _following(node: Any) -> Any:
-    return next((following for following, _ in node.next_functions if following is not None), None)
+    """Of what a model in DDP returns, the only number: its loss."""
+    inputs = [(following, place) for following, place in node.next_functions if following is not None]
+    if node.name() == _OF_DDP:
+        numbers = [(one, place) for one, place in inputs if tuple(one._input_metadata[place].shape) == ()]
+        inputs = numbers if len(numbers) == 1 else []
+    return inputs[0][0] if inputs else None
 
 
 def is_linear(node: Any) -> bool:
