@@ -316,13 +316,20 @@ class Stepped(Record):
 class Entered(Record):
     """A model goes forward to train. rows: a fingerprint of each row of its first input. sampler: what dealt them out;
     negative for none, None if it is not known. drawn: where the input is made of a whole batch of a loader, a number
-    for each sample in it that is the same whatever was made of the sample."""
+    for each sample in it that is the same whatever was made of the sample. beside: a fingerprint of each row of all
+    other inputs that have as many; [] if none has."""
 
     rows: list[int]
     wrapped: bool
     site: Site
     sampler: int | None = None
     drawn: list[int] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """A fingerprint of each row of all inputs."""
+        return tuple(hash(row) for row in zip(self.rows, self.beside, strict=True)) if self.beside else (*self.rows,)
 
 
 @dataclass(slots=True)
@@ -381,10 +388,12 @@ class Weighed(Record):
 
 @dataclass(slots=True)
 class Buffers(Record):
-    """What a model keeps beside its parameters, after some steps. values: a sketch of each."""
+    """What a model keeps that is not trained, after some steps: buffers, and then so many frozen parameters. values: a
+    sketch of each."""
 
     names: list[str]
     values: Sketches
+    frozen: int = 0
 
 
 @dataclass(slots=True)

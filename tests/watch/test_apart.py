@@ -166,7 +166,7 @@ def test_a_rank_that_adds_a_group_of_its_own_cannot_be_compared():
 
 def test_all_fields_that_hold_numbers_of_parameters_are_translated():
     """Others are lists of whole numbers, too."""
-    others = {"drawn", "evaluated", "rows", "samplers", "samples", "shape"}
+    others = {"beside", "drawn", "evaluated", "rows", "samplers", "samples", "shape"}
     # A class with slots is made of another one, which is a subclass, too, until it is collected.
     kinds = [kind for kind in records.Record.__subclasses__() if getattr(records, kind.__name__) is kind]
     assert len(kinds) > len(OF_PARAMETERS)

@@ -35,7 +35,21 @@ def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken, lo
     assert any("as samples, tasks or groups may be meant to" in why for why in findings.open) == bool(
         broken and not loader
     )
-    assert bool(findings.notes) == (targets[-1] < targets[0] or bool(broken))
+    assert bool(findings.notes) == ((targets[-1] < targets[0] and loader is not None) or bool(broken))
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, "UNDECIDED"), (3, "CONFORMS")])
+def test_the_last_part_of_a_batch_is_smaller(every, expected):
+    """A batch that is cut is cut so each time, and the last one of an epoch comes now and then."""
+    script = Script(ranks=1)
+    for number in range(6):
+        counts = (12, 12, 12 if number % every else 6)
+        computed = [script.backward(factors=[1 / 3], targets=count) for count in counts]
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    findings = script.findings()
+    assert (verdict(findings), findings.causes) == (expected, {})
+    assert any("the last micro-batch of a window is smaller" in one for one in [*findings.notes, *findings.open])
 
 
 def shuffled(window, place):
@@ -167,6 +181,7 @@ def test_a_window_of_another_length(lengths, broken, is_open):
         ((2, 3, 5, 6, 2), "each loss is divided by 4, and its window has 2 to 6 backward passes"),
         ((2, 2, 2, 2, 4), "each loss is divided by 4, and its window has 2 backward passes"),
         ((2, 3, 4, 4, 4, 4), None),
+        ((2, 3, 4, 2), "each loss is divided by 4, and its window has 2 to 3 backward passes"),
     ],
 )
 def test_windows_that_are_not_as_long_as_losses_are_divided_by(lengths, says):

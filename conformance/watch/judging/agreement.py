@@ -43,7 +43,7 @@ def judge(together: Together, findings: Findings) -> None:
                 "watch/same-rates",
                 "the learning rates are " + ", ".join(f"{rate} on rank {rank}" for rank, rate in rates.items()),
                 tuple(rates),
-                f"a rank steps {max(sizes) / min(sizes):.3g} times as far as another one" if sizes else None,
+                f"a rank steps {max(sizes) / min(sizes):.6g} times as far as another one" if sizes else None,
             )
         )
     # A rank that has run out of data has none.
@@ -128,15 +128,20 @@ def use_the_same(here: list[Window]) -> bool:
 
 
 def judge_buffers(by_rank: Mapping[int, records.Buffers], findings: Findings) -> None:
-    """Buffers may well differ, as BatchNorm's statistics do under DDP. Who evaluates on another rank should know."""
+    """Buffers may well differ, as BatchNorm's statistics do under DDP, and frozen parameters, as where each rank has a
+    part of a model. Who evaluates on another rank should know."""
     values = [dict(zip(one.names, _rows(one.values), strict=True)) for one in by_rank.values()]
-    apart = [name for name in values[0] if any(other.get(name) != values[0][name] for other in values)]
-    if apart:
-        more = ", ..." if len(apart) > _MOST_NAMED else ""
-        findings.note(
-            f"{len(apart)} of {len(values[0])} buffers differ between ranks, such as {', '.join(apart[:_MOST_NAMED])}"
-            f"{more}: what is evaluated or saved depends on the rank (SyncBatchNorm has common ones)"
-        )
+    names = [*values[0]]
+    first = len(names) - next(iter(by_rank.values())).frozen
+    kinds = (("buffers", names[:first], " (SyncBatchNorm has common ones)"), ("frozen parameters", names[first:], ""))
+    for kind, of_kind, remedy in kinds:
+        apart = [name for name in of_kind if any(other.get(name) != values[0][name] for other in values)]
+        if apart:
+            such = ", ".join(apart[:_MOST_NAMED]) + (", ..." if len(apart) > _MOST_NAMED else "")
+            findings.note(
+                f"{len(apart)} of {len(of_kind)} {kind} differ between ranks, such as {such}: what is evaluated or "
+                f"saved depends on the rank{remedy}"
+            )
 
 
 def _rows(sketches: records.Sketches) -> list[bytes]:

@@ -12,14 +12,14 @@ from conformance.watch.judging import diagnosis, limits, shares
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.multiplied import scale_of, weight_of
+from conformance.watch.judging.multiplied import factor_of, scale_of, weight_of
 from conformance.watch.judging.system import AMPLE, System
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import SMALL, WHOLE
 
 SEVERAL_WEIGHTS = (
-    "one step adds up gradients of backward passes between which weights were changed: a `zero_grad` or a `detach` may "
-    "be missing"
+    "one step adds up gradients of backward passes between which weights were changed, or written once more: a "
+    "`zero_grad` or a `detach` may be missing"
 )
 
 LATE = (
@@ -31,6 +31,8 @@ BROKEN = (
     "weights are infinite or NaN: a rate may be too high, or the optimizer's state broken, as that of fused SGD is "
     "after a skip before its first step"
 )
+
+SUMMED = "gradients are summed over the {} ranks, not averaged: right if the loss is divided by a global count"
 
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
@@ -126,7 +128,7 @@ def _is_judgeable(together: Together, window: Window, findings: Findings) -> boo
             # A rank that has run out of data goes on with the steps of the others.
             findings.undecided(diagnosis.RUN_OUT)
         elif again and window.is_of_other:
-            findings.undecided("two optimizers step the same parameters along one gradient")
+            findings.undecided(diagnosis.OF_OTHER)
         elif again and step.is_elsewhere:
             findings.undecided(
                 "weights are changed between two steps along one gradient, as a search along a line does"
@@ -174,7 +176,7 @@ def _judge_set(case: Case, findings: Findings) -> bool:
     if not case.is_of_one_sample:
         findings.undecided("ranks step a parameter in different windows, so that each looks at another sample of it")
         return False
-    factor = case.fits(case.all)
+    factor = case.fits(case.all) if any(case.all(number) for number in case.parameters) else None
     if factor is not None:
         if not factor.is_known:
             findings.undecided(
@@ -307,9 +309,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.add(case.finding("watch/unscaled", says, _off(scale / divisor)))
         return False
     if ranks > 1 and kappa.contains(float(ranks), error):
-        findings.note(
-            f"gradients are summed over the {ranks} ranks, not averaged: right if the loss is divided by a global count"
-        )
+        findings.note(SUMMED.format(ranks))
         findings.factors.append((window.rank, None, True))
         return True
     if passes > 1 and kappa.contains(1 / passes, error):
@@ -330,12 +330,19 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.note("sums of losses are divided by the number of their targets, by hand")
         findings.factors.append((window.rank, None, True))
         return True
+    is_by_all = ranks > 1 and total is not None and kappa.contains(1 / (ranks * total), error)
+    if total is not None and is_by_all and _are_apart(case):
+        says = f"sums were divided by {ranks * total:g}, the targets of all ranks, and averaged over the ranks then"
+        findings.factors.append((window.rank, case.finding("watch/averaged-once", says, _off(1 / ranks)), False))
+        return False
     # A number that losses are multiplied with, and gradients divided by, has no other use.
     if own > 1 and (kappa.contains(1 / own, error) or kappa.contains(ranks / own, error)):
         findings.note("losses are multiplied with a loss scale, and gradients divided by it, by hand")
         findings.factors.append((window.rank, None, True))
         return True
-    findings.factors.append((window.rank, None, False))
+    if not is_by_all:
+        findings.factors.append((window.rank, None, False))
+    # Where the ranks' numbers are equal, what divides may be each rank's own, times a factor of the script's.
     findings.undecided(f"gradients are multiplied, or changed in another way, as if by {kappa.middle:.4g}")
     return False
 
@@ -365,9 +372,20 @@ def _total(case: Case) -> float | None:
     known. What is divided by that is their mean."""
     here = case.together.here
     weights = [weight_of(window) for window in here]
-    are_sums = any(one.summed for window in here for one in window.backwards.values())
-    known = [weight for weight in weights if weight]
-    return sum(known) / len(here) if are_sums and len(known) == len(here) == case.together.ranks else None
+    # A mean that is multiplied with the number of its targets is a sum.
+    are_sums = any(
+        one.summed or (one.targets and math.isclose(factor_of(one), one.targets))
+        for window in here
+        for one in window.backwards.values()
+    )
+    known = [weight for weight in weights if weight is not None]
+    are_known = len(known) == len(here) == case.together.ranks
+    return sum(known) / len(here) or None if are_sums and are_known else None
+
+
+def _are_apart(case: Case) -> bool:
+    """Whether the losses of ranks weigh differently."""
+    return len({weight_of(window) for window in case.together.here}) > 1
 
 
 def _is_a_sum(case: Case, total: float | None, number: int) -> bool:

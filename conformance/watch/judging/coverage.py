@@ -55,7 +55,8 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
 
 def _note_stopped(stream: Stream, optimizer: int, findings: Findings) -> None:
     """Parameters may be frozen in the midst of a training, and are not to stay so by mistake."""
-    steps, held = stream.steps.get(optimizer, 0), stream.held[optimizer]
+    # A script may also give its optimizer others in their place.
+    steps, held = stream.steps.get(optimizer, 0), stream.stepped_last.get(optimizer, frozenset())
     last = {stream.last_used[number] for number in held & stream.last_used.keys()}
     stopped = [one for one in held if steps - stream.last_used.get(one, steps) >= max(_MANY_STEPS, _LONG * steps)]
     if stopped and max(last) > max(stream.last_used[one] for one in stopped):

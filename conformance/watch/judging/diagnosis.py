@@ -22,6 +22,7 @@ from conformance.watch.judging.system import AMPLE, System, factors_of, system_o
 ELSEWHERE = "gradients were put into `.grad` by hand, or come from a backward pass before their optimizer was made"
 CHANGED = "gradients of earlier windows are in the step, after the script has changed them"
 RUN_OUT = "ranks may run out of data, so that a step need not be one of all ranks"
+OF_OTHER = "two optimizers step the same parameters along one gradient"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
 
 _MANY_ELEMENTS = 64
@@ -32,7 +33,7 @@ def explain(case: Case) -> Finding | System | str:
     if case.window.captured:
         return "gradients come from torch.autograd.grad, and what becomes of them is not seen"
     if not any(case.all(number) for number in case.parameters):
-        return ELSEWHERE
+        return OF_OTHER if case.window.of_others.issuperset(case.parameters) else ELSEWHERE
     if case.together.ranks > 1:
         own = case.fits(case.own)
         if own is not None and own.is_known:
@@ -57,6 +58,8 @@ def explain(case: Case) -> Finding | System | str:
         if _has_old(case) and (factor := case.fits(choose)) is not None and factor.is_known:
             if _is_changed(case):
                 return CHANGED
+            if case.window.of_others.issuperset(number for number in case.parameters if case.old(number)):
+                return OF_OTHER
             says = "the step also uses gradients of earlier windows, which were not cleared"
             return _found(case, "watch/cleared", says, _longer(case, factor.middle))
     sparse = [number for number in case.parameters if any(one.entries is not None for one in case.all(number))]

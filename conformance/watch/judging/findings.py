@@ -99,6 +99,9 @@ class Findings:
                 if cause.first.waits and not finding.waits:
                     cause.first = finding
                 cause.first.passes = passes
+            elif finding.optimizer == cause.first.optimizer and _is_before(finding.step, cause.first.step):
+                # What waits until the end comes later.
+                cause.first = finding
 
     def show(self, key: tuple[str, str], windows: Sequence[Window]) -> None:
         if key not in self.scenes:
@@ -110,6 +113,10 @@ class Findings:
 
     def note(self, what: str) -> None:
         _count(self.notes, what, 1)
+
+
+def _is_before(one: int | None, other: int | None) -> bool:
+    return one is not None and other is not None and one < other
 
 
 def _count(counts: dict[str, int], text: str, count: int) -> None:

@@ -26,9 +26,9 @@ class Inputs:
         self.is_sampled = False
 
     def _begin(self) -> None:
-        """read: what goes into models; dealt: where a sampler deals it out to the ranks. drawn: the samples that it is
-        made of. undealt: both, of batches that no sampler deals out."""
-        self._read, self._drawn, self._dealt, self._undealt = (Compared(self._ranks) for _ in range(4))
+        """first: the first input of models; read: all of them; dealt: where a sampler deals them out to the ranks.
+        drawn: the samples that they are made of. undealt: both, of batches that no sampler deals out."""
+        self._first, self._read, self._drawn, self._dealt, self._undealt = (Compared(self._ranks) for _ in range(5))
 
     def feed(self, rank: int, record: records.Record) -> None:
         self.is_sampled |= isinstance(record, records.Epoch)
@@ -39,12 +39,13 @@ class Inputs:
                 self._begin()
             if record.wrapped or not self._is_wrapped:
                 self._site = record.site
-                self._read.enter(rank, tuple(record.rows))
+                self._first.enter(rank, tuple(record.rows))
+                self._read.enter(rank, record.whole)
                 self._drawn.enter(rank, tuple(record.drawn))
                 if record.sampler is not None and record.sampler < 0:
-                    self._undealt.enter(rank, tuple(record.drawn or record.rows))
+                    self._undealt.enter(rank, tuple(record.drawn) or record.whole)
                 elif record.sampler is not None:
-                    self._dealt.enter(rank, tuple(record.rows))
+                    self._dealt.enter(rank, record.whole)
 
     def averaged(self, *, is_alike: bool) -> None:
         """A step that uses the average of the ranks' gradients. is_alike: whether these are equal, as those of equal
@@ -56,8 +57,8 @@ class Inputs:
         if self._ranks == 1 or not averages:
             return
         read, drawn, undealt = self._read, self._drawn, self._undealt
-        if read.are_the_same:
-            self._judge_same(read)
+        if self._first.are_the_same:
+            self._judge_same(self._first)
         elif (found := read.shared())[0] > _SHARED:
             says = f"before any sample came twice on a rank, {found[0]:.0%} of its samples came on another rank, too"
             effect = f"about {found[0]:.0%} of the samples count more than once in what should be one epoch"
@@ -75,6 +76,11 @@ class Inputs:
             self._findings.undecided(
                 f"a loader without a `DistributedSampler` gave all ranks the same {undealt.said()}"
             )
+        elif not self.is_sampled and (share := self._first.shared()[0]) > _SHARED:
+            self._findings.undecided(
+                f"{share:.0%} of the rows of a rank's first input came on another rank, too, with other inputs beside "
+                "them"
+            )
 
     def _judge_same(self, read: Compared) -> None:
         if read.are_few:
@@ -82,6 +88,10 @@ class Inputs:
         elif not read.alike.are_most:
             self._findings.undecided(
                 f"all ranks were fed the same inputs {read.said()}: a phase of its own, or a mistake"
+            )
+        elif not self._read.are_the_same:
+            self._findings.undecided(
+                f"the first input of models was the same on all ranks {read.said()}, and the others were not"
             )
         elif not self._gradients.are_most:
             self._findings.undecided("ranks were fed the same inputs, and computed other gradients of them")

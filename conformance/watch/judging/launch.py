@@ -214,6 +214,8 @@ class Launch:
                 self._astray[rank].finish(rank, stream)
                 self._abandoned[rank].finish(stream)
                 self._aside[rank].finish()
+        if any(law == "watch/means-averaged" for law, _ in self.findings.causes):
+            self.findings.notes.pop(conservation.SUMMED.format(self.ranks), None)
         groups = self._suspicions.groups
         if groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")

@@ -88,7 +88,7 @@ LAWS: dict[str, Law] = {
             "watch/one-factor",
             "All ranks and all parameters that are clipped together MUST be scaled by one factor.",
             "The direction of the update is no longer that of the gradient.",
-            "one loss scale for all ranks; clip after averaging, with one limit, all parameters in one call",
+            "one loss scale and one divisor for all; clip after averaging, with one limit, all parameters in one call",
         ),
         Law(
             "watch/clip-whole-window",
@@ -99,7 +99,7 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/clip-something",
             "Clipping MUST be given parameters with gradients.",
-            "Nothing is clipped: a generator of parameters was used up, or the call comes too early.",
+            "Nothing that is used is clipped: a generator of parameters was used up, or the call comes too early.",
             "pass `model.parameters()` afresh, right before the step",
         ),
         Law(

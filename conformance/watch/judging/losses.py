@@ -57,6 +57,15 @@ class _Optimizer:
         are_alike = len(gaps) == len({length for _, length in short}) == 1
         return self.are_batches or (are_alike and is_over) or short == [(0, 1)]
 
+    @property
+    def said_of_short(self) -> str | None:
+        """Of windows of fewer passes than all losses are divided by, which are as many as those of the longest."""
+        lengths = Counter(len(window.backwards) for window, _ in self.others)
+        numbers = {nominal for _, nominal in self.others}
+        if len(numbers) != 1 or self.windows > self.right + len(self.others) or max(lengths) >= min(numbers):
+            return None
+        return f"each loss is divided by {min(numbers)}, and its window has {_passes(lengths)}"
+
 
 def _is_divided_by(number: int, backward: records.Backward) -> bool:
     """Whether its loss is a mean of cross entropy or its kin, over this number. Half of another mean is common."""
@@ -95,7 +104,8 @@ class Losses:
         passes = list(window.backwards.values())
         # Batches may come long before. Of several loaders, one may be that of an evaluation.
         of.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
-        factors = [factor_of(one) for one in passes]
+        # A loss that counts nothing is that of a batch that is made up.
+        factors = [factor for one in passes if (factor := factor_of(one))] or [0.0]
         divisor = 1 / factors[0] if factors[0] else 0.0
         same = all(abs(factor - factors[0]) <= 1e-6 * abs(factors[0]) for factor in factors)
         nominal = round(divisor) if same and divisor > 1.5 and abs(divisor - round(divisor)) < 1e-4 else None
@@ -157,6 +167,8 @@ class Losses:
                         ),
                         [window],
                     )
+            elif of.right and (says := of.said_of_short) is not None:
+                self._findings.undecided(says, len(of.others))
             is_twice = self._steady.suspects("watch/divided-once")
             for nominal, lengths in of.divided.items():
                 # Half of a loss may be meant, as may be a window that was left out by hand. A mean needs neither.

@@ -32,8 +32,17 @@ def divisors_of(backward: records.Backward) -> list[float]:
 
 def weight_of(window: Window) -> float | None:
     """What all targets of a rank weigh in its own losses; None if it is not known."""
-    weights = [factor_of(one) * (1 if one.targets else one.summed) for one in window.backwards.values()]
-    return sum(weights) if all(weights) else None
+    weights = [_weight_of(one) for one in window.backwards.values()]
+    known = [weight for weight in weights if weight is not None]
+    return sum(known) if len(known) == len(weights) else None
+
+
+def _weight_of(backward: records.Backward) -> float | None:
+    factor = factor_of(backward)
+    if not factor:
+        # A batch that is made up, for a rank that has none.
+        return 0.0
+    return factor * (1 if backward.targets else backward.summed) or None
 
 
 def scale_of(window: Window) -> float | None:

@@ -83,7 +83,8 @@ def _clips(window: Window, step: Stepped) -> Iterator[Finding]:
             one.sketch[..., 2].any() for number in clip.parameters for one in window.old.get(number, [])
         )
         if isfinite(clip.limit) and (not clip.norm or factor_of(clip) < 1) and not is_in_time and not is_kept:
-            says = "clipping came before the backward pass, so there was nothing to clip"
+            says = "clipping came before the backward pass, "
+            says += "of gradients that a step had used" if clip.norm else "so there was nothing to clip"
             yield _finding(window, law, says, clip.site, _unclipped(window, clip))
 
 

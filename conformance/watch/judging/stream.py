@@ -60,6 +60,7 @@ class Stream:
         self.made: set[int] = set()
         self.held: dict[int, set[int]] = defaultdict(set)
         self.last_used: dict[int, int] = {}
+        self.stepped_last: dict[int, frozenset[int]] = {}
         self._user: dict[int, int] = {}
         self.frozen: set[int] = set()
         self._at = 0
@@ -68,6 +69,7 @@ class Stream:
         self._entries: dict[int, Sketch] = {}
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
+        self._since: dict[int, int] = {}
         self._overfull: set[int] = set()
         self._last: dict[int, int] = {}
         self._earlier: dict[int, int] = {}
@@ -191,6 +193,7 @@ class Stream:
                 sketch = values[at : at + shards]
                 at += shards
             self.ever.add(number)
+            self._since.setdefault(number, self._at)
             earlier = self._pending[number]
             if earlier and earlier[-1].backward == record.backward:
                 last = earlier[-1]
@@ -218,6 +221,8 @@ class Stream:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""
         for number in record.parameters:
             self._old.pop(number, None)
+        for number in {*record.parameters} - {*record.held}:
+            self._since.pop(number, None)
         self._keep_old(record.held, record.sketches, record.samples, record.dtype, {*record.changed})
 
     def _keep_old(
@@ -259,6 +264,7 @@ class Stream:
             read = [one for one in pending if one.sample != UNREAD]
             lost |= {one.backward for one in read if one.is_finite}
             self._old.pop(number, None)
+            self._since.pop(number, None)
         if not lost:
             return
         still = {one.backward for rest in self._pending.values() for one in rest}
@@ -321,6 +327,7 @@ class Stream:
             clock=self.clock,
             inputs=[one.rows for one in passes.values() if one.rows is not None],
             is_of_other=step is not None and self._is_of_other(optimizer, step),
+            of_others={number for number in old if self._is_used_by_other(number, optimizer, begin)},
             is_late=self._is_late(new),
             is_long=not self._overfull.isdisjoint(new),
             reached={number: one.through for number, one in passes.items()},
@@ -342,6 +349,7 @@ class Stream:
             if step.used and not new:
                 self._by_hand = self.clock
             self.last_used |= dict.fromkeys(step.used, counts[optimizer])
+            self.stepped_last[optimizer] = frozenset(step.parameters)
             if not self.held[optimizer].issuperset(step.parameters):
                 self.held[optimizer] |= set(step.parameters)
                 self._hold(optimizer, step.parameters)
@@ -377,6 +385,10 @@ class Stream:
     def _is_of_other(self, optimizer: int, step: records.Stepped) -> bool:
         users = {self._user.get(number, optimizer) for number in step.used} - {optimizer}
         return any(self.held[user] == {*step.parameters} for user in users)
+
+    def _is_used_by_other(self, number: int, optimizer: int, begin: int) -> bool:
+        """Whether all of a gradient that a step of another optimizer has used came since this one's last step."""
+        return self._user.get(number, optimizer) != optimizer and self._since.get(number, 0) > begin
 
     def _pass(self, step: records.Passed) -> None:
         """A window that is not looked at. What it leaves shows when the next one begins."""

@@ -92,8 +92,9 @@ class Window:
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     """The rows that a model was fed for each of its backward passes, where they are known."""
     is_of_other: bool = False
-    """Whether another optimizer, which holds the same parameters, was the last to step some of them. One that shares a
-    part of them has been given these by mistake."""
+    """Whether another optimizer, which holds the same parameters, was the last to step some of them."""
+    of_others: set[int] = field(default_factory=set)
+    """The parameters that another optimizer has stepped along a gradient all of which came in this window."""
     is_late: bool = False
     """Whether the step before came between a forward and the backward pass through it."""
     is_long: bool = False

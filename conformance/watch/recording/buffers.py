@@ -1,22 +1,32 @@
-"""Buffers: what models keep beside parameters, such as BatchNorm's running means."""
+"""What models keep and no optimizer trains: buffers, such as BatchNorm's running means, and frozen parameters."""
 
 from __future__ import annotations
 
 import torch
 
 from conformance.watch import records
+from conformance.watch.recording.parameters import own
 from conformance.watch.recording.recording import Recording
 
 _STEPS = 3
 """Steps after which to look, once."""
+
+_SAMPLE = 0
+"""Of what is large, as a frozen model may be."""
 
 
 def note_buffers(recording: Recording) -> None:
     """Note `Buffers` once, if there are any."""
     if sum(recording.steps.values()) != _STEPS:
         return
-    buffers = {name: one for root in list(recording.roots) for name, one in root.named_buffers() if one.numel()}
-    if buffers:
+    roots = list(recording.roots)
+    buffers = {name: own(one) for root in roots for name, one in root.named_buffers() if one.numel()}
+    # Of those that are split over ranks, each has a part of its own.
+    parameters = [(name, one) for root in roots for name, one in root.named_parameters() if one.numel()]
+    frozen = {name: one for name, one in parameters if not one.requires_grad and not hasattr(one, "placements")}
+    kept = buffers | frozen
+    if kept:
         take, finish = recording.sketching.take, recording.sketching.finish
-        sketches = [finish([take(getattr(one, "_local_tensor", one))]).cpu() for one in buffers.values()]
-        recording.note(records.Buffers([name.removeprefix("module.") for name in buffers], torch.cat(sketches)))
+        sketches = [finish([take(one, _SAMPLE)]).cpu() for one in kept.values()]
+        names = [name.removeprefix("module.") for name in kept]
+        recording.note(records.Buffers(names, torch.cat(sketches), len(frozen)))

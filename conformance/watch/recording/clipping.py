@@ -99,4 +99,4 @@ def _number(value: Any) -> Any:
             # To sum it up would take a collective.
             return None
         value = value.to_local()
-    return later(value, float)
+    return later(float, value)

@@ -32,7 +32,7 @@ def have_changed(held: Sequence[tuple[Known, Any]]) -> Any:
             pairs[_kind(now)].append((known.left, now))
     differ = [torch.ne(*map(torch.cat, zip(*of_kind, strict=True))).any() for of_kind in pairs.values()]
     if len({one.device for one in differ}) == 1:
-        return later(torch.stack(differ).any(), bool)
+        return later(bool, torch.stack(differ).any())
     return any(map(bool, differ))
 
 

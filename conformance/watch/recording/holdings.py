@@ -138,6 +138,11 @@ def fingerprints(batch: torch.Tensor) -> list[int]:
     return [zlib.crc32(bytes(row)) for row in some.numpy()]
 
 
+def fingerprints_of_all(*batches: torch.Tensor) -> list[int]:
+    """One for each row of all of them together, which have as many; [] if there are none."""
+    return [zlib.crc32(repr(row).encode()) for row in zip(*map(fingerprints, batches), strict=True)]
+
+
 def _distance(elements: int) -> int:
     """Of those that are read. An even one may be that of two lines of an image, the margins of which are alike."""
     return ceil(elements / _MOST_ELEMENTS) | 1

@@ -16,7 +16,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
-from conformance.watch.recording.holdings import MOST_ROWS, fingerprints, is_plain, tensors
+from conformance.watch.recording.holdings import MOST_ROWS, fingerprints, fingerprints_of_all, is_plain, tensors
 from conformance.watch.recording.later import later
 from conformance.watch.recording.loading import NONE, Loading
 from conformance.watch.recording.recording import Recording
@@ -101,7 +101,8 @@ class Inputs:
             self._recording.parameters.note_names(module)
         self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
-        data, loading = _data((*args, *kwargs.values())), self._loading
+        given, loading = (*args, *kwargs.values()), self._loading
+        data = _data(given)
         # Of a part of a batch it is not known which, nor of one of several batches.
         is_whole = data is not None and data.numel() in loading.sizes and loading.batches == 1
         drawn = (
@@ -109,7 +110,9 @@ class Inputs:
             if data is not None and is_whole and min(len(data), MOST_ROWS) == len(loading.drawn)
             else []
         )
-        self._recording.note(records.Entered(_rows(data), wrapped, self._recording.site(), loading.dealt, drawn))
+        self._recording.note(
+            records.Entered(_rows(data), wrapped, self._recording.site(), loading.dealt, drawn, _beside(data, given))
+        )
 
 
 def _keywords(module: torch.nn.Module) -> Mapping[str, Any]:
@@ -128,12 +131,24 @@ def _keywords(module: torch.nn.Module) -> Mapping[str, Any]:
 
 def _data(inputs: Iterable[Any]) -> torch.Tensor | None:
     """The first input that is data."""
-    return next((one for one in tensors(inputs) if one.dim() and one.numel() and not one.requires_grad), None)
+    return next(filter(_is_data, tensors(inputs)), None)
+
+
+def _is_data(tensor: torch.Tensor) -> bool:
+    return bool(tensor.dim() and tensor.numel()) and not tensor.requires_grad
 
 
 def _rows(data: torch.Tensor | None) -> Any:
     """A fingerprint of each row."""
-    return later(data[:MOST_ROWS], fingerprints) if data is not None and _has_data(data) else []
+    return later(fingerprints, data[:MOST_ROWS]) if data is not None and _has_data(data) else []
+
+
+def _beside(data: torch.Tensor | None, inputs: Iterable[Any]) -> Any:
+    """A fingerprint of each row of all other inputs that have as many."""
+    if data is None or not _has_data(data):
+        return []
+    others = [one for one in tensors(inputs) if one is not data and _is_data(one) and len(one) == len(data)]
+    return later(fingerprints_of_all, *(one[:MOST_ROWS] for one in others if _has_data(one)))
 
 
 def _has_data(tensor: torch.Tensor) -> bool:

@@ -14,20 +14,22 @@ from conformance.watch.lines import SKETCHES
 
 
 class Later:
-    """A copy of a tensor, and how it is read."""
+    """Copies of tensors, and how they are read."""
 
-    __slots__ = ("_read", "_tensor")
+    __slots__ = ("_read", "_tensors")
 
-    def __init__(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> None:
-        self._tensor, self._read = tensor, read
+    def __init__(self, read: Callable[..., Any], *tensors: torch.Tensor) -> None:
+        self._read, self._tensors = read, tensors
 
     def now(self) -> Any:
-        return self._read(self._tensor)
+        return self._read(*self._tensors)
 
 
-def later(tensor: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> Any:
-    """What `read` makes of a tensor: at once if it is on the CPU, else once `settle` is called."""
-    return read(tensor) if tensor.device.type == "cpu" else Later(tensor.detach().clone(), read)
+def later(read: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """What `read` makes of tensors: at once if they are on the CPU, else once `settle` is called."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return read(*tensors)
+    return Later(read, *(tensor.detach().clone() for tensor in tensors))
 
 
 def settle(record: records.Record) -> None:

@@ -199,7 +199,7 @@ class Leaves:
         self._taken, self._fresh, self._sparse = [], [], []
 
     def _noting_first(self, known: Known, gradient: torch.Tensor | None) -> None:
-        if gradient is None or torch.compiler.is_compiling():
+        if gradient is None or torch.compiler.is_compiling() or _is_frozen(known):
             return
         if self._is_armed and known.is_read and not (self._recording.in_grad or self._recording.in_node):
             self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
@@ -216,6 +216,8 @@ class Leaves:
         if self._recording.in_grad:
             self._captured.append(known.number)
             return
+        if _is_frozen(known):
+            return
         if sharded is not None and (steps := known.steps - _gathered(sharded)) > 1:
             self._stale[known.number] = steps
         parameter = known.reference()
@@ -228,9 +230,9 @@ class Leaves:
         if not known.is_read:
             pieces = []
         elif known.pieces:
-            pieces = [take(piece, known.sample) for piece in known.split(gradient.detach())]
+            pieces = [take(piece, known.sample) for piece in known.split(_local(gradient.detach()))]
         else:
-            pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]
+            pieces = [take(_local(gradient), known.sample)]
         is_sparse = gradient.layout == torch.sparse_coo
         last = last_entries(gradient) if is_sparse and known.is_read else None
         entries = take(last, known.sample) if last is not None else None
@@ -272,6 +274,17 @@ def last_entries(gradient: torch.Tensor) -> torch.Tensor | None:
         return None
     result.values().copy_(kept)
     return result
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = getattr(gradient, "_local_tensor", gradient)
+    return local
+
+
+def _is_frozen(known: Known) -> bool:
+    """Whether it was frozen after a forward: the backward pass calls its hooks all the same, and adds nothing to it."""
+    parameter = known.reference()
+    return parameter is not None and not parameter.requires_grad
 
 
 def _unsaved(hook: Any) -> Any:

@@ -113,7 +113,7 @@ def observe(recording: Recording, loading: Loading) -> Seams:
         loading.drawn, is_labelled = _drawn(reading.held, indices, batch) if reading and is_known else ((), False)
         loading.sizes = [one.numel() for one in batch if are_plain]
         if of_sampler in begun:
-            rows = later(batch[0][:MOST_ROWS], fingerprints) if are_plain and batch and batch[0].numel() else []
+            rows = later(fingerprints, batch[0][:MOST_ROWS]) if are_plain and batch and batch[0].numel() else []
             epoch, site, is_all = begun.pop(of_sampler), recording.site(), _is_one_batch(source)
             recording.note(records.First(of_sampler, epoch, rows, [*loading.drawn], is_labelled, is_all, site))
         return result

@@ -206,7 +206,7 @@ def _factor(node: Any) -> float | None:
         value = saved(node, name)
         if isinstance(value, torch.Tensor):
             value = value.item() if value.numel() == 1 and not value.requires_grad else None
-        if isinstance(value, (int, float)) and value:
+        if isinstance(value, (int, float)) and (value or node.name() != _DIVISION):
             return 1 / value if node.name() == _DIVISION else float(value)
     return None
 
