@@ -196,16 +196,16 @@ def test_learning_rates_of_the_ranks():
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_buffers_that_differ_between_ranks_are_reported(offset):
+@pytest.mark.parametrize(("frozen", "kind"), [(0, "buffers"), (1, "frozen parameters")])
+def test_buffers_that_differ_between_ranks_are_reported(offset, frozen, kind):
     script = Script()
     for rank, stream in enumerate(script.streams):
         values = [1.0, 2.0, 3.0, 4.0 + rank * offset, 5.0, 6.0]
-        stream.append(records.Buffers(["mean", "bn.running_var"], values))
+        stream.append(records.Buffers(["mean", "bn.running_var"], values, frozen))
     script.step([total(script.backward(), 0.5)] * 2)
     findings = script.findings()
-    assert [note.split(":")[0] for note in findings.notes] == (
-        ["1 of 2 buffers differ between ranks, such as bn.running_var"] if offset else []
-    )
+    said = f"1 of {frozen or 2} {kind} differ between ranks, such as bn.running_var"
+    assert [note.split(":")[0] for note in findings.notes] == ([said] if offset else [])
     assert findings.conserved == 2
 
 
