@@ -221,7 +221,8 @@ class Stream:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""
         for number in record.parameters:
             self._old.pop(number, None)
-        for number in {*record.parameters} - {*record.held}:
+        left = {number for number, sketch in _sketches(record.held, record.sketches).items() if sketch.any()}
+        for number in {*record.parameters} - left:
             self._since.pop(number, None)
         self._keep_old(record.held, record.sketches, record.samples, record.dtype, {*record.changed})
 
