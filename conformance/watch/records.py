@@ -18,6 +18,9 @@ Versions: TypeAlias = dict[str, int]
 Sketches: TypeAlias = Any
 """(n, 3): a tensor while it waits to be written, an array once it is read."""
 
+ENTROPIES = ("NllLossBackward0", "NllLoss2DBackward0")
+"""The nodes of cross entropies."""
+
 
 @dataclass(slots=True)
 class Record:
@@ -316,8 +319,8 @@ class Stepped(Record):
 class Entered(Record):
     """A model goes forward to train. rows: a fingerprint of each row of its first input. sampler: what dealt them out;
     negative for none, None if it is not known. drawn: where the input is made of a whole batch of a loader, a number
-    for each sample in it that is the same whatever was made of the sample. beside: a fingerprint of each row of all
-    other inputs that have as many; [] if none has."""
+    for each sample in it that is the same whatever was made of the sample. beside: for each row a fingerprint of
+    all other inputs; [] if there are none."""
 
     rows: list[int]
     wrapped: bool

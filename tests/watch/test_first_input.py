@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from conformance.watch import records
-from conformance.watch.recording.holdings import fingerprints, fingerprints_of_all
+from conformance.watch.recording.holdings import fingerprints_beside
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, total
@@ -59,15 +59,21 @@ def test_the_first_is_in_step_on_all_ranks():
 @pytest.mark.parametrize("changed", [0, 1])
 def test_a_fingerprint_is_of_all_inputs(changed):
     batches = [torch.arange(12.0).reshape(4, 3), torch.arange(4)]
-    before = fingerprints_of_all(*batches)
+    before = fingerprints_beside(torch.zeros(4), *batches)
     batches[changed][2] += 1
-    after = fingerprints_of_all(*batches)
+    after = fingerprints_beside(torch.zeros(4), *batches)
     assert [one == two for one, two in zip(before, after, strict=True)] == [True, True, False, True]
-    assert fingerprints_of_all() == []
-    assert len(fingerprints(batches[0])) == len(before)
 
 
-def test_inputs_with_other_numbers_of_rows_stand_for_no_sample(conformance_watch):
+def test_an_input_with_other_rows_stands_beside_each():
+    batch, scale = torch.zeros(4), torch.ones(2)
+    before = fingerprints_beside(batch, torch.arange(4), scale)
+    after = fingerprints_beside(batch, torch.arange(4), scale + 1)
+    assert len(before) == 4
+    assert {*before}.isdisjoint(after)
+
+
+def test_inputs_with_other_numbers_of_rows(conformance_watch):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

@@ -15,6 +15,7 @@ from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.multiplied import factor_of, scale_of, weight_of
 from conformance.watch.judging.system import AMPLE, System
 from conformance.watch.judging.windows import Window
+from conformance.watch.records import ENTROPIES
 from conformance.watch.sizes import SMALL, WHOLE
 
 SEVERAL_WEIGHTS = (
@@ -49,10 +50,13 @@ def judge(together: Together, findings: Findings) -> None:
             continue
         findings.steps += 1
         if _is_judgeable(together, window, findings):
-            sets = _clip_sets(window)
-            cases = [Case(together, window, parameters, clips) for clips, parameters in sets]
+            of_others = {number for number in window.of_others - window.new.keys() if _is_as_it_was(window, number)}
+            sets = [(clips, [n for n in parameters if n not in of_others]) for clips, parameters in _clip_sets(window)]
+            cases = [Case(together, window, parameters, clips) for clips, parameters in sets if parameters]
             outcomes = [_judge_set(limits.undone(case) or case, findings) for case in cases]
-            if all(outcomes):
+            if of_others:
+                findings.undecided(diagnosis.OF_OTHER)
+            elif all(outcomes):
                 findings.conserved += 1
                 if window.saw_several_weights:
                     # On purpose for an average over disturbed weights; by mistake where one should have been cleared.
@@ -151,7 +155,9 @@ def _is_as_it_was(window: Window, number: int) -> bool:
     """Whether the step uses the gradient of the last step again, rather than one that was put there by hand."""
     old = window.old.get(number, [])
     is_same_sample = all(one.sample == window.samples.get(number, WHOLE) for one in old)
-    return bool(old) and is_same_sample and np.array_equal(sum(one.sketch[0] for one in old), window.used[number])
+    if not old or number not in window.used or not is_same_sample:
+        return False
+    return np.array_equal(sum(one.sketch[0] for one in old), window.used[number])
 
 
 def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:
@@ -322,6 +328,11 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.note("the sum over micro-batches is divided by their number, by hand")
         findings.factors.append((window.rank, None, True))
         return True
+    # A number that losses are multiplied with, and gradients divided by, has no other use.
+    if own > 1 and (kappa.contains(1 / own, error) or kappa.contains(ranks / own, error)):
+        findings.note("losses are multiplied with a loss scale, and gradients divided by it, by hand")
+        findings.factors.append((window.rank, None, True))
+        return True
     if ranks > 1 and kappa.contains(1 / ranks, error) and not _is_a_sum(case, total, ranks):
         says = f"the sum over {ranks} ranks was divided by {ranks * ranks}"
         findings.factors.append((window.rank, case.finding("watch/averaged-once", says, _off(1 / ranks)), False))
@@ -335,11 +346,6 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         says = f"sums were divided by {ranks * total:g}, the targets of all ranks, and averaged over the ranks then"
         findings.factors.append((window.rank, case.finding("watch/averaged-once", says, _off(1 / ranks)), False))
         return False
-    # A number that losses are multiplied with, and gradients divided by, has no other use.
-    if own > 1 and (kappa.contains(1 / own, error) or kappa.contains(ranks / own, error)):
-        findings.note("losses are multiplied with a loss scale, and gradients divided by it, by hand")
-        findings.factors.append((window.rank, None, True))
-        return True
     if not is_by_all:
         findings.factors.append((window.rank, None, False))
     # Where the ranks' numbers are equal, what divides may be each rank's own, times a factor of the script's.
@@ -364,7 +370,7 @@ def _divided_after_clipping(case: Case, likely: Sequence[float]) -> float | None
         return None
     ratio = clips[0].norm * case.clipped / math.hypot(*(float(window.used[one][2]) for one in case.parameters))
     numbers = {max(one, 1 / one) for one in likely if one}
-    return next((one for one in numbers if one > 1 and math.isclose(ratio, one, rel_tol=_SAME)), None)
+    return next((one for one in numbers if one > 1 + _SAME and math.isclose(ratio, one, rel_tol=_SAME)), None)
 
 
 def _total(case: Case) -> float | None:
@@ -384,8 +390,12 @@ def _total(case: Case) -> float | None:
 
 
 def _are_apart(case: Case) -> bool:
-    """Whether the losses of ranks weigh differently."""
-    return len({weight_of(window) for window in case.together.here}) > 1
+    """Whether the losses of ranks are cross entropies over different numbers of targets, each of which weighs 1. Half
+    of a squared error may be meant."""
+    passes = [one for window in case.together.here for one in window.backwards.values()]
+    are_bare = all(math.isclose(factor_of(one), one.targets or 1) for one in passes if factor_of(one))
+    are_entropies = all(one.made_by in ENTROPIES for one in passes)
+    return are_bare and are_entropies and len({weight_of(window) for window in case.together.here}) > 1
 
 
 def _is_a_sum(case: Case, total: float | None, number: int) -> bool:

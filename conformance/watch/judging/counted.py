@@ -43,9 +43,10 @@ class Counted:
     def judge(self, together: Together) -> None:
         """A step whose gradients are conserved."""
         here = together.here
-        passes = [one for window in here for one in window.backwards.values()]
+        # A batch that is made up counts nothing.
+        passes = [one for window in here for one in window.backwards.values() if factor_of(one)]
         kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
-        if len(kappas) != 1 or together.is_joined or any(not one.summed or one.of_any for one in passes):
+        if not passes or len(kappas) != 1 or together.is_joined or any(not one.summed or one.of_any for one in passes):
             return
         weights = [weight_of(window) or 0.0 for window in here]
         # Losses of several lines are several losses.

@@ -58,7 +58,8 @@ def explain(case: Case) -> Finding | System | str:
         if _has_old(case) and (factor := case.fits(choose)) is not None and factor.is_known:
             if _is_changed(case):
                 return CHANGED
-            if case.window.of_others.issuperset(number for number in case.parameters if case.old(number)):
+            left = [number for number in case.parameters if case.old(number)]
+            if case.window.of_others.issuperset(left) and not any(case.all(number) for number in left):
                 return OF_OTHER
             says = "the step also uses gradients of earlier windows, which were not cleared"
             return _found(case, "watch/cleared", says, _longer(case, factor.middle))

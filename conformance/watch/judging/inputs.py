@@ -23,7 +23,7 @@ class Inputs:
         self._gradients = Alike()
         self._is_wrapped = False
         self._site: records.Site = None
-        self.is_sampled = False
+        self.is_sampled = self._is_dealt = False
 
     def _begin(self) -> None:
         """first: the first input of models; read: all of them; dealt: where a sampler deals them out to the ranks.
@@ -45,6 +45,7 @@ class Inputs:
                 if record.sampler is not None and record.sampler < 0:
                     self._undealt.enter(rank, tuple(record.drawn) or record.whole)
                 elif record.sampler is not None:
+                    self._is_dealt = True
                     self._dealt.enter(rank, record.whole)
 
     def averaged(self, *, is_alike: bool) -> None:
@@ -76,7 +77,7 @@ class Inputs:
             self._findings.undecided(
                 f"a loader without a `DistributedSampler` gave all ranks the same {undealt.said()}"
             )
-        elif not self.is_sampled and (share := self._first.shared()[0]) > _SHARED:
+        elif not self._is_dealt and (share := self._first.shared()[0]) > _SHARED:
             self._findings.undecided(
                 f"{share:.0%} of the rows of a rank's first input came on another rank, too, with other inputs beside "
                 "them"

@@ -396,7 +396,10 @@ class Stream:
         self.steps[step.optimizer] = self.steps.get(step.optimizer, 0) + 1
         for number in self.held.get(step.optimizer, ()):
             self._overfull.discard(number)
-            self._pending.pop(number, None)
+            for one in self._pending.pop(number, []):
+                if one.backward in self._passes:
+                    self._passes[one.backward].is_done = True
+                    self._passes[one.backward].users.add(step.optimizer)
             self._old.pop(number, None)
         self._earlier[step.optimizer] = self._last.get(step.optimizer, 0)
         self._last[step.optimizer] = self._at

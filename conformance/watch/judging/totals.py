@@ -82,12 +82,24 @@ def _averaged_twice(together: Together, kappa: float) -> Iterator[Finding]:
     everything = sum(counts)
     # A mean over n of all is the sum of these, divided by n.
     of_each = [factor_of(one) / (one.targets or 1) if one.summed or one.targets else 0.0 for one in passes]
-    by_everything = all(isclose(one * everything, 1, rel_tol=_NEAR) for one in of_each)
+    # Half of a loss, or so, may be meant, if not by one number that says how many there are.
+    are_bare = all(_numbers_beside_targets(one) <= 1 for one in passes)
+    by_everything = are_bare and all(isclose(one * everything, 1, rel_tol=_NEAR) for one in of_each)
     # Were the counts equal, what divides might be each rank's own, times a factor of the script's.
     if kappa == 1 and len({*counts}) > 1 and by_everything:
         for window in here:
             says = f"sums were divided by {everything}, the targets of all ranks, and averaged over the ranks then"
             yield _finding(window, "watch/averaged-once", says, f"the update is 1/{ranks} of what it should be")
+
+
+def _numbers_beside_targets(backward: records.Backward) -> int:
+    """How many numbers a loss is multiplied with or divided by, but for the loss scale and how many targets it has."""
+    left = [one for one in backward.factors if not isclose(one, 1)]
+    for known in (backward.scale, backward.targets):
+        own = next((one for one in left if known and isclose(one, known)), None)
+        if own is not None:
+            left.remove(own)
+    return len(left)
 
 
 def _train_the_same(here: list[Window]) -> bool:

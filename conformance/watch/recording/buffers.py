@@ -20,9 +20,9 @@ def note_buffers(recording: Recording) -> None:
     if sum(recording.steps.values()) != _STEPS:
         return
     roots = list(recording.roots)
-    buffers = {name: own(one) for root in roots for name, one in root.named_buffers() if one.numel()}
+    buffers = {name: own(one) for root in roots for name, one in root.named_buffers() if _is_here(one)}
     # Of those that are split over ranks, each has a part of its own.
-    parameters = [(name, one) for root in roots for name, one in root.named_parameters() if one.numel()]
+    parameters = [(name, one) for root in roots for name, one in root.named_parameters() if _is_here(one)]
     frozen = {name: one for name, one in parameters if not one.requires_grad and not hasattr(one, "placements")}
     kept = buffers | frozen
     if kept:
@@ -30,3 +30,7 @@ def note_buffers(recording: Recording) -> None:
         sketches = [finish([take(one, _SAMPLE)]).cpu() for one in kept.values()]
         names = [name.removeprefix("module.") for name in kept]
         recording.note(records.Buffers(names, torch.cat(sketches), len(frozen)))
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return bool(tensor.numel()) and not tensor.is_meta

@@ -138,9 +138,11 @@ def fingerprints(batch: torch.Tensor) -> list[int]:
     return [zlib.crc32(bytes(row)) for row in some.numpy()]
 
 
-def fingerprints_of_all(*batches: torch.Tensor) -> list[int]:
-    """One for each row of all of them together, which have as many; [] if there are none."""
-    return [zlib.crc32(repr(row).encode()) for row in zip(*map(fingerprints, batches), strict=True)]
+def fingerprints_beside(batch: torch.Tensor, *others: torch.Tensor) -> list[int]:
+    """For each row of a batch, one of all others together: of its own row, where they have as many, and else of all."""
+    found = [fingerprints(other) for other in others]
+    rows = [one if len(one) == len(batch) else [zlib.crc32(repr(one).encode())] * len(batch) for one in found]
+    return [zlib.crc32(repr(row).encode()) for row in zip(*rows, strict=True)]
 
 
 def _distance(elements: int) -> int:

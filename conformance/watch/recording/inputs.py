@@ -16,7 +16,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
-from conformance.watch.recording.holdings import MOST_ROWS, fingerprints, fingerprints_of_all, is_plain, tensors
+from conformance.watch.recording.holdings import MOST_ROWS, fingerprints, fingerprints_beside, is_plain, tensors
 from conformance.watch.recording.later import later
 from conformance.watch.recording.loading import NONE, Loading
 from conformance.watch.recording.recording import Recording
@@ -144,11 +144,11 @@ def _rows(data: torch.Tensor | None) -> Any:
 
 
 def _beside(data: torch.Tensor | None, inputs: Iterable[Any]) -> Any:
-    """A fingerprint of each row of all other inputs that have as many."""
+    """For each row a fingerprint of all other inputs: of its own, where they have as many rows, and else of all."""
     if data is None or not _has_data(data):
         return []
-    others = [one for one in tensors(inputs) if one is not data and _is_data(one) and len(one) == len(data)]
-    return later(fingerprints_of_all, *(one[:MOST_ROWS] for one in others if _has_data(one)))
+    others = [one for one in tensors(inputs) if one is not data and _has_data(one) and one.dim() and one.numel()]
+    return later(fingerprints_beside, *(one.detach()[:MOST_ROWS] for one in (data, *others))) if others else []
 
 
 def _has_data(tensor: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from conformance.trace.state.saved import saved
+from conformance.watch.records import ENTROPIES
 
 _MOST_NODES, _MOST_TERMS = 12, 64
 _MEAN = 1
@@ -22,7 +23,6 @@ _DIVISION = "DivBackward0"
 _PRODUCTS = (_DIVISION, "MulBackward0")
 _ADDITION = "AddBackward0"
 _OF_ANY = (_ANY, "SumBackward0", "SumBackward1")
-_ENTROPIES = ("NllLossBackward0", "NllLoss2DBackward0")
 _SMOOTHED = "MulBackward1"
 """A product with a number in torch's own code. One in Python has another name."""
 _ELEMENTWISE = (
@@ -99,7 +99,7 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
                 loss.targets, loss.summed = _targets(node)
                 # A sum with weights of classes is divided by the sum of these.
                 count = _count(node)
-                target = saved(node, "target") if count and node.name() in _ENTROPIES else None
+                target = saved(node, "target") if count and node.name() in ENTROPIES else None
                 loss.ignored = 0 if target is None or not count else target.numel() - count
                 loss.is_hidden = count == 0 and node._saved_reduction != _MEAN
                 loss.of_any = node.name() in _OF_ANY
@@ -119,7 +119,7 @@ def _unsmoothed(node: Any) -> Any:
     parts = [one for one, _ in node.next_functions] if node.name() == _ADDITION else []
     if len(parts) == 2 and all(one is not None and one.name() == _SMOOTHED for one in parts):
         inner = _following(parts[0])
-        if inner is not None and inner.name() in _ENTROPIES:
+        if inner is not None and inner.name() in ENTROPIES:
             return inner
     return node
 
@@ -228,7 +228,7 @@ def _targets(node: Any) -> tuple[int | None, int]:
 
 
 def _count(node: Any) -> int | None:
-    if node.name() in _ENTROPIES:
+    if node.name() in ENTROPIES:
         total = saved(node, "total_weight")
         # With weights of classes, it is their sum.
         return None if total is None else int(float(total)) if saved(node, "weight") is None else 0

@@ -129,7 +129,11 @@ class Recording:
         if self.settings.every == 1:
             return True
         counts = self.counts()
-        return not counts or any(self.settings.looks_at(count) for count in counts)
+        # Others may be about to make their first step, or never make one.
+        is_first = max(counts, default=0) < self.settings.every and len(counts) < len(
+            [*self.numbers.alive("optimizer")]
+        )
+        return not counts or is_first or any(self.settings.looks_at(count) for count in counts)
 
     def counts(self) -> list[int]:
         """How many steps those optimizers have made that have, and that still exist."""
