@@ -230,9 +230,9 @@ class Leaves:
         if not known.is_read:
             pieces = []
         elif known.pieces:
-            pieces = [take(piece, known.sample) for piece in known.split(_local(gradient.detach()))]
+            pieces = [take(piece, known.sample) for piece in known.split(own(gradient.detach()))]
         else:
-            pieces = [take(_local(gradient), known.sample)]
+            pieces = [take(own(gradient.detach()), known.sample)]
         is_sparse = gradient.layout == torch.sparse_coo
         last = last_entries(gradient) if is_sparse and known.is_read else None
         entries = take(last, known.sample) if last is not None else None
@@ -274,11 +274,6 @@ def last_entries(gradient: torch.Tensor) -> torch.Tensor | None:
         return None
     result.values().copy_(kept)
     return result
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = getattr(gradient, "_local_tensor", gradient)
-    return local
 
 
 def _is_frozen(known: Known) -> bool:
