@@ -44,7 +44,7 @@ class Means:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._steps: Counter[int] = Counter()
-        self._smaller_last: dict[int, Counter[str]] = defaultdict(Counter)
+        self._smaller_last: dict[int, tuple[str, int]] = {}
         self._found: dict[tuple[int, bool, bool], _Found] = defaultdict(_Found)
         self._pools: dict[int, Pool] = defaultdict(Pool)
 
@@ -97,7 +97,8 @@ class Means:
             if all(map(_are_batches, windows)):
                 self._findings.note(says)
             else:
-                self._smaller_last[windows[0].optimizer][says] += 1
+                first, times = self._smaller_last.get(windows[0].optimizer, (says, 0))
+                self._smaller_last[windows[0].optimizer] = first, times + 1
             return
         of_any = any(one.of_any for one in passes)
         if of_any or high <= low * (1 + _LITTLE):
@@ -131,12 +132,12 @@ class Means:
         kept.fed = kept.fed or [window.fed for window in windows]
 
     def finish(self) -> None:
-        for optimizer, said in self._smaller_last.items():
+        for optimizer, (says, times) in self._smaller_last.items():
             # Chunks of a batch are no ends of epochs.
-            if said.total() > _RARELY * self._steps[optimizer]:
-                self._findings.undecided(next(iter(said)), said.total())
+            if times > _RARELY * self._steps[optimizer]:
+                self._findings.undecided(says, times)
             else:
-                self._findings.note(next(iter(said)))
+                self._findings.note(says)
         for (optimizer, is_smaller, are_batches), of in self._found.items():
             assert of.first is not None
             if is_smaller and of.times <= _RARELY * self._steps[optimizer]:
