@@ -97,8 +97,8 @@ class Means:
             if all(map(_are_batches, windows)):
                 self._findings.note(says)
             else:
-                first, times = self._smaller_last.get(windows[0].optimizer, (says, 0))
-                self._smaller_last[windows[0].optimizer] = first, times + 1
+                said, times = self._smaller_last.get(windows[0].optimizer, (says, 0))
+                self._smaller_last[windows[0].optimizer] = said, times + 1
             return
         of_any = any(one.of_any for one in passes)
         if of_any or high <= low * (1 + _LITTLE):
