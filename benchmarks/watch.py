@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from conformance.watch.ledger import Ledger
 from conformance.watch.recording.parameters import WHOLE_AT_FIRST
 from conformance.watch.recording.settings import Settings
 from conformance.watch.watching import environment
@@ -90,6 +91,7 @@ class Stepping:
 def measure(options: argparse.Namespace, watched_first: bool) -> list[float]:
     """The ratios of the medians of one pair of processes: by the clock, and of the processor."""
     with tempfile.TemporaryDirectory() as folder:
+        Ledger.made(folder)
         variables = {**environment(folder, os.environ), **Settings(every=options.every).variables()}
         kinds = {True: variables, False: dict(os.environ)}
         pair = {watched: Stepping(options.tokens, kinds[watched]) for watched in (watched_first, not watched_first)}

@@ -22,6 +22,7 @@ import torch
 from torch import distributed, nn
 
 from conformance.watch.judging.judge import Judge
+from conformance.watch.ledger import Ledger
 from conformance.watch.reading import Reader
 from conformance.watch.recording.start import start
 from fixtures import bare
@@ -83,6 +84,7 @@ def main() -> None:
         runs = {steps: Path(folder, str(steps)) for steps in (options.steps, 4 * options.steps)}
         for steps, path in runs.items():
             path.mkdir()
+            Ledger.made(path)
             record(steps, path, Path(folder))
         least = dict.fromkeys(runs, float("inf"))
         for _ in range(options.repetitions):

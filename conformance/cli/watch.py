@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -28,8 +29,8 @@ EXAMPLES = """examples:
   conformance watch -- python train.py
   conformance watch -- torchrun --nproc-per-node=2 train.py --epochs 1
 
-exit codes: 0 conforming, 1 not conforming or undecided, 2 usage error, 3 the harness failed, 130 interrupted;
-that of the script, if it failed
+exit codes: 0 conforming, 1 not conforming or undecided, 2 usage error, 3 the harness failed;
+that of the script, if it failed: 128 + N if signal N ended it, so 130 after Ctrl-C
 """
 
 
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--every", type=_count, default=1, metavar="N", help="look at one window of N")
     parser.add_argument("--stop", action="store_true", help="end the script at the first violation")
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long the script may take to end after Ctrl-C or SIGTERM (default: 30); a second signal is final",
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for a report in HTML (default: none)")
     formats.add_arguments(parser, formats.OF_A_WATCH)
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
@@ -58,7 +65,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.watch.report.junit import junit
     from conformance.watch.report.terminal import render
     from conformance.watch.verdict import verdict
-    from conformance.watch.watching import watch
+    from conformance.watch.watching import GRACE, NoRoom, watch
 
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not script:
@@ -69,7 +76,11 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         return say(reason, USAGE)
     try:
         with ended_like_ctrl_c():
-            watched = watch(script, _live(monotonic(), stop=options.stop), Settings(options.steps, options.every))
+            settings = Settings(options.steps, options.every)
+            grace = GRACE if options.grace is None else options.grace
+            watched = watch(script, _live(monotonic(), stop=options.stop), settings, grace)
+    except NoRoom as error:
+        return say(f"nothing can be recorded in {error}; set TMPDIR to another folder", USAGE)
     except OSError as error:
         return say(f"{script[0]} cannot be started: {error.strerror}", USAGE)
     _clear_line()
@@ -90,12 +101,15 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         formats.in_github_actions(whole)
     except (OSError, ResultsError) as error:
         return say(f"the report cannot be written: {error}", HARNESS)
-    if watched.was_interrupted:
-        return say("interrupted; the verdict is on what came before", INTERRUPTED)
-    if code is None:
-        say("the script was ended at the first violation (--stop)", NOT_CONFORMING)
-    if code:
+    if watched.was_killed:
+        say("the script did not end in time, and was killed; --grace gives it longer", INTERRUPTED)
+    if watched.was_stopped:
+        return say("the script was ended at the first violation (--stop)", NOT_CONFORMING)
+    if watched.by is not None:
+        say(f"interrupted by {watched.by.name}; the verdict is on what came before", INTERRUPTED)
+    elif code:
         say(f"the script itself failed with exit code {code}: {shlex.join(script)}", code)
+    if code:
         return code if code > 0 else 128 - code
     return CONFORMING if verdict(findings) == "CONFORMS" else NOT_CONFORMING
 
@@ -104,6 +118,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; write a whole number from 1")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; write a number from 0")
+    return seconds
 
 
 def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -18,7 +16,7 @@ from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.report.digest import lines
 from conformance.watch.verdict import verdict
-from conformance.watch.watching import environment
+from conformance.watch.watching import environment, place
 
 
 @contextmanager
@@ -29,13 +27,14 @@ def watching() -> Iterator[Findings]:
     undecided, unless the block itself raised.
     """
     judge = Judge()
-    with tempfile.TemporaryDirectory(prefix="conformance-watch-") as folder:
-        with recorded(folder, Settings()) as recording, _inherited(folder):
+    with place() as (folder, ledger):
+        with recorded(str(folder), Settings()) as recording, _inherited(str(folder)):
             for optimizer in _made_before():
                 recording.optimizer(optimizer)
             yield judge.findings
-        Reader(Path(folder), judge).finish()
-    findings = judge.finish()
+        ledger.end()
+        is_whole = Reader(folder, judge).finish()
+    findings = judge.finish(is_whole=is_whole)
     if verdict(findings) != "CONFORMS":
         raise AssertionError("\n".join(lines(findings)))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+# The functions are bound as they were before a script could replace them.
 import json
 from base64 import b64decode, b64encode
 from dataclasses import fields
 
-import numpy as np
+from numpy import asarray, float64, frombuffer
 
 from conformance.watch.records import Record
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _KINDS = {kind.__name__: kind for kind in Record.__subclasses__()}
 _FIELDS = {kind: [one.name for one in fields(kind)] for kind in _KINDS.values()}
@@ -21,16 +24,17 @@ def encoded(record: Record) -> str:
     kind = type(record)
     values = {name: getattr(record, name) for name in _FIELDS[kind]}
     for name in SKETCHES[kind]:
-        values[name] = b64encode(np.asarray(values[name], dtype=np.float64).tobytes()).decode("ascii")
-    return json.dumps([kind.__name__, *values.values()], separators=(",", ":")) + "\n"
+        values[name] = b64encode(asarray(values[name], dtype=float64).tobytes()).decode("ascii")
+    return _encode([kind.__name__, *values.values()]) + "\n"
 
 
-def decoded(line: str) -> Record:
+def decoded(line: bytes) -> Record:
     """Raises ValueError if the line is none of `encoded`'s."""
-    name, *values = json.loads(line)
-    if name not in _KINDS:
-        raise ValueError(f"there is no record {name!r}")
-    record: Record = _KINDS[name](*values)
-    for name in SKETCHES[type(record)]:
-        setattr(record, name, np.frombuffer(b64decode(getattr(record, name))).reshape(-1, 3))
+    try:
+        name, *values = json.loads(line.decode("ascii"))
+        record: Record = _KINDS[name](*values)
+        for sketch in SKETCHES[type(record)]:
+            setattr(record, sketch, frombuffer(b64decode(getattr(record, sketch), validate=True)).reshape(-1, 3))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it is no record: {error}") from error
     return record

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 MOST_BYTES = 16 * 2**20
-"""In a file, before the next one is begun."""
+"""In a file, before the next one starts."""
 
 
-def first_part(folder: Path, process: int) -> Path:
-    return folder / f"{process}.0.jsonl"
-
-
-def following_part(path: Path) -> Path:
-    process, number, ending = path.name.split(".")
-    return path.with_name(f"{process}.{int(number) + 1}.{ending}")
+def part(folder: str | Path, stem: str, number: int) -> Path:
+    """The path of a file of the process whose account has this stem."""
+    return Path(folder, f"{stem}.{number}.jsonl")

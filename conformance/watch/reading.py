@@ -1,94 +1,145 @@
-"""Reads what recorders write, while they write it."""
+"""Reads what recorders write, while they write it, and says what of it is missing."""
 
 from __future__ import annotations
 
-from io import TextIOWrapper
+from io import BufferedReader
 from pathlib import Path
 
 from conformance.watch import records
+from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.launch import Launch
+from conformance.watch.ledger import FAILED, NAME, Account, Ledger
 from conformance.watch.lines import decoded
-from conformance.watch.parts import following_part
+from conformance.watch.parts import part
 
 _AT_ONCE = 2000
 """Lines of one process, before it is the next one's turn."""
 
 
 class Reader:
-    """Hands a judge each record of each process of a folder, once."""
+    """Hands a judge each record of each process in the ledger of a folder, once."""
 
     def __init__(self, folder: Path, judge: Judge) -> None:
         self._folder, self._judge = folder, judge
-        self._open: dict[Path, _File] = {}
+        self._ledger = Ledger(folder)
+        self._streams: list[_Stream] = []
 
     def read(self) -> bool:
         """Read what is new; returns whether there was something."""
-        for path in sorted(self._folder.glob("*.0.jsonl"), key=lambda path: path.stat().st_mtime):
-            if path not in self._open:
-                self._open[path] = _File(path)
-        found = [file.read(self._judge) for file in self._open.values()]
+        for number, account in enumerate(self._ledger.accounts()):
+            if number == len(self._streams):
+                self._streams.append(_Stream(self._folder, account))
+        found = [stream.read(self._judge) for stream in self._streams]
         return any(found)
 
-    def finish(self) -> None:
-        """Read the rest: all processes have ended."""
+    def finish(self) -> bool:
+        """Read the rest: nobody writes any more. Returns whether all is there that processes have recorded."""
         while self.read() or self._end_one():
             pass
-        for file in self._open.values():
-            file.close()
-        for path in self._folder.glob("failed.*"):
-            self._judge.findings.undecided(f"a process could not be watched: {path.read_text()}")
+        findings, is_whole = self._judge.findings, True
+        for stream, account in zip(self._streams, self._ledger.accounts(), strict=False):
+            if (lacks := stream.lacks(account)) is not None:
+                is_whole = False
+                stream.fail(lacks, findings)
+            stream.close()
+        if self._ledger.has_unlisted:
+            findings.undecided("there was no room to keep account of a process: set TMPDIR to a larger disk")
+        written = {stream.account.stem for stream in self._streams}
+        for path in sorted(self._folder.iterdir()):
+            if path.name.partition(".")[0] not in written and path.name != NAME:
+                findings.undecided(f"the folder of the records holds a file that no recorder wrote: {path.name}")
+        return is_whole and not self._ledger.has_unlisted
 
     def _end_one(self) -> bool:
         """Let a rank that waits go on: those that it waits for have no more to say."""
-        return any(file.end() for file in self._open.values())
+        return any(stream.end() for stream in self._streams)
 
 
-class _File:
+class _Stream:
     """What one process writes, in one file after the other; those that are read are removed."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: TextIOWrapper = path.open(encoding="ascii")
-        self._rest = ""
+    def __init__(self, folder: Path, account: Account) -> None:
+        self.account = account
+        self._folder = folder
+        self._number = 0
+        self._file: BufferedReader | None = None
+        self._rest = b""
+        self._error: str | None = None
+        self._count = self._steps = 0
         self._launch: Launch | None = None
         self._rank = 0
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def end(self) -> bool:
         """Nobody writes to it any more; returns whether its launch did not know."""
         return self._launch is not None and not self._launch.is_ahead(self._rank) and self._launch.end(self._rank)
 
+    def fail(self, reason: str, findings: Findings) -> None:
+        """What is missing must not count against the script."""
+        findings.undecided(reason)
+        if self._launch is not None:
+            self._launch.blind(self._rank)
+
+    def lacks(self, account: Account) -> str | None:
+        """What is missing of it, and since when; None if nothing is."""
+        after = f"process {account.pid} after step {self._steps}"
+        if self._error is not None:
+            return f"the records cannot be read of {after}: {self._error}"
+        if account.state == FAILED and not account.records:
+            return f"the recorder could not start in process {account.pid}: {account.reason}"
+        missing = account.records - self._count
+        if account.state == FAILED or missing or self._rest:
+            return f"nothing is recorded of {after}: {account.reason or f'{missing} records are missing'}"
+        return None
+
     def read(self, judge: Judge) -> bool:
-        if self._launch is not None and self._launch.is_ahead(self._rank):
+        if self._error is not None or (self._launch is not None and self._launch.is_ahead(self._rank)):
             return False
         for count in range(_AT_ONCE):
-            line = self._rest + self._line()
-            if not line.endswith("\n"):
-                self._rest = line
-                return count > 0
-            self._rest = ""
-            record = decoded(line)
+            try:
+                line = self._rest + self._line()
+                if not line.endswith(b"\n"):
+                    self._rest = line
+                    return count > 0
+                self._rest = b""
+                record = decoded(line)
+            except (OSError, ValueError) as error:
+                self._error = error.strerror if isinstance(error, OSError) else str(error)
+                return False
+            self._take(record, judge)
+        return True
+
+    def _take(self, record: records.Record, judge: Judge) -> None:
+        self._count += 1
+        self._steps += isinstance(record, (records.Stepped, records.Passed))
+        try:
             if isinstance(record, records.Began):
                 self._launch, self._rank = judge.begin(record), record.rank
             elif self._launch is not None:
                 self._launch.feed(self._rank, record)
-        return True
+        except Exception as error:
+            self._error = f"{type(error).__name__}: {error}"
 
-    def _line(self) -> str:
+    def _line(self) -> bytes:
         """The next line, or what there is of it."""
+        if self._file is None:
+            path = part(self._folder, self.account.stem, self._number)
+            if not path.exists():
+                return b""
+            self._file = path.open("rb")
         line = self._file.readline()
-        if line.endswith("\n"):
+        if line.endswith(b"\n"):
             return line
         # Asked before the rest is read, as what is written meanwhile is this part's, too.
-        following = following_part(self._path)
-        is_complete = following.exists()
+        is_complete = part(self._folder, self.account.stem, self._number + 1).exists()
         line += self._file.readline()
         if line or not is_complete:
             return line
         self._file.close()
-        self._path.unlink()
-        self._path, self._file = following, following.open(encoding="ascii")
-        return self._file.readline()
+        part(self._folder, self.account.stem, self._number).unlink()
+        self._number, self._file = self._number + 1, None
+        return self._line()

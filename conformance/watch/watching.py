@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import conformance
+from conformance.watch import supervisor
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.judge import Judge
+from conformance.watch.ledger import Ledger
+from conformance.watch.processes import Trainers
 from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
+
+GRACE = 30.0
+"""Seconds that a command has to end after a signal."""
 
 _PAUSE = 0.2
 """Seconds between two looks at what is new."""
 
-_PATIENCE = 30.0
-"""Seconds that a command has to end when it is asked to."""
+_AFTERWARDS = 5.0
+"""Seconds that processes have to end after the command that started them."""
+
+
+class NoRoom(Exception):
+    """There is no place for records. `str()` says where, and why."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """code: the command's exit code; None if it was ended. was_interrupted: by a signal to us."""
+    """code: the command's exit code; negative for a signal; None if nobody knows it. by: the signal to us that ended
+    it. was_stopped: we have ended it, as what was seen was enough. was_killed: it took longer than it had to end."""
 
     code: int | None
-    was_interrupted: bool
+    by: signal.Signals | None
+    was_stopped: bool
+    was_killed: bool
     findings: Findings
 
 
@@ -37,65 +54,144 @@ def watch(
     command: Sequence[str],
     see: Callable[[Judge], bool] = lambda judge: False,
     settings: Settings = Settings(),  # noqa: B008  # is frozen
+    grace: float = GRACE,
 ) -> Watched:
     """Run a command to its end. `see` is called now and then with the judge of what came until then; if it is true,
-    that is enough, and the command is ended. KeyboardInterrupt ends it, too.
+    that is enough, and the command is ended. A signal is the command's: it has `grace` seconds to end, or until the
+    second signal.
 
-    Raises OSError if it cannot be started.
+    Raises OSError if it cannot be started, NoRoom if nothing can be recorded.
     """
     judge = Judge()
-    with tempfile.TemporaryDirectory(prefix="conformance-watch-") as folder:
-        reader = Reader(Path(folder), judge)
-        process = subprocess.Popen(command, env={**environment(folder, os.environ), **settings.variables()})
-        code, was_interrupted = None, False
-        error: Exception | None = None
-        try:
-            while code is None and not see(judge):
-                try:
-                    code = process.wait(_PAUSE)
-                except subprocess.TimeoutExpired:
-                    with _uninterrupted():
-                        try:
-                            reader.read()
-                        except Exception as found:
-                            # The script is to come to its end all the same.
-                            error = found
-                if error is not None:
-                    process.wait()
-                    raise error
-        except KeyboardInterrupt:
-            was_interrupted = True
-        finally:
-            _end(process)
-        reader.finish()
-        return Watched(code, was_interrupted, judge.finish(is_whole=code == 0))
+    with place() as (folder, ledger):
+        reader = Reader(folder, judge)
+        env = {**environment(str(folder), os.environ), **settings.variables()}
+        was_stopped = False
+        with _supervised(command, env, grace, folder) as (process, report), _passed_on(process) as came:
+            trainers = Trainers(process.pid, folder)
+            while not select.select([report], [], [], _PAUSE)[0]:
+                trainers.look()
+                reader.read()
+                if not was_stopped and not came and see(judge):
+                    was_stopped = True
+                    process.send_signal(supervisor.END)
+            ended = _report(report)
+            still = _left(trainers, report)
+            ledger.end()
+        by = next((number for number in came if number in supervisor.ENDING), None)
+        code: int | None = ended.get("code")
+        is_whole = reader.finish() and code == 0 and not still
+        if not was_stopped:
+            _judge_end(judge, code, trainers.unreached, still, has_torch=ledger.has_torch)
+        return Watched(code, by, was_stopped, bool(ended.get("killed")), judge.finish(is_whole=is_whole))
+
+
+def _left(trainers: Trainers, report: int) -> set[int]:
+    """The processes with a recorder that still run some time after their command has ended."""
+    deadline = monotonic() + _AFTERWARDS
+    while not select.select([report], [], [], _PAUSE)[0]:
+        if not (still := trainers.look()) or monotonic() > deadline:
+            return still
+    return set()
+
+
+def _judge_end(
+    judge: Judge, code: int | None, unreached: Mapping[int, str], still: Set[int], *, has_torch: bool
+) -> None:
+    """Whether the command ran to its end, and all that trained in it was seen."""
+    findings = judge.findings
+    for pid, line in unreached.items():
+        findings.undecided(
+            f"a process used torch without a recorder: {pid} ({line}); start it with the environment of the command, "
+            "and without -I and -E"
+        )
+    for pid in sorted(still):
+        findings.undecided(f"the command ended before process {pid}, which it started and which may train on")
+    if code is None:
+        findings.undecided("the process that supervises the command was killed")
+    elif code:
+        findings.undecided(f"the command failed: {_ending(code)}; what it would have done is not known")
+    elif not has_torch and not unreached:
+        findings.undecided("no process of the command imported torch on this machine")
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Signals wait until the end of the block: a record that is read is judged."""
-    came: list[int] = []
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # To block them would not do: the system hands them to another thread, if there is one.
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ending}
+def place() -> Iterator[tuple[Path, Ledger]]:
+    """A folder for records, with a ledger, until the end of the block. Raises NoRoom."""
+    with ExitStack() as stack:
+        try:
+            temporary = tempfile.TemporaryDirectory(prefix="conformance-watch-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
+            ledger = Ledger.made(folder)
+        except OSError as error:
+            raise NoRoom(f"{tempfile.gettempdir()}: {error.strerror}") from error
+        yield folder, ledger
+
+
+@contextmanager
+def _supervised(
+    command: Sequence[str], env: Mapping[str, str], grace: float, folder: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The process that runs the command, and the pipe on which it says how that has ended."""
+    report, write = os.pipe()
+    os.set_inheritable(write, True)
+    script = [sys.executable, "-I", "-S", str(Path(supervisor.__file__)), str(os.getpid()), str(write), str(grace)]
     try:
-        yield
+        try:
+            # Until it has blocked them itself, a signal would end it.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.PASSED_ON)
+            process = subprocess.Popen([*script, str(folder), *command], env=env, close_fds=False)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(write)
+        with process:
+            try:
+                yield process, report
+            except BaseException:
+                # Whatever happens to us, the command comes to its end.
+                select.select([report], [], [])
+                raise
+            finally:
+                process.send_signal(supervisor.END)
+    finally:
+        os.close(report)
+
+
+def _report(report: int) -> dict[str, int | None]:
+    """How the command has ended; {} if the supervisor was killed. Raises OSError if it could not be started."""
+    text = b""
+    while not text.endswith(b"\n") and (more := os.read(report, 4096)):
+        text += more
+    found: dict[str, int | None] = json.loads(text) if text else {}
+    if (number := found.get("errno")) is not None:
+        raise OSError(number, os.strerror(number))
+    return found
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[signal.Signals]]:
+    """Signals go to the supervisor until the end of the block; yields those that came."""
+    came: list[signal.Signals] = []
+
+    def pass_on(number: int, _: object) -> None:
+        came.append(signal.Signals(number))
+        process.send_signal(supervisor.TOLD + number)
+
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in supervisor.PASSED_ON
+        # What `nohup` ignores stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for one in came:
-        signal.raise_signal(one)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have it end, if it has not."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def environment(folder: str, given: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import conformance
 from conformance.watch.judging import history, log, stream
 from conformance.watch.judging.judge import Judge
+from conformance.watch.ledger import Ledger
 from conformance.watch.reading import Reader
 from conformance.watch.recording import steps
 from conformance.watch.recording.settings import Settings
@@ -135,6 +136,7 @@ def judged(trains, count, folder):
     folder.mkdir()
     torch.manual_seed(0)
     judge = Judge()
+    Ledger.made(folder)
     with recorded(str(folder), Settings()):
         trains(count)
     Reader(folder, judge).finish()
@@ -188,6 +190,7 @@ def test_optimizers_that_are_made_again_and_again_are_watched_up_to_a_number(mon
 
 def test_a_number_of_steps_is_that_of_optimizers_that_still_exist(tmp_path):
     judge = Judge()
+    Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings(steps=3)):
         trials(1)
         turns(9)

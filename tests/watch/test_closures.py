@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from conformance.watch.judging.judge import Judge
+from conformance.watch.ledger import Ledger
 from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
@@ -59,6 +60,7 @@ def test_a_closure_without_gradients(tmp_path, evaluate, kind, settings, stale):
             optimizer.zero_grad()
         return evaluate(model)
 
+    Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()):
         for _ in range(4):
             optimizer.zero_grad()

@@ -55,9 +55,10 @@ def test_ctrl_c_ends_the_script_and_leaves_a_verdict(tmp_path):
             pass
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate()
-    assert "CONFORMS: In 3 of 3 steps" in out
-    assert "interrupted" in err
-    assert process.returncode == 130
+    assert "UNDECIDED: In 3 of 3 steps" in out
+    assert "the command failed: ended by SIGTERM" in out
+    assert "interrupted by SIGTERM" in err
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
@@ -72,7 +73,7 @@ def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
 
     monkeypatch.setattr(Reader, "read", interrupted)
     watched = watch([sys.executable, "-c", "import time; time.sleep(600)"])
-    assert (watched.was_interrupted, seen) == (True, ["began", "ended"])
+    assert (watched.by, watched.code, seen) == (signal.SIGINT, -signal.SIGINT, ["began", "ended"])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,8 @@ def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
             ["(watch/cleared)", "at: train.py:8", "8 | optimizer.step()", "rank 0"],
         ),
         (LOOP + "    raise SystemExit(7)", 7, ["the script itself failed with exit code 7"]),
-        ("print(1)", 1, ["no step of a torch optimizer was seen"]),
+        ("print(1)", 1, ["no process of the command imported torch"]),
+        ("import torch", 1, ["no step of a torch optimizer was seen"]),
     ],
 )
 def test_others(tmp_path, source, code, says):

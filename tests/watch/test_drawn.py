@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorD
 
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.inputs import Inputs
+from conformance.watch.ledger import Ledger
 from conformance.watch.recording import loading
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
@@ -61,6 +62,7 @@ def drawn(tmp_path, monkeypatch):
         monkeypatch.setattr(loading, "world", lambda: ranks)
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Ledger.made(tmp_path)
         with recorded(str(tmp_path), Settings()) as recording:
             recording.optimizer(optimizer)
             for _ in range(epochs):

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from conformance.watch.judging.judge import Judge
+from conformance.watch.ledger import Ledger
 from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
@@ -15,6 +16,7 @@ from conformance.watch.verdict import verdict
 def watched(folder, every, *, clears=True, turns=1):
     torch.manual_seed(0)
     generator, critic = nn.Linear(4, 6), nn.Linear(6, 1)
+    Ledger.made(folder)
     with recorded(str(folder), Settings(every=every)):
         of_generator, of_critic = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic)]
         for _ in range(24):

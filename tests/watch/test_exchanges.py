@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from conformance.watch.ledger import Ledger
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.records import Exchanged
@@ -65,6 +66,7 @@ def test_a_layer_that_is_split_over_ranks(tmp_path, two_ranks, through, hooks, e
     optimizer = torch.optim.SGD([*model.parameters(), *layer.parameters()], lr=0.1)
     for parameter in optimizer.param_groups[0]["params"] if hooks else ():
         parameter.register_post_accumulate_grad_hook(lambda one: dist.all_reduce(one.grad))
+    Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()) as recording:
         recording.optimizer(optimizer)
         numbers = recording.parameters.numbers(optimizer.param_groups[0]["params"])

@@ -8,6 +8,7 @@ from torch import nn
 
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.inputs import Inputs
+from conformance.watch.ledger import Ledger
 from conformance.watch.recording.holdings import fingerprints
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
@@ -40,6 +41,7 @@ BATCH = torch.arange(12.0).reshape(3, 4)
 def test_the_first_tensor_of_data_is_known_wherever_it_is(tmp_path, args, kwargs):
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()) as recording:
         recording.optimizer(optimizer)
         model(*args, **kwargs)

@@ -10,6 +10,7 @@ from conformance.trace.state.deepspeed import cuts
 from conformance.trace.state.parts import Part
 from conformance.watch import records
 from conformance.watch.judging.judge import Judge
+from conformance.watch.ledger import Ledger
 from conformance.watch.lines import decoded
 from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
@@ -23,6 +24,7 @@ def trained(folder, use, groups=1, every=1):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 3))
     parameters = list(model.parameters())
+    Ledger.made(folder)
     with recorded(str(folder), Settings(every=every)) as recording:
         optimizer = torch.optim.SGD(parameters, lr=0.1)
         flats = []
@@ -63,6 +65,7 @@ def test_what_is_at_another_place_or_changed_is_not_conserved(tmp_path, use):
 def test_a_gradient_is_cut_where_the_ranks_parts_are(tmp_path):
     """Each piece of what is computed has the sketch of what the rank with that piece has of the flat gradient."""
     weight = torch.nn.Parameter(torch.ones(3, 3))
+    Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()) as recording:
         torch.optim.SGD([weight], lr=0.1)
         recording.parameters.divide(weight, Part(torch.zeros(7), 2, 5, 4, 9, 0), [(0, 4), (4, 9)], 1)

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from conformance.watch.ledger import FAILED, NAME, Ledger
 from conformance.watch.watching import environment
 
 HIDDEN = "import builtins\nbuiltins.hidden = 'ran'\n"
@@ -80,7 +81,7 @@ def test_the_scripts_own_failure_wins_and_is_told_apart(tmp_path, ends, code):
     watched = run(tmp_path, f"{SCRIPT}\n    {ends}\n", watch=True)
     assert watched.returncode == code
     assert b"conformance: the script itself failed with exit code" in watched.stderr
-    assert b"CONFORMS: In 6 of 6 steps" in watched.stdout
+    assert b"UNDECIDED: In 6 of 6 steps" in watched.stdout
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,12 @@ def recorded(tmp_path, source):
     """The files that the processes of a script leave."""
     folder = tmp_path / "records"
     folder.mkdir()
+    Ledger.made(folder)
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(source))
     env = environment(str(folder), os.environ)
     subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=300, capture_output=True)
-    return sorted(file.name for file in folder.iterdir())
+    return sorted(file.name for file in folder.iterdir() if file.name != NAME)
 
 
 def test_a_process_without_an_optimizer_leaves_nothing(tmp_path):
@@ -151,14 +153,15 @@ def test_a_package_that_cannot_be_imported_is_named_and_the_script_runs(tmp_path
     """Such as in a process with another Python."""
     folder = tmp_path / "records"
     folder.mkdir()
+    ledger = Ledger.made(folder)
     env = {**environment(str(folder), os.environ), "CONFORMANCE_WATCH_HOME": str(tmp_path / "nowhere")}
     source = "import torch; print('runs')"
     ran = subprocess.run([sys.executable, "-c", source], env=env, check=True, capture_output=True, text=True)
     assert ran.stdout == "runs\n"
     assert ran.stderr == ""
-    [file] = folder.iterdir()
-    assert file.name.startswith("failed.")
-    assert "FileNotFoundError" in file.read_text()
+    [account] = ledger.accounts()
+    assert (account.state, account.records) == (FAILED, 0)
+    assert "FileNotFoundError" in account.reason
 
 
 def test_a_script_may_look_whether_torch_is_there_first(tmp_path):
@@ -177,3 +180,71 @@ def test_a_script_may_look_whether_torch_is_there_first(tmp_path):
     found = run(tmp_path, source, watch=True)
     assert found.returncode == 0
     assert b"CONFORMS: In 4 of 4 steps" in found.stdout
+
+
+TRAINS = """
+import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    model(torch.randn(2, 3)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def watched(folder, *command, **variables):
+    command = [sys.executable, "-m", "conformance", "watch", "--", *command]
+    env = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, cwd=folder, env=env, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("first", ["import torch, conformance", "import conformance, torch"])
+def test_a_module_of_the_scripts_own_may_have_our_name(tmp_path, first):
+    package = tmp_path / "conformance"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"def train():\n{textwrap.indent(TRAINS, '    ')}")
+    (package / "rules.py").write_text("RULE = 'its own'\n")
+    last = "from conformance import rules\nconformance.train()\nprint(rules.RULE, conformance.__file__)\n"
+    (tmp_path / "train.py").write_text(f"{first}\n{last}")
+    found = watched(tmp_path, sys.executable, "train.py")
+    assert found.stdout.startswith(f"its own {package / '__init__.py'}\n".encode()), found.stderr
+    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
+
+
+@pytest.mark.parametrize("is_package", [False, True])
+def test_a_sitecustomize_of_any_kind_is_the_module_of_this_name(tmp_path, is_package):
+    hidden = tmp_path / "hidden"
+    (hidden / "sitecustomize").mkdir(parents=True)
+    file = hidden / "sitecustomize" / "__init__.py" if is_package else hidden / "sitecustomize.py"
+    file.write_text("import sys\nOWN = sys.modules['sitecustomize'].__file__\n")
+    (tmp_path / "train.py").write_text(f"import sitecustomize\nprint(sitecustomize.OWN){TRAINS}")
+    found = watched(tmp_path, sys.executable, "train.py", PYTHONPATH=str(hidden))
+    assert found.stdout.startswith(f"{file}\n".encode()), found.stderr
+    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}], ids=["any", "C"]
+)
+@pytest.mark.parametrize("name", [b"tr\xffin.py", "trän.py".encode()])
+def test_names_of_any_bytes_are_recorded(tmp_path, name, variables):
+    path = os.path.join(os.fsencode(tmp_path), name)
+    with open(path, "w") as file:
+        file.write(TRAINS.replace("optimizer.zero_grad()", "pass"))
+    found = watched(tmp_path, sys.executable, os.fsdecode(path), **variables)
+    assert found.stdout.startswith(b"DOES NOT CONFORM"), found.stderr
+    assert b"7 | " in found.stdout
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize("how", ["-I", "-E", "env -i"])
+def test_a_process_that_cannot_be_reached_is_named(tmp_path, how):
+    (tmp_path / "train.py").write_text(TRAINS + "import time; time.sleep(1)\n")
+    command = ["env", "-i", sys.executable, "train.py"] if how == "env -i" else [sys.executable, how, "train.py"]
+    found = watched(tmp_path, *command)
+    said = b" ".join(found.stdout.split())
+    assert said.startswith(b"UNDECIDED")
+    assert b"used torch without a recorder" in said
+    assert b"train.py" in said
+    assert b"no step of a torch optimizer was seen" not in said

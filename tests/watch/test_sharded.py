@@ -8,6 +8,7 @@ from torch import distributed
 from torch.distributed.fsdp import fully_shard
 
 from conformance.watch.judging.judge import Judge
+from conformance.watch.ledger import Ledger
 from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
@@ -66,6 +67,7 @@ def gathered_by_hand(model):
 def test_parameters_of_fsdp2(tmp_path, alone, make, expected, says):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()):
         optimizer = make(model)
         for _ in range(5):

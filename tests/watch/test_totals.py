@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 from conformance.watch import records
 from conformance.watch.judging.losses import TIMES
 from conformance.watch.judging.totals import OF_TASKS
+from conformance.watch.ledger import Ledger
 from conformance.watch.lines import decoded
 from conformance.watch.recording import losses
 from conformance.watch.recording.settings import Settings
@@ -117,6 +118,7 @@ class Own(torch.optim.Optimizer):
 def test_whose_step_reads_the_gradients(kind, is_own, tmp_path):
     """That of torch's class, which the script's own calls once it has changed them, or the script's own."""
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()):
         weight = torch.nn.Parameter(torch.ones(3))
         optimizer = kind([weight], {"lr": 0.1}) if kind is Own else kind([weight], lr=0.1)

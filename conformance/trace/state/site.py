@@ -19,6 +19,7 @@ Site: TypeAlias = list[str | int]
 
 _OURS = __name__.partition(".")[0]
 _RECORDERS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(_RECORDERS)), "")
 _NOT_THE_USERS = {"torch", "horovod", "apex", "contextlib", "functools"}
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -130,7 +131,7 @@ def _is_users(module: dict[str, Any], path: str) -> bool:
     if path.startswith(_RECORDERS):
         return False
     package = str(module.get("__name__")).partition(".")[0]
-    if package == _OURS:
+    if package == _OURS and path.startswith(_PACKAGE):
         return any(hasattr(value, ATTRIBUTE) for value in list(module.values()))
     return package not in _NOT_THE_USERS and not path.startswith(("<frozen ", "<string>"))
 

@@ -111,8 +111,7 @@ class Launch:
                     self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
                 elif rank not in self._blind:
                     self.findings.undecided(record.error)
-                self._blind.add(rank)
-                self._close(rank)
+                self.blind(rank)
             case records.Buffers():
                 self._buffers[rank] = record
                 if len(self._buffers) == self.ranks > 1:
@@ -150,6 +149,11 @@ class Launch:
 
     def _close(self, rank: int) -> None:
         self._see(rank, self._assembler.end(rank))
+
+    def blind(self, rank: int) -> None:
+        """Nothing more is seen of a rank, which goes on."""
+        self._blind.add(rank)
+        self._close(rank)
 
     def end(self, rank: int) -> bool:
         """There is nothing more to come of a rank; returns whether that is new."""

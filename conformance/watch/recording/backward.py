@@ -158,4 +158,4 @@ def _calls() -> int:
     while frame is not None:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
-    return zlib.crc32("\n".join(lines).encode())
+    return zlib.crc32("\n".join(lines).encode(errors="backslashreplace"))

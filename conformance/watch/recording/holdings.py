@@ -61,7 +61,7 @@ def _held(data: Any, depth: int) -> bytes | None:
     inner = [_held(field, depth + 1) for field in fields if _is_data(field)]
     found = [column for column in (*map(_bytes, _columns(data)), *inner) if column is not None]
     name = getattr(data, "__dict__", {}).get("_fingerprint")
-    found += [name.encode()] if isinstance(name, str) else []
+    found += [name.encode(errors="backslashreplace")] if isinstance(name, str) else []
     return b" ".join(found) if found else None
 
 

@@ -161,5 +161,6 @@ def _drawn(held: str | None, indices: Any, batch: Sequence[torch.Tensor]) -> tup
     exact = [one for one in batch if one.numel() and not (one.is_floating_point() or one.is_complex())]
     labels = fingerprints(min(exact, key=torch.numel)[:MOST_ROWS]) if exact else [0] * len(indices)
     places = indices[:MOST_ROWS]
-    drawn = [zlib.crc32(f"{held} {one} {label}".encode()) for one, label in zip(places, labels, strict=False)]
+    texts = (f"{held} {one} {label}" for one, label in zip(places, labels, strict=False))
+    drawn = [zlib.crc32(text.encode(errors="backslashreplace")) for text in texts]
     return drawn, len({*labels}) > 1

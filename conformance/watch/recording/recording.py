@@ -10,7 +10,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.site import Sites
 from conformance.watch import records
 from conformance.watch.lines import encoded
-from conformance.watch.parts import MOST_BYTES, first_part, following_part
 from conformance.watch.recording import surroundings
-from conformance.watch.recording.later import settle
+from conformance.watch.recording.output import Lost, Output
 from conformance.watch.recording.parameters import Parameters
 from conformance.watch.recording.settings import Settings
 from conformance.watch.sketch import Sketching
@@ -38,9 +36,8 @@ class Recording:
     """
 
     def __init__(self, folder: str, settings: Settings) -> None:
-        self._path = first_part(Path(folder), os.getpid())
         self.folder, self.settings = folder, settings
-        self._file: Any = None
+        self._output = Output(folder)
         self._is_over = False
         self._among: tuple[str, int, int] | None = None
         self._waiting: list[records.Record] = []
@@ -91,7 +88,7 @@ class Recording:
     def note(self, record: records.Record) -> None:
         if not self._is_over:
             self._waiting.append(record)
-        if self._file is None and isinstance(record, records.Backward):
+        if not self._output.is_open and isinstance(record, records.Backward):
             # A process that never steps writes at its end, when the group of its ranks may be gone.
             self._among = surroundings.of_process()
 
@@ -174,25 +171,25 @@ class Recording:
         if not self._waiting or not self.parameters.any:
             return
         waiting, self._waiting = self._waiting, []
-        for record in waiting:
-            settle(record)
-        if self._file is None:
-            self._open()
-        self._file.writelines(encoded(record) for record in waiting)
-        self._file.flush()
-        if self._file.tell() > MOST_BYTES:
-            self._file.close()
-            self._path = following_part(self._path)
-            self._file = self._path.open("w", encoding="ascii")
+        if not self._output.is_open:
+            waiting.insert(0, self._began())
+        try:
+            self._output.write(waiting)
+        except (Lost, OSError):
+            self.abandon()
+        except BaseException:
+            # After a gap, what follows would look like a mistake of the script.
+            self.abandon()
+            raise
 
     def end(self) -> None:
         """There is nothing more to come."""
         self.note(records.Ended())
         harmless(self.flush)()
-        # What could not be written is lost, and that is still to be said.
+        # What could not be collected is lost, and that is still to be said.
         self.flush()
-        if self._file is not None:
-            self._file.close()
+        if not self._is_over:
+            self._output.end()
             self.abandon()
 
     def abandon(self) -> None:
@@ -200,11 +197,10 @@ class Recording:
         self._waiting.clear()
         self._is_over = True
 
-    def _open(self) -> None:
+    def _began(self) -> records.Began:
         now = surroundings.of_process()
         launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
-        self._file = self._path.open("w", encoding="ascii")
-        self._file.write(encoded(records.Began(os.getpid(), rank, world, launch, surroundings.started())))
+        return records.Began(os.getpid(), rank, world, launch, surroundings.started())
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -54,7 +54,9 @@ def _begin_again() -> None:
         parents = _latest[-1]
         parents.abandon()
         parents.stop()
-        _process.enter_context(recorded(parents.folder, parents.settings))
+        recording = _process.enter_context(recorded(parents.folder, parents.settings))
+        for optimizer in parents.numbers.alive("optimizer"):
+            recording.optimizer(optimizer)
 
 
 @contextmanager

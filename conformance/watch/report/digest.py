@@ -46,7 +46,7 @@ def _steps(findings: Findings) -> str:
 def undecided(findings: Findings) -> list[str]:
     """What could not be seen and why, each with how often."""
     reasons = [f"{why} ({times(count)})" for why, count in findings.open.items()]
-    return reasons if findings.steps else [*reasons, "no step of a torch optimizer was seen"]
+    return reasons if findings.steps or reasons else ["no step of a torch optimizer was seen"]
 
 
 def notes(findings: Findings) -> list[str]:

@@ -1,0 +1,197 @@
+"""The ledger of a watch: a file of fixed size that every process maps into its memory and accounts in for what it
+records.
+
+A stream of records can be cut short: by a full disk, a limit, a closed descriptor, a signal. Memory that is mapped
+cannot, so the judge compares each stream with its account. The recorder adds what it is about to write before it
+writes it.
+
+This file imports little, and of the standard library alone: `inject/sitecustomize.py` loads it by its path in each
+process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import weakref
+
+# As they were before a script could replace them.
+from fcntl import LOCK_EX, flock
+from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
+from os import close, fstat, getpid
+from os import open as open_file
+from typing import NamedTuple
+
+NAME = "ledger"
+_HEADER = struct.Struct("<qqqq")
+"""accounts in use, whether a process has imported torch, whether one found no account, whether the watch is over"""
+_USED, _IMPORTED, _UNLISTED, _OVER = (8 * number for number in range(4))
+_ACCOUNT = struct.Struct("<qqqqq16s192s")
+"""pid, start, state, records, steps, a random part of the name, why recording failed"""
+_STATE, _RECORDS, _STEPS, _REASON = 16, 24, 32, 56
+_SIZE, _NUMBER = 256, struct.Struct("<q")
+_MOST, _FEWEST = 4096, 32
+"""Accounts. A small disk has room for few."""
+RUNNING, ENDED, FAILED = range(3)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Account(NamedTuple):
+    """What one process says of its stream. A process that runs another program by `exec` has two.
+
+    pid: as the process sees itself. start: when it started, in clock ticks since the machine did; 0 if unknown.
+    records, steps: how many it has written or was about to write. reason: why it records nothing more; "" if it does.
+    """
+
+    pid: int
+    start: int
+    state: int
+    records: int
+    steps: int
+    stem: str
+    reason: str
+
+
+class Ledger:
+    """Maps the ledger in a folder. Raises OSError if there is none."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._path = os.path.join(folder, NAME)
+        descriptor = open_file(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.memory = _mapped(descriptor, fstat(descriptor).st_size)
+        finally:
+            close(descriptor)
+        weakref.finalize(self, _libc.munmap, ctypes.addressof(self.memory), len(self.memory)).atexit = False
+
+    @classmethod
+    def made(cls, folder: str | os.PathLike[str]) -> Ledger:
+        """A new one, with as many accounts as the disk has room for. Raises OSError if it has none."""
+        descriptor = open_file(os.path.join(folder, NAME), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            accounts = _MOST
+            while True:
+                try:
+                    os.posix_fallocate(descriptor, 0, (1 + accounts) * _SIZE)
+                    break
+                except OSError:
+                    if accounts == _FEWEST:
+                        raise
+                    accounts //= 2
+            os.ftruncate(descriptor, (1 + accounts) * _SIZE)
+        finally:
+            close(descriptor)
+        return cls(folder)
+
+    @property
+    def has_torch(self) -> bool:
+        """Whether a process has imported torch."""
+        return bool(self._get(_IMPORTED))
+
+    @property
+    def has_unlisted(self) -> bool:
+        """Whether a process could not get an account."""
+        return bool(self._get(_UNLISTED))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody reads what is recorded any more."""
+        return bool(self._get(_OVER))
+
+    def end(self) -> None:
+        """The watch is over: recorders that still run stop."""
+        self._put(_OVER, 1)
+
+    def note_torch(self) -> None:
+        """This process has imported torch."""
+        self._put(_IMPORTED, 1)
+
+    def opened(self) -> Entry | None:
+        """A new account for this process; None if there is no room or the ledger is gone."""
+        try:
+            descriptor = open_file(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            self._put(_UNLISTED, 1)
+            return None
+        try:
+            flock(descriptor, LOCK_EX)
+            number = self._get(_USED)
+            if (2 + number) * _SIZE > len(self.memory):
+                self._put(_UNLISTED, 1)
+                return None
+            stem = os.urandom(8).hex().encode()
+            _ACCOUNT.pack_into(self.memory, (1 + number) * _SIZE, getpid(), started(), RUNNING, 0, 0, stem, b"")
+            self._put(_USED, number + 1)
+        finally:
+            close(descriptor)
+        return Entry(self, number, getpid())
+
+    def accounts(self) -> list[Account]:
+        """All of them, in the order in which they were opened."""
+        return [self.account(number) for number in range(self._get(_USED))]
+
+    def account(self, number: int) -> Account:
+        pid, start, state, records, steps, random, reason = _ACCOUNT.unpack_from(self.memory, (1 + number) * _SIZE)
+        stem = f"{pid}-{start}-{random.decode(errors='replace')}"
+        return Account(pid, start, state, records, steps, stem, reason.rstrip(b"\0").decode(errors="replace"))
+
+    def _get(self, at: int) -> int:
+        found: int = _NUMBER.unpack_from(self.memory, at)[0]
+        return found
+
+    def _put(self, at: int, value: int) -> None:
+        _NUMBER.pack_into(self.memory, at, value)
+
+
+class Entry:
+    """The account of this process, to write to. One that a forked child has inherited is its parent's."""
+
+    def __init__(self, ledger: Ledger, number: int, process: int) -> None:
+        self._ledger, self._at, self.process = ledger, (1 + number) * _SIZE, process
+        self.stem = ledger.account(number).stem
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the watch still reads it."""
+        return not self._ledger.is_over
+
+    def add(self, records: int, steps: int) -> None:
+        """So many are about to be written."""
+        self._add(_RECORDS, records)
+        self._add(_STEPS, steps)
+
+    def fail(self, reason: str) -> None:
+        """Nothing more is recorded."""
+        text = reason.encode(errors="replace")[: _SIZE - 8 - _REASON]
+        struct.pack_into(f"{len(text)}s", self._ledger.memory, self._at + _REASON, text)
+        self._ledger._put(self._at + _STATE, FAILED)
+
+    def end(self) -> None:
+        """All that there was is recorded."""
+        self._ledger._put(self._at + _STATE, ENDED)
+
+    def _add(self, at: int, value: int) -> None:
+        self._ledger._put(self._at + at, self._ledger._get(self._at + at) + value)
+
+
+def _mapped(descriptor: int, size: int) -> ctypes.Array[ctypes.c_char]:
+    """A file in memory. Python's own `mmap` keeps a descriptor, and closes it later, whatever that is of by then."""
+    address = _libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return (ctypes.c_char * size).from_address(address)
+
+
+def started(pid: int | str = "self") -> int:
+    """When a process started, in clock ticks since the machine did; 0 if that is not known."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,121 @@
+"""Appends the records of this process to its files, and says in its account how many there are.
+
+No file stays open in the script's process: a script may close or replace descriptors that it has not opened. A file
+that is not ours is not written to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from errno import EFBIG
+
+# As they were before a script could replace them.
+from os import close, fstat, getpid, write
+from os import open as open_file
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
+
+from conformance.watch import records
+from conformance.watch.ledger import Entry, Ledger
+from conformance.watch.lines import encoded
+from conformance.watch.parts import MOST_BYTES, part
+from conformance.watch.recording.later import settle
+
+_NEW, _MORE = os.O_CREAT | os.O_EXCL, 0
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_STEPS = records.Stepped, records.Passed
+
+
+class Lost(Exception):
+    """Nothing more can be recorded. `str()` says why."""
+
+
+class Output:
+    """Writes to the folder of a watch. Raises OSError if that has no ledger."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._ledger = Ledger(folder)
+        self._entry: Entry | None = None
+        self._number = 0
+        self._file: tuple[int, int] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something was written."""
+        return self._entry is not None
+
+    def write(self, several: Sequence[records.Record]) -> None:
+        """Append records. Raises Lost: they are not recorded, and the account says so."""
+        entry = self._opened()
+        entry.add(len(several), sum(isinstance(record, _STEPS) for record in several))
+        try:
+            for record in several:
+                settle(record)
+            self._append("".join(map(encoded, several)).encode("ascii"))
+        except BaseException as error:
+            entry.fail(_reason(error))
+            raise
+
+    def end(self) -> None:
+        """There is nothing more to record."""
+        if self._entry is not None and self._entry.process == getpid():
+            self._entry.end()
+
+    def _opened(self) -> Entry:
+        """The account of this process."""
+        if self._ledger.is_over:
+            raise Lost("the watch is over")
+        if self._entry is None:
+            self._entry = self._ledger.opened()
+            if self._entry is None:
+                raise Lost("the ledger has no account for this process")
+        elif self._entry.process != getpid():
+            # Python's own fork starts a new recorder.
+            if (of_child := self._ledger.opened()) is not None:
+                of_child.fail("a library forked it, which Python does not notice")
+            raise Lost("this process was forked by a library")
+        return self._entry
+
+    def _append(self, text: bytes) -> None:
+        assert self._entry is not None
+        is_new = self._file is None
+        path = part(self._folder, self._entry.stem, self._number)
+        descriptor = open_file(path, _FLAGS | (_NEW if is_new else _MORE), 0o600)
+        try:
+            found = fstat(descriptor)
+            if self._file is None:
+                self._file = found.st_dev, found.st_ino
+            size = found.st_size + len(text)
+            limit, _ = getrlimit(RLIMIT_FSIZE)
+            if limit != RLIM_INFINITY and size > limit:
+                # A write beyond it sends a signal that may end the script.
+                raise OSError(EFBIG, "the script limits the size of files (RLIMIT_FSIZE)")
+            while text:
+                if _identity(descriptor) != self._file:
+                    raise Lost("another file has taken the place of its records")
+                text = text[write(descriptor, text) :]
+        finally:
+            if _identity(descriptor) == self._file:
+                close(descriptor)
+        if size > MOST_BYTES:
+            self._number, self._file = self._number + 1, None
+            # Whoever reads may remove a part once there is the next one.
+            self._append(b"")
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """The file that a descriptor is of; another thread of the script may have closed or replaced it."""
+    try:
+        found = fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, Lost):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} in the folder of its records" if error.errno != EFBIG else error.strerror
+    return f"its records cannot be written: {type(error).__name__}: {error}"

@@ -1,0 +1,202 @@
+"""Starts a command, and ends all that it has started once it is told to or the watch has died.
+
+It is a process of its own, with the standard library alone, so that it outlives a watch that is killed. Signals of a
+terminal reach the watch, this process and the command alike. Those that only the watch has got are passed on.
+
+    python -I -S supervisor.py WATCH REPORT GRACE FOLDER COMMAND ...
+
+WATCH: the process that watches. REPORT: the descriptor of a pipe, which gets one line of JSON: {"errno": N} if the
+command cannot be started, else {"code": N, "killed": B}, and closes once nothing that the command started is left.
+GRACE: seconds. FOLDER is removed if the watch dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+"""Signals after which the command has GRACE seconds to end. The second one is final."""
+PASSED_ON = {*ENDING, signal.SIGUSR1, signal.SIGUSR2}
+END = signal.SIGRTMIN
+"""From the watch: end the command."""
+_ORPHANED = signal.SIGRTMIN + 1
+"""From the kernel: the watch has died."""
+TOLD = signal.SIGRTMIN + 2
+"""From the watch: it has got the signal of the number that is added to this. Unlike others, such signals queue."""
+_ALL = {*PASSED_ON, signal.SIGCHLD, END, _ORPHANED, *(TOLD + number for number in PASSED_ON)}
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Supervisor:
+    """code: the command's, once it has ended, as `subprocess` has it. has_killed: it took too long to end.
+    is_orphaned: the watch has died."""
+
+    def __init__(self, process: subprocess.Popen[bytes], grace: float) -> None:
+        self._process, self._grace = process, grace
+        self.code: int | None = None
+        self.has_killed = self.is_orphaned = False
+        self._deadline: float | None = None
+        self._asked: tuple[int, set[int]] = signal.SIGTERM, set()
+        self._group = os.getpgid(process.pid)
+        self._direct, self._told = Counter[int](), Counter[int]()
+
+    def run(self) -> None:
+        """Until the command has ended, and all that it has started if that was asked for."""
+        while True:
+            self._reap()
+            if self.code is not None:
+                if self._deadline is None or not descendants(os.getpid()):
+                    return
+                self._pass_on()
+            left = None if self._deadline is None else self._deadline - monotonic()
+            if left is not None and left <= 0:
+                self._kill()
+                continue
+            info = _next(left)
+            if info is None or info.si_signo == signal.SIGCHLD:
+                continue
+            number = info.si_signo
+            if self.is_orphaned and number == _ORPHANED:
+                # The kernel says so of each thread that the watch had.
+                continue
+            if number in (END, _ORPHANED):
+                self.is_orphaned = number == _ORPHANED
+                self._asked = signal.SIGTERM, set()
+                self._pass_on()
+                self._deadline = monotonic() + self._grace
+                continue
+            if number > TOLD:
+                number -= TOLD
+                self._told[number] += 1
+                if self._told[number] <= self._direct[number]:
+                    continue
+                self._asked = number, set()
+                self._pass_on()
+            else:
+                # The whole group has it, and so has the command.
+                self._direct[number] += 1
+                self._asked = number, {*self._reached()}
+            if number in ENDING:
+                self._deadline = monotonic() + (self._grace if self._deadline is None else 0)
+
+    def adopt(self, report: int | None) -> None:
+        """Be the parent of what the command has left, until the watch has looked at it. The pipe closes once there is
+        nothing left: a process whose descendants are all adopted has no children only then."""
+        while not self.is_orphaned:
+            if not self._reap() and report is not None:
+                os.close(report)
+                report = None
+            info = _next(None)
+            if info is None or info.si_signo == END:
+                return
+            self.is_orphaned = info.si_signo == _ORPHANED
+
+    def _reached(self) -> Iterator[int]:
+        """Whom a signal reaches: all in the command's group, as a terminal does it; once the command has ended, all
+        that it has left."""
+        for pid in descendants(os.getpid()):
+            # It may have ended meanwhile.
+            with suppress(ProcessLookupError):
+                if self.code is not None or pid == self._process.pid or os.getpgid(pid) == self._group:
+                    yield pid
+
+    def _pass_on(self) -> None:
+        """Send what was asked for last to those that have not got it."""
+        number, have = self._asked
+        for pid in {*self._reached()} - have:
+            have.add(pid)
+            _send(pid, number)
+
+    def _kill(self) -> None:
+        self.has_killed = True
+        for pid in descendants(os.getpid()):
+            _send(pid, signal.SIGKILL)
+        # They are this process's children once their own parents are gone.
+        _next(0.02)
+
+    def _reap(self) -> bool:
+        """Returns whether there are children that have not ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if not pid:
+                return True
+            if pid == self._process.pid:
+                self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that one has started, and those that they have, that have not ended."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if entry.isdecimal():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, parent, *_ = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if state not in b"ZX":
+                parents.setdefault(int(parent), []).append(int(entry))
+    found, to_see = [], [process]
+    while to_see:
+        children = parents.get(to_see.pop(), [])
+        found += children
+        to_see += children
+    return found
+
+
+def _say(report: int, **what: int | None) -> None:
+    os.write(report, json.dumps(what).encode() + b"\n")
+
+
+def _send(pid: int, number: int) -> None:
+    # It may have ended meanwhile.
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _next(seconds: float | None) -> signal.struct_siginfo | None:
+    """The next signal; None if there is none in time."""
+    return signal.sigwaitinfo(_ALL) if seconds is None else signal.sigtimedwait(_ALL, max(seconds, 0))
+
+
+def main(watch: str, report: str, grace: str, folder: str, *command: str) -> None:
+    libc = ctypes.CDLL(None)
+    os.set_inheritable(int(report), False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        process = subprocess.Popen(
+            command, close_fds=False, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
+        )
+    except OSError as error:
+        _say(int(report), errno=error.errno or errno.EINVAL)
+        return
+    libc.prctl(_PR_SET_PDEATHSIG, int(_ORPHANED), 0, 0, 0)
+    if os.getppid() != int(watch):
+        # It died before the kernel was asked to say so.
+        os.kill(os.getpid(), _ORPHANED)
+    supervisor = Supervisor(process, float(grace))
+    supervisor.run()
+    if not supervisor.is_orphaned:
+        _say(int(report), code=supervisor.code, killed=supervisor.has_killed)
+        supervisor.adopt(int(report))
+    if supervisor.is_orphaned:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
