@@ -52,7 +52,7 @@ def from_path(place: str) -> ModuleType:
     if path.suffix != ".py":
         raise TrainerError(f"{place}: not a Python file: its name does not end in .py")
     path = path.resolve()
-    root = _package_root(path)
+    root = package_root(path)
     if root is not None:
         put_first(root)
         name = ".".join(path.relative_to(root).with_suffix("").parts)
@@ -161,7 +161,7 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
         return None
 
 
-def _package_root(path: Path) -> Path | None:
+def package_root(path: Path) -> Path | None:
     """The folder that holds the outermost package around `path`, or None when it is in no package."""
     folder = path.parent
     while (folder / "__init__.py").is_file():

@@ -70,6 +70,7 @@ class Engine:
         folder: RunFolder,
         command: str,
         machine: Mapping[str, Any],
+        sources: Mapping[str, Mapping[str, str]],
         console: Console,
         servers: Servers | None = None,
         earlier: Earlier | None = None,
@@ -78,14 +79,15 @@ class Engine:
     ) -> None:
         """
         Args:
-            machine: what the results depend on besides the trainer, for the header.
+            machine, sources: what the results depend on, for the header.
             servers: run the cases there, if not on this machine alone.
-            earlier: a run whose finished cases are kept and not run again.
+            earlier: a run whose finished cases are kept and not run again, but for trainers that have changed.
             quiet: no progress, and no notes.
         """
-        self._folder, self._command, self._machine = folder, command, machine
+        self._folder, self._command = folder, command
+        self._machine, self._sources = machine, sources
         self._console, self._servers, self._earlier = console, servers, earlier
-        self._finished = [[case.target, case.id] for case in earlier.results.cases] if earlier else []
+        self._finished = [[case.target, case.id] for case in earlier.kept] if earlier else []
         self._writer: ResultsWriter | None = None
         self._quiet = quiet
         # Not `console.is_terminal`, which FORCE_COLOR makes true: a pipe gets no cursor moves.
@@ -208,7 +210,8 @@ class Engine:
         self.planned = planned = len(ids) + len(self._finished)
         if not planned or any(BadInput.MARK in id for id in ids):
             return
-        if earlier is not None and planned != earlier.results.header.planned:
+        # A trainer that has changed may have other cases.
+        if earlier is not None and not earlier.changed and planned != earlier.results.header.planned:
             was = f"{earlier.results.header.planned} cases were planned then, and {planned} are now"
             self.bad_input.append(f"cannot resume {earlier.file}: {was}; without --resume, a new run starts")
             pytest.exit(self.bad_input[-1])
@@ -223,6 +226,7 @@ class Engine:
             planned=planned,
             seed=SEED,
             machine=dict(self._machine),
+            sources={trainer: dict(files) for trainer, files in self._sources.items()},
             notes=tuple(self._notes),
             laws=tuple(LawText(law.id, law.level, law.says) for law in laws()),
             bugs={fault.name: fault.text for fault in CATALOGUE},
@@ -231,7 +235,7 @@ class Engine:
             self._writer = ResultsWriter(self._folder.own, header)
             self._folder.remove_report()
         if earlier is not None:
-            for case in earlier.results.cases:
+            for case in earlier.kept:
                 self._record(case)
             if earlier.file != self._folder.results:
                 earlier.file.unlink(missing_ok=True)

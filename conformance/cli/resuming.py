@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.cli.files import RunFolder
-from conformance.report.text import visible
+from conformance.report.text import listed, one_line, visible
 from conformance.results import Results, ResultsError, read_results
-from conformance.results.records import Header
+from conformance.results.records import CaseRecord, Header
 from conformance.suite.options import add_defaults
 
 #: The arguments that results depend on. How many cases run at a time, say, is not among them.
@@ -28,10 +28,30 @@ class CannotResume(Exception):
 
 @dataclass(frozen=True)
 class Earlier:
-    """A run that did not end: its results file, and what it holds."""
+    """A run that did not end: its results file, what it holds, and the files that have changed since, by trainer."""
 
     file: Path
     results: Results
+    changed: Mapping[str, Sequence[str]]
+
+    @property
+    def kept(self) -> list[CaseRecord]:
+        """The finished cases that still count: those of trainers of which no file has changed."""
+        # With `--trainer all`, the target of a case has the function as well.
+        return [
+            case
+            for case in self.results.cases
+            if self.changed.keys().isdisjoint((case.target, case.target.rpartition(":")[0]))
+        ]
+
+    @property
+    def changes(self) -> list[str]:
+        """A line for each trainer that has changed."""
+        return [
+            f"{listed([*map(one_line, files)])} changed since the earlier run: "
+            f"all cases of {one_line(trainer)} are run again."
+            for trainer, files in self.changed.items()
+        ]
 
 
 def earlier(
@@ -40,14 +60,14 @@ def earlier(
     add_arguments: Callable[[argparse.ArgumentParser], None],
     version: str,
     machine: Mapping[str, Any],
+    sources: Mapping[str, Mapping[str, str]],
 ) -> Earlier | None:
     """The newest run in this folder that did not end; None if there is none.
 
     Args:
         options: what the command line asks for now.
         add_arguments: of the command, to read the command line of the earlier run.
-        version, machine: as they go into the header. With the versions of the trainers, `machine` is what results
-            depend on besides the options.
+        version, machine, sources: as they go into the header.
 
     Raises:
         CannotResume: it ran something else.
@@ -62,7 +82,7 @@ def earlier(
             continue
         difference = _difference(results.header, options, add_arguments, version, machine)
         if difference is None:
-            return Earlier(file, results)
+            return Earlier(file, results, _changed(results.header.sources, sources))
         refused.append(f"cannot resume {file}: {difference}; without --resume, a new run starts")
     if refused:
         raise CannotResume(refused[0])
@@ -95,6 +115,12 @@ def _difference(
         if found != needed and name != "cpus":
             return f"{visible(name)} has changed since then: {visible(str(found))}, now {visible(str(needed))}"
     return None
+
+
+def _changed(then: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """By trainer: the files that are others now, new or gone."""
+    files = {trainer: {*now[trainer].items()} ^ {*then.get(trainer, {}).items()} for trainer in now}
+    return {trainer: sorted({name for name, _ in others}) for trainer, others in files.items() if others}
 
 
 def _value(value: object) -> str:

@@ -120,22 +120,25 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
     if (reason := formats.unwritable_file(options)) is not None:
         return say(reason, USAGE)
-    surroundings = machine(options.trainer, () if hosts is None else hosts.hosts) | sources(options.trainer)
+    surroundings = machine(options.trainer, () if hosts is None else hosts.hosts)
+    files = sources(options.trainer)
     found = None
     if options.resume:
         try:
-            found = earlier(folder, options, add_arguments, version("trainer-conformance"), surroundings)
+            found = earlier(folder, options, add_arguments, version("trainer-conformance"), surroundings, files)
         except CannotResume as error:
             return say(str(error), USAGE)
         if found is None:
             print(f"Nothing to resume in {options.output or Path()}: all cases are run.")
+        for line in found.changes if found is not None else ():
+            print(line)
     if options.traces is not None:
         reason = unwritable(Path(options.traces, "rank0.jsonl"))
         if reason is not None:
             return say(f"cannot write traces to {options.traces}: {reason}; name another folder", USAGE)
         # The workers of pytest may be elsewhere.
         options.traces = os.path.abspath(options.traces)
-    engine = Engine(folder, command, surroundings, console, hosts, found, quiet=options.detail == "quiet")
+    engine = Engine(folder, command, surroundings, files, console, hosts, found, quiet=options.detail == "quiet")
     processes = options.processes or os.cpu_count() or 1
     engine.run(options.trainer, 1 if hosts else processes, vars(options))
     ignore(signal.SIGINT)

@@ -62,6 +62,7 @@ def _header(headers: Sequence[Header], command: str, planned: int) -> Header:
         machine={
             name: _common([header.machine[name] for header in headers if name in header.machine]) for name in names
         },
+        sources={trainer: files for header in headers for trainer, files in header.sources.items()},
         notes=tuple(dict.fromkeys(note for header in headers for note in header.notes)),
     )
 

@@ -48,6 +48,10 @@ class Header:
         dict[str, str | int | float | bool | None],
         "versions, platform, processors and the like by name; null where something is missing",
     ] = field(default_factory=dict)
+    sources: Annotated[
+        dict[str, dict[str, str]],
+        "by trainer: the SHA-256 of its file and of each of the user's files that it imports",
+    ] = field(default_factory=dict)
     notes: Annotated[
         tuple[str, ...],
         "what to know about the whole run first: which trainers could not be forked, why, and what to do",

@@ -249,7 +249,6 @@ def test_what_cannot_be_resumed(blocked, conformance, write):
     [own] = Path().glob("conformance-unfinished-*.jsonl")
     write(name="other.py")
     whole = own.read_text()
-    newer = own.with_name("conformance-unfinished-9.jsonl")
 
     def refusal(*arguments):
         ended = conformance("run", *arguments, "--resume")
@@ -260,11 +259,60 @@ def test_what_cannot_be_resumed(blocked, conformance, write):
     assert "--thorough then: False, now: True" in refusal("waits.py", *CHOSEN, "--thorough")
     assert "--time-limit then: 60.0, now: 9.0" in refusal("waits.py", *CHOSEN, "--time-limit", "9")
     assert "--case then: " in refusal("waits.py", *CHOSEN[2:])
-    Path("waits.py").write_text(Path("waits.py").read_text() + "# edited\n")
-    assert "waits.py has changed since then: sha256 " in refusal("waits.py", *CHOSEN)
-    newer.write_text(whole.replace('"version":"', '"version":"0.', 1))
+    other = whole.replace('"version":"', '"version":"0.', 1)
+    own.write_text(other)
     assert "trainer-conformance 0." in refusal("waits.py", *CHOSEN)
-    assert own.read_text() == whole
+    assert own.read_text() == other
+
+
+def cut_off(count):
+    """As if the run had been killed after so many cases."""
+    whole = Path("conformance-results.jsonl").read_text().splitlines(keepends=True)
+    Path("conformance-results.jsonl").write_text("".join(whole[: 1 + count]))
+    return lines()[1:]
+
+
+@pytest.mark.parametrize("changes", ["edited", "gone", "new"])
+def test_a_changed_file_has_the_cases_run_again(conformance, write, changes):
+    """Of the trainers that import it; what others finished is kept."""
+    mine, other = write("try: import helper\nexcept ImportError: pass", name="mine/a.py"), write(name="other.py")
+    helper = Path("mine/helper.py")
+    if changes != "new":
+        helper.write_text("")
+    arguments = (mine, other, "--case", FIRST, "--case", SECOND)
+    assert conformance("run", *arguments).code == 0
+    before = cut_off(3)
+    assert [case["target"] for case in before] == [mine, mine, other]
+    if changes == "gone":
+        helper.unlink()
+    else:
+        helper.write_text("import os\n")
+    ended = conformance("run", *arguments, "--resume")
+    assert (ended.code, ended.err) == (0, "")
+    said = "mine/helper.py changed since the earlier run: all cases of mine/a.py are run again."
+    assert ended.out.splitlines()[0] == said
+    after = {(case["target"], case["id"]): case for case in lines()[1:-1]}
+    assert len(after) == lines()[-1]["cases"] == 4
+    assert [case in after.values() for case in before] == [False, False, True]
+    cut_off(3)
+    ended = conformance("run", *arguments, "--resume")
+    assert "changed since the earlier run" not in ended.out
+
+
+def test_a_trainer_that_changed_may_have_other_cases(conformance, write):
+    target = Path(write(name="mine.py"))
+    arguments = ("run", str(target), "--case", "backend=single,layout=batched,precision=fp16")
+    source = target.read_text()
+    target.write_text(source.replace('"fp16"', ""))
+    conformance(*arguments)
+    [unsupported] = lines()[1:-1]
+    cut_off(1)
+    target.write_text(source)
+    ended = conformance(*arguments, "--resume")
+    assert (ended.code, ended.err) == (0, "")
+    assert "mine.py changed since the earlier run: all cases of mine.py are run again." in ended.out
+    assert unsupported["verdict"] == "UNSUPPORTED"
+    assert lines()[-1]["cases"] > 1
 
 
 def test_what_is_no_run_that_was_killed(conformance, write):
