@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .passing import against_passing
 from .plain import ShapeError, record, shortened
 from .records import KINDS, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
 
@@ -75,7 +76,7 @@ def read_results(path: str | Path) -> Results:
             name = line.target, line.trainer, line.id
             if name in known:
                 raise ResultsError(f"{where} has the case {line.id} of {line.trainer} a second time")
-            if (against := _against_passing(line)) is not None:
+            if (against := against_passing(line)) is not None:
                 raise ResultsError(f"{where} says {line.verdict}, but {against}")
             known.add(name)
             cases.append(line)
@@ -96,23 +97,6 @@ def read_results(path: str | Path) -> Results:
     is_complete = not torn and footer is not None and footer.complete
     cut_off = None if is_complete else f"the run was cut off: {len(cases)} of {header.planned} cases"
     return Results(header, tuple(cases), footer, mutants, cut_off)
-
-
-def _against_passing(case: CaseRecord) -> str | None:
-    """The evidence of a case that passed by its verdict and did not by this."""
-    if case.verdict not in PASSED:
-        return None
-    broken = [finding.law for finding in case.findings if finding.level == "MUST"]
-    failing = [guard.name for guard in case.guards if not guard.holds]
-    if broken:
-        return f"it broke {broken[0]}"
-    if failing:
-        return f"the guard {failing[0]!r} does not hold"
-    if case.first_difference is not None or case.diverged is not None:
-        return "its numbers are wrong"
-    if case.unjudged is not None:
-        return "it was not judged"
-    return None
 
 
 def _line(value: dict[str, Any], where: str) -> Line:

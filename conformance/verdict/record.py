@@ -114,6 +114,8 @@ def _power(judgement: Judgement) -> records.Power | None:
 def _steps(
     expected: Sequence[Step], rank: RankEvidence, fmt: Format, first_wrong: int | None
 ) -> tuple[records.Step, ...]:
+    # What was not seen is null in each vector.
+    unseen = (None,) * len(expected[0].gradient.center) if expected else ()
     every = max(1, (len(expected) - _FIRST) // _LATER)
     always = {len(expected) - 1, first_wrong}
     return tuple(
@@ -126,8 +128,8 @@ def _steps(
             bound=_floats(right.weights.radius),
             ulp=_errors(right.weights, attempt.weights, fmt),
             gradient_expected=_floats(right.gradient.center),
-            gradient_observed=attempt.gradients or (None,) * len(right.gradient.center),
-            gradient_error=_errors(right.gradient, attempt.gradients or ()),
+            gradient_observed=attempt.gradients or unseen,
+            gradient_error=_errors(right.gradient, attempt.gradients or unseen),
             gradient_bound=_floats(right.gradient.radius),
         )
         for number, (right, attempt) in enumerate(zip(expected, rank.steps, strict=False))
