@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from conformance.cli.files import unwritable
+from conformance.report.text import save
 from conformance.results import Results, ResultsError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def write(options: argparse.Namespace, renderers: Renderers) -> None:
     for name, file in _wanted(options):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(renderers[name](), encoding="utf-8")
+            save(file, renderers[name]())
         except OSError as error:
             raise ResultsError(f"cannot write {file}: {error.strerror}") from error
 
@@ -94,8 +95,7 @@ def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
 
     if (summary := os.environ.get("GITHUB_STEP_SUMMARY")) is not None:
         try:
-            with open(summary, "a", encoding="utf-8") as file:
-                file.write(markdown(digest))
+            save(summary, markdown(digest), "a")
         except OSError as error:
             raise ResultsError(f"cannot write the job's summary, {summary}: {error.strerror}") from error
     if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -26,6 +26,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.laws.checking import violations
     from conformance.laws.run import Run
     from conformance.report.chrome import chrome
+    from conformance.report.text import save
     from conformance.report.trace import render_trace
     from conformance.trace import file
     from conformance.trace.hindsight.shards import joined
@@ -53,7 +54,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     reason = unwritable(options.chrome)
     if reason is None:
         try:
-            options.chrome.write_text(drawn, encoding="utf-8", errors="backslashreplace")
+            save(options.chrome, drawn)
         except OSError as error:
             reason = error.strerror
     if reason is not None:

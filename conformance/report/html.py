@@ -72,7 +72,7 @@ def render_comparison(comparison: Comparison, old: Results, new: Results, path: 
 
 def _write(page: str, path: str | Path) -> None:
     try:
-        Path(path).write_text(page, encoding="utf-8")
+        text.save(path, page)
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from error
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.report.text import visible
 from conformance.repro.kinds import TIMEOUT, Calls, Counts, Ending, Reading, Shows
 from conformance.runner.rank.environment import base_environment
 
@@ -68,5 +69,6 @@ def is_shown(ran: Run, shows: Shows, names: Sequence[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without folders, which a run may have for itself, and the numbers of ports, processes and lines."""
-    return re.sub(r"\d+", "0", re.sub(r"/[^\s'\"]*/", "/", text))
+    """Without folders, which a run may have for itself, and the numbers of ports, processes and lines; what no stream
+    can encode as the escapes that Python prints."""
+    return re.sub(r"\d+", "0", re.sub(r"/[^\s'\"]*/", "/", visible(text)))

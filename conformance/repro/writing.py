@@ -15,6 +15,7 @@ from pathlib import Path
 from conformance.adapter.loading import file_of, function_of
 from conformance.cases.case import Case
 from conformance.report.card import Card
+from conformance.report.text import save, visible
 from conformance.repro.kinds import CannotShow, Shows
 from conformance.repro.proof import Run, is_shown, run
 from conformance.repro.script import function_in, script
@@ -57,7 +58,7 @@ def written(
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
         unproven = Path(folder, output.name)
         for shows, as_case in product(found, cases):
-            unproven.write_text(_documented(text(as_case, shows, target), card, case.id), encoding="utf-8")
+            save(unproven, _documented(text(as_case, shows, target), card, case.id))
             ran = run(unproven, output.parent)
             if is_shown(ran, shows, case.problem.workload.model.elements):
                 unproven.replace(output)
@@ -91,7 +92,7 @@ def _documented(body: str, card: Card, case: str) -> str:
         "about": "\n".join(textwrap.wrap(about, 115)),
     }
     # The title may quote the trainer.
-    safe = {name: text.replace("\\", "\\\\").replace('"""', "'''") for name, text in words.items()}
+    safe = {name: visible(text).replace("\\", "\\\\").replace('"""', "'''") for name, text in words.items()}
     return _TITLE.format(**safe) + "\n" + body
 
 

@@ -20,7 +20,8 @@ from conformance.report.formats.junit import junit
 from conformance.report.formats.markdown import escaped, markdown
 from conformance.report.formats.sarif import sarif
 from conformance.report.html import render_html
-from conformance.results import Results
+from conformance.results import Results, read_results
+from conformance.results.plain import NON_FINITE
 
 #: From https://github.com/oasis-tcs/sarif-spec, without its white space.
 SCHEMA = json.loads(Path(__file__).with_name("sarif-schema-2.1.0.json").read_text())
@@ -243,3 +244,38 @@ def test_the_commands_write_them(results_file, tmp_path: Path, capsys):
     capsys.readouterr()
     assert main(["run", "batched", "--junit", str(tmp_path / "a.md" / "a.xml"), "--output", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("conformance: cannot write ")
+
+
+#: No file can hold the first, no XML the second.
+UNWRITABLE = "\udcff\x00"
+#: Their values are chosen from a list.
+CHOSEN = {"kind", "verdict", "verdicts", "level", "quantity", "way", "mistake"}
+
+
+def unwritable(value):
+    """The same, with such characters at the end of each text in it."""
+    if isinstance(value, dict):
+        return {name: one if name in CHOSEN else unwritable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [unwritable(one) for one in value]
+    return value + UNWRITABLE if isinstance(value, str) and value not in NON_FINITE else value
+
+
+def test_text_that_no_file_can_hold(results_file, tmp_path: Path, capsys, monkeypatch):
+    """In every field of the results: each format and each page is written, and can be read by what reads it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    texts = [json.dumps(unwritable(json.loads(line))) for line in results_file.read_text().splitlines()]
+    Path("conformance-results.jsonl").write_text("\n".join(texts) + "\n")
+    names = ("--markdown", "a.md", "--junit", "b.xml", "--sarif", "c.sarif", "--badge", "d.svg")
+    assert main(["report", "conformance-results.jsonl", *names]) == 1
+    assert main(["diff", str(results_file), "conformance-results.jsonl", "--html", "e.html"]) == 0
+    assert main(["merge", "conformance-results.jsonl", "--output", "merged"]) == 1
+    in_github_actions(digest(read_results("conformance-results.jsonl")))
+    assert "Traceback" not in capsys.readouterr().err
+    for name in ("a.md", "summary.md", "e.html", "conformance-report.html", "merged/conformance-report.html"):
+        assert "\\udcff" in Path(name).read_text("utf-8"), name
+    for name in ("b.xml", "d.svg"):
+        ElementTree.parse(name)
+    json.dumps(json.loads(Path("c.sarif").read_text()), ensure_ascii=False).encode()

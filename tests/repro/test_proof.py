@@ -30,6 +30,7 @@ SAYS = "after step 0, bias on rank 1: observed 0.25, expected 0.5"
         ),
         (Run(1, "OSError: no file '/tmp/one/a.pt'\n"), Ending(1, ("OSError: no file '/tmp/two/a.pt'",)), True),
         (Run(1, "OSError: no file '/tmp/one/b.pt'\n"), Ending(1, ("OSError: no file '/tmp/one/a.pt'",)), False),
+        (Run(1, "OSError: no file \\udcff\\ud800\n"), Ending(1, ("OSError: no file \udcff\ud800",)), True),
         (Run(None, ""), Ending(1), False),
         (Run(1, "observed\nthe trainer is wrong here\n"), Calls(1, "rule", "watch_saves"), True),
         (Run(1, "observed, expected\nIndexError: list index out of range\n"), Calls(1, "rule", "watch_saves"), False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_a_script_for_a_case_of_a_run(conformance, folder):
     assert "conformance repro single-acc2-fp16-clip-value" in Path("conformance-report.html").read_text()
     [shown] = [one for one in read_results(Path("conformance-results.jsonl")).cases if one.id == CASE]
     assert shown.repro_command == f"conformance repro {CASE} {mutant}"
+
+
+def test_a_message_that_no_file_can_hold(conformance, write):
+    target = write(r"raise RuntimeError('no file \udcff\x00')")
+    ended = conformance("repro", "single-batched-fp32-momentum", target, "--output", "mine.py")
+    assert (ended.code, ended.err) == (0, "")
+    assert "no file \\udcff" in ended.out
+    assert ast.get_docstring(ast.parse(Path("mine.py").read_bytes())).startswith(
+        r"rank 0 raised RuntimeError: no file \udcff\x00"
+    )
 
 
 @pytest.mark.parametrize(

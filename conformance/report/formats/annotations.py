@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ..card import Card
 from ..digest import Digest
+from ..text import visible
 
 
 def annotations(digest: Digest, is_expected: Callable[[Card], bool] = lambda card: False) -> Iterator[str]:
@@ -21,6 +22,7 @@ def annotations(digest: Digest, is_expected: Callable[[Card], bool] = lambda car
 
 
 def _escaped(text: str, more: str = "") -> str:
+    text = visible(text)
     for sign in "%\r\n" + more:
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text

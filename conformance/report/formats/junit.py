@@ -31,7 +31,7 @@ def junit(results: Results) -> str:
             "skipped": str(sum(case.verdict in NOT_RUN for case in own)),
             "time": _seconds(own),
         }
-        named = {"name": text(trainer), "timestamp": results.header.started}
+        named = {"name": text(trainer), "timestamp": text(results.header.started)}
         suite = ElementTree.Element("testsuite", named | counts)
         suites.append(suite)
         for case in own:
@@ -40,7 +40,7 @@ def junit(results: Results) -> str:
 
 
 def document(tool: str, suites: Sequence[ElementTree.Element]) -> str:
-    root = ElementTree.Element("testsuites", name=tool)
+    root = ElementTree.Element("testsuites", name=text(tool))
     root.extend(suites)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -53,7 +53,7 @@ def failing(test: ElementTree.Element, kind: str, message: str, details: str) ->
 
 
 def _test(case: CaseRecord, card: CaseCard | None) -> ElementTree.Element:
-    name, classname = text(case.id), f"{text(case.trainer)}.{case.path}"
+    name, classname = text(case.id), text(f"{case.trainer}.{case.path}")
     test = ElementTree.Element("testcase", name=name, classname=classname, time=_seconds([case]))
     properties = ElementTree.SubElement(test, "properties")
     for one in _PROPERTIES:

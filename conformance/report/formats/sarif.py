@@ -12,15 +12,16 @@ from typing import Any
 
 from ..card import Card
 from ..digest import Digest
+from ..text import visible
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
 def sarif(digest: Digest) -> str:
     """JSON."""
-    name, version = digest.tool
+    name, version = map(visible, digest.tool)
     rules = [
-        {"id": rule, "shortDescription": {"text": digest.rules.get(rule, rule)}}
+        {"id": visible(rule), "shortDescription": {"text": visible(digest.rules.get(rule, rule))}}
         for rule in dict.fromkeys(card.rule for card in digest.cards)
     ]
     driver = {"name": name, "semanticVersion": version, "rules": rules}
@@ -30,10 +31,10 @@ def sarif(digest: Digest) -> str:
 
 def _result(card: Card) -> dict[str, Any]:
     text = "\n".join([*card.lines(), card.extent])
-    result: dict[str, Any] = {"ruleId": card.rule, "level": "error", "message": {"text": text}}
+    result: dict[str, Any] = {"ruleId": visible(card.rule), "level": "error", "message": {"text": visible(text)}}
     if card.own_line is not None:
         file, line = card.own_line
-        uri = Path(os.path.relpath(file)).as_posix()
+        uri = visible(Path(os.path.relpath(file)).as_posix())
         region = {"startLine": line}
         result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
     return result

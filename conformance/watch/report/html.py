@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.report.html import base
+from conformance.report.text import save
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import CURVES, MOST_HISTORIES
 from conformance.watch.report.curves import HEIGHT, WIDTH, drawing
@@ -39,5 +40,5 @@ def write(findings: Findings, command: Sequence[str], folder: Path) -> Path:
         )
     )
     path = folder / NAME
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    save(path, text)
     return path
