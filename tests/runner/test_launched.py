@@ -217,6 +217,24 @@ def test_a_worker_that_hangs_is_ended_and_its_stack_reported(run: Callable[..., 
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_worker_that_writes_into_its_connection(run: Callable[..., Outcome]) -> None:
+    """Its peer waits for it, and nobody for that."""
+    outcome = run(r"""
+        if rank == 1:
+            import stat
+            for name in os.listdir("/proc/self/fd"):
+                try:
+                    if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                        os.write(int(name), b"no event\n")
+                except OSError:
+                    pass
+        threading.Event().wait()
+    """)
+    assert not outcome.timed_out
+    assert outcome.ranks[1].exit.startswith("the evidence of rank 1 has something among its events that is none")
+    assert [rank.after for rank in outcome.ranks] == [1, None]
+
+
 def test_a_driver_that_launches_nothing(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
     template = TEMPLATE.replace("worker.start()", "pass")
     outcome = serve(driver='raise OSError("no cluster")', template=template).run(make_spec("ddp"), LIMIT)

@@ -37,6 +37,8 @@ from conformance.runner.system.protocol import Channel
 
 # Seconds beyond the time limit if some ranks run elsewhere: the front, which sees all of them, enforces the limit.
 _SHARE_PATIENCE = 30.0
+# Seconds between two looks at the evidence of ranks that say nothing.
+_LOOK = 1.0
 
 
 class ClientDisconnected(Exception):
@@ -105,12 +107,14 @@ class Case(ABC):
             for key, _ in self._selector.select(self._patience()):
                 if not key.data():
                     self._selector.unregister(key.fileobj)
+            for process in self._processes():
+                process.look()
             self._note_exits()
             for action in self._supervision.advance(monotonic()):
                 self._act(action)
 
     def _patience(self) -> float:
-        patience = max(0.0, self._supervision.deadline - monotonic())
+        patience = min(_LOOK, max(0.0, self._supervision.deadline - monotonic()))
         is_silent = any(child.status is None and child.descriptor is None for child in self._children())
         return min(POLL, patience) if is_silent else patience
 

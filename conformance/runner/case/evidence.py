@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from conformance.runner.case.supervision import DRIVER
@@ -11,43 +10,57 @@ from conformance.runner.system.protocol import Lines
 
 #: Bytes. The longest case of the matrix leaves less than a tenth of it.
 LARGEST = 1 << 28
+_BEGINNING = b'{"'
 
 
 class MalformedEvidence(ValueError):
     """What is wrong with the evidence of a rank, in words that follow "the evidence of rank 1"."""
 
 
-def events(lines: Sequence[bytes], rank: int, *, is_whole: bool) -> Lines:
-    """The events of ``rank`` in the order of their numbers, which threads may have written in another order.
+class Evidence:
+    """The events of ``rank``, which are checked as they come. Those of the driver have no numbers."""
 
-    Those of the driver have no numbers.
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._numbered: list[tuple[int, bytes]] = []
 
-    ``is_whole``: the rank has delivered, so that none may be missing; otherwise those before the first gap.
+    def add(self, line: bytes) -> None:
+        """Raises MalformedEvidence: the line is not an event of this rank."""
+        position = len(self._numbered)
+        self._numbered.append((_number(position, line, self._rank), line))
 
-    Raises:
-        MalformedEvidence: a line is not an event of this rank, or one is missing.
-    """
-    if rank == DRIVER:
-        for position, line in enumerate(lines):
-            _event(position, line)
-        return Lines(lines)
-    numbered = sorted((_number(position, line, rank), line) for position, line in enumerate(lines))
-    for expected, (number, _) in enumerate(numbered):
-        if number < expected:
-            raise MalformedEvidence(f"has event {number} twice")
-        if number > expected:
-            if is_whole:
-                raise MalformedEvidence(f"has no event {expected}")
-            numbered = numbered[:expected]
-            break
-    return Lines([line for _, line in numbered])
+    def events(self, *, is_whole: bool) -> Lines:
+        """The events in the order of their numbers, which threads may have written in another order.
+
+        ``is_whole``: the rank has delivered, so that none may be missing; otherwise those before the first gap.
+
+        Raises:
+            MalformedEvidence: an event is missing.
+        """
+        numbered = sorted(self._numbered)
+        for expected, (number, _) in enumerate(numbered):
+            if number < expected:
+                raise MalformedEvidence(f"has event {number} twice")
+            if number > expected:
+                if is_whole:
+                    raise MalformedEvidence(f"has no event {expected}")
+                numbered = numbered[:expected]
+                break
+        return Lines([line for _, line in numbered])
 
 
 def _number(position: int, line: bytes, rank: int) -> int:
     event = _event(position, line)
+    if rank == DRIVER:
+        return position
     if type(event.get("seq")) is int and event.get("rank") == rank:
         return int(event["seq"])
     raise _no_event(position, line)
+
+
+def may_begin(rest: bytes) -> bool:
+    """Whether a line of ours can begin so: `protocol.encode` writes no white space."""
+    return rest.startswith(_BEGINNING[: len(rest)])
 
 
 def _event(position: int, line: bytes) -> dict[str, Any]:
@@ -61,7 +74,7 @@ def _event(position: int, line: bytes) -> dict[str, Any]:
 
 
 def _no_event(position: int, line: bytes) -> MalformedEvidence:
-    return MalformedEvidence(f"has a line {position + 1} that is not an event of it: {_excerpt(line)}")
+    return MalformedEvidence(f"has a line {position + 1} that is not an event of it: {excerpt(line)}")
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -72,5 +85,6 @@ def _refuse(constant: str) -> NoReturn:
 _decode = json.JSONDecoder(parse_constant=_refuse).decode
 
 
-def _excerpt(line: bytes) -> str:
+def excerpt(line: bytes) -> str:
+    """The beginning of a line, as it may be printed."""
     return ascii(line[:40].decode(errors="replace")) + ("..." if len(line) > 40 else "")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
-from conformance.runner.case import evidence
+from conformance.runner.case.evidence import Evidence, MalformedEvidence
 from conformance.runner.case.supervision import DRIVER, Failure
 from conformance.runner.outcome import RankOutcome, malformed
 from conformance.runner.system.protocol import Lines, to_json
@@ -18,13 +18,16 @@ class RankMember(Answering):
 
     Attributes:
         started, delivered, raised: what it has reported.
+        malformed: what is wrong with what it has sent, if anything; that fails it at once.
         killed_because: why we killed it, in words that complete "killed".
     """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.started = self.delivered = self.raised = False
+        self.malformed: str | None = None
         self.killed_because: str | None = None
+        self._evidence = Evidence(rank)
         self._failed_at: float | None = None
 
     @property
@@ -59,9 +62,11 @@ class RankMember(Answering):
         after = None if self.delivered or first_failed in (self.rank, DRIVER) else first_failed
         output, stack = self._printed()
         try:
-            events = evidence.events(self._lines(), self.rank, is_whole=self.delivered)
-        except evidence.MalformedEvidence as error:
-            why = malformed(self.rank, str(error))
+            events = self._evidence.events(is_whole=self.delivered)
+        except MalformedEvidence as error:
+            self._reject(str(error))
+        if self.malformed is not None:
+            why = malformed(self.rank, self.malformed)
             return RankOutcome(self.rank, (), False, why, output, stack or None, after)
         if self.raised and self._failed_at is None:
             # It raised when we had stopped it, because we had stopped its peers as well.
@@ -77,10 +82,6 @@ class RankMember(Answering):
         )
 
     @abstractmethod
-    def _lines(self) -> Sequence[bytes]:
-        """The events that it sent, in JSON. Raises MalformedEvidence."""
-
-    @abstractmethod
     def _printed(self) -> tuple[str, str]:
         """Its output, and its stack."""
 
@@ -91,7 +92,7 @@ class RankMember(Answering):
     def _note(self, notice: dict[str, Any]) -> None:
         self.started = True
         if notice["event"] == "finished":
-            self.delivered = True
+            self.delivered = self.malformed is None
         elif notice["event"] == "raised":
             self.raised = True
             # By the system's clock, which all processes share.
@@ -101,3 +102,18 @@ class RankMember(Answering):
         """Note a failure, unless we have killed the rank and so caused it."""
         if self._failed_at is None and not self.killed_because:
             self._failed_at = at
+
+    def _add(self, line: bytes) -> None:
+        """Take a line of its evidence."""
+        try:
+            self._evidence.add(line)
+        except MalformedEvidence as error:
+            self._reject(str(error))
+
+    def _reject(self, what: str) -> None:
+        """End it: ``what`` is wrong with what it has sent, in words that follow "the evidence of rank 1"."""
+        if self.malformed is None:
+            self.malformed = what
+            self.delivered = False
+            self._fail(monotonic())
+            self.kill("because its evidence is malformed")

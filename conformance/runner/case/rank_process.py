@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, time
 
 from conformance.runner.case import evidence
 from conformance.runner.case.member import RankMember
 from conformance.runner.case.supervision import BUILD_LIMIT, rank_name
-from conformance.runner.outcome import describe_status, signal_name
+from conformance.runner.outcome import RankOutcome, describe_status, signal_name
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
 from conformance.runner.system import protocol, stacks
 from conformance.runner.system.child import Child
-from conformance.runner.system.descriptors import Descriptors, Known, contents, tail
+from conformance.runner.system.descriptors import Descriptors, Known, tail
 from conformance.runner.system.output import Output
 
 _CHUNK = 1 << 16
@@ -38,14 +38,16 @@ class RankProcess(RankMember):
         os.set_blocking(self._notices, False)
         source, output = descriptors.pipe()
         self.output = Output(source)
-        self._stack, self._evidence = descriptors.file(), descriptors.file()
-        self._unread = b""
+        self._stack, self._file = descriptors.file(), descriptors.file()
+        # Of the notices and of the evidence: the beginning of a line.
+        self._unread = self._half = b""
+        self._read_to = 0
         self.unwritable: str | None = None
         self._is_limited = False
         self._locks: set[str] = set()
         self._waits_for: str | None = None
         self._leaves_running: str | None = None
-        pipes = Pipes(self._evidence, write, hold, self._stack)
+        pipes = Pipes(self._file, write, hold, self._stack)
 
         def body() -> int:
             os.dup2(output, 1)
@@ -72,19 +74,45 @@ class RankProcess(RankMember):
             data = os.read(self._notices, _CHUNK)
         except BlockingIOError:
             return True
-        *lines, rest = (self._unread + data).split(b"\n")
-        # A notice is short: more than that without the end of a line is something else.
-        self._unread = rest[-_CHUNK:]
-        for line in lines:
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in filter(None, lines):
             self._take(line)
+        if not evidence.may_begin(self._unread):
+            self._take(self._unread)
+        # What was written into the pipe without end is not kept.
+        self._unread = self._unread[:_CHUNK]
         return bool(data)
 
+    def look(self) -> None:
+        """Read what it has written as evidence since the last time."""
+        size = os.fstat(self._file).st_size
+        if size < self._read_to:
+            self._reject("has become shorter")
+        elif size > evidence.LARGEST:
+            self._reject(f"is larger than {evidence.LARGEST >> 20} MiB")
+        if self.malformed is not None:
+            return
+        data = os.pread(self._file, size - self._read_to, self._read_to)
+        self._read_to += len(data)
+        *lines, self._half = (self._half + data).split(b"\n")
+        for line in lines:
+            self._add(line)
+        if not evidence.may_begin(self._half):
+            self._add(self._half)
+
+    def outcome(self, first_failed: int | None) -> RankOutcome:
+        self.look()
+        # A process that was killed may leave half a line.
+        if self._half and self.delivered:
+            self._add(self._half)
+        return super().outcome(first_failed)
+
     def _take(self, line: bytes) -> None:
-        """Note a notice. A trainer can write something else into the pipe, which is left out."""
+        """Note a notice. A trainer can write something else into the pipe."""
         try:
             notice = protocol.decode(line)
         except (ValueError, RecursionError):
-            return
+            notice = {}
         match notice:
             case {"event": "raised", "at": float()} | {"event": "started" | "finished"}:
                 self._note(notice)
@@ -100,6 +128,8 @@ class RankProcess(RankMember):
                 self._waits_for = path
             case {"event": "leaving", "waits_for": [str(), *_] as names}:
                 self._leaves_running = ", ".join(map(str, names))
+            case _:
+                self._reject(f"has a notice that is not one of ours: {evidence.excerpt(line)}")
 
     def reap(self) -> None:
         """If the process has ended, note it and read its last reports."""
@@ -136,13 +166,6 @@ class RankProcess(RankMember):
 
     def stack_size(self) -> int:
         return os.fstat(self._stack).st_size
-
-    def _lines(self) -> Sequence[bytes]:
-        if os.fstat(self._evidence).st_size > evidence.LARGEST:
-            raise evidence.MalformedEvidence(f"is larger than {evidence.LARGEST >> 20} MiB")
-        *lines, rest = contents(self._evidence).split(b"\n")
-        # A process that was killed may leave half a line.
-        return [*lines, rest] if rest and self.delivered else lines
 
     def _printed(self) -> tuple[str, str]:
         return self.output.text(), tail(self._stack)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -28,7 +27,6 @@ class Worker(RankMember):
         super().__init__(rank)
         self._channel: Channel | None = None
         self._has_exited = False
-        self._sent: list[bytes] = []
         self._stack = ""
         self._pid: int | None = None
         self.lost_a_peer = False
@@ -41,7 +39,7 @@ class Worker(RankMember):
     def failure(self) -> Failure | None:
         failure = super().failure
         # If no worker entered, the driver is at fault.
-        if failure is None or not self.started:
+        if failure is None or not (self.started or self.malformed):
             return None
         # The first failure counts, raised or not: a framework ends all workers when one raises.
         return failure._replace(raised=False)
@@ -77,10 +75,8 @@ class Worker(RankMember):
         try:
             while self._channel.holds_message and (message := self._channel.receive()) is not None:
                 self._take(message)
-        except ValueError:
-            # Something else was written into its connection; reading its evidence reports it.
-            self._sent.append(b"")
-            self.kill("because it sent something that is not an event")
+        except (ValueError, RecursionError):
+            self._reject("has something among its events that is none")
         return True
 
     def note_earlier_failure(self, at: float) -> None:
@@ -126,14 +122,11 @@ class Worker(RankMember):
         message.pop("at", None)
         if message.get("event") == "started":
             self._pid = message.get("pid")
-        self._sent.append(to_json(message))
+        self._add(to_json(message))
         if message.get("event") == "raised":
             self.lost_a_peer = str(message.get("type")).startswith(_OF_LOST_PEERS)
         if message.get("event") in NOTICES:
             self._note({**message, "at": monotonic()})
-
-    def _lines(self) -> Sequence[bytes]:
-        return self._sent
 
     def _printed(self) -> tuple[str, str]:
         """The framework captures its workers' output, and may pass it on to the driver."""

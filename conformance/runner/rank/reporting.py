@@ -65,7 +65,7 @@ class Sender:
             if resource.getrlimit(resource.RLIMIT_FSIZE) != _FILE_SIZE:
                 self.notify({"event": "limited"})
             else:
-                self.notify({"event": "unwritable", "reason": error.strerror})
+                self.notify({"event": "unwritable", "reason": str(error.strerror)})
             return
         if event["event"] in NOTICES and not self.has_ended:
             self.notify({name: event[name] for name in ("event", "at") if name in event})

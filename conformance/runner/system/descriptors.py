@@ -24,11 +24,6 @@ def nameless_file() -> int:
     return descriptor
 
 
-def contents(file: int) -> bytes:
-    """The whole content of a file, wherever its offset is."""
-    return os.pread(file, os.fstat(file).st_size, 0)
-
-
 def tail(file: int, size: int = 20_000) -> str:
     """The last ``size`` bytes of a file, as text."""
     start = max(0, os.fstat(file).st_size - size)
