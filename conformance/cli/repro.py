@@ -62,7 +62,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.runner.front.client import RunnerError
     from conformance.suite.servers import Servers
 
-    with closing(Servers()) as servers:
+    with closing(Servers(options.time_limit)) as servers:
         try:
             target, candidates = _candidates(options, servers)
             return _written(target, candidates, servers, options, console)

@@ -114,6 +114,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             return say(str(error), USAGE)
         if hosts is None:
             return CONFORMING
+        hosts.time_limit = options.time_limit
     folder = RunFolder(options.output or Path())
     wrong = folder.unwritable()
     if wrong is not None:

@@ -43,7 +43,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.suite.servers import Servers
 
     held = failed = expected = 0
-    with closing(Servers()) as servers:
+    with closing(Servers(options.time_limit)) as servers:
         try:
             items = collect(servers, options.trainer, options.backend, ())
             wrong = [item.line for item in items if isinstance(item, BadInput)]

@@ -18,9 +18,9 @@ class HostedServer:
     `start` raises what that of `ForkServer` raises; the message names the machine.
     """
 
-    def __init__(self, target: str, backend: str, agents: list[RemoteStarter]) -> None:
+    def __init__(self, target: str, backend: str, agents: list[RemoteStarter], import_limit: float) -> None:
         self._agents = agents
-        self._servers = [ForkServer(target, backend, starter=agent.get) for agent in agents]
+        self._servers = [ForkServer(target, backend, import_limit, agent.get) for agent in agents]
 
     def start(self) -> None:
         for agent, server in zip(self._agents, self._servers, strict=True):
@@ -77,7 +77,7 @@ class Hosts(Servers):
         self._stack.callback(front.close)
 
     def open(self, target: str, backend: str) -> HostedServer:
-        return HostedServer(target, backend, self._front.agents)
+        return HostedServer(target, backend, self._front.agents, self.time_limit)
 
     def why_not(self, case: Case) -> str | None:
         if case.resumed_at is not None and len(set(self.hosts)) > 1:

@@ -149,10 +149,10 @@ class Outcome:
         return replace(self, ranks=tuple(_up_to(window, rank) for rank in self.ranks), timed_out=False)
 
     @classmethod
-    def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:
+    def without_evidence(cls, world_size: int, exit: str, seconds: float, *, timed_out: bool = False) -> Outcome:
         """The outcome of a case that delivered nothing: the same ``exit`` for every rank."""
         ranks = tuple(RankOutcome(rank, (), False, exit, "", None) for rank in range(world_size))
-        return cls(ranks, seconds, timed_out=False)
+        return cls(ranks, seconds, timed_out)
 
 
 def _placed(spec: Mapping[str, Any], rank: RankOutcome) -> RankOutcome:

@@ -135,5 +135,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def servers(config: pytest.Config) -> Servers:
     """The processes that hold the trainers, started on demand."""
     if SERVERS not in config.stash:
-        config.stash[SERVERS] = Servers()
+        config.stash[SERVERS] = Servers(config.getoption("time_limit"))
     return config.stash[SERVERS]

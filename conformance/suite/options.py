@@ -55,7 +55,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--time-limit": {
         "type": time_limit,
         "metavar": "SECONDS",
-        "help": f"how long a case may take before it is a HANG (default: {TIME_LIMIT:g})",
+        "help": "how long a case may take before it is a HANG, and the import of a trainer before it fails "
+        f"(default: {TIME_LIMIT:g})",
     },
     "--traces": {
         "type": Path,

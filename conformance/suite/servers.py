@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer, Outcome
+from conformance.suite.options import TIME_LIMIT
 from conformance.suite.patience import Patience
 
 
@@ -35,6 +36,7 @@ class Servers:
     """The fork servers of this process, one for each trainer and backend, started when first needed.
 
     Attributes:
+        time_limit: seconds for the import of a trainer.
         option: what a command line needs to run cases on the same machines.
         patience: which trainers are no longer waited for.
         hosts: the machines that ranks run on, if not only this one.
@@ -43,7 +45,8 @@ class Servers:
     option: str = ""
     hosts: Sequence[str] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, time_limit: float = TIME_LIMIT) -> None:
+        self.time_limit = time_limit
         self.patience = Patience()
         self._stack = ExitStack()
         self._servers: dict[tuple[str, str], Server] = {}
@@ -66,7 +69,7 @@ class Servers:
 
     def open(self, target: str, backend: str) -> Server:
         """A server that is not started yet."""
-        return ForkServer(target, backend)
+        return ForkServer(target, backend, self.time_limit)
 
     def why_not(self, case: Case) -> str | None:
         """Why a case cannot be run here, whatever the trainer."""

@@ -246,6 +246,20 @@ def test_a_driver_that_launches_nothing(serve: Callable[..., ForkServer], make_s
         assert "OSError: no cluster" in rank.output
 
 
+def test_a_driver_that_hangs_before_a_worker_enters(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    template = TEMPLATE.replace("worker.start()", "threading.Event().wait()")
+    outcome = serve(template=template).run(make_spec("ddp"), 2.0)
+    assert outcome.timed_out
+    assert "killed because it had not started after 2 s" in outcome.ranks[0].exit
+
+
+def test_a_session_that_hangs(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    template = TEMPLATE.replace("with tempfile.TemporaryDirectory() as folder:", "if not threading.Event().wait():")
+    outcome = serve(template=template).run(make_spec("ddp"), 2.0)
+    assert outcome.timed_out
+    assert {rank.exit for rank in outcome.ranks} == {"the trainer's session had not begun after 2 s"}
+
+
 def test_a_driver_that_declines_the_case(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
     template = TEMPLATE.replace("worker.start()", "pass")
     server = serve(driver='raise conformance.Unsupported("no workers of two")', template=template)

@@ -109,6 +109,14 @@ def test_an_import_that_fails_only_in_the_rank(write: Write, make_spec: MakeSpec
         assert "port is taken" in rank.events[-1]["message"]
 
 
+def test_an_import_that_hangs_only_in_the_rank(write: Write, make_spec: MakeSpec) -> None:
+    target = write("", f"{THREAD}\nif 'RANK' in os.environ: threading.Event().wait()")
+    with ForkServer(target, "ddp") as server:
+        outcome = server.run(make_spec("ddp"), 2.0)
+    assert outcome.timed_out
+    assert {rank.exit for rank in outcome.ranks} == {"killed at the time limit of 2 s"}
+
+
 @pytest.mark.parametrize("world_size", [1])
 def test_horovod_in_spawned_ranks(write: Write, make_spec: MakeSpec, horovod: Write, world_size: int) -> None:
     with open(target := horovod("print(hvd.size())"), "a") as file:

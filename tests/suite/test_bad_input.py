@@ -87,6 +87,14 @@ def test_one_line(conformance, arguments, said):
     assert said in ended.line
 
 
+def test_an_import_that_hangs(conformance):
+    Path("waits.py").write_text("import threading\nthreading.Event().wait()\n")
+    ended = conformance("run", "waits.py", "--time-limit", "2")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.line.startswith("conformance: waits.py: importing it did not end within 2 s at ")
+    assert ended.line.endswith("waits.py:2")
+
+
 def test_a_line_for_each_mistake_and_nothing_runs(conformance, write):
     Path("conformance-results.jsonl").write_text("earlier results\n")
     good = write("raise SystemExit('it ran')")

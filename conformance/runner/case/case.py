@@ -48,13 +48,16 @@ class ClientDisconnected(Exception):
 class Case(ABC):
     """A case in fresh processes, for the client at the end of ``client``.
 
-    ``request``: {"spec", "time_limit"}, the limit in seconds, counted from when all ranks have started; and "share",
-    the ranks to run here, if others run elsewhere: the client then supervises all of them.
+    ``request``: {"spec", "time_limit"}, the limit in seconds, until all ranks have started, and again from there; and
+    "share", the ranks to run here, if others run elsewhere: the client then supervises all of them.
+
+    ``start_limit``: the seconds until all have started, where that takes an import of torch.
     """
 
-    def __init__(self, request: dict[str, Any], client: Channel) -> None:
+    def __init__(self, request: dict[str, Any], client: Channel, start_limit: float | None = None) -> None:
         self._spec = request["spec"]
         self._time_limit = request["time_limit"]
+        self._start_limit = self._time_limit if start_limit is None else start_limit
         self._share = NodeShare(**request["share"]) if "share" in request else None
         self._client = client
         self._members: list[RankMember] = []
@@ -64,7 +67,7 @@ class Case(ABC):
         """Raises ClientDisconnected; RunnerError for what is no failure of a rank."""
         began = monotonic()
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
-        limits = Limits(self._time_limit + patience)
+        limits = Limits(self._time_limit + patience, self._start_limit)
         with ExitStack() as self._clearing:
             self._clearing.callback(sweep, linux.children())
             self._descriptors = Descriptors()
@@ -226,9 +229,13 @@ class StartedCase(Case):
     """A case whose ranks we start; ``run_rank`` runs in a forked process, and returns the exit code."""
 
     def __init__(
-        self, run_rank: Callable[[dict[str, Any], int, Pipes], int], request: dict[str, Any], client: Channel
+        self,
+        run_rank: Callable[[dict[str, Any], int, Pipes], int],
+        request: dict[str, Any],
+        client: Channel,
+        start_limit: float | None = None,
     ) -> None:
-        super().__init__(request, client)
+        super().__init__(request, client, start_limit)
         self._run_rank = run_rank
 
     def _start(self, hold: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-# Seconds. Importing torch and a trainer in fresh interpreters, several at once, may take long.
+# Seconds. Importing torch in fresh interpreters, several at once, may take long.
 START_LIMIT = 120.0
 # For builds of extensions, which do not count towards the time limit of a case.
 BUILD_LIMIT = 600.0
@@ -219,7 +219,7 @@ class Supervision(Generic[M]):
     def _too_late(self) -> str:
         if self._have_started:
             return f"at the time limit of {self._time_limit:g} s"
-        return f"because it had not started after {START_LIMIT:g} s"
+        return f"because it had not started after {self._limits.start:g} s"
 
 
 def rank_name(rank: int) -> str:

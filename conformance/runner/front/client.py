@@ -110,7 +110,8 @@ class ForkServer:
             channel.send({"spec": spec, "time_limit": time_limit})
         except BrokenPipeError:
             return None
-        return channel.receive(START_LIMIT + BUILD_LIMIT + time_limit + LEAVE_LIMIT + SLACK)
+        # A session, the start of the ranks and their work have the time limit each.
+        return channel.receive(3 * time_limit + START_LIMIT + BUILD_LIMIT + LEAVE_LIMIT + SLACK)
 
     def channel(self) -> Channel:
         """The connection to the server, which is started if it does not run. Raises what entering raises."""

@@ -76,11 +76,13 @@ def attempt(
     """Run the function that ``load`` returns, recorded, and ``wait`` for what it leaves running; the exit code if it
     raised."""
     from conformance.adapter.task import Task
+    from conformance.trace.seams.aside import Aside
 
     try:
+        # From here on its time is limited: what follows, an import or what else loads it, is the trainer's.
+        recorder.note("started", pid=getpid())
         train = load()
         recorder.sites.trainer_file = file_of(train)
-        recorder.note("started", pid=getpid())
         with recorder:
             task = Task(spec, rank, recorder)
             call(train, task)
@@ -135,10 +137,10 @@ def main(descriptor: str, target: str) -> None:
     stacks.answer_requests(pipes.stack)
 
     def load() -> Train:
-        preload()
-        gc.enable()
         return loading.load_for(target, job["backend"])[0]
 
+    preload()
+    gc.enable()
     code = run(load, job["spec"], job["rank"], pipes)
     sys.stdout.flush()
     sys.stderr.flush()

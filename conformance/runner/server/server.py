@@ -17,6 +17,7 @@ from conformance.adapter.loading import Import, Train, TrainerError, imported
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.case import Case, ClientDisconnected, StartedCase
 from conformance.runner.case.launched import LaunchedCase
+from conformance.runner.case.supervision import START_LIMIT
 from conformance.runner.outcome import Outcome, RunnerError, Unavailable
 from conformance.runner.rank import loading, rank
 from conformance.runner.rank.environment import LOOPBACK
@@ -82,7 +83,7 @@ def _prepare(
         rendezvous_host.preload(backend)
         if request["spawn"] == "driver":
             return _launched(lambda: loading.load_for(target, backend)[0], closing), {}
-        return partial(StartedCase, partial(rank.spawn, target, backend)), {}
+        return partial(StartedCase, partial(rank.spawn, target, backend), start_limit=START_LIMIT), {}
     train, declaration = loading.load_for(target, backend, imported)
     needs_loopback = declaration.launches_workers or BACKENDS[backend].paths != "single"
     if needs_loopback and (reason := rendezvous_host.why_down(LOOPBACK)) is not None:
@@ -112,7 +113,7 @@ def _launched(load: Callable[[], Train], closing: ExitStack) -> MakeCase:
     session = Session(load)
     closing.callback(sweep, set())
     closing.callback(session.end)
-    return lambda request, client: LaunchedCase(load, session.value(), request, client)
+    return lambda request, client: LaunchedCase(load, session.value(request["time_limit"]), request, client)
 
 
 def _why_slow(target: str, before: forking.Unsafe | None, after: forking.Unsafe | None) -> str | None:
@@ -134,8 +135,12 @@ def _answer(client: Channel, make_case: MakeCase) -> None:
         began = monotonic()
         try:
             outcome = make_case(request, client).run()
+        except ClientDisconnected:
+            _remove_checkpoints(request["spec"])
+            raise
         except SessionFailed as error:
-            outcome = Outcome.without_evidence(request["spec"]["world_size"], str(error), monotonic() - began)
+            size = request["spec"]["world_size"]
+            outcome = Outcome.without_evidence(size, str(error), monotonic() - began, timed_out=error.timed_out)
         except RunnerError as error:
             client.send({"failure": str(error)})
             continue

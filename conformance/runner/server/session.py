@@ -12,7 +12,6 @@ from typing import Any
 from conformance.adapter.declaration import session_of
 from conformance.adapter.loading import Train
 from conformance.runner.case.driver import make_importable_for_workers
-from conformance.runner.case.supervision import START_LIMIT
 from conformance.runner.rank.reporting import described
 from conformance.runner.system.child import Child
 from conformance.runner.system.protocol import Channel
@@ -22,7 +21,11 @@ _END_LIMIT = 8.0
 
 
 class SessionFailed(Exception):
-    """The session could not be entered: one line."""
+    """The session could not be entered: one line. ``timed_out``: because that took too long."""
+
+    def __init__(self, message: str, *, timed_out: bool) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
 
 
 class Session:
@@ -35,12 +38,12 @@ class Session:
         # The session is left when this closes.
         self._channel: Channel
 
-    def value(self) -> Any:
-        """What the session yields. Raises SessionFailed."""
+    def value(self, limit: float) -> Any:
+        """What the session yields. Raises SessionFailed, also after ``limit`` seconds."""
         if self._child is not None and self._child.poll() is not None:
             self.end()
         if self._child is None:
-            self._start()
+            self._start(limit)
         return self._value
 
     def end(self) -> None:
@@ -50,7 +53,7 @@ class Session:
             self._child.end(_END_LIMIT)
             self._child = None
 
-    def _start(self) -> None:
+    def _start(self, limit: float) -> None:
         self._channel, server = map(Channel, socket.socketpair())
 
         def body() -> int:
@@ -59,13 +62,14 @@ class Session:
 
         self._child = Child(body)
         server.close()
+        timed_out = False
         try:
-            answer = self._channel.receive(START_LIMIT) or {"failed": "ended before it began"}
+            answer = self._channel.receive(limit) or {"failed": "ended before it began"}
         except TimeoutError:
-            answer = {"failed": f"had not begun after {START_LIMIT:g} s"}
+            answer, timed_out = {"failed": f"had not begun after {limit:g} s"}, True
         if "failed" in answer:
             self.end()
-            raise SessionFailed(f"the trainer's session {answer['failed']}")
+            raise SessionFailed(f"the trainer's session {answer['failed']}", timed_out=timed_out)
         self._value = answer["value"]
 
 
