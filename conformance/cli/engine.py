@@ -31,6 +31,7 @@ from conformance.report.terminal import render_notes
 from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
 from conformance.results.records import CaseRecord, Header, LawText
+from conformance.runner.system import linux
 from conformance.suite.hooks import FINISHED, SERVERS
 from conformance.suite.items import BadInput
 from conformance.suite.options import arguments, sendable
@@ -40,10 +41,12 @@ from conformance.workloads.multivariate import SEED
 
 SUITE = Path(suite.__file__).parent
 # Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.
-# A signal to the whole group ends the run here, and the workers with it.
+# A signal to the whole group ends the run here, and the workers with it. A worker whose front is killed ends at once:
+# all that it could do is to print that its connection is lost. Its modules come later, from the front's import path.
 _START_OF_WORKER = (
     "import sys; sys.path[:] = filter(None, sys.path); import signal; "
-    "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; exec(sys.argv[-1])"
+    "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; "
+    "import runpy; runpy.run_path({linux!r})['die_with_parent']({front}); exec(sys.argv[-1])"
 )
 _HARNESS = "the harness failed: "
 
@@ -114,7 +117,8 @@ class Engine:
         `conformance.suite.options`.
         """
         command = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "--assert=plain"]
-        for plugin in ("conformance.suite.hooks", "xdist.plugin", "no:cacheprovider", "no:terminal"):
+        # Not pytest's folder for temporary files: it may be someone else's, and stays when the run ends.
+        for plugin in ("conformance.suite.hooks", "xdist.plugin", "no:cacheprovider", "no:terminal", "no:tmpdir"):
             command += ["-p", plugin]
         command += _workers(processes) if processes > 1 else ()
         # Some cases take many times as long as others; no case may wait for one of these while workers are idle.
@@ -268,7 +272,8 @@ def _undisturbed() -> Iterator[None]:
 
 def _workers(processes: int) -> Sequence[str]:
     """xdist's options for this many workers."""
-    python = shlex.join([os.path.normpath(sys.executable), "-u", "-c", _START_OF_WORKER])
+    start = _START_OF_WORKER.format(linux=os.path.normpath(linux.__file__), front=os.getpid())
+    python = shlex.join([os.path.normpath(sys.executable), "-u", "-c", start])
     return "--dist", "load", "--tx", f"{processes}*popen//python={python}"
 
 

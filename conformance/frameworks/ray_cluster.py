@@ -25,7 +25,8 @@ _OBJECT_STORE = 80 * 1024 * 1024
 def local_cluster() -> Iterator[dict[str, str]]:
     """Yields what `connected` needs."""
     token = _authenticate(secrets.token_hex(32))
-    with tempfile.TemporaryDirectory(prefix="conformance-", ignore_cleanup_errors=True) as folder:
+    # Ray's sockets are in it, and the name of a socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="", ignore_cleanup_errors=True) as folder:
         context: Any = ray.init(
             num_cpus=_CPUS,
             num_gpus=0,

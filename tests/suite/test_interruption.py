@@ -54,12 +54,18 @@ def processes_below():
 
 
 @pytest.fixture
-def blocked(write, gate, command):
+def temporary(tmp_path_factory):
+    """The folder for temporary files of a run."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture
+def blocked(write, gate, command, temporary):
     """A run whose first two cases are finished, and whose third is in the middle of training."""
 
     def start(processes: str = "1"):
         target = write(f"if task.accumulation == 3: open({str(gate)!r}).read()", name="waits.py")
-        run = command("run", target, *CHOSEN, "-n", processes)
+        run = command("run", target, *CHOSEN, "-n", processes, env={"TMPDIR": str(temporary)})
         # Opening it waits for the trainer to do the same.
         return run, os.open(gate, os.O_WRONLY)
 
@@ -117,17 +123,31 @@ def test_killed_and_resumed(blocked, all_gone, conformance):
     assert list(Path().glob("conformance-unfinished-*")) == []
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_killed_prints_and_leaves_nothing(blocked, all_gone, temporary, processes):
+    """What it leaves running ends, and removes its temporary files."""
+    run, gate = blocked(processes)
+    handles = run.handles()
+    os.kill(run.process.pid, signal.SIGKILL)
+    ended = run.ended()
+    assert all_gone(handles)
+    os.close(gate)
+    assert (ended.out, ended.err) == ("", "")
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("sent", "processes"),
     [(signal.SIGINT, "1"), (signal.SIGINT, "2"), (signal.SIGTERM, "2"), (signal.SIGHUP, "1")],
 )
-def test_interrupted_and_resumed(blocked, all_gone, conformance, sent, processes):
+def test_interrupted_and_resumed(blocked, all_gone, conformance, temporary, sent, processes):
     run, gate = blocked(processes)
     handles = run.handles()
     # As a terminal does on Ctrl-C, and when it is closed.
     os.killpg(run.process.pid, sent)
     ended = run.ended()
     assert all_gone(handles)
+    assert list(temporary.iterdir()) == []
     os.close(gate)
     assert ended.code == 130
     left = {path.name for path in Path().iterdir()} - {"__pycache__", "gate", "waits.py"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import pty
 import re
@@ -138,6 +139,18 @@ def test_options_of_other_projects_do_not_clash(pytester):
         """
     )
     pytester.runpytest("-q").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_folder_for_temporary_files_that_others_use(command, write, tmp_path_factory, processes):
+    """A run needs nothing that is there, such as the folder of another user's pytest, and leaves nothing."""
+    folder = tmp_path_factory.mktemp("temporary")
+    # Pytest can use this no more than the folder of another user.
+    (folder / f"pytest-of-{getpass.getuser()}").touch()
+    before = list(folder.iterdir())
+    ended = command("run", write(), "--case", CASE, "-n", processes, env={"TMPDIR": str(folder)}).ended()
+    assert (ended.code, ended.err) == (0, ""), ended.out
+    assert list(folder.iterdir()) == before
 
 
 def test_a_long_path_to_temporary_files(command, write, tmp_path):

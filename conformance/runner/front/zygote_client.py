@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from conformance.adapter.loading import TrainerError, place_of
-from conformance.runner.front.zygote_process import ZygoteProcess, connect
+from conformance.runner.front.zygote_process import ZygoteProcess, connect, temporary
 from conformance.runner.outcome import ImporterLost, RunnerError, ZygoteLost, describe_status
 from conformance.runner.rank.environment import base_environment
 from conformance.runner.system.output import Followed
@@ -95,7 +95,7 @@ class ZygoteClient:
         if address is None:
             self._process = ZygoteProcess()
             address = self._process.address
-        self._environment = base_environment(os.environ)
+        self._environment = {**base_environment(os.environ), **temporary(address)}
         self.owner = os.getpid()
         try:
             self._channel = connect(address)

@@ -27,7 +27,8 @@ _MOST_WORKERS = 1024
 class ZygoteProcess:
     """A fresh Python that imports torch, and forks servers for each `ZygoteClient` that connects to ``address``.
 
-    It starts in the background, and ends when it is closed or when this process ends.
+    It starts in the background, and ends when it is closed or when this process ends. Its last act is to remove the
+    folder of its address, see `temporary`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class ZygoteProcess:
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
-                env=base_environment(os.environ),
+                env={**base_environment(os.environ), **temporary(self.address)},
                 pass_fds=[listener.fileno()],
                 # Only we handle Ctrl-C.
                 start_new_session=True,
@@ -71,6 +72,11 @@ class ZygoteProcess:
         os.close(self._output)
         # It removes its folder itself, unless it died.
         shutil.rmtree(Path(self.address).parent, ignore_errors=True)
+
+
+def temporary(address: str) -> dict[str, str]:
+    """The variable that has a process put its temporary files next to this address: they go when the zygote ends."""
+    return {"TMPDIR": str(Path(address).parent)}
 
 
 def connect(address: str) -> Channel:

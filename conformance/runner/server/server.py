@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -145,3 +146,10 @@ def _answer(client: Channel, make_case: MakeCase) -> None:
             client.send({"failure": str(error)})
             continue
         client.send_json(outcome.to_json())
+
+
+def _remove_checkpoints(spec: Mapping[str, Any]) -> None:
+    """Remove the folder of a case that is stopped and resumed: a client that was killed has left it."""
+    life = spec.get("life", {})
+    for folder in filter(None, [life.get("checkpoint_dir"), life.get("resume_from")]):
+        shutil.rmtree(folder, ignore_errors=True)
