@@ -35,8 +35,10 @@ import torch
 from conformance.adapter.unsupported import Unsupported
 from conformance.trace import observers
 from conformance.trace.emit import Recording
+from conformance.trace.seams.aside import Aside
 from conformance.trace.seams.guarding import failures, harmless
-from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.ours import ours
+from conformance.trace.seams.patching import Seams, in_place
 from conformance.trace.values import Number, values
 
 Observe: TypeAlias = Callable[[Recording], Seams]
@@ -55,6 +57,7 @@ class Recorder(Recording):
     _declined_with: list[Number] | None = None
 
     def __enter__(self) -> Recorder:
+        ours.look(in_place())
         with ExitStack() as stack:
             stack.enter_context(failures.reported_to(self._failed))
 
@@ -78,10 +81,13 @@ class Recorder(Recording):
             observer=observer.rpartition(".")[2],
             error=f"{type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
+            # What was found before was not called.
+            **({"replaced": replaced} if (replaced := ours.look(in_place())) else {}),
         )
 
     def watch(self, model: torch.nn.Module) -> None:
         """`Task.model()` calls this with each model it hands out."""
+        ours.look(in_place())
         harmless(self._watch)(model)
 
     def _watch(self, model: torch.nn.Module) -> None:
@@ -126,6 +132,10 @@ class Recorder(Recording):
 
     def finished(self) -> None:
         """The trainer's function returned."""
+        with Aside():
+            self._finished()
+
+    def _finished(self) -> None:
         harmless(self.topology, __name__)()
         harmless(self.look, __name__)()
         harmless(self.watched.ends, __name__)()

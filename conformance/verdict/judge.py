@@ -188,10 +188,16 @@ def _may_hide(judgement: Judgement, finding: Finding) -> bool:
 def _failed(ranks: Sequence[RankEvidence]) -> str | None:
     """Which part of the recorder failed in the trainer's process, if one did."""
     for rank in ranks:
-        if rank.observer_failed is not None:
+        failed = rank.observer_failed
+        if failed is not None and failed.replaced:
             return (
-                f"the recorder's part `{rank.observer_failed.observer}` failed in rank {rank.outcome.rank} and was "
-                f"switched off, so the trainer cannot be judged: {rank.observer_failed.error}; this is a mistake of "
+                f"the trainer replaces {', '.join(failed.replaced)}, which the recorder calls, so rank "
+                f"{rank.outcome.rank} cannot be read: {failed.error}; replace it on import, not while training"
+            )
+        if failed is not None:
+            return (
+                f"the recorder's part `{failed.observer}` failed in rank {rank.outcome.rank} and was "
+                f"switched off, so the trainer cannot be judged: {failed.error}; this is a mistake of "
                 "ours, please report it with the traceback below"
             )
     return None

@@ -114,6 +114,20 @@ def test_a_part_of_the_recorder_failed(follow, wrong):
     assert record(run.case, "mine", "mine.py", "conformance run", judgement, 0.1).ranks[1].traceback == "Traceback: ..."
 
 
+def test_a_part_of_the_recorder_failed_by_a_replacement(follow):
+    """That is no bug of the recorder."""
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    failed = {"observer": "optimizer", "error": "KeyError: 7", "traceback": "", "replaced": ["torch.Tensor.tolist"]}
+    run.after(run.of("start", rank=1)[0], {**run.of("start", rank=1)[0], "event": "observer_failed", **failed})
+    del run.of("observer_failed", rank=1)[0]["weights"]
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline == (
+        "the trainer replaces torch.Tensor.tolist, which the recorder calls, so rank 1 cannot be read: KeyError: 7; "
+        "replace it on import, not while training"
+    )
+
+
 @pytest.mark.parametrize("kind", ["step", "finished"])
 def test_parameters_that_are_split_over_the_ranks(follow, kind):
     """As FSDP's: a rank holds a part of the weights, or nothing while their memory is freed."""

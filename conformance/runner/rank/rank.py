@@ -19,7 +19,7 @@ from conformance.adapter.loading import Train, place_of
 from conformance.runner.rank import builds, loading, store_prefix
 from conformance.runner.rank.killing import killed_in_save
 from conformance.runner.rank.leaving import wait_for_the_rest
-from conformance.runner.rank.preload import preload
+from conformance.runner.rank.preload import preload, remember
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import interpreter, stacks
 from conformance.runner.system.descriptors import Known, nameless_file
@@ -89,7 +89,8 @@ def attempt(
             wait()
             recorder.finished()
     except BaseException as error:
-        recorder.raised(**described(error))
+        with Aside():
+            recorder.raised(**described(error))
         return exit_code(error)
     return None
 
@@ -140,6 +141,7 @@ def main(descriptor: str, target: str) -> None:
         return loading.load_for(target, job["backend"])[0]
 
     preload()
+    remember()
     gc.enable()
     code = run(load, job["spec"], job["rank"], pipes)
     sys.stdout.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import posixpath
 import select
 import selectors
 import signal
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _OWNERS: tuple[Any, ...] = (
-    *(builtins, json, json.decoder, json.encoder, os, select, selectors, signal, socket, socket.socket),
+    *(builtins, json, json.decoder, json.encoder, os, posixpath, select, selectors, signal, socket, socket.socket),
     *(subprocess, tempfile, threading, time, traceback),
 )
 #: With these, children end without our notice, and writing to a closed connection ends the process.

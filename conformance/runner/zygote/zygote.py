@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from conformance.runner.rank.preload import preload, warm_up
+from conformance.runner.rank.preload import preload, remember, warm_up
 from conformance.runner.server import forking, server
 from conformance.runner.system import linux
 from conformance.runner.system.gpus import gpus
@@ -59,6 +59,7 @@ def prepare() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     preload()
     warm_up()
+    remember()
     # No collection before this: it would leave gaps in pages that children then fill, and so copy.
     gc.freeze()
     gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from conformance.trace.events.event import Event, Vector
@@ -19,6 +20,9 @@ class ObserverFailed(Event, noted="when a part of the recorder has raised an err
     observer: Annotated[str, "the part: a module of `conformance.trace.observers`, or `recorder`"]
     error: Annotated[str, "the type and the message"]
     traceback: str
+    replaced: Annotated[
+        Sequence[str], "the functions that the recorder calls and that the trainer has replaced before, if any"
+    ] = ()
 
 
 class Report(Event, noted="when the trainer calls `Task.report`, and after a step within `Task.step`"):

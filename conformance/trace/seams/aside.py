@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from conformance.trace.seams.ours import ours
+
 _C: Any = torch._C
 _modes, _transforms = _C._len_torch_dispatch_stack, _C._functorch.peek_interpreter_stack
 _tracing, _trace = _C._get_tracing_state, _C._set_tracing_state
@@ -18,18 +20,23 @@ _without_functions = _C.DisableTorchFunction
 
 class Aside:
     """A context in which this thread is in nothing that the trainer entered and that would count, forbid, record or
-    make up what we read: modes, transforms of `torch.func`, `torch.jit.trace`, `__torch_function__` of its classes.
+    make up what we read: modes, transforms of `torch.func`, `torch.jit.trace`, `__torch_function__` of its classes, and
+    what it has put in place of functions that we call.
 
     It may be entered again once it was left.
     """
 
-    __slots__ = ("_functions", "_rest")
+    __slots__ = ("_functions", "_has_ours", "_rest")
 
     def __init__(self) -> None:
+        self._has_ours = False
         self._functions: Any = None
         self._rest: ExitStack | None = None
 
     def __enter__(self) -> None:
+        if ours.replacements:
+            ours.enter()
+            self._has_ours = True
         # This runs dozens of times a step, and mostly there is nothing else to step out of.
         if _modes() or _is_included(_PRE_DISPATCH) or _transforms() is not None or _tracing() is not None:
             with ExitStack() as stack:
@@ -46,6 +53,9 @@ class Aside:
         if self._rest is not None:
             self._rest.close()
             self._rest = None
+        if self._has_ours:
+            self._has_ours = False
+            ours.leave()
 
 
 @contextmanager

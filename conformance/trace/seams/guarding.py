@@ -55,7 +55,7 @@ class Failures:
         if observer not in self.off:
             self.off.add(observer)
             # Evidence that cannot be delivered shows by its absence.
-            with suppress(Exception):
+            with suppress(Exception), Aside():
                 self._report(observer, error)
 
 
@@ -70,6 +70,7 @@ class Original(Aside):
 
     def __init__(self, original: Function, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         self._functions = self._rest = None
+        self._has_ours = False
         self.__wrapped__ = original
         self.given = given
         self.has_run = False
@@ -162,14 +163,15 @@ def _see_that_nothing_is_captured() -> None:
 def _came_by_signal(error: BaseException) -> bool:
     """Whether a handler of the script's for a signal raised it, such as one that ends what takes too long. Python calls
     these wherever it is, and so in what is ours."""
-    handlers = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = {_code(handler) for handler in handlers if callable(handler)} - {None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
+    with Aside():
+        handlers = (signal.getsignal(number) for number in signal.valid_signals())
+        codes = {_code(handler) for handler in handlers if callable(handler)} - {None}
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code in codes:
+                return True
+            trace = trace.tb_next
+        return False
 
 
 def _code(handler: Any) -> Any:

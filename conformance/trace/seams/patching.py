@@ -98,6 +98,11 @@ def originals() -> Iterator[None]:
             place.put(function)
 
 
+def in_place() -> set[int]:
+    """The identities of the functions that are, or were left, in a place of another one."""
+    return {id(function) for _, function in _seams}
+
+
 def replaced(owner: Any, name: str, around: Function) -> AbstractContextManager[None]:
     """Within this, `owner.name(*args)` calls `around(original, *args)`. The original is put back as it was."""
     place = _Place(vars(owner)[name], lambda: vars(owner).get(name), partial(setattr, owner, name))

@@ -1,0 +1,118 @@
+"""The functions that the recorder calls by name, as they were before a trainer could replace them.
+
+Trainers and libraries replace methods of tensors, functions of torch and of the standard library. While the recorder
+works, see `Aside`, those that it calls are the originals again: no replacement makes it fail or read other values.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import os
+import pathlib
+import posixpath
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Container, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import torch.distributed
+
+_OWNERS: tuple[Any, ...] = (
+    *(torch.Tensor, torch.UntypedStorage, torch, torch.nn.functional, torch.nn.Module, torch.optim.Optimizer),
+    *(torch.distributed, torch.cuda),
+    *(builtins, functools, os, pathlib.Path, posixpath, sys, threading, time, traceback, weakref),
+)
+_ABSENT = object()
+"""In place of what an owner only inherits."""
+
+_put, _remove, _own = setattr, delattr, vars
+
+
+class Ours:
+    """What the owners had under the names that are `called`, from `remember` on; and the trainer's `replacements`."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[dict[str, Any], Any, str, Any]] = []
+        self.replacements: list[tuple[Any, str, Any]] = []
+        # Of all threads: nobody may take what another one has put back for the trainer's.
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._theirs: list[tuple[Any, str, Any]] = []
+
+    def remember(self) -> None:
+        """Call this before a trainer is imported."""
+        names = {*_called(__name__.partition(".seams.")[0])}
+        self._before = [
+            (_own(owner), owner, name, _own(owner).get(name, _ABSENT))
+            for owner in _OWNERS
+            for name in dir(owner)
+            if name in names and callable(getattr(owner, name, None))
+        ]
+
+    def look(self, seams: Container[int]) -> list[str]:
+        """Find what has been replaced since the last time, by names such as "torch.Tensor.tolist". `seams`: the
+        identities of the functions by which the recorder itself replaces others."""
+        with self._lock:
+            known = {(id(owner), name) for owner, name, _ in self.replacements}
+            found = [
+                (owner, name, before)
+                for own, owner, name, before in self._before
+                if (now := own.get(name, _ABSENT)) is not before
+                and id(now) not in seams
+                and (id(owner), name) not in known
+            ]
+            # Another thread may be in `enter`.
+            self.replacements = [*self.replacements, *found]
+        return [f"{_name_of(owner)}.{name}" for owner, name, _ in found]
+
+    def enter(self) -> None:
+        """Put the originals back, until as many calls of `leave`."""
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                theirs = self.replacements
+                self._theirs = [(owner, name, _own(owner).get(name, _ABSENT)) for owner, name, _ in theirs]
+                _set(theirs)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                _set(self._theirs)
+
+
+def _set(values: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in values:
+        if value is not _ABSENT:
+            _put(owner, name, value)
+        elif name in _own(owner):
+            _remove(owner, name)
+
+
+def _name_of(owner: Any) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+
+
+def _called(package: str) -> Iterator[str]:
+    """The names that the code of a package looks up, as far as it is imported, and those of operators."""
+    yield from (name for name in dir(torch.Tensor) if name.startswith("__"))
+    for thing in gc.get_objects():
+        if type(thing) is FunctionType and str(thing.__module__).startswith(package):
+            yield from _looked_up(thing.__code__)
+
+
+def _looked_up(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _looked_up(constant)
+
+
+ours = Ours()

@@ -1,0 +1,77 @@
+"""Trainers that replace functions which the recorder calls: it calls the originals, or says what was replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conformance.runner.front.client import ForkServer
+
+LIMIT = 60.0
+Write = Callable[..., str]
+MakeSpec = Callable[..., dict[str, Any]]
+
+REPLACED = """
+import builtins
+
+def broken(*arguments, **options):
+    raise RuntimeError("not yours")
+"""
+REPLACEMENTS = {
+    "raises": "torch.Tensor.tolist = torch.Tensor.numpy = torch.Tensor.flatten = broken",
+    "makes up": "torch.Tensor.tolist = lambda self: [0.0]",
+    "is nothing": "torch.Tensor.flatten = torch.Tensor.untyped_storage = None",
+    "of its memory": "torch.UntypedStorage.data_ptr = torch.UntypedStorage.nbytes = broken",
+    "of files": "os.getcwd = os.path.abspath = os.path.isfile = broken",
+    "built in": "builtins.sum = builtins.sorted = broken",
+}
+
+
+def recorded(server: ForkServer, spec: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What the recorder read."""
+    (rank,) = server.run(spec, LIMIT).ranks
+    assert (rank.finished, rank.exit) == (True, "exited 0"), (rank.exit, rank.output)
+    return [(event["event"], event.get("weights")) for event in rank.events]
+
+
+@pytest.mark.parametrize("how", REPLACEMENTS)
+def test_what_an_import_replaces(write: Write, make_spec: MakeSpec, how: str) -> None:
+    spec = make_spec("single", 1)
+    # What these are to the trainer's own code does not matter: this one uses none of them.
+    with (
+        ForkServer(write(), "single") as plain,
+        ForkServer(write("", REPLACED + REPLACEMENTS[how]), "single") as server,
+    ):
+        assert recorded(server, spec) == recorded(plain, spec)
+
+
+def test_the_trainer_s_own_calls_are_of_its_replacement(write: Write, make_spec: MakeSpec) -> None:
+    """Also those in a call that the recorder surrounds."""
+    before = """
+    tolist, read = torch.Tensor.tolist, []
+    torch.Tensor.tolist = lambda self: read.append(1) or tolist(self)
+
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["params"][0].tolist()
+            return super().step(closure)
+    """
+    inside = """
+    own = Own(model.parameters(), lr=0.125)
+    for _ in range(2):
+        own.step()
+    print(len(read))
+    """
+    with ForkServer(write(inside, before), "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert rank.output == "2\n"
+
+
+def test_what_is_replaced_in_the_midst_is_named(write: Write, make_spec: MakeSpec) -> None:
+    """Nobody looks for that while it trains."""
+    with ForkServer(write("torch.Tensor.tolist = broken", REPLACED), "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    [failed, *_] = [event for event in rank.events if event["event"] == "observer_failed"]
+    assert failed["replaced"] == ["torch.Tensor.tolist"]
