@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import repeat
 from math import lcm
 from typing import Any, Final, Literal
@@ -94,24 +94,14 @@ class Case:
     def arithmetic(self) -> Precision:
         return PRECISIONS[self.precision]
 
-    @cached_property
+    @property
     def problem(self) -> Problem:
         """What the trainer must do.
 
         Raises:
             ValueError: no global batch of this workload divides over the layout.
         """
-        ranks = lcm(*self.world_sizes)
-        workload, layout = standard(self.workload, ranks, self.accumulation)
-        if self.own_scale:
-            workload = at_own_scale(workload)
-        if len({*self.world_sizes}) > 1:
-            before, after = (Layout.of(workload, size, self.accumulation) for size in self.world_sizes)
-            return Problem(workload, before, self.arithmetic, self.resumed_at, resumed_layout=after)
-        problem = Problem(workload, layout, self.arithmetic, self.resumed_at, self.resumed_inside)
-        if self.orders is None:
-            return problem
-        return replace(problem, read=windows_of(workload, self.orders, layout.accumulation), in_order=False)
+        return _problem(self)
 
     @property
     def world_sizes(self) -> tuple[int, int]:
@@ -166,6 +156,23 @@ class Case:
             return list(range(len(self.orders)))
         workload = self.problem.workload
         return list(range(workload.epochs)) if workload.shuffle else [0] * workload.epochs
+
+
+# Not in the case: a run keeps all of its cases until it ends.
+@lru_cache(maxsize=8)
+def _problem(case: Case) -> Problem:
+    """Raises ValueError, see `Case.problem`."""
+    ranks = lcm(*case.world_sizes)
+    workload, layout = standard(case.workload, ranks, case.accumulation)
+    if case.own_scale:
+        workload = at_own_scale(workload)
+    if len({*case.world_sizes}) > 1:
+        before, after = (Layout.of(workload, size, case.accumulation) for size in case.world_sizes)
+        return Problem(workload, before, case.arithmetic, case.resumed_at, resumed_layout=after)
+    problem = Problem(workload, layout, case.arithmetic, case.resumed_at, case.resumed_inside)
+    if case.orders is None:
+        return problem
+    return replace(problem, read=windows_of(workload, case.orders, layout.accumulation), in_order=False)
 
 
 def _shares(layout: Layout, workload: Workload, windows: Sequence[Window], orders: Orders | None) -> dict[str, Any]:

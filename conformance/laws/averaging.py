@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, product, zip_longest
 from math import hypot, prod
 from operator import attrgetter
@@ -111,7 +111,7 @@ def _repetitions(window: Window) -> int:
     return counts.pop() if len(counts) == 1 else 1
 
 
-@cache
+@lru_cache(maxsize=256)
 def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str, repetitions: int) -> tuple[Mistake, ...]:
     """All combinations of mistakes in averaging that change the gradients, in the order of their factors."""
     length = len(sizes)

@@ -94,7 +94,7 @@ def separation(right: Step, wrong: Step, *, by_weights: bool = False) -> Gap:
     return of_weights if by_weights else max(right.gradient.gap(wrong.gradient), of_weights)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_weights: bool = False) -> Power | None:
     """A lower bound of the power against the fault that comes nearest: each fault is followed until it shows.
 

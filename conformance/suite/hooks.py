@@ -124,10 +124,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Attach the result to the report as plain values, which is how it crosses from an xdist worker."""
+    """Move the result to the report as plain values, which is how it crosses from an xdist worker. The item stays until
+    the end of the run, and must not keep it."""
     report = yield
     if report.when == "call":
-        report.conformance = getattr(item, "conformance", None)
+        report.conformance = vars(item).pop("conformance", None)
         report.bad_input = getattr(item, "bad_input", None)
     return report
 

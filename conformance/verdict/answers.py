@@ -46,7 +46,8 @@ def _history(problem: Problem, rank: RankEvidence) -> ScalerHistory | None:
     return ScalerHistory(skips - dropped, tuple(scales[window] for window in known if window is not None))
 
 
-@lru_cache(maxsize=512)
+# Trainers of other backends have the same problems, a hundred cases later; each takes 0.1 MiB.
+@lru_cache(maxsize=128)
 def trajectory_of(reading: Reading, history: ScalerHistory | None) -> Trajectory:
     return reading.recurrence(history).run()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from fractions import Fraction
 
 import pytest
@@ -70,6 +71,13 @@ def test_a_case_builds_its_workload_and_layout():
     assert (workload.name, workload.batch_size) == ("momentum", 24)
     assert (layout.world_size, layout.accumulation, layout.micro_batch_size) == (3, 2, 4)
     assert Case("ddp", 3, 2, "bf16", "momentum").arithmetic is PRECISIONS["bf16"]
+
+
+def test_a_case_keeps_nothing_that_it_builds():
+    """A run keeps its cases until it ends."""
+    case = Case("ddp", 3, 2, "bf16", "momentum")
+    assert case.problem is case.problem
+    assert vars(case).keys() == {field.name for field in fields(case)}
 
 
 def test_what_does_not_divide_is_refused():
