@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -275,23 +274,6 @@ def test_a_rank_that_dies_in_a_build_leaves_no_lock(write: Write, make_spec: Mak
             (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
             assert rank.exit == "exited 3 before it finished"
             assert not lock.exists()
-
-
-def test_a_build_takes_nothing_of_the_time_limit(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
-    """Neither from the rank that builds nor from the one that waits for it."""
-    lock = tmp_path / "lock"
-    trains = f"""
-        baton = FileBaton({str(lock)!r})
-        if baton.try_acquire():
-            time.sleep(2.5)
-            baton.release()
-        else:
-            baton.wait()
-    """
-    target = write(textwrap.dedent(trains), "import time\nfrom torch.utils.file_baton import FileBaton")
-    with ForkServer(target, "ddp") as server:
-        outcome = server.run(make_spec("ddp", 2), 1.0)
-    assert [rank.exit for rank in outcome.ranks] == ["exited 0", "exited 0"] and outcome.seconds > 2.5
 
 
 def test_a_rank_that_waits_for_a_lock(run: Callable[..., Outcome], tmp_path: Path) -> None:

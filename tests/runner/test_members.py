@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from torch.utils.file_baton import FileBaton
 
 from conformance.runner.case.member import RankMember
 from conformance.runner.case.rank_process import RankProcess
 from conformance.runner.case.worker import Worker
+from conformance.runner.rank import builds
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.rank.reporting import Sender
 from conformance.runner.system.descriptors import Descriptors
@@ -90,3 +93,36 @@ def test_an_exception_that_comes_before_is(rank: RankMember) -> None:
     outcome = rank.outcome(0)
     assert [event["event"] for event in outcome.events] == ["started", "raised"]
     assert rank.failure is not None
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_rank_builds_as_long_as_it_has_the_lock_or_waits_for_it(tmp_path: Path, waits: bool) -> None:
+    """So long the time limit of its case does not count, see `test_supervision`."""
+    baton = FileBaton(str(tmp_path / "lock"))
+    descriptors = Descriptors()
+    hold, release = descriptors.pipe()
+
+    def become(pipes: Pipes) -> int:
+        descriptors.close(release)
+        builds.report_locks(Sender(pipes.evidence, pipes.notices).notify)
+        if waits:
+            baton.wait()
+        else:
+            baton.try_acquire()
+            os.read(hold, 1)
+            baton.release()
+        return 0
+
+    if waits:
+        baton.try_acquire()
+    rank = RankProcess(0, descriptors, hold, become)
+    while not rank.is_building:
+        rank.read()
+    if waits:
+        baton.release()
+    descriptors.close(release)
+    while rank.read():
+        continue
+    assert not rank.is_building
+    assert rank.child.end(None) == 0
+    descriptors.close_all_but(())
