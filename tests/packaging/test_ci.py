@@ -92,6 +92,21 @@ def test_a_wrong_trainer_is_stopped(project: Path, root: Path, programs: str) ->
     assert "acc/cleared-between-windows" in (project / "summary.md").read_text()
 
 
+def test_actions_are_pinned_by_hash(root: Path) -> None:
+    """A tag can be moved to other code. Pages name our own action by its branch: no file can contain its own hash."""
+    files = [*root.glob(".github/workflows/*.yml"), *root.glob("*.yml"), *root.glob("docs/**/*.yml")]
+    files += [root / "README.md", *root.glob("docs/**/*.md")]
+    used = [line for file in files for line in re.findall(r"^[- ]*uses: *(.+)$", file.read_text(), re.MULTILINE)]
+    others = [line for line in used if not line.startswith(("./", "trainer-conformance/trainer-conformance@"))]
+    assert len(others) > 10
+    assert [line for line in others if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
+def test_the_action_installs_what_the_tests_run_with(root: Path) -> None:
+    (install, _), _ = lines(root / "action.yml")
+    assert install == 'pip install -c "$GITHUB_ACTION_PATH/constraints.txt" "$GITHUB_ACTION_PATH"'
+
+
 def test_our_own_workflow_calls_the_action_with_what_it_takes(root: Path) -> None:
     takes = yaml.safe_load((root / "action.yml").read_text())["inputs"]
     workflow = yaml.safe_load((root / ".github/workflows/conformance.yml").read_text())
