@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from conformance.cli import (
 )
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
+from conformance.report.command import shown
 from conformance.report.console import SafeConsole
 from conformance.report.text import visible
 from conformance.suite.configuration import ConfigurationError, configuration
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options, given = _configured(parser, given)
         except ConfigurationError as error:
             return say(str(error), USAGE)
-        command = "conformance " + shlex.join(given)
+        command = "conformance " + shown(given)
         console = SafeConsole(highlight=False)
         if not console.width:
             # COLUMNS=0, as where a terminal has no size: nothing would be shown.

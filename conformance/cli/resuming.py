@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.cli.files import RunFolder
+from conformance.report.command import relative
 from conformance.report.text import listed, one_line, visible
 from conformance.results import Results, ResultsError, read_results
 from conformance.results.records import CaseRecord, Header
@@ -126,8 +127,8 @@ def _changed(then: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[st
 def _value(value: object) -> str:
     """The value of an option in words, whatever the order in which it was given."""
     if isinstance(value, list | tuple):
-        return ", ".join(sorted(set(value))) or "the default"
-    return "the default" if value is None else str(value)
+        return ", ".join(sorted(set(map(relative, value)))) or "the default"
+    return "the default" if value is None else relative(str(value))
 
 
 class _Unreadable(Exception):

@@ -103,6 +103,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.cli.engine import Engine
     from conformance.cli.resuming import CannotResume, earlier
     from conformance.cli.surroundings import machine, sources
+    from conformance.report.command import relative
 
     if options.address is not None and options.launcher != "ray":
         return say("--address needs --launcher ray", USAGE)
@@ -121,6 +122,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
     if (reason := formats.unwritable_file(options)) is not None:
         return say(reason, USAGE)
+    options.trainer = [*map(relative, options.trainer)]
     surroundings = machine(options.trainer, () if hosts is None else hosts.hosts)
     files = sources(options.trainer)
     found = None

@@ -12,6 +12,7 @@ from conformance.adapter.loading import place_of
 from conformance.results import Results
 from conformance.results.records import CaseRecord, Moment
 
+from .command import relative
 from .grouping import Failure, failures, failures_of
 from .signs import Cause
 from .sites import looked_at
@@ -228,7 +229,7 @@ def _own_line(case: CaseRecord, where: str | None) -> tuple[str, int] | None:
     place = place_of(case.target)
     lines = [(path, int(line)) for path, line in _LINE.findall(where or "")]
     own = [line for path, line in lines if place.endswith(".py") and _is_end_of(path, place)]
-    return (place, own[-1]) if own else None
+    return (relative(place), own[-1]) if own else None
 
 
 def _commands(case: CaseRecord) -> tuple[tuple[str, str], ...]:

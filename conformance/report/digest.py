@@ -28,10 +28,12 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Digest:
-    """tool: name and version. cut_off: why it is no evidence, if it ended early. rules: what the rules of the cards
-    say. tally: of what there are how many, `unit` of them in all. extent: of how much this is true."""
+    """tool: name and version. command: what ran, as `command.shown` has it. cut_off: why it is no evidence, if it ended
+    early. rules: what the rules of the cards say. tally: of what there are how many, `unit` of them in all. extent: of
+    how much this is true."""
 
     tool: tuple[str, str]
+    command: str
     summary: Summary
     cut_off: str | None
     cards: Sequence[Card]
@@ -44,6 +46,7 @@ class Digest:
 def digest(results: Results) -> Digest:
     return Digest(
         tool=(results.header.tool, results.header.version),
+        command=results.header.command,
         summary=summary(results),
         cut_off=results.cut_off,
         cards=cards(results),

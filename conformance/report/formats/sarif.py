@@ -6,11 +6,11 @@ https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from ..card import Card
+from ..command import relative
 from ..digest import Digest
 from ..text import visible
 
@@ -34,7 +34,7 @@ def _result(card: Card) -> dict[str, Any]:
     result: dict[str, Any] = {"ruleId": visible(card.rule), "level": "error", "message": {"text": visible(text)}}
     if card.own_line is not None:
         file, line = card.own_line
-        uri = visible(Path(os.path.relpath(file)).as_posix())
+        uri = visible(Path(relative(file)).as_posix())
         region = {"startLine": line}
         result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
     return result

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conformance.report.card import Card
+from conformance.report.command import relative, without_user
 from conformance.results.records import Timeline
 from conformance.watch.judging.findings import Cause, Findings
 from conformance.watch.judging.scenes import Scene
@@ -30,11 +29,12 @@ class WatchCard(Card):
     good: Picture | None = field(kw_only=True)
 
 
-def cards(findings: Findings, command: Sequence[str]) -> list[WatchCard]:
+def cards(findings: Findings, command: str) -> list[WatchCard]:
+    """command: as `shown` has it."""
     return [_card(cause, findings, command) for cause in findings.causes.values()]
 
 
-def _card(cause: Cause, findings: Findings, command: Sequence[str]) -> WatchCard:
+def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     first, law = cause.first, cause.first.text
     scene = findings.scenes.get(first.key)
     good = None if scene is None else _good(scene, findings)
@@ -53,19 +53,19 @@ def _card(cause: Cause, findings: Findings, command: Sequence[str]) -> WatchCard
         advice=law.fix,
         extent=_extent(cause),
         scope=f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}",
-        commands=(("again", f"conformance watch -- {shlex.join(command)}"),) if command else (),
-        bad=None if scene is None else Picture(*moments.marked(scene, first)),
-        good=None if good is None else Picture(moments.timeline(good)),
+        commands=(("again", f"conformance watch -- {command}"),) if command else (),
+        bad=None if scene is None else Picture(*moments.marked(scene, first, findings.sources)),
+        good=None if good is None else Picture(moments.timeline(good, findings.sources)),
     )
 
 
 def _line(site: Site, findings: Findings) -> tuple[str | None, tuple[str, int] | None, str]:
-    """The line as sites name it, its file and number, and its text."""
+    """The line as reports name it, its file and number, and its text."""
     if site is None:
         return None, None, ""
     file, number = site[0], site[1]
     path, text = findings.sources.get((file, number), (file, ""))
-    return f"{file}:{number}", (path, number), text
+    return moments.place(site, findings.sources), (relative(path), number), without_user(text)
 
 
 def _good(bad: Scene, findings: Findings) -> Scene | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
+from conformance.report.command import shown
 from conformance.report.digest import Digest
 from conformance.report.summary import Summary
 from conformance.report.text import one_line, visible
@@ -20,12 +21,13 @@ WAY_OUT = (
 
 
 def digest(findings: Findings, command: Sequence[str]) -> Digest:
-    title = verdict(findings)
+    title, command_line = verdict(findings), shown(command)
     return Digest(
         tool=("trainer-conformance", version("trainer-conformance")),
+        command=command_line,
         summary=Summary(title, _steps(findings), _TONES[title]),
         cut_off=None,
-        cards=cards(findings, command),
+        cards=cards(findings, command_line),
         rules={law.id: law.says for law in LAWS.values()},
         unit="Steps",
         tally=[

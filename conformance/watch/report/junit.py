@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
@@ -12,7 +11,7 @@ from conformance.watch.report.digest import digest, undecided
 
 
 def junit(findings: Findings, command: Sequence[str]) -> str:
-    whole, name = digest(findings, command), text(shlex.join(command))
+    whole = digest(findings, command)
     tests = [ElementTree.Element("testcase", name="verdict", classname="watch")]
     if whole.summary.title != "CONFORMS":
         reasons = "\n".join([whole.summary.detail, *undecided(findings)])
@@ -22,6 +21,8 @@ def junit(findings: Findings, command: Sequence[str]) -> str:
         failing(test, card.verdict, card.title, "\n".join(card.lines()))
         tests.append(test)
     wrong = sum(test.find("failure") is not None for test in tests)
-    suite = ElementTree.Element("testsuite", name=name, tests=str(len(tests)), failures=str(wrong), errors="0")
+    suite = ElementTree.Element(
+        "testsuite", name=text(whole.command), tests=str(len(tests)), failures=str(wrong), errors="0"
+    )
     suite.extend(tests)
     return document(whole.tool[0], [suite])

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
+from conformance.report.command import relative
 from conformance.report.swimlanes import key
 from conformance.results.records import Moment, Timeline
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.scenes import Scene
 
+Sources: TypeAlias = Mapping[tuple[str, int], tuple[str, str]]
+"""As in `Findings`."""
 
-def timeline(scene: Scene) -> Timeline:
+
+def timeline(scene: Scene, sources: Sources) -> Timeline:
     """Times are the order of each rank's calls: the recorder notes no clock."""
-    moments = [moment for rank, done in scene.of.items() for moment, _ in _of_rank(rank, done)]
+    moments = [moment for rank, done in scene.of.items() for moment, _ in _of_rank(rank, done, sources)]
     return Timeline(tuple(moments), scene.index, cut=scene.cut)
 
 
-def marked(scene: Scene, finding: Finding) -> tuple[Timeline, dict[tuple[object, ...], str]]:
+def marked(scene: Scene, finding: Finding, sources: Sources) -> tuple[Timeline, dict[tuple[object, ...], str]]:
     """The same, with what breaks the law marked; and the law by these moments, as `swimlanes.broken_at` has it."""
     moments, laws = [], {}
     for rank, done in scene.of.items():
-        for moment, record in _of_rank(rank, done):
+        for moment, record in _of_rank(rank, done, sources):
             if _shows(record, rank, finding):
                 moment = replace(moment, marked=True)
                 laws[key(moment)] = finding.law
@@ -36,13 +42,13 @@ def _shows(record: records.Record, rank: int, finding: Finding) -> bool:
     return rank in finding.ranks and finding.site is not None and getattr(record, "site", None) == finding.site
 
 
-def _of_rank(rank: int, done: list[records.Record]) -> Iterator[tuple[Moment, records.Record]]:
+def _of_rank(rank: int, done: list[records.Record], sources: Sources) -> Iterator[tuple[Moment, records.Record]]:
     micro_batch = -1
     for number, record in enumerate(done):
         if isinstance(record, records.Backward):
             micro_batch += 1
         event, label = _words(record)
-        where = _place(getattr(record, "site", None))
+        where = place(getattr(record, "site", None), sources)
         at = micro_batch + 1 if isinstance(record, records.Entered) else micro_batch
         yield Moment(rank, float(number), event, label, where, at if at >= 0 else None), record
 
@@ -79,5 +85,10 @@ def _rate(rate: float | None) -> str:
     return "unknown" if rate is None else f"{rate:.3g}"
 
 
-def _place(site: records.Site) -> str | None:
-    return None if site is None else f"{site[0]}:{site[1]}"
+def place(site: records.Site, sources: Sources) -> str | None:
+    """A line, by its file as seen from the current folder if it is below that, else as sites name it."""
+    if site is None:
+        return None
+    path, _ = sources.get((site[0], site[1]), (site[0], ""))
+    below = relative(path)
+    return f"{site[0] if os.path.isabs(below) else below}:{site[1]}"
