@@ -1,5 +1,6 @@
-"""The files that commands write, and the folder of a run.
+"""The folders into which commands put files.
 
+A command removes the report of an earlier one when it starts, and puts its own files in place when it ends.
 A run writes its results to a file of its own, which it holds locked. When the run ends, that file becomes the results
 of the folder, and the report is rendered from it. So a run that is killed leaves earlier results as they were, and its
 own for `--resume`; and two runs in one folder do not meet.
@@ -15,11 +16,65 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from conformance.report.writing import is_replaced
+
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
+WATCH_REPORT = "conformance-watch.html"
 _UNFINISHED = "conformance-unfinished-"
 
 
-class RunFolder:
+class OutputFolder:
+    """A folder into which a command puts files when it ends.
+
+    Attributes:
+        files: those that it puts there; the last is the report.
+    """
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._folder = folder
+        self.files = [folder / name for name in names]
+        self._earlier = [_identity(file) for file in self.files]
+
+    @property
+    def report(self) -> Path:
+        return self.files[-1]
+
+    def unwritable(self) -> tuple[Path, str] | None:
+        """The file that cannot be written, and why; None if all can."""
+        for file in self.files:
+            reason = unwritable(file)
+            if reason is not None:
+                return file, reason
+        return None
+
+    def remove_report(self) -> None:
+        """Remove the report of an earlier command, which must not stand beside one that does not end."""
+        with _held(self._folder):
+            if _identity(self.report) == self._earlier[-1]:
+                self.report.unlink(missing_ok=True)
+
+    @contextmanager
+    def placing(self) -> Iterator[list[Path]]:
+        """The block puts its files in place.
+
+        Yields their paths. They have numbers if another command has put its own into the folder since this one began.
+
+        Raises OSError.
+        """
+        with _held(self._folder):
+            if _identity(self.files[0]) not in (None, self._earlier[0]):
+                self.files = self._numbered()
+            self.report.unlink(missing_ok=True)
+            yield self.files
+
+    def _numbered(self) -> list[Path]:
+        number = 2
+        while (files := [file.with_stem(f"{file.stem}-{number}") for file in self.files])[0].exists():
+            number += 1
+        return files
+
+
+class RunFolder(OutputFolder):
     """The folder that a run writes to.
 
     Attributes:
@@ -27,68 +82,38 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder, RESULTS, REPORT)
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
-        self._folder = folder
-        self.results, self.report = folder / RESULTS, folder / REPORT
         self.own = folder / f"{_UNFINISHED}{now}-{os.getpid()}.jsonl"
-        self._earlier = _identity(self.results)
 
-    def unwritable(self) -> tuple[Path, str] | None:
-        """The file that cannot be written, and why; None if all can."""
-        for file in (self.results, self.report):
-            reason = unwritable(file)
-            if reason is not None:
-                return file, reason
-        return None
+    @property
+    def results(self) -> Path:
+        return self.files[0]
 
     def unfinished(self) -> list[Path]:
         """The results of runs that were killed, the newest first. What a run still writes is not among them."""
         files = [file for file in self._folder.glob(f"{_UNFINISHED}*.jsonl") if file.is_file() and not _is_locked(file)]
         return sorted(files, key=lambda file: file.name, reverse=True)
 
-    def remove_report(self) -> None:
-        """Remove the report of earlier results, which must not stand beside newer ones."""
-        self.report.unlink(missing_ok=True)
-
     @contextmanager
-    def placing(self) -> Iterator[tuple[Path, Path]]:
-        """Put the results in place. What the block writes to the second path becomes their report.
-
-        Yields the paths of the results and of the report. They have numbers if another run has put its results into the
-        folder since this one began.
-
-        Raises OSError.
-        """
-        with _held(self._folder):
-            if _identity(self.results) != self._earlier:
-                self.results, self.report = self._numbered()
-            self.remove_report()
+    def placing(self) -> Iterator[list[Path]]:
+        """Put the results in place; the block writes their report."""
+        with super().placing() as files:
             os.replace(self.own, self.results)
-            unfinished = self.report.with_name(f"{self.own.stem}.html")
-            try:
-                yield self.results, unfinished
-                os.replace(unfinished, self.report)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            yield files
 
     def discard(self) -> None:
         """Remove this run's own file: there is nothing in it."""
         self.own.unlink(missing_ok=True)
-
-    def _numbered(self) -> tuple[Path, Path]:
-        number = 2
-        while self._folder.joinpath(results := f"{Path(RESULTS).stem}-{number}.jsonl").exists():
-            number += 1
-        return self._folder / results, self._folder / f"{Path(REPORT).stem}-{number}.html"
 
 
 def unwritable(file: Path) -> str | None:
     """Why ``file`` cannot be written, if it cannot. Its folder is made."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists():
+        if not file.is_symlink() and file.exists():
             file.open("ab").close()
-        else:
+        if is_replaced(file):
             tempfile.TemporaryFile(dir=file.parent).close()
     except (FileExistsError, NotADirectoryError):
         return f"{file.parent} is not a folder"
@@ -100,7 +125,7 @@ def unwritable(file: Path) -> str | None:
 def _identity(file: Path) -> tuple[int, int] | None:
     """What tells a file from another one that took its place."""
     try:
-        found = file.stat()
+        found = file.lstat()
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns

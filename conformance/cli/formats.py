@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from conformance.cli.files import unwritable
-from conformance.report.text import save
+from conformance.report.writing import write as write_file
 from conformance.results import Results, ResultsError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def write(options: argparse.Namespace, renderers: Renderers) -> None:
     for name, file in _wanted(options):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            save(file, renderers[name]())
+            write_file(file, renderers[name]())
         except OSError as error:
             raise ResultsError(f"cannot write {file}: {error.strerror}") from error
 
@@ -95,7 +95,8 @@ def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
 
     if (summary := os.environ.get("GITHUB_STEP_SUMMARY")) is not None:
         try:
-            save(summary, markdown(digest), "a")
+            with open(summary, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(markdown(digest))
         except OSError as error:
             raise ResultsError(f"cannot write the job's summary, {summary}: {error.strerror}") from error
     if os.environ.get("GITHUB_ACTIONS") == "true":

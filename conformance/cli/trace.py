@@ -26,8 +26,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.laws.checking import violations
     from conformance.laws.run import Run
     from conformance.report.chrome import chrome
-    from conformance.report.text import save
     from conformance.report.trace import render_trace
+    from conformance.report.writing import write
     from conformance.trace import file
     from conformance.trace.hindsight.shards import joined
 
@@ -54,7 +54,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     reason = unwritable(options.chrome)
     if reason is None:
         try:
-            save(options.chrome, drawn)
+            write(options.chrome, drawn)
         except OSError as error:
             reason = error.strerror
     if reason is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from math import inf
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from conformance.cli import formats
 from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
-from conformance.cli.files import unwritable
+from conformance.cli.files import WATCH_REPORT, OutputFolder
 from conformance.cli.signals import ended_like_ctrl_c
 from conformance.results import ResultsError
 
@@ -57,11 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.report.command import shown
     from conformance.report.formats.markdown import markdown
     from conformance.report.formats.sarif import sarif
+    from conformance.report.writing import write
     from conformance.watch.recording.settings import Settings
     from conformance.watch.report.digest import digest
-    from conformance.watch.report.html import NAME, write
+    from conformance.watch.report.html import page
     from conformance.watch.report.junit import junit
     from conformance.watch.report.terminal import render
     from conformance.watch.verdict import verdict
@@ -70,10 +72,17 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
-    if options.output is not None and (reason := unwritable(options.output / NAME)) is not None:
-        return say(f"cannot write {options.output / NAME}: {reason}; name another folder with --output", USAGE)
+    folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
+    if folder is not None and (wrong := folder.unwritable()) is not None:
+        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
     if (reason := formats.unwritable_file(options)) is not None:
         return say(reason, USAGE)
+    # A command that cannot be started leaves the earlier report.
+    if folder is not None and shutil.which(script[0]) is not None:
+        try:
+            folder.remove_report()
+        except OSError as error:
+            return say(f"cannot remove {folder.report}: {error.strerror}; name another folder with --output", USAGE)
     try:
         with ended_like_ctrl_c():
             settings = Settings(options.steps, options.every)
@@ -82,14 +91,16 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except NoRoom as error:
         return say(f"nothing can be recorded in {error}; set TMPDIR to another folder", USAGE)
     except OSError as error:
-        return say(f"{script[0]} cannot be started: {error.strerror}", USAGE)
+        return say(f"{shown(script[:1])} cannot be started: {error.strerror}", USAGE)
     _clear_line()
     code, findings = watched.code, watched.findings
     render(findings, script, console)
     whole = digest(findings, script)
     try:
-        if options.output is not None:
-            console.print(f"\nReport: {write(findings, script, options.output)}", markup=False, soft_wrap=True)
+        if folder is not None:
+            with folder.placing() as [report]:
+                write(report, page(findings, script))
+            console.print(f"\nReport: {report}", markup=False, soft_wrap=True)
         formats.write(
             options,
             {
@@ -100,7 +111,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         )
         formats.in_github_actions(whole)
     except (OSError, ResultsError) as error:
-        return say(f"the report cannot be written: {error}", HARNESS)
+        return say(f"the report cannot be written: {error}", _as_in_a_shell(code) or HARNESS)
     if watched.was_killed:
         say("the script did not end in time, and was killed; --grace gives it longer", INTERRUPTED)
     if watched.was_stopped:
@@ -108,10 +119,15 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if watched.by is not None:
         say(f"interrupted by {watched.by.name}; the verdict is on what came before", INTERRUPTED)
     elif code:
-        say(f"the script itself failed with exit code {code}: {shlex.join(script)}", code)
+        say(f"the script itself failed with exit code {code}: {shown(script)}", code)
     if code:
-        return code if code > 0 else 128 - code
+        return _as_in_a_shell(code)
     return CONFORMING if verdict(findings) == "CONFORMS" else NOT_CONFORMING
+
+
+def _as_in_a_shell(code: int | None) -> int:
+    """An exit code; negative for a signal."""
+    return 0 if code is None else code if code >= 0 else 128 - code
 
 
 def _count(text: str) -> int:

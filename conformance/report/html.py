@@ -33,6 +33,7 @@ from .series import plot
 from .summary import extent, headline, scopes, standings, summary
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
+from .writing import write
 
 #: Tables and pictures of the workloads, the same for each run.
 WORKLOADS = "https://github.com/trainer-conformance/trainer-conformance/blob/main/docs/WORKLOADS.md"
@@ -72,7 +73,7 @@ def render_comparison(comparison: Comparison, old: Results, new: Results, path: 
 
 def _write(page: str, path: str | Path) -> None:
     try:
-        text.save(path, page)
+        write(Path(path), page)
     except OSError as error:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from error
 

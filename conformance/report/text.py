@@ -6,8 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Literal
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -30,12 +28,6 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """`text`, `visible`, on one line: a name with a line end in it must not look like two lines of ours."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
-
-
-def save(file: str | Path, text: str, mode: Literal["w", "a"] = "w") -> None:
-    """Writes a text file, in UTF-8; lone surrogates, which it cannot hold, as escapes. Raises OSError."""
-    with open(file, mode, encoding="utf-8", errors="backslashreplace") as opened:
-        opened.write(text)
 
 
 def number(value: float | None, digits: int = 9) -> str:

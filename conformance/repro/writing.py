@@ -15,7 +15,8 @@ from pathlib import Path
 from conformance.adapter.loading import file_of, function_of
 from conformance.cases.case import Case
 from conformance.report.card import Card
-from conformance.report.text import save, visible
+from conformance.report.text import visible
+from conformance.report.writing import write
 from conformance.repro.kinds import CannotShow, Shows
 from conformance.repro.proof import Run, is_shown, run
 from conformance.repro.script import function_in, script
@@ -58,7 +59,7 @@ def written(
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
         unproven = Path(folder, output.name)
         for shows, as_case in product(found, cases):
-            save(unproven, _documented(text(as_case, shows, target), card, case.id))
+            write(unproven, _documented(text(as_case, shows, target), card, case.id))
             ran = run(unproven, output.parent)
             if is_shown(ran, shows, case.problem.workload.model.elements):
                 unproven.replace(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -26,12 +27,16 @@ class ResultsWriter:
     """
 
     def __init__(self, path: str | Path, header: Header) -> None:
-        """Starts the file anew. Raises `ResultsError` if it cannot be opened, and `OSError` if it cannot be written."""
+        """Starts the file anew; a symbolic link is not followed.
+
+        Raises `ResultsError` if it cannot be opened, and `OSError` if it cannot be written.
+        """
         self.path = Path(path)
         self._planned = header.planned
         self._counts: Counter[str] = Counter()
         try:
-            self._file = self.path.open("w", encoding="ascii", newline="\n")
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+            self._file = os.fdopen(descriptor, "w", encoding="ascii", newline="\n")
         except OSError as error:
             raise ResultsError(f"cannot write {path}: {error.strerror}") from error
         try:

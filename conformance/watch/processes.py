@@ -19,7 +19,7 @@ class Trainers:
     def __init__(self, process: int, folder: Path) -> None:
         self._process, self._ledger = process, str(folder / NAME).encode()
         self._reached: set[tuple[int, int]] = set()
-        self.unreached: dict[int, str] = {}
+        self.unreached: dict[int, list[str]] = {}
 
     def look(self) -> set[int]:
         """Look for new ones; returns those with a recorder that still run."""
@@ -31,7 +31,7 @@ class Trainers:
                 if _TORCH not in maps:
                     continue
                 if self._ledger not in maps:
-                    self.unreached[pid] = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+                    self.unreached[pid] = _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
                     continue
                 self._reached.add(known)
             if known in self._reached:

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 
 import conformance
+from conformance.report.command import shown
 from conformance.watch import supervisor
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.judge import Judge
@@ -96,13 +97,13 @@ def _left(trainers: Trainers, report: int) -> set[int]:
 
 
 def _judge_end(
-    judge: Judge, code: int | None, unreached: Mapping[int, str], still: Set[int], *, has_torch: bool
+    judge: Judge, code: int | None, unreached: Mapping[int, Sequence[str]], still: Set[int], *, has_torch: bool
 ) -> None:
     """Whether the command ran to its end, and all that trained in it was seen."""
     findings = judge.findings
     for pid, line in unreached.items():
         findings.undecided(
-            f"a process used torch without a recorder: {pid} ({line}); start it with the environment of the command, "
+            f"a process used torch without a recorder: {pid} ({shown(line)}); start it with the environment of the command, "
             "and without -I and -E"
         )
     for pid in sorted(still):

@@ -16,7 +16,7 @@ from conformance.watch.judging.history import MOST_HISTORIES, Curve
 from conformance.watch.judging.judge import judged
 from conformance.watch.report.card import cards
 from conformance.watch.report.digest import digest, lines
-from conformance.watch.report.html import write
+from conformance.watch.report.html import page
 from conformance.watch.report.junit import junit
 from conformance.watch.report.terminal import render
 
@@ -32,7 +32,7 @@ def findings():
 
 
 def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
-    averaged, weights = cards(findings, COMMAND)
+    averaged, weights = cards(findings, "python train.py")
     assert averaged.title.endswith("(watch/averaged)")
     assert averaged.own_line == ("/home/me/train.py", 7)
     assert list(averaged.source_lines()) == ["  7 | optimizer.step()  # <b>"]
@@ -43,7 +43,7 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
 
 
 def test_the_first_wrong_window_is_beside_a_right_one(findings):
-    card, _ = cards(findings, COMMAND)
+    card, _ = cards(findings, "python train.py")
     assert (card.good.timeline.window, card.bad.timeline.window) == (0, 1)
     assert card.good.laws == {}
     shown = [(one.rank, one.event, one.marked) for one in card.bad.timeline.moments]
@@ -53,15 +53,29 @@ def test_the_first_wrong_window_is_beside_a_right_one(findings):
     assert {*card.bad.laws.values()} == {"watch/averaged"}
 
 
+def test_lines_are_named_from_the_folder_of_the_run(findings, monkeypatch, tmp_path):
+    script = tmp_path / "scripts" / "train.py"
+    monkeypatch.chdir(tmp_path)
+    findings.sources["train.py", 7] = str(script), "load('https://me:s3cret@host/x')"
+    card, _ = cards(findings, "python")
+    assert (card.where, card.own_line) == ("scripts/train.py:7", ("scripts/train.py", 7))
+    assert card.source == (("scripts/train.py:7", "load('https://REDACTED@host/x')"),)
+    assert {one.where for one in card.bad.timeline.moments} == {"scripts/train.py:7"}
+    # Elsewhere they are named as their imports name them.
+    monkeypatch.chdir("/")
+    findings.sources["train.py", 7] = "train.py", ""
+    assert cards(findings, "python")[0].where == "train.py:7"
+
+
 def test_what_a_finding_is_about_is_marked_alone(findings):
     first = next(iter(findings.causes.values())).first
     first.passes = frozenset({(1, 4)})
-    card, _ = cards(findings, COMMAND)
+    card, _ = cards(findings, "python train.py")
     assert [(one.rank, one.micro_batch) for one in card.bad.timeline.moments if one.marked] == [(1, 1)]
 
 
-def test_the_page_has_verdict_causes_timelines_and_curves(findings, tmp_path):
-    text = write(findings, COMMAND, tmp_path).read_text()
+def test_the_page_has_verdict_causes_timelines_and_curves(findings):
+    text = page(findings, COMMAND)
     assert '<h1 class="t-bad">DOES NOT CONFORM</h1>' in text
     assert "A right one: ranks in window 0" in text
     assert "The first wrong one: ranks in window 1" in text
@@ -96,7 +110,7 @@ def test_the_terminal_prints_the_same_cards(findings):
         assert line in "\n".join(lines(findings, COMMAND))
 
 
-def test_what_is_undecided_is_no_failure_of_a_law_and_has_a_way_out(tmp_path):
+def test_what_is_undecided_is_no_failure_of_a_law_and_has_a_way_out():
     script = Script()
     script.step([total(script.backward(), 0.37)] * 2)
     findings = script.findings()
@@ -104,20 +118,20 @@ def test_what_is_undecided_is_no_failure_of_a_law_and_has_a_way_out(tmp_path):
     assert text.startswith("UNDECIDED: In 0 of 2 steps")
     assert "gradients are multiplied, or changed in another way, as if by 0.74 (2 times)" in text
     assert "conformance init" in text
-    assert "Undecided" in write(findings, COMMAND, tmp_path).read_text()
+    assert "Undecided" in page(findings, COMMAND)
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
     assert "multiplied, or changed" in suite.find(".//failure").text
 
 
-def test_a_right_script_leaves_no_failure(tmp_path):
+def test_a_right_script_leaves_no_failure():
     script = Script()
     script.step([total(script.backward(), 0.5)] * 2)
     findings = script.findings()
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
     assert list(annotations(digest(findings, COMMAND))) == []
-    assert "CONFORMS" in write(findings, COMMAND, tmp_path).read_text()
+    assert "CONFORMS" in page(findings, COMMAND)
 
 
 def test_a_long_window_keeps_its_end():
@@ -154,7 +168,7 @@ def test_processes_that_train_apart_have_curves_of_their_own():
 
 
 @pytest.mark.parametrize("optimizers", [MOST_HISTORIES - 1, MOST_HISTORIES, MOST_HISTORIES + 3])
-def test_the_first_of_many_optimizers_have_curves(tmp_path, optimizers):
+def test_the_first_of_many_optimizers_have_curves(optimizers):
     script = Script(ranks=1, shapes=((3, 2),))
     for number in range(optimizers):
         script.numbers = [number + 1]
@@ -166,7 +180,5 @@ def test_the_first_of_many_optimizers_have_curves(tmp_path, optimizers):
         script.clear()
     findings = script.findings()
     assert (findings.steps, len(findings.histories)) == (optimizers, min(optimizers, MOST_HISTORIES))
-    told = (
-        f"Curves are kept of the first {MOST_HISTORIES} optimizers." in write(findings, COMMAND, tmp_path).read_text()
-    )
+    told = f"Curves are kept of the first {MOST_HISTORIES} optimizers." in page(findings, COMMAND)
     assert told == (optimizers >= MOST_HISTORIES)
