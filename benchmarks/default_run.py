@@ -80,7 +80,7 @@ def run(processes: int) -> tuple[float, dict[str, float], int, str]:
     began = time()
     with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         files = RunFolder(Path(folder))
-        engine = TimedEngine(files, "benchmarks/default_run.py", machine(()), console)
+        engine = TimedEngine(files, "benchmarks/default_run.py", machine(()), {}, console)
         engine.timed = []
         options = {"backend": BACKENDS, "case": (), "thorough": False, "time_limit": TIME_LIMIT, "traces": None}
         engine.run([], processes, options)

@@ -103,8 +103,8 @@ def _judge_end(
     findings = judge.findings
     for pid, line in unreached.items():
         findings.undecided(
-            f"a process used torch without a recorder: {pid} ({shown(line)}); start it with the environment of the command, "
-            "and without -I and -E"
+            f"a process used torch without a recorder: {pid} ({shown(line)}); start it with the environment of "
+            "the command, and without -I and -E"
         )
     for pid in sorted(still):
         findings.undecided(f"the command ended before process {pid}, which it started and which may train on")
