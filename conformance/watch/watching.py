@@ -84,7 +84,12 @@ def watch(
         is_whole = reader.finish() and code == 0 and not still
         if not was_stopped:
             _judge_end(judge, code, trainers.unreached, still, has_torch=ledger.has_torch)
-        return Watched(code, by, was_stopped, bool(ended.get("killed")), judge.finish(is_whole=is_whole))
+        try:
+            judge.finish(is_whole=is_whole)
+        except Exception as error:
+            # What a process has recorded may be nonsense. What was found until then stays.
+            judge.findings.undecided(f"the records cannot be judged to their end: {type(error).__name__}: {error}")
+        return Watched(code, by, was_stopped, bool(ended.get("killed")), judge.findings)
 
 
 def _left(trainers: Trainers, report: int) -> set[int]:
