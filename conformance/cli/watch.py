@@ -89,7 +89,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             grace = GRACE if options.grace is None else options.grace
             watched = watch(script, _live(monotonic(), stop=options.stop), settings, grace)
     except NoRoom as error:
-        return say(f"nothing can be recorded in {error}; set TMPDIR to another folder", USAGE)
+        return say(str(error), USAGE)
     except OSError as error:
         return say(f"{shown(script[:1])} cannot be started: {error.strerror}", USAGE)
     _clear_line()

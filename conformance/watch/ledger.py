@@ -17,9 +17,10 @@ import struct
 import weakref
 
 # As they were before a script could replace them.
+from errno import EIO
 from fcntl import LOCK_EX, flock
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
-from os import close, fstat, getpid
+from os import close, fstat, getpid, stat
 from os import open as open_file
 from typing import NamedTuple
 
@@ -59,19 +60,27 @@ class Account(NamedTuple):
 
 
 class Ledger:
-    """Maps the ledger in a folder. Raises OSError if there is none."""
+    """Maps the ledger in a folder. All that is done with it raises OSError if it is not there any more, or was cut
+    short: memory without a file under it would end the process.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    keeps: its descriptor stays open, so that nobody can remove it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, keeps: bool = False) -> None:
         self._path = os.path.join(folder, NAME)
+        self._file: int | str = self._path
         descriptor = open_file(self._path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.memory = _mapped(descriptor, fstat(descriptor).st_size)
+            self._memory = _mapped(descriptor, fstat(descriptor).st_size)
+            if keeps:
+                self._file = os.dup(descriptor)
+                weakref.finalize(self, close, self._file)
         finally:
             close(descriptor)
-        weakref.finalize(self, _libc.munmap, ctypes.addressof(self.memory), len(self.memory)).atexit = False
+        weakref.finalize(self, _libc.munmap, ctypes.addressof(self._memory), len(self._memory)).atexit = False
 
     @classmethod
-    def made(cls, folder: str | os.PathLike[str]) -> Ledger:
+    def made(cls, folder: str | os.PathLike[str], *, keeps: bool = False) -> Ledger:
         """A new one, with as many accounts as the disk has room for. Raises OSError if it has none."""
         descriptor = open_file(os.path.join(folder, NAME), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -87,7 +96,7 @@ class Ledger:
             os.ftruncate(descriptor, (1 + accounts) * _SIZE)
         finally:
             close(descriptor)
-        return cls(folder)
+        return cls(folder, keeps=keeps)
 
     @property
     def has_torch(self) -> bool:
@@ -122,11 +131,11 @@ class Ledger:
         try:
             flock(descriptor, LOCK_EX)
             number = self._get(_USED)
-            if (2 + number) * _SIZE > len(self.memory):
+            if (2 + number) * _SIZE > len(self._memory):
                 self._put(_UNLISTED, 1)
                 return None
             stem = os.urandom(8).hex().encode()
-            _ACCOUNT.pack_into(self.memory, (1 + number) * _SIZE, getpid(), started(), RUNNING, 0, 0, stem, b"")
+            _ACCOUNT.pack_into(self._memory, (1 + number) * _SIZE, getpid(), started(), RUNNING, 0, 0, stem, b"")
             self._put(_USED, number + 1)
         finally:
             close(descriptor)
@@ -137,16 +146,23 @@ class Ledger:
         return [self.account(number) for number in range(self._get(_USED))]
 
     def account(self, number: int) -> Account:
-        pid, start, state, records, steps, random, reason = _ACCOUNT.unpack_from(self.memory, (1 + number) * _SIZE)
+        self.check()
+        pid, start, state, records, steps, random, reason = _ACCOUNT.unpack_from(self._memory, (1 + number) * _SIZE)
         stem = f"{pid}-{start}-{random.decode(errors='replace')}"
         return Account(pid, start, state, records, steps, stem, reason.rstrip(b"\0").decode(errors="replace"))
 
+    def check(self) -> ctypes.Array[ctypes.c_char]:
+        """The memory. Raises OSError if it is not all there."""
+        if stat(self._file).st_size < len(self._memory):
+            raise OSError(EIO, "the ledger of the watch was cut short")
+        return self._memory
+
     def _get(self, at: int) -> int:
-        found: int = _NUMBER.unpack_from(self.memory, at)[0]
+        found: int = _NUMBER.unpack_from(self.check(), at)[0]
         return found
 
     def _put(self, at: int, value: int) -> None:
-        _NUMBER.pack_into(self.memory, at, value)
+        _NUMBER.pack_into(self.check(), at, value)
 
 
 class Entry:
@@ -163,21 +179,20 @@ class Entry:
 
     def add(self, records: int, steps: int) -> None:
         """So many are about to be written."""
-        self._add(_RECORDS, records)
-        self._add(_STEPS, steps)
+        memory = self._ledger.check()
+        for at, more in ((_RECORDS, records), (_STEPS, steps)):
+            [before] = _NUMBER.unpack_from(memory, self._at + at)
+            _NUMBER.pack_into(memory, self._at + at, before + more)
 
     def fail(self, reason: str) -> None:
         """Nothing more is recorded."""
         text = reason.encode(errors="replace")[: _SIZE - 8 - _REASON]
-        struct.pack_into(f"{len(text)}s", self._ledger.memory, self._at + _REASON, text)
+        struct.pack_into(f"{len(text)}s", self._ledger.check(), self._at + _REASON, text)
         self._ledger._put(self._at + _STATE, FAILED)
 
     def end(self) -> None:
         """All that there was is recorded."""
         self._ledger._put(self._at + _STATE, ENDED)
-
-    def _add(self, at: int, value: int) -> None:
-        self._ledger._put(self._at + at, self._ledger._get(self._at + at) + value)
 
 
 def _mapped(descriptor: int, size: int) -> ctypes.Array[ctypes.c_char]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BufferedReader
+from itertools import zip_longest
 from pathlib import Path
 
 from conformance.watch import records
@@ -22,14 +23,13 @@ class Reader:
 
     def __init__(self, folder: Path, judge: Judge) -> None:
         self._folder, self._judge = folder, judge
-        self._ledger = Ledger(folder)
+        self._ledger = Ledger(folder, keeps=True)
         self._streams: list[_Stream] = []
 
     def read(self) -> bool:
         """Read what is new; returns whether there was something."""
-        for number, account in enumerate(self._ledger.accounts()):
-            if number == len(self._streams):
-                self._streams.append(_Stream(self._folder, account))
+        for account in self._accounts()[len(self._streams) :]:
+            self._streams.append(_Stream(self._folder, account))
         found = [stream.read(self._judge) for stream in self._streams]
         return any(found)
 
@@ -38,22 +38,38 @@ class Reader:
         while self.read() or self._end_one():
             pass
         findings, is_whole = self._judge.findings, True
-        for stream, account in zip(self._streams, self._ledger.accounts(), strict=False):
+        for stream, account in zip_longest(self._streams, self._accounts()):
             if (lacks := stream.lacks(account)) is not None:
                 is_whole = False
                 stream.fail(lacks, findings)
             stream.close()
-        if self._ledger.has_unlisted:
-            findings.undecided("there was no room to keep account of a process: set TMPDIR to a larger disk")
         written = {stream.account.stem for stream in self._streams}
-        for path in sorted(self._folder.iterdir()):
-            if path.name.partition(".")[0] not in written and path.name != NAME:
-                findings.undecided(f"the folder of the records holds a file that no recorder wrote: {path.name}")
-        return is_whole and not self._ledger.has_unlisted
+        for name in sorted(_names(self._folder)):
+            if name.partition(".")[0] not in written and name != NAME:
+                findings.undecided(f"the folder of the records holds a file that no recorder wrote: {name}")
+        try:
+            has_unlisted = self._ledger.has_unlisted
+        except OSError as error:
+            findings.undecided(f"not all processes are known: {error.strerror}")
+            return False
+        if has_unlisted:
+            findings.undecided("there was no room to keep account of a process: set TMPDIR to a larger disk")
+        return is_whole and not has_unlisted
+
+    def _accounts(self) -> list[Account]:
+        try:
+            return self._ledger.accounts()
+        except OSError:
+            return []
 
     def _end_one(self) -> bool:
         """Let a rank that waits go on: those that it waits for have no more to say."""
         return any(stream.end() for stream in self._streams)
+
+
+def _names(folder: Path) -> list[str]:
+    """Of the files in a folder, if it is still there."""
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 class _Stream:
@@ -84,11 +100,13 @@ class _Stream:
         if self._launch is not None:
             self._launch.blind(self._rank)
 
-    def lacks(self, account: Account) -> str | None:
-        """What is missing of it, and since when; None if nothing is."""
-        after = f"process {account.pid} after step {self._steps}"
+    def lacks(self, account: Account | None) -> str | None:
+        """What is missing of it, and since when; None if nothing is. account: as it is at the end, if it is known."""
+        after = f"process {self.account.pid} after step {self._steps}"
         if self._error is not None:
             return f"the records cannot be read of {after}: {self._error}"
+        if account is None:
+            return f"nothing is known of {after}: its account was lost"
         if account.state == FAILED and not account.records:
             return f"the recorder could not start in process {account.pid}: {account.reason}"
         missing = account.records - self._count

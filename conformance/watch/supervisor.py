@@ -35,6 +35,8 @@ _ORPHANED = signal.SIGRTMIN + 1
 TOLD = signal.SIGRTMIN + 2
 """From the watch: it has got the signal of the number that is added to this. Unlike others, such signals queue."""
 _ALL = {*PASSED_ON, signal.SIGCHLD, END, _ORPHANED, *(TOLD + number for number in PASSED_ON)}
+_ORPHANS = 5.0
+"""Seconds that the command has to end if the watch was killed."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -74,7 +76,8 @@ class Supervisor:
                 self.is_orphaned = number == _ORPHANED
                 self._asked = signal.SIGTERM, set()
                 self._pass_on()
-                self._deadline = monotonic() + self._grace
+                # Nobody waits for what a watch that was killed has left.
+                self._deadline = monotonic() + (min(self._grace, _ORPHANS) if self.is_orphaned else self._grace)
                 continue
             if number > TOLD:
                 number -= TOLD
@@ -104,7 +107,7 @@ class Supervisor:
 
     def _reached(self) -> Iterator[int]:
         """Whom a signal reaches: all in the command's group, as a terminal does it; once the command has ended, all
-        that it has left."""
+        that it has left. Parents come first: a shell must not go on to its next command."""
         for pid in descendants(os.getpid()):
             # It may have ended meanwhile.
             with suppress(ProcessLookupError):
@@ -114,9 +117,10 @@ class Supervisor:
     def _pass_on(self) -> None:
         """Send what was asked for last to those that have not got it."""
         number, have = self._asked
-        for pid in {*self._reached()} - have:
-            have.add(pid)
-            _send(pid, number)
+        for pid in self._reached():
+            if pid not in have:
+                have.add(pid)
+                _send(pid, number)
 
     def _kill(self) -> None:
         self.has_killed = True
@@ -139,7 +143,7 @@ class Supervisor:
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that one has started, and those that they have, that have not ended."""
+    """The processes that one has started, and those that they have, that have not ended; parents come first."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdecimal():
@@ -150,12 +154,10 @@ def descendants(process: int) -> list[int]:
                 continue
             if state not in b"ZX":
                 parents.setdefault(int(parent), []).append(int(entry))
-    found, to_see = [], [process]
-    while to_see:
-        children = parents.get(to_see.pop(), [])
-        found += children
-        to_see += children
-    return found
+    found = [process]
+    for one in found:
+        found += parents.get(one, [])
+    return found[1:]
 
 
 def _say(report: int, **what: int | None) -> None:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from errno import EFBIG
 from pathlib import Path
 from time import monotonic
 
@@ -36,7 +37,7 @@ _AFTERWARDS = 5.0
 
 
 class NoRoom(Exception):
-    """There is no place for records. `str()` says where, and why."""
+    """There is no place for records. `str()` is one line that says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def watch(
     Raises OSError if it cannot be started, NoRoom if nothing can be recorded.
     """
     judge = Judge()
-    with place() as (folder, ledger):
+    with place(keeps=True) as (folder, ledger):
         reader = Reader(folder, judge)
         env = {**environment(str(folder), os.environ), **settings.variables()}
         was_stopped = False
@@ -78,12 +79,16 @@ def watch(
                     process.send_signal(supervisor.END)
             ended = _report(report)
             still = _left(trainers, report)
-            ledger.end()
+            has_torch = True
+            # Where a script has cut it short, the reader says so.
+            with suppress(OSError):
+                has_torch = ledger.has_torch
+                ledger.end()
         by = next((number for number in came if number in supervisor.ENDING), None)
         code: int | None = ended.get("code")
         is_whole = reader.finish() and code == 0 and not still
         if not was_stopped:
-            _judge_end(judge, code, trainers.unreached, still, has_torch=ledger.has_torch)
+            _judge_end(judge, code, trainers.unreached, still, has_torch=has_torch)
         try:
             judge.finish(is_whole=is_whole)
         except Exception as error:
@@ -126,15 +131,16 @@ def _ending(code: int) -> str:
 
 
 @contextmanager
-def place() -> Iterator[tuple[Path, Ledger]]:
-    """A folder for records, with a ledger, until the end of the block. Raises NoRoom."""
+def place(*, keeps: bool = False) -> Iterator[tuple[Path, Ledger]]:
+    """A folder for records, with a ledger, until the end of the block. keeps: as in `Ledger`. Raises NoRoom."""
     with ExitStack() as stack:
         try:
             temporary = tempfile.TemporaryDirectory(prefix="conformance-watch-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(temporary))
-            ledger = Ledger.made(folder)
+            ledger = Ledger.made(folder, keeps=keeps)
         except OSError as error:
-            raise NoRoom(f"{tempfile.gettempdir()}: {error.strerror}") from error
+            way_out = "lift the limit on the size of files" if error.errno == EFBIG else "set TMPDIR to another folder"
+            raise NoRoom(f"nothing can be recorded in {tempfile.gettempdir()}: {error.strerror}; {way_out}") from error
         yield folder, ledger
 
 

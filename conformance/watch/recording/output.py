@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from errno import EFBIG
 
 # As they were before a script could replace them.
@@ -48,13 +49,15 @@ class Output:
     def write(self, several: Sequence[records.Record]) -> None:
         """Append records. Raises Lost: they are not recorded, and the account says so."""
         entry = self._opened()
-        entry.add(len(several), sum(isinstance(record, _STEPS) for record in several))
         try:
+            entry.add(len(several), sum(isinstance(record, _STEPS) for record in several))
             for record in several:
                 settle(record)
             self._append("".join(map(encoded, several)).encode("ascii"))
         except BaseException as error:
-            entry.fail(_reason(error))
+            # Where there is no account any more, the watch knows that something is missing.
+            with suppress(OSError):
+                entry.fail(_reason(error))
             raise
 
     def end(self) -> None:
