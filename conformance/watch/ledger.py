@@ -32,7 +32,7 @@ _ACCOUNT = struct.Struct("<qqqqq16s192s")
 """pid, start, state, records, steps, a random part of the name, why recording failed"""
 _STATE, _RECORDS, _STEPS, _REASON = 16, 24, 32, 56
 _SIZE, _NUMBER = 256, struct.Struct("<q")
-_MOST, _FEWEST = 4096, 32
+_MOST, _FEWEST = 4096, 8
 """Accounts. A small disk has room for few."""
 RUNNING, ENDED, FAILED = range(3)
 
