@@ -428,6 +428,13 @@ def watch(session: nox.Session) -> None:
     session.run("python", "-m", "fixtures.watched", *session.posargs)
 
 
+@nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Full disks, closed descriptors, limits, signals, patched modules, hostile files: verdict, code, what is left."""
+    install_wheel(session, "test")
+    session.run("python", "-m", "fixtures.faults", *session.posargs)
+
+
 @nox.session(name="torch-newest", default=False)
 def torch_newest(session: nox.Session) -> None:
     """The default run with the newest torch of PyPI, a CUDA build, and its time next to that of the pinned torch."""

@@ -33,6 +33,7 @@ def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list
         "apex",
         "browser",
         "deepspeed-further",
+        "faults",
         "fuzz",
         "history",
         "reproduced",
