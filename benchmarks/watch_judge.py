@@ -10,7 +10,6 @@ records that it judges in a minute of one processor, and how much longer the lon
 from __future__ import annotations
 
 import argparse
-import atexit
 import shutil
 import sys
 import tempfile
@@ -49,11 +48,9 @@ def train(steps: int, rank: int) -> None:
 
 def record(steps: int, folder: Path, output: Path) -> None:
     def run(rank: int) -> None:
-        # Those of the process that forked.
-        atexit._clear()
-        start(str(folder))
+        end = start(str(folder))
         train(steps, rank)
-        atexit._run_exitfuncs()
+        end()
 
     if (codes := bare.ranks(2, run, output, TIME_LIMIT)) != [0, 0]:
         sys.exit(f"ranks ended with {codes}: {(output / '0.txt').read_text()[-1000:]}")

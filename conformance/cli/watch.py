@@ -67,7 +67,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.watch.report.junit import junit
     from conformance.watch.report.terminal import render
     from conformance.watch.verdict import verdict
-    from conformance.watch.watching import GRACE, NoRoom, watch
+    from conformance.watch.watching import GRACE, CannotStart, NoRoom, watch
 
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not script:
@@ -90,8 +90,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             watched = watch(script, _live(monotonic(), stop=options.stop), settings, grace)
     except NoRoom as error:
         return say(str(error), USAGE)
-    except OSError as error:
-        return say(f"{shown(script[:1])} cannot be started: {error.strerror}", USAGE)
+    except CannotStart as error:
+        return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
     _clear_line()
     code, findings = watched.code, watched.findings
     render(findings, script, console)

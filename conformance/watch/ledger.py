@@ -18,9 +18,9 @@ import weakref
 
 # As they were before a script could replace them.
 from errno import EIO
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_UN, flock
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
-from os import close, fstat, getpid, stat
+from os import O_CLOEXEC, O_RDONLY, close, fstat, getpid, read, stat, urandom
 from os import open as open_file
 from typing import NamedTuple
 
@@ -60,8 +60,8 @@ class Account(NamedTuple):
 
 
 class Ledger:
-    """Maps the ledger in a folder. All that is done with it raises OSError if it is not there any more, or was cut
-    short: memory without a file under it would end the process.
+    """Maps the ledger in a folder. All that is done with it raises OSError if the file was cut short: memory without a
+    file under it would end the process.
 
     keeps: its descriptor stays open, so that nobody can remove it.
     """
@@ -113,6 +113,10 @@ class Ledger:
         """Whether nobody reads what is recorded any more."""
         return bool(self._get(_OVER))
 
+    def note_unlisted(self) -> None:
+        """A process has no account."""
+        self._put(_UNLISTED, 1)
+
     def end(self) -> None:
         """The watch is over: recorders that still run stop."""
         self._put(_OVER, 1)
@@ -122,28 +126,33 @@ class Ledger:
         self._put(_IMPORTED, 1)
 
     def opened(self) -> Entry | None:
-        """A new account for this process; None if there is no room or the ledger is gone."""
+        """A new account for this process; None if there is no room or the file is out of reach."""
         try:
             descriptor = open_file(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            self._put(_UNLISTED, 1)
+            self.note_unlisted()
             return None
         try:
             flock(descriptor, LOCK_EX)
-            number = self._get(_USED)
-            if (2 + number) * _SIZE > len(self._memory):
-                self._put(_UNLISTED, 1)
+            number = self._used()
+            if number == self._most:
+                self.note_unlisted()
                 return None
-            stem = os.urandom(8).hex().encode()
+            stem = urandom(8).hex().encode()
             _ACCOUNT.pack_into(self._memory, (1 + number) * _SIZE, getpid(), started(), RUNNING, 0, 0, stem, b"")
             self._put(_USED, number + 1)
+            # A child that another thread forks meanwhile would keep the lock by its copy of the descriptor.
+            flock(descriptor, LOCK_UN)
+        except BaseException:
+            self.note_unlisted()
+            raise
         finally:
             close(descriptor)
         return Entry(self, number, getpid())
 
     def accounts(self) -> list[Account]:
         """All of them, in the order in which they were opened."""
-        return [self.account(number) for number in range(self._get(_USED))]
+        return [self.account(number) for number in range(self._used())]
 
     def account(self, number: int) -> Account:
         self.check()
@@ -153,9 +162,24 @@ class Ledger:
 
     def check(self) -> ctypes.Array[ctypes.c_char]:
         """The memory. Raises OSError if it is not all there."""
-        if stat(self._file).st_size < len(self._memory):
+        try:
+            size = stat(self._file).st_size
+        except OSError:
+            # It has no name any more, or none that is seen from here, so that nobody here can cut it short.
+            return self._memory
+        if size < len(self._memory):
             raise OSError(EIO, "the ledger of the watch was cut short")
         return self._memory
+
+    @property
+    def _most(self) -> int:
+        return len(self._memory) // _SIZE - 1
+
+    def _used(self) -> int:
+        number = self._get(_USED)
+        if not 0 <= number <= self._most:
+            raise OSError(EIO, "the ledger of the watch was damaged")
+        return number
 
     def _get(self, at: int) -> int:
         found: int = _NUMBER.unpack_from(self.check(), at)[0]
@@ -171,11 +195,6 @@ class Entry:
     def __init__(self, ledger: Ledger, number: int, process: int) -> None:
         self._ledger, self._at, self.process = ledger, (1 + number) * _SIZE, process
         self.stem = ledger.account(number).stem
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the watch still reads it."""
-        return not self._ledger.is_over
 
     def add(self, records: int, steps: int) -> None:
         """So many are about to be written."""
@@ -203,10 +222,13 @@ def _mapped(descriptor: int, size: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * size).from_address(address)
 
 
-def started(pid: int | str = "self") -> int:
-    """When a process started, in clock ticks since the machine did; 0 if that is not known."""
+def started() -> int:
+    """When this process started, in clock ticks since the machine did; 0 if that is not known."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
+        descriptor = open_file("/proc/self/stat", O_RDONLY | O_CLOEXEC)
+    except OSError:
         return 0
+    try:
+        return int(read(descriptor, 4096).rpartition(b")")[2].split()[19])
+    finally:
+        close(descriptor)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TypeAlias
 
-from conformance.watch.ledger import NAME, started
+from conformance.watch.ledger import NAME
 from conformance.watch.supervisor import descendants
 
 _TORCH = b"/libtorch_python"
+
+_Life: TypeAlias = tuple[bytes, ...]
+"""What tells a program from others that run before or after it under the same number, also by `exec`."""
 
 
 class Trainers:
@@ -17,26 +22,45 @@ class Trainers:
     """
 
     def __init__(self, process: int, folder: Path) -> None:
-        self._process, self._ledger = process, str(folder / NAME).encode()
-        self._reached: set[tuple[int, int]] = set()
+        self._process = process
+        # As the kernel writes it.
+        self._ledger = os.fsencode(os.path.realpath(folder / NAME)).replace(b"\n", b"\\012")
+        self._reached: set[_Life] = set()
         self.unreached: dict[int, list[str]] = {}
 
-    def look(self) -> set[int]:
-        """Look for new ones; returns those with a recorder that still run."""
-        alive = set()
+    def look(self) -> dict[int, list[str]]:
+        """Look for new ones; returns the command lines of those that still run and have a recorder, and of Python
+        processes that may load torch."""
+        alive = {}
         for pid in descendants(self._process):
-            known = pid, started(pid)
-            if known not in self._reached and pid not in self.unreached:
+            life = _life(pid)
+            if life not in self._reached:
                 maps = _read(pid, "maps")
-                if _TORCH not in maps:
+                if _TORCH in maps and self._ledger in maps:
+                    self._reached.add(life)
+                elif _TORCH in maps:
+                    self.unreached[pid] = _command(pid)
                     continue
-                if self._ledger not in maps:
-                    self.unreached[pid] = _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
-                    continue
-                self._reached.add(known)
-            if known in self._reached:
-                alive.add(pid)
+            if life in self._reached or _is_python(pid):
+                alive[pid] = _command(pid)
         return alive
+
+
+def _life(pid: int) -> _Life:
+    """The start of the process and of its program's stack, which is at random."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return (str(pid).encode(), *fields[19:20], *fields[25:26])
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> list[str]:
+    return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
@@ -67,9 +69,17 @@ class Reader:
         return any(stream.end() for stream in self._streams)
 
 
+def _opened(path: str, flags: int) -> int:
+    """Neither waits for who writes to a pipe, nor follows a link."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
 def _names(folder: Path) -> list[str]:
-    """Of the files in a folder, if it is still there."""
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    """Of the files in a folder, if it can be read still."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 class _Stream:
@@ -105,7 +115,7 @@ class _Stream:
         after = f"process {self.account.pid} after step {self._steps}"
         if self._error is not None:
             return f"the records cannot be read of {after}: {self._error}"
-        if account is None:
+        if account is None or account.stem != self.account.stem:
             return f"nothing is known of {after}: its account was lost"
         if account.state == FAILED and not account.records:
             return f"the recorder could not start in process {account.pid}: {account.reason}"
@@ -135,7 +145,9 @@ class _Stream:
         self._count += 1
         self._steps += isinstance(record, (records.Stepped, records.Passed))
         try:
-            if isinstance(record, records.Began):
+            if isinstance(record, records.Began) and self._count > 1:
+                self._error = "it begins a second time"
+            elif isinstance(record, records.Began):
                 self._launch, self._rank = judge.begin(record), record.rank
             elif self._launch is not None:
                 self._launch.feed(self._rank, record)
@@ -148,7 +160,9 @@ class _Stream:
             path = part(self._folder, self.account.stem, self._number)
             if not path.exists():
                 return b""
-            self._file = path.open("rb")
+            self._file = open(path, "rb", opener=_opened)  # noqa: SIM115  # stays open until all is read
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise ValueError("another file has taken the place of its records")
         line = self._file.readline()
         if line.endswith(b"\n"):
             return line

@@ -178,7 +178,11 @@ def _next(seconds: float | None) -> signal.struct_siginfo | None:
 def main(watch: str, report: str, grace: str, folder: str, *command: str) -> None:
     libc = ctypes.CDLL(None)
     os.set_inheritable(int(report), False)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
+    # What is ignored, as `nohup` does it, stays so: a signal that is blocked would be kept.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    heard = {number for number in _ALL if signal.getsignal(number) is not signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL - heard)
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         process = subprocess.Popen(

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from errno import EFBIG
 from pathlib import Path
 from time import monotonic
+from typing import TypeAlias
 
 import conformance
 from conformance.report.command import shown
@@ -34,6 +35,14 @@ _PAUSE = 0.2
 
 _AFTERWARDS = 5.0
 """Seconds that processes have to end after the command that started them."""
+
+
+_Lines: TypeAlias = Mapping[int, Sequence[str]]
+"""The command lines of processes."""
+
+
+class CannotStart(Exception):
+    """The command cannot be started. `str()` is the reason."""
 
 
 class NoRoom(Exception):
@@ -62,7 +71,7 @@ def watch(
     that is enough, and the command is ended. A signal is the command's: it has `grace` seconds to end, or until the
     second signal.
 
-    Raises OSError if it cannot be started, NoRoom if nothing can be recorded.
+    Raises CannotStart, and NoRoom if nothing can be recorded.
     """
     judge = Judge()
     with place(keeps=True) as (folder, ledger):
@@ -83,6 +92,8 @@ def watch(
             # Where a script has cut it short, the reader says so.
             with suppress(OSError):
                 has_torch = ledger.has_torch
+                if ledger.is_over:
+                    judge.findings.undecided("the script has written into the ledger of the watch")
                 ledger.end()
         by = next((number for number in came if number in supervisor.ENDING), None)
         code: int | None = ended.get("code")
@@ -97,18 +108,16 @@ def watch(
         return Watched(code, by, was_stopped, bool(ended.get("killed")), judge.findings)
 
 
-def _left(trainers: Trainers, report: int) -> set[int]:
-    """The processes with a recorder that still run some time after their command has ended."""
+def _left(trainers: Trainers, report: int) -> _Lines:
+    """The processes that may train and still run some time after their command has ended, with their command lines."""
     deadline = monotonic() + _AFTERWARDS
     while not select.select([report], [], [], _PAUSE)[0]:
         if not (still := trainers.look()) or monotonic() > deadline:
             return still
-    return set()
+    return {}
 
 
-def _judge_end(
-    judge: Judge, code: int | None, unreached: Mapping[int, Sequence[str]], still: Set[int], *, has_torch: bool
-) -> None:
+def _judge_end(judge: Judge, code: int | None, unreached: _Lines, still: _Lines, *, has_torch: bool) -> None:
     """Whether the command ran to its end, and all that trained in it was seen."""
     findings = judge.findings
     for pid, line in unreached.items():
@@ -116,8 +125,8 @@ def _judge_end(
             f"a process used torch without a recorder: {pid} ({shown(line)}); start it with the environment of "
             "the command, and without -I and -E"
         )
-    for pid in sorted(still):
-        findings.undecided(f"the command ended before process {pid}, which it started and which may train on")
+    for pid, line in still.items():
+        findings.undecided(f"the command ended before a process that may train on: {pid} ({shown(line)})")
     if code is None:
         findings.undecided("the process that supervises the command was killed")
     elif code:
@@ -127,7 +136,15 @@ def _judge_end(
 
 
 def _ending(code: int) -> str:
-    return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
+    return f"exit code {code}" if code > 0 else f"ended by {_signal(-code)}"
+
+
+def _signal(number: int) -> str:
+    """Its name; those for real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextmanager
@@ -174,13 +191,13 @@ def _supervised(
 
 
 def _report(report: int) -> dict[str, int | None]:
-    """How the command has ended; {} if the supervisor was killed. Raises OSError if it could not be started."""
+    """How the command has ended; {} if the supervisor was killed. Raises CannotStart."""
     text = b""
     while not text.endswith(b"\n") and (more := os.read(report, 4096)):
         text += more
     found: dict[str, int | None] = json.loads(text) if text else {}
     if (number := found.get("errno")) is not None:
-        raise OSError(number, os.strerror(number))
+        raise CannotStart(os.strerror(number))
     return found
 
 

@@ -32,10 +32,12 @@ class CudaGraph(Exception):
 
 
 class Failures:
-    """Which observers have failed and are switched `off`, by their module, and who is told."""
+    """Which observers have failed and are switched `off`, by their module, and who is told. untold: what failed where
+    the stack was too deep to tell."""
 
     def __init__(self) -> None:
         self.off: set[str] = set()
+        self.untold: dict[str, Exception] = {}
         self._report: Callable[[str, Exception], None] | None = None
 
     @contextmanager
@@ -46,7 +48,15 @@ class Failures:
         try:
             yield
         finally:
+            self.tell()
             self.off, self._report = before
+
+    def tell(self) -> None:
+        """Report those that could not be reported when they failed."""
+        while self.untold and self._report is not None:
+            observer, error = self.untold.popitem()
+            with suppress(Exception):
+                self._report(observer, error)
 
     def add(self, observer: str, error: Exception) -> None:
         """It failed by `error`, which is raised if nobody is told."""
@@ -122,6 +132,12 @@ def guarded(around: Function, original: Function) -> Function:
             with once:
                 _see_that_nothing_is_captured()
                 return around(once, *args, **kwargs)
+        except RecursionError as error:
+            if error is once.error:
+                raise
+            # There is no room for a call.
+            failures.off.add(observer)
+            failures.untold[observer] = error
         except Exception as error:
             if error is once.error or _came_by_signal(error):
                 raise
@@ -145,6 +161,9 @@ def harmless(act: Function, observer: str | None = None) -> Function:
             _see_that_nothing_is_captured()
             with Aside():
                 return act(*args, **kwargs)
+        except RecursionError as error:
+            failures.off.add(observer)
+            failures.untold[observer] = error
         except Exception as error:
             if _came_by_signal(error):
                 raise

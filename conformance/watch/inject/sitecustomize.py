@@ -4,6 +4,7 @@ where `conformance.watch.watching` has put it.
 It costs nothing until the process imports torch. Then it maps the ledger, and after the import starts the recorder.
 """
 
+import atexit
 import importlib.machinery
 import importlib.util
 import os
@@ -41,59 +42,74 @@ class _AfterTorch:
 
 def _mapped():
     """The ledger, and the module that it is of, by its path: our package is not imported yet. None without a ledger."""
-    path = os.path.join(os.path.dirname(_HERE), "ledger.py")
-    spec = importlib.util.spec_from_file_location(f"{_OURS}.watch.ledger", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     try:
-        return module.Ledger(os.environ["CONFORMANCE_WATCH"]), module
-    except OSError:
+        with _Imported():
+            path = os.path.join(os.path.dirname(_HERE), "ledger.py")
+            spec = importlib.util.spec_from_file_location(f"{_OURS}.watch.ledger", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module.Ledger(_FOLDER), module
+    except Exception:
         return (
             None  # The folder is gone, and the watch with it; or it is not seen from here, which the watch finds out.
         )
 
 
 def _start(ledger, module):
-    ledger.note_torch()
     try:
-        with _Imported(os.environ["CONFORMANCE_WATCH_HOME"], module):
+        ledger.note_torch()
+        with _Imported(module):
             from conformance.watch.recording.start import start
 
-            start(os.environ["CONFORMANCE_WATCH"])
+            _at_exit.append(start(_FOLDER, ledger))
     except Exception as error:
         entry = ledger.opened()
         if entry is not None:
             entry.fail(f"{type(error).__name__}: {error}")
 
 
-class _Imported:
-    """Within this, our package can be imported, and only it: the path stays as it was. A package of the script's own
-    that has the same name is the script's again afterwards."""
+def _end():
+    for act in _at_exit:
+        act()
 
-    def __init__(self, home, ledger):
-        self._folder, self._ledger = os.path.join(home, _OURS), ledger
+
+class _Imported:
+    """Within this, our package can be imported, and what it needs, as if the script were not there. What the script
+    would import from a folder of its own by the same name is the script's again afterwards."""
+
+    def __init__(self, ledger=None):
+        self._ledger = ledger
 
     def __enter__(self):
-        self._theirs = _taken()
-        spec = importlib.util.spec_from_file_location(
-            _OURS, os.path.join(self._folder, "__init__.py"), submodule_search_locations=[self._folder]
-        )
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[_OURS] = module
-        # The functions that it has bound are those from before the script ran.
-        sys.modules[f"{_OURS}.watch.ledger"] = self._ledger
-        spec.loader.exec_module(module)
+        self._path, self._theirs, self._before = [*sys.path], _taken(), {name.partition(".")[0] for name in sys.modules}
+        sys.path[:] = _PATH
+        if self._ledger is not None:
+            spec = importlib.util.spec_from_file_location(
+                _OURS, os.path.join(_PACKAGE, "__init__.py"), submodule_search_locations=[_PACKAGE]
+            )
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[_OURS] = module
+            # The functions that it has bound are those from before the script ran.
+            sys.modules[f"{_OURS}.watch.ledger"] = self._ledger
+            spec.loader.exec_module(module)
 
     def __exit__(self, *_):
-        if self._theirs or self._is_the_scripts():
-            _taken()
-            sys.modules.update(self._theirs)
+        sys.path[:] = self._path
+        own = [folder for folder in self._path if folder not in _PATH]
+        new = {name.partition(".")[0] for name in sys.modules} - self._before
+        hidden = {name for name in new if importlib.machinery.PathFinder.find_spec(name, own) is not None}
+        if self._theirs or _is_the_scripts():
+            hidden.add(_OURS)
+        for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+            del sys.modules[name]
+        sys.modules.update(self._theirs)
 
-    def _is_the_scripts(self):
-        """Whether the script would import another package of this name."""
-        found = importlib.machinery.PathFinder.find_spec(_OURS)
-        places = [] if found is None else [*(found.submodule_search_locations or [found.origin])]
-        return any(os.path.realpath(place) != os.path.realpath(self._folder) for place in places)
+
+def _is_the_scripts():
+    """Whether the script would import another package of our name."""
+    found = importlib.machinery.PathFinder.find_spec(_OURS)
+    places = [] if found is None else [*(found.submodule_search_locations or [found.origin])]
+    return any(os.path.realpath(place) != os.path.realpath(_PACKAGE) for place in places)
 
 
 def _taken():
@@ -112,6 +128,12 @@ def _run_hidden():
         spec.loader.exec_module(module)
 
 
-if os.environ.get("CONFORMANCE_WATCH"):
+# A script may change its environment and its path.
+_FOLDER, _HOME, _PATH = os.environ.get("CONFORMANCE_WATCH"), os.environ.get("CONFORMANCE_WATCH_HOME", ""), [*sys.path]
+_PACKAGE = os.path.join(_HOME, _OURS)
+_at_exit = []
+if _FOLDER:
+    # What is registered first runs last: the script may train at its exit.
+    atexit.register(_end)
     sys.meta_path.insert(0, _AfterTorch())
 _run_hidden()

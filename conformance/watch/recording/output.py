@@ -32,11 +32,12 @@ class Lost(Exception):
 
 
 class Output:
-    """Writes to the folder of a watch. Raises OSError if that has no ledger."""
+    """Writes to the folder of a watch. ledger: that of the folder, if it is mapped already. Raises OSError if there is
+    none."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, ledger: Ledger | None = None) -> None:
         self._folder = folder
-        self._ledger = Ledger(folder)
+        self.ledger = ledger or Ledger(folder)
         self._entry: Entry | None = None
         self._number = 0
         self._file: tuple[int, int] | None = None
@@ -67,15 +68,15 @@ class Output:
 
     def _opened(self) -> Entry:
         """The account of this process."""
-        if self._ledger.is_over:
+        if self.ledger.is_over:
             raise Lost("the watch is over")
         if self._entry is None:
-            self._entry = self._ledger.opened()
+            self._entry = self.ledger.opened()
             if self._entry is None:
                 raise Lost("the ledger has no account for this process")
         elif self._entry.process != getpid():
             # Python's own fork starts a new recorder.
-            if (of_child := self._ledger.opened()) is not None:
+            if (of_child := self.ledger.opened()) is not None:
                 of_child.fail("a library forked it, which Python does not notice")
             raise Lost("this process was forked by a library")
         return self._entry

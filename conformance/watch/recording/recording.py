@@ -18,6 +18,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.site import Sites
 from conformance.watch import records
+from conformance.watch.ledger import Ledger
 from conformance.watch.lines import encoded
 from conformance.watch.recording import surroundings
 from conformance.watch.recording.output import Lost, Output
@@ -35,9 +36,9 @@ class Recording:
     optimizer has made. stop: ends the recording.
     """
 
-    def __init__(self, folder: str, settings: Settings) -> None:
+    def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
         self.folder, self.settings = folder, settings
-        self._output = Output(folder)
+        self._output = Output(folder, ledger)
         self._is_over = False
         self._among: tuple[str, int, int] | None = None
         self._waiting: list[records.Record] = []
@@ -64,6 +65,10 @@ class Recording:
     @property
     def is_over(self) -> bool:
         return self._is_over
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._output.ledger
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -159,7 +164,7 @@ class Recording:
 
     def collect(self) -> None:
         """Note what observers have kept so far."""
-        for act in self.before_writing:
+        for act in [*self.before_writing]:
             act()
 
     def flush(self) -> None:

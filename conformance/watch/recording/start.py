@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from functools import cache, partial
 from conformance.trace.seams.guarding import CudaGraph, failures, harmless
 from conformance.trace.seams.patching import Seams
 from conformance.watch import records
+from conformance.watch.ledger import Ledger
 from conformance.watch.recording import (
     backward,
     clearing,
@@ -33,10 +33,10 @@ _process = ExitStack()
 """Of the recorder that runs until the process ends."""
 
 
-def start(folder: str) -> None:
-    """Record what this process does, in a file of this folder."""
-    _process.enter_context(recorded(folder, Settings.of()))
-    atexit.register(harmless(_process.close, __name__))
+def start(folder: str, ledger: Ledger | None = None) -> Callable[[], object]:
+    """Record what this process does, in a file of this folder. Returns what is to be called when the process ends."""
+    _process.enter_context(recorded(folder, Settings.of(), ledger))
+    return harmless(_process.close, __name__)
 
 
 _latest: list[Recording] = []
@@ -52,18 +52,22 @@ def _begin_again() -> None:
     """In a process that was forked: the parent's recorder, of which this one has a copy, must write nothing more."""
     if _latest:
         parents = _latest[-1]
-        parents.abandon()
-        parents.stop()
-        recording = _process.enter_context(recorded(parents.folder, parents.settings))
-        for optimizer in parents.numbers.alive("optimizer"):
-            recording.optimizer(optimizer)
+        try:
+            parents.abandon()
+            parents.stop()
+            recording = _process.enter_context(recorded(parents.folder, parents.settings, parents.ledger))
+            for optimizer in parents.numbers.alive("optimizer"):
+                recording.optimizer(optimizer)
+        except Exception:
+            # Nobody is told of what fails here.
+            parents.ledger.note_unlisted()
 
 
 @contextmanager
-def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
+def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> Iterator[Recording]:
     """Within this, or until as many steps as asked were made, what this process does is recorded. One that is forked
-    has a recorder of its own, from the start."""
-    recording = Recording(folder, settings)
+    has a recorder of its own, from the start. ledger: that of the folder, if it is mapped already."""
+    recording = Recording(folder, settings, ledger)
     at_leaves, moving, loaded = leaves.Leaves(recording), clearing.Moving(recording), loading.Loading()
     fed = inputs.Inputs(recording, loaded)
     _follow_forks()
@@ -85,6 +89,7 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
             stack.close()
 
         stack.enter_context(failures.reported_to(failed))
+        recording.before_writing.append(failures.tell)
         recording.stop = stop
         for observer, observe in (
             (leaves, partial(leaves.observe, recording, at_leaves)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
@@ -43,8 +45,13 @@ def observe(recording: Recording) -> Seams:
     """Notes `Stepped` for each outermost step. An optimizer whose step ends in that of torch's class, as Horovod's does
     once it has averaged, is read there."""
     steps = _Steps(recording)
-    yield register_optimizer_step_pre_hook(harmless(steps.before))
-    yield register_optimizer_step_post_hook(harmless(steps.after))
+    hooks = (
+        register_optimizer_step_pre_hook(harmless(steps.before)),
+        register_optimizer_step_post_hook(harmless(steps.after)),
+    )
+    yield from hooks
+
+    yield _seen(recording, hooks)
 
     def add_group(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
@@ -241,6 +248,21 @@ class _Steps:
             is_elsewhere=self._is_elsewhere,
         )
         return record, gradients
+
+
+@contextmanager
+def _seen(recording: Recording, hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Within this, hooks that the script removes are noticed when something is written."""
+
+    def see() -> None:
+        if any(hook.id not in (hook.hooks_dict_ref() or ()) for hook in hooks):
+            recording.before_writing.remove(see)
+            recording.note(records.Failed("", "the script removed hooks of the recorder, so later steps were not seen"))
+
+    recording.before_writing.append(see)
+    yield
+    with suppress(ValueError):
+        recording.before_writing.remove(see)
 
 
 def rates(optimizer: torch.optim.Optimizer, name: str = "lr") -> list[float | None]:
