@@ -119,7 +119,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if watched.by is not None:
         say(f"interrupted by {watched.by.name}; the verdict is on what came before", INTERRUPTED)
     elif code:
-        say(f"the script itself failed with exit code {code}: {shown(script)}", code)
+        say(f"the script itself failed with exit code {_as_in_a_shell(code)}: {shown(script)}", code)
     if code:
         return _as_in_a_shell(code)
     return CONFORMING if verdict(findings) == "CONFORMS" else NOT_CONFORMING

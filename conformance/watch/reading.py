@@ -55,7 +55,7 @@ class Reader:
             findings.undecided(f"not all processes are known: {error.strerror}")
             return False
         if has_unlisted:
-            findings.undecided("there was no room to keep account of a process: set TMPDIR to a larger disk")
+            findings.undecided("a process has no account in the ledger of the watch, so nothing is known of it")
         return is_whole and not has_unlisted
 
     def _accounts(self) -> list[Account]:

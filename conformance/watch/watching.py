@@ -174,6 +174,8 @@ def _supervised(
             # Until it has blocked them itself, a signal would end it.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.PASSED_ON)
             process = subprocess.Popen([*script, str(folder), *command], env=env, close_fds=False)
+        except OSError as error:
+            raise CannotStart(f"{sys.executable}: {error.strerror}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(write)

@@ -94,7 +94,7 @@ def test_what_survives_is_said_and_ended(
 def test_signals_are_sent_when_they_are_due(differences: Callable[..., list[str]]) -> None:
     """Here to the process that has told, and then to the front."""
     sent = (Sent(SIGUSR1, "told"), Sent(SIGTERM, "front", "again"))
-    one = Fault("name", ("watch", "--", "{python}", "tells.py"), (OPEN,), (130,), {"tells.py": TELLS}, sent=sent)
+    one = Fault("name", ("watch", "--", "{python}", "tells.py"), (OPEN,), (143,), {"tells.py": TELLS}, sent=sent)
     assert differences(one) == []
 
 

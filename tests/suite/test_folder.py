@@ -29,7 +29,7 @@ def test_a_trainer_is_named_from_the_folder_of_the_run(conformance, write, folde
     lines = Path("conformance-results.jsonl").read_text().splitlines()
     header, case, _ = map(json.loads, lines)
     assert header["command"].startswith(f"conformance run sub/mine.py --case {CASE} --traces traces")
-    assert (case["target"], "sub/mine.py" in header["machine"]) == ("sub/mine.py", True)
+    assert (case["target"], "sub/mine.py" in header["sources"]) == ("sub/mine.py", True)
     for name in ("a.md", "junit.xml", "a.sarif"):
         assert f"conformance run sub/mine.py --case {CASE}" in Path(name).read_text()
     [result] = json.loads(Path("a.sarif").read_text())["runs"][0]["results"]

@@ -122,6 +122,6 @@ def test_a_process_without_an_account_and_a_foreign_file_are_undecided(tmp_path)
     judge = Judge()
     assert not reading.Reader(tmp_path, judge).finish()
     assert sorted(judge.finish().open) == [
+        "a process has no account in the ledger of the watch, so nothing is known of it",
         "the folder of the records holds a file that no recorder wrote: 5.0.jsonl",
-        "there was no room to keep account of a process: set TMPDIR to a larger disk",
     ]

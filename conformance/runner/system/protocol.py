@@ -19,6 +19,8 @@ _chunks: Callable[[Any, int], Iterable[str]] = vars(json.encoder)["c_make_encode
 )
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
+# Milliseconds that a poll can wait.
+_LONGEST_WAIT = 2**31 - 1
 # Bytes. The outcome of a case, which is the longest message, takes less than a tenth of it.
 _LONGEST_LINE = 1 << 30
 # The errors of a read when the other end vanished without closing; keepalive reports ETIMEDOUT.
@@ -175,4 +177,4 @@ class Channel:
         """Wait at most ``timeout`` seconds until something arrives or the other end disconnects."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout) * 1000))
+        return bool(poll.poll(min(max(0.0, timeout) * 1000, _LONGEST_WAIT)))
