@@ -201,13 +201,13 @@ def watched(folder, *command, **variables):
 
 @pytest.mark.parametrize("first", ["import torch, conformance", "import conformance, torch"])
 def test_a_module_of_the_scripts_own_may_have_our_name(tmp_path, first):
-    package = tmp_path / "conformance"
-    package.mkdir()
+    package = tmp_path / "own" / "conformance"
+    package.mkdir(parents=True)
     (package / "__init__.py").write_text(f"def train():\n{textwrap.indent(TRAINS, '    ')}")
     (package / "rules.py").write_text("RULE = 'its own'\n")
     last = "from conformance import rules\nconformance.train()\nprint(rules.RULE, conformance.__file__)\n"
-    (tmp_path / "train.py").write_text(f"{first}\n{last}")
-    found = watched(tmp_path, sys.executable, "train.py")
+    (tmp_path / "own" / "train.py").write_text(f"{first}\n{last}")
+    found = watched(tmp_path, sys.executable, "own/train.py")
     assert found.stdout.startswith(f"its own {package / '__init__.py'}\n".encode()), found.stderr
     assert b"CONFORMS: In 4 of 4 steps" in found.stdout
 
@@ -248,3 +248,29 @@ def test_a_process_that_cannot_be_reached_is_named(tmp_path, how):
     assert b"used torch without a recorder" in said
     assert b"train.py" in said
     assert b"no step of a torch optimizer was seen" not in said
+
+
+@pytest.mark.parametrize("name", ["fcntl", "resource", "queue"])
+def test_a_module_of_the_scripts_own_may_have_the_name_of_one_of_pythons(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("OWN = 'its own'\n")
+    before = "" if name == "queue" else f"import {name}\nprint({name}.OWN)\n"
+    (tmp_path / "train.py").write_text(f"import torch\n{before}{TRAINS}")
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, check=False, timeout=300)
+    found = watched("/", sys.executable, str(tmp_path / "train.py"))
+    assert found.stdout.startswith(plain.stdout)
+    assert plain.returncode or b"CONFORMS: In 4 of 4 steps" in found.stdout
+
+
+@pytest.mark.parametrize("ends", ["exec", "at exit", "hooks"])
+def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
+    wrong = TRAINS.replace("optimizer.zero_grad()", "pass")
+    (tmp_path / "wrong.py").write_text(wrong)
+    source = {
+        "exec": f"{TRAINS}\nimport os, sys\nos.execv(sys.executable, [sys.executable, '-I', 'wrong.py'])\n",
+        "at exit": f"import atexit\natexit.register(lambda: exec(open('wrong.py').read(), {{}})){TRAINS}",
+        "hooks": f"{TRAINS}\ntorch.optim.optimizer._global_optimizer_pre_hooks.clear()\nexec(open('wrong.py').read())",
+    }[ends]
+    (tmp_path / "train.py").write_text(source)
+    found = watched(tmp_path, sys.executable, "train.py")
+    assert found.returncode == 1, found.stderr
+    assert not found.stdout.startswith(b"CONFORMS")
