@@ -154,6 +154,23 @@ def test_what_a_rank_forks_is_not_the_rank(run: Callable[..., Outcome]) -> None:
     assert [event["event"] for event in rank.events].count("step") == 3
 
 
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("raise ValueError('in the child')", 1), ("return", 0)]
+)
+def test_what_a_rank_forks_leaves_as_python_would(run: Callable[..., Outcome], end: str, code: int) -> None:
+    """It does not wait until the rank may leave."""
+    outcome = run(
+        f"""
+        if not (child := os.fork()):
+            {end}
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == {code}
+        """
+    )
+    (rank,) = outcome.ranks
+    assert (rank.finished, rank.exit) == (True, "exited 0")
+    assert [event["event"] for event in rank.events].count("raised") == 0
+
+
 def test_a_full_disk_is_the_harness_failing(run: Callable[..., Outcome]) -> None:
     full = """
         import stat

@@ -120,6 +120,15 @@ def run(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> Callable[..., 
     return run_case
 
 
+def test_what_the_driver_forks_does_not_wait_as_the_driver_does(run: Callable[..., Outcome]) -> None:
+    forks = """
+    if not (child := os.fork()):
+        return
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    assert [rank.finished for rank in run(driver=forks).ranks] == [True, True]
+
+
 def test_each_worker_is_a_rank(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
     server = serve()
     outcomes = [server.run(make_spec("ddp"), LIMIT) for _ in range(2)]

@@ -25,7 +25,8 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
     make_importable_for_workers()
     send = Sender(pipes.evidence, pipes.notices)
     release = Known.of(pipes.release)
-    send({"event": "started", "pid": os.getpid()})
+    process = os.getpid()
+    send({"event": "started", "pid": process})
     try:
         train = load()
         pickle_by_value(train)
@@ -35,6 +36,9 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
         print(what["traceback"], file=sys.stderr, flush=True)
         send({"event": "raised", **what, "at": monotonic()})
         return exit_code(error)
+    if os.getpid() != process:
+        # A process that the trainer forked, and for which it may wait.
+        return 0
     send({"event": "finished"})
     if send.has_ended:
         return DESCRIPTORS_LOST if send.lost else 1

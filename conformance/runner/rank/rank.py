@@ -61,7 +61,11 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     release = Known.of(pipes.release)
     recorder = Recorder(killed_in_save(send, spec, rank), spec, rank)
     _never_freed.append(recorder)
+    process = getpid()
     code = attempt(load, spec, rank, recorder, lambda: wait_for_the_rest(send.notify))
+    if getpid() != process:
+        # A process that the trainer forked. Nobody releases it, and the trainer may wait for its end.
+        return code or 0
     if send.has_ended:
         return DESCRIPTORS_LOST if send.lost else 1
     # Its end breaks the connections of its peers. One that raised waits too: what its peers raise then comes later.
