@@ -38,7 +38,7 @@ from conformance.trace.emit import Recording
 from conformance.trace.seams.aside import Aside
 from conformance.trace.seams.guarding import failures, harmless
 from conformance.trace.seams.ours import ours
-from conformance.trace.seams.patching import Seams, in_place
+from conformance.trace.seams.patching import Seams
 from conformance.trace.values import Number, values
 
 Observe: TypeAlias = Callable[[Recording], Seams]
@@ -57,7 +57,7 @@ class Recorder(Recording):
     _declined_with: list[Number] | None = None
 
     def __enter__(self) -> Recorder:
-        ours.look(in_place())
+        ours.look()
         with ExitStack() as stack:
             stack.enter_context(failures.reported_to(self._failed))
 
@@ -71,9 +71,14 @@ class Recorder(Recording):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
-        if isinstance(error, Unsupported):
-            self._declined_with = harmless(self.watched.final_weights, __name__)()
-        self._stack.close()
+        ours.look(late=error is not None)
+        ours.enter()
+        try:
+            if kind is not None and issubclass(kind, Unsupported):
+                self._declined_with = harmless(self.watched.final_weights, __name__)()
+            self._stack.close()
+        finally:
+            ours.leave()
 
     def _failed(self, observer: str, error: Exception) -> None:
         self.note(
@@ -81,13 +86,12 @@ class Recorder(Recording):
             observer=observer.rpartition(".")[2],
             error=f"{type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
-            # What was found before was not called.
-            **({"replaced": replaced} if (replaced := ours.look(in_place())) else {}),
+            **({"replaced": [*ours.late]} if ours.late else {}),
         )
 
     def watch(self, model: torch.nn.Module) -> None:
         """`Task.model()` calls this with each model it hands out."""
-        ours.look(in_place())
+        ours.look()
         harmless(self._watch)(model)
 
     def _watch(self, model: torch.nn.Module) -> None:

@@ -94,6 +94,9 @@ def test_the_causes_of_an_exception_are_reported(run: Callable[..., Outcome]) ->
         ("error = None", "for number in range(5000): (new := E(number)).__cause__ = error; error = new"),
         ("def __str__(self): raise KeyboardInterrupt", "error = E()"),
         ("def __str__(self): return 7", "error = E()"),
+        ("__traceback__ = property(lambda self: 1 / 0)", "error = E()"),
+        ("__class__ = property(lambda self: 1 / 0)", "error = E()"),
+        ("pass", "exec(compile('def f(): raise E', '\\ud800', 'exec'), locals()); locals()['f']()"),
     ],
 )
 def test_an_exception_that_cannot_be_shown(run: Callable[..., Outcome], before: str, inside: str) -> None:
@@ -135,6 +138,12 @@ def test_leaving_in_the_middle_is_not_finishing(run: Callable[..., Outcome], cod
         assert not rank.finished
         assert rank.exit.startswith(f"exited {code or 0} before it finished")
         assert rank.events[-1]["type"] == "SystemExit"
+
+
+def test_a_rank_in_which_our_code_fails_says_why(run: Callable[..., Outcome]) -> None:
+    outcome = run("print('it fails', flush=True); os._exit(70)")
+    first = next(rank for rank in outcome.ranks if rank.after is None)
+    assert first.exit == "exited 70 before it finished; it last printed: it fails"
 
 
 def test_leaving_without_a_report_is_not_finishing(run: Callable[..., Outcome]) -> None:

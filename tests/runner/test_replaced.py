@@ -75,3 +75,15 @@ def test_what_is_replaced_in_the_midst_is_named(write: Write, make_spec: MakeSpe
         (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
     [failed, *_] = [event for event in rank.events if event["event"] == "observer_failed"]
     assert failed["replaced"] == ["torch.Tensor.tolist"]
+
+
+@pytest.mark.parametrize("name", ["len", "isinstance", "getattr", "id", "type", "next", "str", "issubclass"])
+def test_what_is_built_in_and_replaced_in_the_midst_is_named(write: Write, make_spec: MakeSpec, name: str) -> None:
+    """Neither what reports that a rank raised nor what switches an observer off calls it."""
+    with ForkServer(
+        write(f"builtins.{name} = broken\nlen([]), next(iter([1])), issubclass(int, int)", REPLACED), "single"
+    ) as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    said = [f"{event.get('replaced')} {event.get('message')}" for event in rank.events]
+    assert any(f"builtins.{name}" in words for words in said), (rank.exit, rank.output)
+    assert "exited 70" not in rank.exit

@@ -14,8 +14,8 @@ from conformance.runner.outcome import RankOutcome, describe_status, signal_name
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
 from conformance.runner.system import protocol, stacks
-from conformance.runner.system.child import Child
-from conformance.runner.system.descriptors import Descriptors, Known, tail
+from conformance.runner.system.child import HARNESS_FAILED, Child
+from conformance.runner.system.descriptors import Descriptors, Known, last_line, tail
 from conformance.runner.system.output import Output
 
 _CHUNK = 1 << 16
@@ -214,6 +214,8 @@ class RankProcess(RankMember):
             )
         if code >= 0:
             text += " before it finished"
+        if code == HARNESS_FAILED and (words := last_line(self.output.text())):
+            text += f"; it last printed: {words}"
         return text if after is None else f"{text}, after rank {after} failed"
 
 

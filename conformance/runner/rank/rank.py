@@ -81,6 +81,7 @@ def attempt(
     raised."""
     from conformance.adapter.task import Task
     from conformance.trace.seams.aside import Aside
+    from conformance.trace.seams.ours import ours
 
     try:
         # From here on its time is limited: what follows, an import or what else loads it, is the trainer's.
@@ -93,9 +94,13 @@ def attempt(
             wait()
             recorder.finished()
     except BaseException as error:
+        ours.look(late=True)
         with Aside():
-            recorder.raised(**described(error))
-        return exit_code(error)
+            what = described(error)
+            if ours.late and not what["declined"]:
+                what["message"] += f" (the trainer replaced {', '.join(ours.late)})"
+            recorder.raised(**what)
+            return exit_code(error)
     return None
 
 

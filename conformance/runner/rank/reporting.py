@@ -91,15 +91,22 @@ class Sender:
 def described(error: BaseException) -> dict[str, Any]:
     """{type, message, traceback, declined}, the traceback without the runner's own frames. It never raises."""
     try:
-        message = str(error)
+        # Exactly a string: one of a class of the trainer's may have other methods.
+        message = str.__str__(str(error))
     except BaseException as another:
-        message = f"(its message cannot be shown: {type(another).__name__})"
+        message = f"(its message cannot be shown: {_name_of(type(another))})"
     return {
-        "type": type(error).__name__,
+        "type": _name_of(type(error)),
         "message": shortened(message),
         "traceback": _formatted(error),
-        "declined": isinstance(error, Unsupported),
+        # A class of the trainer's may say that it is another one.
+        "declined": issubclass(type(error), Unsupported),
     }
+
+
+def _name_of(kind: type[BaseException]) -> str:
+    """The name of a class, whatever its own class makes of that."""
+    return str(type.__dict__["__name__"].__get__(kind))
 
 
 def _formatted(error: BaseException) -> str:
@@ -108,9 +115,13 @@ def _formatted(error: BaseException) -> str:
         _trim(trace)
         return "".join(trace.format())[-_LONGEST_TEXT:]
     except BaseException:
-        # Its message cannot be shown, or its causes are too many.
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
-        return "".join(traceback.format_list(frames))[-_LONGEST_TEXT:]
+        # Its message or its files cannot be shown, its causes are too many, or it has properties that raise.
+        trace = BaseException.__dict__["__traceback__"].__get__(error)
+        calls = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
+        shown = [(code, line) for code, line in calls if not code.co_filename.startswith(_OURS)]
+        return "".join(f'  File "{code.co_filename}", line {line}, in {code.co_name}\n' for code, line in shown)[
+            -_LONGEST_TEXT:
+        ]
 
 
 def shortened(text: str) -> str:
@@ -130,8 +141,9 @@ def _trim(trace: traceback.TracebackException) -> None:
 
 def exit_code(error: BaseException) -> int:
     """What Python would exit with."""
-    if not isinstance(error, SystemExit):
+    if not issubclass(type(error), SystemExit):
         return 1
-    if error.code is None:
+    code = SystemExit.__dict__["code"].__get__(error)
+    if code is None:
         return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
+    return code & 0xFF if isinstance(code, int) else 1

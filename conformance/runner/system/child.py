@@ -16,7 +16,8 @@ from conformance.runner.system import linux
 
 #: Seconds between two looks at a child where the kernel cannot report its end.
 POLL = 0.01
-_HARNESS_FAILED = 70
+#: The exit code of a child whose body raised.
+HARNESS_FAILED = 70
 
 
 class Child:
@@ -89,7 +90,7 @@ def answer_of_child(question: Callable[[], int]) -> int | None:
     The answer is the child's exit code, from 0 to 69.
     """
     code = os.waitstatus_to_exitcode(Child(question).end(None))
-    return code if 0 <= code < _HARNESS_FAILED else None
+    return code if 0 <= code < HARNESS_FAILED else None
 
 
 def sweep(spared: set[int]) -> None:
@@ -100,7 +101,7 @@ def sweep(spared: set[int]) -> None:
 
 
 def _become(body: Callable[[], int], parent: int) -> NoReturn:
-    code = _HARNESS_FAILED
+    code = HARNESS_FAILED
     try:
         os.setsid()
         linux.die_with_parent(parent)

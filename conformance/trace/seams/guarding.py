@@ -21,6 +21,7 @@ from torch.compiler import is_dynamo_compiling
 
 from conformance.trace.seams.aside import Aside
 from conformance.trace.seams.frames import passed_over
+from conformance.trace.seams.ours import ours
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -58,15 +59,20 @@ class Failures:
             with suppress(Exception):
                 self._report(observer, error)
 
-    def add(self, observer: str, error: Exception) -> None:
-        """It failed by `error`, which is raised if nobody is told."""
-        if self._report is None:
-            raise error
-        if observer not in self.off:
-            self.off.add(observer)
-            # Evidence that cannot be delivered shows by its absence.
-            with suppress(Exception), Aside():
-                self._report(observer, error)
+    def blames(self, observer: str, error: Exception) -> bool:
+        """Whether the observer raised `error`, which switches it off; False if the error is the script's, or if nobody
+        is told."""
+        # What the trainer replaced since its import may have broken the observer, and would break this.
+        ours.look(late=True)
+        with Aside():
+            if self._report is None or _came_by_signal(error):
+                return False
+            if observer not in self.off:
+                self.off.add(observer)
+                # Evidence that cannot be delivered shows by its absence.
+                with suppress(Exception):
+                    self._report(observer, error)
+        return True
 
 
 failures = Failures()
@@ -139,9 +145,8 @@ def guarded(around: Function, original: Function) -> Function:
             failures.off.add(observer)
             failures.untold[observer] = error
         except Exception as error:
-            if error is once.error or _came_by_signal(error):
+            if error is once.error or not failures.blames(observer, error):
                 raise
-            failures.add(observer, error)
         return once.outcome()
 
     return call
@@ -165,9 +170,8 @@ def harmless(act: Function, observer: str | None = None) -> Function:
             failures.off.add(observer)
             failures.untold[observer] = error
         except Exception as error:
-            if _came_by_signal(error):
+            if not failures.blames(observer, error):
                 raise
-            failures.add(observer, error)
         return None
 
     return call
@@ -182,15 +186,14 @@ def _see_that_nothing_is_captured() -> None:
 def _came_by_signal(error: BaseException) -> bool:
     """Whether a handler of the script's for a signal raised it, such as one that ends what takes too long. Python calls
     these wherever it is, and so in what is ours."""
-    with Aside():
-        handlers = (signal.getsignal(number) for number in signal.valid_signals())
-        codes = {_code(handler) for handler in handlers if callable(handler)} - {None}
-        trace = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code in codes:
-                return True
-            trace = trace.tb_next
-        return False
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {_code(handler) for handler in handlers if callable(handler)} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _code(handler: Any) -> Any:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -32,15 +32,23 @@ _OWNERS: tuple[Any, ...] = (
 _ABSENT = object()
 """In place of what an owner only inherits."""
 
-_put, _remove, _own = setattr, delattr, vars
+# `look`, `enter` and `leave` call these while a trainer's replacements are in place.
+_put, _remove, _own, _identity, _is_a, _class = setattr, delattr, vars, id, isinstance, type
 
 
 class Ours:
-    """What the owners had under the names that are `called`, from `remember` on; and the trainer's `replacements`."""
+    """What the owners had under the names that are `called`, from `remember` on; and the trainer's `replacements`.
+
+    Attributes:
+        seams: the identities of the functions by which the recorder itself replaces others.
+        late: names, such as "torch.Tensor.tolist", of replacements that were found when something had failed.
+    """
 
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], Any, str, Any]] = []
         self.replacements: list[tuple[Any, str, Any]] = []
+        self.seams: set[int] = set()
+        self.late: list[str] = []
         # Of all threads: nobody may take what another one has put back for the trainer's.
         self._lock = threading.Lock()
         self._inside = 0
@@ -53,24 +61,25 @@ class Ours:
             (_own(owner), owner, name, _own(owner).get(name, _ABSENT))
             for owner in _OWNERS
             for name in dir(owner)
-            if name in names and callable(getattr(owner, name, None))
+            # Python's own library, which we call, may use any of those that are built in.
+            if (name in names or owner is builtins) and callable(getattr(owner, name, None))
         ]
 
-    def look(self, seams: Container[int]) -> list[str]:
-        """Find what has been replaced since the last time, by names such as "torch.Tensor.tolist". `seams`: the
-        identities of the functions by which the recorder itself replaces others."""
+    def look(self, *, late: bool = False) -> None:
+        """Find what has been replaced since the last time; `late`: when that may have made something fail."""
         with self._lock:
-            known = {(id(owner), name) for owner, name, _ in self.replacements}
+            known = {(_identity(owner), name) for owner, name, _ in self.replacements}
             found = [
                 (owner, name, before)
                 for own, owner, name, before in self._before
                 if (now := own.get(name, _ABSENT)) is not before
-                and id(now) not in seams
-                and (id(owner), name) not in known
+                and _identity(now) not in self.seams
+                and (_identity(owner), name) not in known
             ]
             # Another thread may be in `enter`.
             self.replacements = [*self.replacements, *found]
-        return [f"{_name_of(owner)}.{name}" for owner, name, _ in found]
+        if late:
+            self.late += [f"{_name_of(owner)}.{name}" for owner, name, _ in found]
 
     def enter(self) -> None:
         """Put the originals back, until as many calls of `leave`."""
@@ -97,7 +106,7 @@ def _set(values: list[tuple[Any, str, Any]]) -> None:
 
 
 def _name_of(owner: Any) -> str:
-    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+    return f"{owner.__module__}.{owner.__qualname__}" if _is_a(owner, _class) else owner.__name__
 
 
 def _called(package: str) -> Iterator[str]:

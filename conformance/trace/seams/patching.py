@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from conformance.trace.seams.frames import marked
 from conformance.trace.seams.guarding import Function, guarded
+from conformance.trace.seams.ours import ours
 
 Seams: TypeAlias = Iterable[AbstractContextManager[object]]
 """Contexts to enter, one after the other, to replace several functions."""
@@ -88,19 +89,14 @@ _seams: list[tuple[_Place, Function]] = []
 @contextmanager
 def originals() -> Iterator[None]:
     """Within this, all functions are as they were found, except where the trainer has put another one since."""
-    ours = [(place, function) for place, function in reversed(_seams) if place.now() is function]
-    for place, _ in ours:
+    present = [(place, function) for place, function in reversed(_seams) if place.now() is function]
+    for place, _ in present:
         place.put(place.found)
     try:
         yield
     finally:
-        for place, function in reversed(ours):
+        for place, function in reversed(present):
             place.put(function)
-
-
-def in_place() -> set[int]:
-    """The identities of the functions that are, or were left, in a place of another one."""
-    return {id(function) for _, function in _seams}
 
 
 def replaced(owner: Any, name: str, around: Function) -> AbstractContextManager[None]:
@@ -137,6 +133,7 @@ def _put_in_place(place: _Place, around: Function) -> Iterator[None]:
     seam = Seam(place.found)
     place.put(seam.function)
     _seams.append(entry := (place, seam.function))
+    ours.seams.add(id(seam.function))
     try:
         with seam.calling(around):
             yield
@@ -145,6 +142,7 @@ def _put_in_place(place: _Place, around: Function) -> Iterator[None]:
             leaving.left[id(seam.function)] = seam
         else:
             _seams.remove(entry)
+            ours.seams.discard(id(seam.function))
             place.put(place.found)
 
 
