@@ -44,7 +44,9 @@ def text_of(path: str, line: int, folder: Path | None) -> str | None:
     modules may be.
     """
     folders = {os.path.realpath(one) for one in (os.getcwd(), *sys.path, *([str(folder)] if folder else []))}
-    files = {file for one in folders if os.path.isfile(file := os.path.realpath(os.path.join(one, path)))}
+    # What no file can be named, such as half a surrogate pair, is no file.
+    named = [os.path.join(one, path) for one in folders]
+    files = {os.path.realpath(file) for file in named if os.path.isfile(file)}
     texts = set[str]()
     for file in files:
         linecache.checkcache(file)

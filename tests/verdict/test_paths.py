@@ -7,6 +7,8 @@ import subprocess
 import sys
 import sysconfig
 
+import pytest
+
 from conformance.verdict.paths import shortened, text_of
 
 
@@ -50,3 +52,9 @@ def test_the_text_of_a_line_is_that_in_which_files_agree(tmp_path, monkeypatch):
     (folders[1] / "my_loop.py").write_text("first\nanother\n")
     assert text_of("my_loop.py", 2, folders[0]) is None
     assert text_of("my_loop.py", 2, None) == "another"
+
+
+@pytest.mark.parametrize("name", ["\ud800.py", "a\0b.py"])
+def test_what_no_file_can_be_named_has_no_text(name, tmp_path):
+    """A trainer may give its code objects any name of a file."""
+    assert text_of(name, 1, tmp_path) is None
