@@ -182,12 +182,19 @@ def _similar_file(path: Path) -> str:
     return f"; did you mean {path.with_name(close[0])}?" if close else ""
 
 
+def parsed(path: Path) -> list[ast.stmt]:
+    """The statements of a file; none if it cannot be read as source, such as a compiled module."""
+    try:
+        # Bytes, which say themselves how they are encoded.
+        return ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # The last two: it is nested too deeply for the parser.
+        return []
+
+
 def trainers_in(path: Path) -> list[str]:
     """The names of the file's functions under `@trainer`, also of those that it makes, as in `a = trainer(...)(f)`."""
-    try:
-        body = ast.parse(path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        return []
+    body = parsed(path)
     found: list[str] = []
     while body:
         node = body.pop(0)
@@ -202,7 +209,7 @@ def trainers_in(path: Path) -> list[str]:
 
 def _is_trainer(node: ast.expr) -> bool:
     """`@trainer(...)`, or `@trainer` alone."""
-    return _last_name(node.func if isinstance(node, ast.Call) else node) == "trainer"
+    return last_name(node.func if isinstance(node, ast.Call) else node) == "trainer"
 
 
 def _makes_trainer(node: ast.Call) -> bool:
@@ -216,14 +223,9 @@ def declaration_in(path: Path) -> Declaration | None:
     Its `name` defaults to the file's stem.
     """
     found = []
-    try:
-        # Bytes, which say themselves how they are encoded.
-        body = ast.parse(path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        return None  # no source, such as a compiled module
-    for node in body:
+    for node in parsed(path):
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
-            if isinstance(decorator, ast.Call) and _last_name(decorator.func) == "trainer":
+            if isinstance(decorator, ast.Call) and last_name(decorator.func) == "trainer":
                 found.append(decorator)
     if len(found) != 1:
         return None
@@ -237,7 +239,8 @@ def declaration_in(path: Path) -> Declaration | None:
     return dataclasses.replace(declaration, name=declaration.name or path.stem)
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
+    """`c` of `a.b.c`; empty for what is no name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

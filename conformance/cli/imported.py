@@ -10,15 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import chain
 from pathlib import Path
 
-from conformance.adapter.importing import package_root
+from conformance.adapter.importing import last_name, package_root, parsed
 from conformance.adapter.loading import TrainerError, file_of, place_of, reference_names
 
 #: Their versions are in every header. A checkout of one of them has thousands of files.
 _VERSIONED = frozenset({"conformance", "torch", "numpy"})
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
+#: Functions whose first argument is the name of a module.
+_IMPORTING = frozenset({"__import__", "import_module"})
 
 
 @dataclass(frozen=True)
@@ -81,16 +84,22 @@ def _of_trainer(target: str) -> tuple[list[Path], list[str]]:
 
 def _imports(file: Path) -> Iterator[tuple[int, str]]:
     """What a file imports: the dots of a relative import, and the dotted name after them."""
-    try:
-        nodes = ast.walk(ast.parse(file.read_bytes()))
-    except (OSError, SyntaxError, ValueError):
-        return  # no source, such as a compiled module
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            # What is imported may be a module of a package.
-            yield from ((node.level, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names)
+    for node in chain.from_iterable(map(ast.walk, parsed(file))):
+        match node:
+            case ast.Import():
+                yield from ((0, alias.name) for alias in node.names)
+            case ast.ImportFrom():
+                # What is imported may be a module of a package.
+                yield from ((node.level, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names)
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                dotted = name.lstrip(".")
+                if last_name(function) in _IMPORTING and all(map(str.isidentifier, dotted.split("."))):
+                    yield len(name) - len(dotted), dotted
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names) | ast.Tuple(elts=names)):
+                # `from package import *` imports those of its modules that this names.
+                if file.name == "__init__.py":
+                    strings = (str(name.value) for name in names if isinstance(name, ast.Constant))
+                    yield from ((1, name) for name in strings if name.isidentifier())
 
 
 def _files(name: str, folders: Sequence[str]) -> Iterator[Path]:

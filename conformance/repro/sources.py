@@ -46,8 +46,8 @@ class Source:
     def tree(self) -> ast.Module:
         try:
             return ast.parse(self.text)
-        except SyntaxError as error:
-            raise CannotCopy(f"{self.name} is no Python: {error}") from error
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise CannotCopy(f"{self.name} cannot be parsed: {str(error) or type(error).__name__}") from error
 
     @cached_property
     def definitions(self) -> dict[str, ast.stmt]:

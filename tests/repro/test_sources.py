@@ -74,10 +74,11 @@ def test_what_a_file_defines_imports_and_does_besides():
     assert [SOURCE.copied(node, {}) for node in SOURCE.others] == ['os.environ["NAME"] = "value"']
 
 
-def test_what_is_no_python_is_said_in_one_line(tmp_path):
+@pytest.mark.parametrize(("text", "why"), [("def train(:\n", "invalid syntax"), ("-" * 20_000 + "1", r"\w+")])
+def test_what_is_no_python_is_said_in_one_line(tmp_path, text, why):
     path = tmp_path / "mine.py"
-    path.write_text("def train(:\n")
-    with pytest.raises(CannotCopy, match=r"mine\.py is no Python: invalid syntax"):
+    path.write_text(text)
+    with pytest.raises(CannotCopy, match=rf"mine\.py cannot be parsed: {why}"):
         _ = Source.of(path).tree
     with pytest.raises(CannotCopy, match="cannot be read"):
         Source.of(tmp_path / "none.py")
