@@ -7,14 +7,22 @@ signals. That is theirs to do in the processes that they train in, but not in th
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
+import inspect
 import json
+import linecache
 import os
+import pathlib
 import posixpath
+import re
 import select
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +34,7 @@ from typing import Any
 _OWNERS: tuple[Any, ...] = (
     *(builtins, json, json.decoder, json.encoder, os, posixpath, select, selectors, signal, socket, socket.socket),
     *(subprocess, tempfile, threading, time, traceback),
+    *(contextlib, functools, inspect, linecache, pathlib, pathlib.Path, pathlib.PurePath, re, shutil, sys),
 )
 #: With these, children end without our notice, and writing to a closed connection ends the process.
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE)
@@ -37,8 +46,13 @@ _handlers: dict[int, Any] = {}
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Undo what the block replaces. Names that it deletes stay deleted."""
-    before = [(owner, name, value) for owner in _OWNERS for name, value in [*vars(owner).items()]]
+    """Undo what the block replaces. Names that it deletes stay deleted, and the state that `sys` has stays changed."""
+    before = [
+        (owner, name, value)
+        for owner in _OWNERS
+        for name, value in [*vars(owner).items()]
+        if owner is not sys or callable(value)
+    ]
     handlers = {number: _get_handler(number) for number in _SIGNALS}
     try:
         yield

@@ -12,6 +12,7 @@ import gc
 import os
 import pathlib
 import posixpath
+import re
 import sys
 import threading
 import time
@@ -27,8 +28,10 @@ import torch.distributed
 _OWNERS: tuple[Any, ...] = (
     *(torch.Tensor, torch.UntypedStorage, torch, torch.nn.functional, torch.nn.Module, torch.optim.Optimizer),
     *(torch.distributed, torch.cuda),
-    *(builtins, functools, os, pathlib.Path, posixpath, sys, threading, time, traceback, weakref),
+    *(builtins, functools, os, pathlib.Path, posixpath, re, sys, threading, time, traceback, weakref),
 )
+#: Python's library and torch, which we call, may use all that is in these.
+_OF_LIBRARIES = (builtins, re)
 _ABSENT = object()
 """In place of what an owner only inherits."""
 
@@ -61,8 +64,7 @@ class Ours:
             (_own(owner), owner, name, _own(owner).get(name, _ABSENT))
             for owner in _OWNERS
             for name in dir(owner)
-            # Python's own library, which we call, may use any of those that are built in.
-            if (name in names or owner is builtins) and callable(getattr(owner, name, None))
+            if (name in names or owner in _OF_LIBRARIES) and callable(getattr(owner, name, None))
         ]
 
     def look(self, *, late: bool = False) -> None:
