@@ -134,6 +134,31 @@ def test_a_process_that_the_import_started_stays(
         assert open_descriptors() == before
 
 
+@pytest.mark.parametrize(
+    "then",
+    ["", "raise ValueError", "os._exit(3)", "threading.Thread(target=threading.Event().wait, daemon=True).start()"],
+)
+def test_a_process_that_the_import_started_ends_with_the_run(write: Write, tmp_path: Path, then: str) -> None:
+    """Also in a session of its own, and if the import fails or its process cannot be forked."""
+    started = tmp_path / "pid"
+    target = write(
+        "",
+        f"""
+        import subprocess
+        helper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        open({str(started)!r}, "w").write(str(helper.pid))
+        {then}
+        """,
+    )
+    with suppress(TrainerError), ForkServer(target, "single"):
+        pass
+    shared.close()
+    helper, end = Path("/proc", started.read_text()), monotonic() + LIMIT
+    while helper.exists() and monotonic() < end:
+        pass
+    assert not helper.exists()
+
+
 def test_servers_leave_nothing_behind(write: Write, open_descriptors: Callable[[], dict[int, int]]) -> None:
     good, bad = write(), write("", "raise ValueError")
     before = idle(open_descriptors)

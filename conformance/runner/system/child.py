@@ -94,7 +94,7 @@ def answer_of_child(question: Callable[[], int]) -> int | None:
 
 
 def sweep(spared: set[int]) -> None:
-    """Kill and reap all children except ``spared``: processes that ranks started and that outlived them."""
+    """Kill and reap all children except ``spared``: processes that a rank or an import started and that outlived it."""
     while leftovers := linux.children() - spared:
         for pid in leftovers:
             _kill_and_reap(pid)

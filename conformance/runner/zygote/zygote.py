@@ -23,6 +23,7 @@ import torch
 from conformance.runner.rank.preload import preload, remember, warm_up
 from conformance.runner.server import forking, server
 from conformance.runner.system import linux
+from conformance.runner.system.child import sweep
 from conformance.runner.system.gpus import gpus
 from conformance.runner.system.protocol import Channel
 from conformance.runner.zygote.importer import Client, Importer, shared_environment
@@ -52,6 +53,7 @@ def _replace_input() -> int:
 
 def prepare() -> None:
     """Prepare this process for forking."""
+    linux.adopt_orphans()
     # The front process may have blocked or ignored the signals that our children need.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -108,6 +110,8 @@ class Zygote:
             self._nursery.advance()
         for importer in self._importers:
             importer.wait()
+        # What they started. Not before: the server of an importer that was killed serves its client to the end.
+        sweep(set())
 
     def _patience(self) -> float | None:
         until = [importer.deadline - monotonic() for importer in self._importers if importer.is_importing]
