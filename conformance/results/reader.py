@@ -64,6 +64,7 @@ def read_results(path: str | Path) -> Results:
     path = Path(path)
     values, torn = _values(path)
     header = _header(path, values[:1])
+    required = {text.law for text in header.laws if text.level == "MUST"}
     cases: list[CaseRecord] = []
     known: set[tuple[str, str, str]] = set()
     mutants: Mutants | None = None
@@ -76,7 +77,7 @@ def read_results(path: str | Path) -> Results:
             name = line.target, line.trainer, line.id
             if name in known:
                 raise ResultsError(f"{where} has the case {line.id} of {line.trainer} a second time")
-            if (against := against_passing(line)) is not None:
+            if (against := against_passing(line, required)) is not None:
                 raise ResultsError(f"{where} says {line.verdict}, but {against}")
             known.add(name)
             cases.append(line)

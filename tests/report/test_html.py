@@ -125,7 +125,9 @@ def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: 
                     for name, item in value.items()}  # fmt: skip
         if isinstance(value, list):
             return [poisoned(item, key) for item in value]
-        return hostile + value if isinstance(value, str) and key not in ("verdict", "value", "way") else value
+        # A rank of a case that passed must have exited with 0.
+        is_read = key in ("verdict", "value", "way") or value == "exited 0"
+        return hostile + value if isinstance(value, str) and not is_read else value
 
     rank = {"rank": 0, "exit": "x", "output": "o", "stack": "s", "traceback": "t"}
     full = one_case | {

@@ -36,12 +36,12 @@ def steps_of(count: int, bits: int, bug: Bug | None = None, bounded: bool = Fals
     for k, ((expected, gradient), (observed, other)) in enumerate(zip(right, seen, strict=True)):
         noise = [((k * 7 + i * 3) % 5 - 2) * 2.0 ** -(bits + 2) if bounded else 0.0 for i in range(3)]
         observed = [value + off for value, off in zip(observed, noise, strict=True)]
-        error = [b - a for a, b in zip(expected, observed, strict=True)]
+        error = [abs(b - a) for a, b in zip(expected, observed, strict=True)]
         bound = [(k + 1) * 3 * 2.0**-bits] * 3
         row: Case = {"step": k, "window": k, "expected": expected, "observed": observed, "error": error}
         row |= {"bound": bound} if bounded else {"ulp": [abs(e) * 2.0 ** (bits - 1) for e in error]}
         grads, others = [float(g) for g in gradient], [float(g) for g in other]
         row |= {"gradient_expected": grads, "gradient_observed": others}
-        row |= {"gradient_error": [b - a for a, b in zip(grads, others, strict=True)]}
+        row |= {"gradient_error": [abs(b - a) for a, b in zip(grads, others, strict=True)]}
         rows.append(row)
     return rows
