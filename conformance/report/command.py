@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 HIDDEN = "REDACTED"
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET = re.compile(
-    r".*(secret|token|password|passwd|passphrase|credential)|(api|access|auth|account|encryption|license|private|ssh)?key"
+    r".*(secret|token|password|passwd|pwd|passphrase|credential|cookie)|pass|auth|authorization|bearer|"
+    r"(api|access|auth|account|encryption|license|private|ssh)?key"
 )
-_COUNT = re.compile(r"[\d.,_]+(e\d+)?[kmbtg]?", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"([^\s=/'\"{]+)=(.+)", re.DOTALL)
-# In a word that holds more than one value: a URL's query, JSON, a command for `sh -c`.
-_WITHIN = re.compile(
-    r"""(?<![\w./+~-]) (-+[\w.-]+\s+(?!-) | [\w.+~-]+ (?: ["']?= | ["']\s*:\s* | :\s+ ))
-    (?= ("(?:[^"\\]|\\.)*" | '[^']*' | [^\s;&|"']+))""",
+# Numbers, lists of them, and 2**15.
+_COUNT = re.compile(r"""(?:[-+*/\d.,_\s\[\]()"']|(?<=\d)(?:e|[kmbtg]\b))+""", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"([^\s=:/'\"{]+)=(.+)", re.DOTALL)
+# In a word that holds more than one value: a URL's query, JSON, YAML, a header, a command for `sh -c`.
+_NAME = re.compile(
+    r"""(?<![\w./+~-]) (?P<opened>["']?)
+    (?: -+[\w.-]+\s+(?!-) | [\w.+~-]+ (?P<closed>\\?["'])? (?: = | (?P<colon>\s*:(?P<space>\s*)) ) )""",
     re.VERBOSE,
 )
-_USER = re.compile(r"(?<=://)[^\s/?#]+(?=@)")
+_PIECE = re.compile(r"""\\. | "(?:[^"\\]|\\.)*" | '[^']*' | .""", re.VERBOSE | re.DOTALL)
+# A password may have a slash in it.
+_USER = re.compile(r"(?<=://)([^\s/?#]+|[^\s/?#:@]*:\S+)(?=@)")
 
 
 def shown(command: Sequence[str]) -> str:
@@ -62,15 +67,40 @@ def _word(word: str) -> str:
 def _value(text: str) -> str:
     text, parts, end = without_user(relative(text)), [], 0
     # A value may hold further names: {hub: {token: x}}.
-    for found in _WITHIN.finditer(text):
-        if found.start() >= end and _is_secret(*found.groups()):
-            parts += [text[end : found.start(2)], HIDDEN]
-            end = found.end(2)
+    for name in _NAME.finditer(text):
+        if name.start() < end or not (until := _value_end(text, name)):
+            continue
+        if _is_secret(name.group(), text[name.end() : until]):
+            parts += [text[end : name.end()], HIDDEN]
+            end = until
     return "".join([*parts, text[end:]])
+
+
+def _value_end(text: str, name: re.Match[str]) -> int:
+    """The end of the value of a name, as a shell, JSON, YAML or a header has it; 0 if there is none."""
+    before = Counter(text[: name.start()])
+    is_inside = before["{"] + before["["] > before["}"] + before["]"]
+    if name["opened"] and not name["closed"]:
+        ends = name["opened"]
+    elif name["colon"] is None:
+        ends = " \t\n;&|"
+    elif is_inside:
+        ends = ",]}"
+    elif name["space"] or name["closed"] or "." not in name.group():
+        ends = "\n"
+    else:  # a function in a module
+        return 0
+    depth = 0
+    for piece in _PIECE.finditer(text, name.end()):
+        if depth == 0 and piece.group()[0] in ends:
+            return piece.start() if piece.start() > name.end() else 0
+        depth = max(0, depth + (piece.group() in "[{") - (piece.group() in "]}"))
+    return len(text) if name.end() < len(text) else 0
 
 
 def _is_secret(name: str, value: str) -> bool:
     """Whether the last word of an option's name says so; numbers under a plural, as of `--max-tokens`, are counts."""
     last = ["", *_WORD.findall(name)][-1].lower()
-    singular = last.removesuffix("s")
-    return _SECRET.fullmatch(singular) is not None and (singular == last or _COUNT.fullmatch(value) is None)
+    if _SECRET.fullmatch(last) is not None:
+        return True
+    return _SECRET.fullmatch(last.removesuffix("s")) is not None and _COUNT.fullmatch(value) is None
