@@ -47,7 +47,11 @@ def write(folder: Path, spec: Spec, ranks: Sequence[Sequence[Mapping[str, Any]]]
             "plan": spec,
         }
         lines = [json.dumps(line, allow_nan=False) + "\n" for line in (header, *events)]
-        _file(folder, rank).write_text("".join(lines), encoding="ascii")
+        file = _file(folder, rank)
+        # What stands there may lead elsewhere.
+        file.unlink(missing_ok=True)
+        with file.open("x", encoding="ascii") as opened:
+            opened.writelines(lines)
 
 
 def read(folder: Path) -> tuple[Spec, list[Trace]]:

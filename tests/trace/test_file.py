@@ -69,6 +69,17 @@ def test_it_is_written_anew(folder, spec):
     assert file.read(folder) == (spec, [[event(0, 0)], []])
 
 
+def test_what_a_file_leads_to_elsewhere_stays(folder, spec, tmp_path):
+    elsewhere, place = tmp_path / "elsewhere", folder / "rank0.jsonl"
+    elsewhere.write_text("mine")
+    for link in (place.symlink_to, place.hardlink_to):
+        place.unlink()
+        link(elsewhere)
+        file.write(folder, spec, [[event(0, 0)], []], VERSIONS)
+        assert elsewhere.read_text() == "mine"
+        assert file.read(folder) == (spec, [[event(0, 0)], []])
+
+
 @pytest.mark.parametrize(
     ("trainer", "name"),
     [("ddp", "ddp"), ("my trainer", "my trainer"), ("a/b.py:train", "a%2Fb.py%3Atrain"), ("..", "%2E."), (".", "%2E")],
