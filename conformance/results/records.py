@@ -9,11 +9,12 @@ A field with a default may be absent from the file. Vectors have one number for 
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from conformance.workloads.behaviour import Way
+
+from .quoting import quoted
 
 SCHEMA_VERSION = 5
 
@@ -154,7 +155,7 @@ class CaseRecord:
     @property
     def repro_command(self) -> str:
         """Writes a standalone script that shows why the case fails."""
-        return f"conformance repro {self.id} {shlex.quote(self.target)}"
+        return f"conformance repro {self.id} {quoted(self.target)}"
 
 
 @dataclass(frozen=True)

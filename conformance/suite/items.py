@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
@@ -13,6 +11,7 @@ from conformance.adapter.loading import ALL, every_trainer, stated
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import plan
 from conformance.cases.rules import BACKEND_LAYOUTS
+from conformance.results.quoting import quoted
 from conformance.results.records import Verdict
 from conformance.runner.front.client import TrainerError, Unavailable
 from conformance.suite.selection import selected, selects_nothing
@@ -24,14 +23,6 @@ REFERENCE = (
     *("parameter_server", "ring", "ring_gather"),
     *("apex_single", "apex_ddp", "apex_horovod"),
 )
-
-
-def quoted(target: str) -> str:
-    """A target as a shell takes it; bytes that are no UTF-8 as bash, zsh and ksh write them."""
-    if target.isprintable():
-        return shlex.quote(target)
-    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(target))
-    return f"$'{''.join(plain)}'"
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,8 @@ def test_names_of_files(conformance, write, cases, processes):
     assert "no-utf8-\\udcff\\udcc3" in ended.out
     command = cases()["no-utf8-\udcff\udcc3", CASE]["command"]
     assert command == rf"conformance run $'no-utf8-\xff\xc3.py:train' --case {CASE}"
+    [record] = [case for case in read_results("conformance-results.jsonl").cases if case.trainer != "with:colon"]
+    assert record.repro_command == rf"conformance repro {CASE} $'no-utf8-\xff\xc3.py:train'"
 
 
 def test_trainers_of_one_name_are_told_apart(conformance, write, cases):
