@@ -8,7 +8,7 @@ import shlex
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -78,6 +78,7 @@ class Engine:
         servers: Servers | None = None,
         earlier: Earlier | None = None,
         *,
+        begin: Callable[[], None] = lambda: None,
         quiet: bool = False,
     ) -> None:
         """
@@ -85,6 +86,7 @@ class Engine:
             machine, sources: what the results depend on, for the header.
             servers: run the cases there, if not on this machine alone.
             earlier: a run whose finished cases are kept and not run again, but for trainers that have changed.
+            begin: called when there is something to run; raises OSError.
             quiet: no progress, and no notes.
         """
         self._folder, self._command = folder, command
@@ -92,7 +94,7 @@ class Engine:
         self._console, self._servers, self._earlier = console, servers, earlier
         self._finished = [[case.target, case.id] for case in earlier.kept] if earlier else []
         self._writer: ResultsWriter | None = None
-        self._quiet = quiet
+        self._begin, self._quiet = begin, quiet
         # Not `console.is_terminal`, which FORCE_COLOR makes true: a pipe gets no cursor moves.
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -237,7 +239,7 @@ class Engine:
         )
         with self._writing():
             self._writer = ResultsWriter(self._folder.own, header)
-            self._folder.remove_report()
+            self._begin()
         if earlier is not None:
             for case in earlier.kept:
                 self._record(case)

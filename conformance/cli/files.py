@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from conformance.report.writing import is_replaced
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
 WATCH_REPORT = "conformance-watch.html"
 _UNFINISHED = "conformance-unfinished-"
+_LOCK = ".conformance-lock"
 
 
 class OutputFolder:
@@ -90,6 +92,12 @@ class RunFolder(OutputFolder):
     def results(self) -> Path:
         return self.files[0]
 
+    def kept(self) -> Path | None:
+        """Where the results of this run are; None if somebody removed them."""
+        if self.own.exists():
+            return self.own
+        return None if _identity(self.results) in (None, self._earlier[0]) else self.results
+
     def unfinished(self) -> list[Path]:
         """The results of runs that were killed, the newest first. What a run still writes is not among them."""
         files = [file for file in self._folder.glob(f"{_UNFINISHED}*.jsonl") if file.is_file() and not _is_locked(file)]
@@ -107,12 +115,21 @@ class RunFolder(OutputFolder):
         self.own.unlink(missing_ok=True)
 
 
+def report_of(results: Path) -> Path:
+    """The report next to a results file; it has the same number."""
+    number = re.fullmatch(rf"{Path(RESULTS).stem}(-\d+)\.jsonl", results.name)
+    return results.with_name(REPORT if number is None else f"{Path(REPORT).stem}{number[1]}.html")
+
+
 def unwritable(file: Path) -> str | None:
     """Why ``file`` cannot be written, if it cannot. Its folder is made."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_symlink() and file.exists():
-            file.open("ab").close()
+            if file.is_fifo():
+                return "it is a pipe"
+            # A device may have no other side yet.
+            os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
         if is_replaced(file):
             tempfile.TemporaryFile(dir=file.parent).close()
     except (FileExistsError, NotADirectoryError):
@@ -122,10 +139,10 @@ def unwritable(file: Path) -> str | None:
     return None
 
 
-def _identity(file: Path) -> tuple[int, int] | None:
+def _identity(file: Path | int) -> tuple[int, int] | None:
     """What tells a file from another one that took its place."""
     try:
-        found = file.lstat()
+        found = os.stat(file, follow_symlinks=isinstance(file, int))
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
@@ -144,12 +161,24 @@ def _is_locked(file: Path) -> bool:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Only one process at a time is inside for this folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        # Some network file systems have no locks for folders.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    """Only one process at a time is inside for this folder.
+
+    The lock is a file of ours: anybody may have locked the folder itself.
+    """
+    lock = folder / _LOCK
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            # Some network file systems have no locks.
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Who held it before has removed it.
+            if _identity(lock) != _identity(descriptor):
+                continue
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(descriptor)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from conformance.cli.files import unwritable
+from conformance.report.writing import is_replaced
 from conformance.report.writing import write as write_file
 from conformance.results import Results, ResultsError
 
@@ -39,12 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser, which: Iterable[str] = _FORMA
         group.add_argument(f"--{name}", type=Path, metavar=file, help=f"also write {what}")
 
 
-def unwritable_file(options: argparse.Namespace) -> str | None:
-    """Why a file that is asked for cannot be written: one line."""
-    for _, file in _wanted(options):
+def unwritable_file(options: argparse.Namespace, *others: Path) -> str | None:
+    """Why a file that is asked for cannot be written: one line. `others`: the files that the command has besides."""
+    wanted = [file for _, file in _wanted(options)]
+    for file in wanted:
         if (reason := unwritable(file)) is not None:
             return f"cannot write {file}: {reason}"
+    files = [file for file in (*others, *wanted) if is_replaced(file)]
+    # A symbolic link is replaced, but one on the way to it is followed.
+    places = [file.parent.resolve() / file.name for file in files]
+    for number, file in enumerate(files):
+        if places[number] in places[:number]:
+            return f"cannot write {file}: this command has another use for this file; name another one"
     return None
+
+
+def remove_earlier(options: argparse.Namespace) -> None:
+    """Remove what an earlier command wrote: it must not stand beside one that does not end. Raises OSError."""
+    for _, file in _wanted(options):
+        if is_replaced(file):
+            file.unlink(missing_ok=True)
 
 
 def write(options: argparse.Namespace, renderers: Renderers) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from conformance.cli import formats, gate, verbosity
 from conformance.cli.damage import blamed_on
 from conformance.cli.exits import USAGE, say
-from conformance.cli.files import REPORT, RESULTS, RunFolder
+from conformance.cli.files import RESULTS, RunFolder, report_of, unwritable
 
 SUMMARY = "render a results file again"
 DESCRIPTION = "Render a results file again."
@@ -29,11 +29,15 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.report.terminal import render_notes, render_terminal
     from conformance.results import ResultsError, read_results
 
-    report = options.output or options.results.parent / REPORT
+    report = options.output or report_of(options.results)
     try:
         results = read_results(options.results)
     except ResultsError as error:
         return say(f"{error}{_what_else(options)}", USAGE)
+    if (reason := unwritable(report)) is not None:
+        return say(f"cannot write {report}: {reason}", USAGE)
+    if (reason := formats.unwritable_file(options, options.results, report)) is not None:
+        return say(reason, USAGE)
     try:
         with blamed_on([options.results]), console.capture() as printed:
             render_notes(results.header.notes, console)
@@ -53,7 +57,7 @@ def _what_else(options: argparse.Namespace) -> str:
         left = RunFolder(options.results.parent).unfinished() if os.path.isdir(options.results.parent) else []
         more = "conformance run --resume goes on with it, and conformance report renders it"
         return f"; a run that did not end left {left[0]}: {more}" if left else ""
-    report = options.results.parent / REPORT
+    report = report_of(options.results)
     if options.output is None and options.results.name == RESULTS and report.is_file():
         report.unlink()
         return f"; {report}, which was of other results, is removed"

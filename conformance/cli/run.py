@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     wrong = folder.unwritable()
     if wrong is not None:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
-    if (reason := formats.unwritable_file(options)) is not None:
+    if (reason := formats.unwritable_file(options, *folder.files)) is not None:
         return say(reason, USAGE)
     options.trainer = [*map(relative, options.trainer)]
     surroundings = machine(options.trainer, () if hosts is None else hosts.hosts)
@@ -141,7 +141,13 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             return say(f"cannot write traces to {options.traces}: {reason}; name another folder", USAGE)
         # The workers of pytest may be elsewhere.
         options.traces = os.path.abspath(options.traces)
-    engine = Engine(folder, command, surroundings, files, console, hosts, found, quiet=options.detail == "quiet")
+
+    def begin() -> None:
+        folder.remove_report()
+        formats.remove_earlier(options)
+
+    quiet = options.detail == "quiet"
+    engine = Engine(folder, command, surroundings, files, console, hosts, found, begin=begin, quiet=quiet)
     processes = options.processes or os.cpu_count() or 1
     engine.run(options.trainer, 1 if hosts else processes, vars(options))
     ignore(signal.SIGINT)
@@ -169,15 +175,14 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
                 with folder.placing() as (_, report):
                     render_html(results, report)
         except (ResultsError, OSError) as error:
-            place = folder.own if folder.own.exists() else folder.results
-            return say(f"the harness failed: {error}; the results are in {place}", HARNESS)
+            return say(f"the harness failed: {error}{_where(folder)}", HARNESS)
         render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
         code = gate.ended(results, options.configuration, console, whole=not options.selects)
         try:
             formats.write(options, formats.of_run(options, results))
             formats.in_github_actions(digest(results), options.configuration.expected)
         except ResultsError as error:
-            return say(f"{error}; the results are in {folder.results}", HARNESS)
+            return say(f"{error}{_where(folder)}", HARNESS)
     else:
         folder.discard()
     if engine.failures:
@@ -188,6 +193,12 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
     if not engine.recorded:
         return say("the harness failed: no case was run", HARNESS)
     return code
+
+
+def _where(folder: RunFolder) -> str:
+    if (kept := folder.kept()) is not None:
+        return f"; the results are in {kept}"
+    return f"; somebody removed the results of this run from {folder.results.parent}"
 
 
 def _processes(text: str) -> int:

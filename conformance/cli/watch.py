@@ -75,14 +75,16 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
     if folder is not None and (wrong := folder.unwritable()) is not None:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
-    if (reason := formats.unwritable_file(options)) is not None:
+    if (reason := formats.unwritable_file(options, *(folder.files if folder is not None else ()))) is not None:
         return say(reason, USAGE)
     # A command that cannot be started leaves the earlier report.
-    if folder is not None and shutil.which(script[0]) is not None:
+    if shutil.which(script[0]) is not None:
         try:
-            folder.remove_report()
+            if folder is not None:
+                folder.remove_report()
+            formats.remove_earlier(options)
         except OSError as error:
-            return say(f"cannot remove {folder.report}: {error.strerror}; name another folder with --output", USAGE)
+            return say(f"cannot remove {error.filename}: {error.strerror}; name another place for it", USAGE)
     try:
         with ended_like_ctrl_c():
             settings = Settings(options.steps, options.every)

@@ -41,12 +41,15 @@ def ended(folder, *script, **more):
 class Waiting:
     """A watch whose script runs until `goes_on`."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *options):
         pipes = [folder / "begun", folder / "may-end"]
         for pipe in pipes:
             os.mkfifo(pipe)
         self.process = subprocess.Popen(
-            command(sys.executable, "-c", WAITING, *map(str, pipes)), cwd=folder, stdout=subprocess.PIPE, text=True
+            command(sys.executable, "-c", WAITING, *map(str, pipes), options=("--output", "out", *options)),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         pipes[0].open().close()
         self._gate = pipes[1]
@@ -62,6 +65,16 @@ def test_an_old_report_does_not_stand_beside_a_watch_that_does_not_end(folder):
     watch.process.kill()
     watch.goes_on()
     assert os.listdir(folder / "out") == []
+
+
+def test_files_for_ci_do_not_stand_beside_a_watch_that_does_not_end(folder):
+    (folder / "a.xml").write_text("old")
+    ended(folder, "./nothing", options=("--junit", "a.xml"))
+    assert (folder / "a.xml").read_text() == "old"
+    watch = Waiting(folder, "--junit", "a.xml")
+    watch.process.kill()
+    watch.goes_on()
+    assert not (folder / "a.xml").exists()
 
 
 def test_a_command_that_cannot_be_started_leaves_the_old_report(folder):
