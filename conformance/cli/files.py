@@ -118,7 +118,7 @@ class RunFolder(OutputFolder):
 def report_of(results: Path) -> Path:
     """The report next to a results file; it has the same number."""
     number = re.fullmatch(rf"{Path(RESULTS).stem}(-\d+)\.jsonl", results.name)
-    return results.with_name(REPORT if number is None else f"{Path(REPORT).stem}{number[1]}.html")
+    return results.parent / (REPORT if number is None else f"{Path(REPORT).stem}{number[1]}.html")
 
 
 def unwritable(file: Path) -> str | None:
