@@ -116,6 +116,9 @@ def _files(name: str, folders: Sequence[str]) -> Iterator[Path]:
 
 def _spec(module: str, folders: Sequence[str]) -> ModuleSpec | None:
     """The top-level module of this name."""
+    if not module.isidentifier():
+        # Finders of other packages may raise.
+        return None
     if (spec := PathFinder.find_spec(module, folders)) is not None:
         return spec
     # Some editable installs are found by a finder of their own.
