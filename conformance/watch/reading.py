@@ -40,7 +40,7 @@ class Reader:
         while self.read() or self._end_one():
             pass
         findings, is_whole = self._judge.findings, True
-        for stream, account in zip_longest(self._streams, self._accounts()):
+        for stream, account in zip_longest(self._streams, self._accounts()[: len(self._streams)]):
             if (lacks := stream.lacks(account)) is not None:
                 is_whole = False
                 stream.fail(lacks, findings)

@@ -37,6 +37,8 @@ TOLD = signal.SIGRTMIN + 2
 _ALL = {*PASSED_ON, signal.SIGCHLD, END, _ORPHANED, *(TOLD + number for number in PASSED_ON)}
 _ORPHANS = 5.0
 """Seconds that the command has to end if the watch was killed."""
+_KILLING = 5.0
+"""Seconds in which it is killed. What then still runs cannot be."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -62,6 +64,8 @@ class Supervisor:
                     return
                 self._pass_on()
             left = None if self._deadline is None else self._deadline - monotonic()
+            if left is not None and left <= -_KILLING:
+                return
             if left is not None and left <= 0:
                 self._kill()
                 continue
@@ -165,8 +169,8 @@ def _say(report: int, **what: int | None) -> None:
 
 
 def _send(pid: int, number: int) -> None:
-    # It may have ended meanwhile.
-    with suppress(ProcessLookupError):
+    # It may have ended meanwhile, or be another user's.
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
