@@ -85,7 +85,7 @@ def test_a_replica_that_dies_is_named_and_nothing_of_the_cluster_is_left(write):
         outcome = server.run(case.spec(), time_limit=60.0)
         address = re.search(r"127\.0\.0\.1:\d+", outcome.ranks[0].output)[0]
         command = next(command for command in commands() if address in command and "raylet" in command)
-        [folder] = re.findall(r"=(/[^\0]*/conformance-[^/\0]+)/[^\0]*/sockets/raylet\0", command)
+        [folder] = re.findall(r"=(/[^\0]*/conformance-[^/\0]+/[^/\0]+)/[^\0]*/sockets/raylet\0", command)
         assert Path(folder).is_dir()
         assert listening() <= LOOPBACK
     judgement = judge(case, outcome)
