@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 
+import conformance
 from conformance.adapter import loading
 from conformance.trace.recorder import Recorder
 from conformance.trace.state.site import Sites, shortened
@@ -148,5 +150,9 @@ def test_before_there_is_any_trainer():
     """The runner's own events come from nowhere."""
     events = []
     namespace = {"__name__": "conformance.made_up", "recorder": Recorder(events.append)}
-    exec(compile("recorder.note('started', pid=1)", "made_up.py", "exec"), namespace)
+    ours = str(Path(conformance.__file__).with_name("made_up.py"))
+    exec(compile("recorder.note('started', pid=1)", ours, "exec"), namespace)
     assert events[0]["where"] == here(-1)
+    # A package of the user's own may have our name.
+    exec(compile("recorder.note('started', pid=1)", "made_up.py", "exec"), namespace)
+    assert events[1]["where"][0] == "made_up.py"
