@@ -148,7 +148,7 @@ def test_nobody_is_accused_by_what_is_left_of_a_recorder(observer):
     for moment in range(5):
 
         def fails():
-            failures.add(f"conformance.watch.recording.{observer}", ValueError("it does not know this"))
+            failures.blames(f"conformance.watch.recording.{observer}", ValueError("it does not know this"))
 
         seen = 3 + (moment == 4)
         expected = f"UNDECIDED: In {seen} of {seen} steps"
@@ -172,7 +172,7 @@ def train_after_an_empty_batch(fails):
 
 def test_a_step_is_not_missed_where_the_recorder_has_ended():
     def fails():
-        failures.add("conformance.watch.recording.steps", ValueError("it does not know this"))
+        failures.blames("conformance.watch.recording.steps", ValueError("it does not know this"))
 
     with pytest.raises(AssertionError, match="UNDECIDED: "), conformance.watching():
         train_after_an_empty_batch(fails)

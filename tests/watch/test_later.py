@@ -22,4 +22,4 @@ def test_it_is_read_when_the_record_is_written():
     record = records.Clipped("norm", [0], 1.0, Later(float, torch.tensor(3.0)), 1, None)
     settle(record)
     assert record == records.Clipped("norm", [0], 1.0, 3.0, 1, None)
-    assert decoded(encoded(record)) == record
+    assert decoded(encoded(record).encode()) == record

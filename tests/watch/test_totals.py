@@ -125,7 +125,7 @@ def test_whose_step_reads_the_gradients(kind, is_own, tmp_path):
         weight.sum().backward()
         optimizer.step()
     [file] = tmp_path.glob("*.jsonl")
-    found = [decoded(line) for line in file.read_text().splitlines(keepends=True)]
+    found = [decoded(line) for line in file.read_bytes().splitlines(keepends=True)]
     assert [one.is_own for one in found if isinstance(one, records.Stepped)] == [is_own]
 
 
