@@ -71,7 +71,7 @@ def test_a_gradient_is_cut_where_the_ranks_parts_are(tmp_path):
         recording.parameters.divide(weight, Part(torch.zeros(7), 2, 5, 4, 9, 0), [(0, 4), (4, 9)], 1)
         (weight * torch.arange(9.0).view(3, 3)).sum().backward()
     [file] = tmp_path.glob("*.jsonl")
-    [local] = (one for one in map(decoded, file.read_text().splitlines()) if isinstance(one, records.Local))
+    [local] = (one for one in map(decoded, file.read_bytes().splitlines()) if isinstance(one, records.Local))
     take, finish = recording.sketching.take, recording.sketching.finish
     assert local.sketches == pytest.approx(finish([take(torch.arange(4.0)), take(torch.arange(4.0, 9.0))]).numpy())
 
