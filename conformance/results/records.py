@@ -256,6 +256,7 @@ class Rank:
 
     rank: Annotated[int, "which rank"]
     exit: Annotated[str, "how the process ended, in words"]
+    finished: Annotated[bool, "whether it delivered all that it recorded, however it ended after that"]
     output: Annotated[str, "the end of what it printed"] = ""
     stack: Annotated[str | None, "where it was at the time limit"] = None
     traceback: Annotated[str | None, "what it raised"] = None

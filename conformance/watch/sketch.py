@@ -56,7 +56,7 @@ class Sketching:
 
     _columns: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _rows: dict[torch.device, torch.Tensor] = field(default_factory=dict)
-    _buffers: dict[tuple[torch.device, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _memories: dict[tuple[str, torch.device, torch.dtype], torch.Tensor] = field(default_factory=dict)
     _layouts: dict[tuple[torch.device, tuple[int, ...]], _Layout] = field(default_factory=dict)
 
     def take(self, tensor: torch.Tensor, number: int = WHOLE) -> Taken:
@@ -72,7 +72,7 @@ class Sketching:
         size = flat.numel()
         if size > SMALL:
             if number == WHOLE:
-                return self._of_whole(_exact(flat))
+                return self._of_whole(flat if flat.dtype in _COMPUTED_IN else flat.float())
             begin, apart = spread(size, number)
             flat = flat.as_strided((SAMPLED, BLOCK), (apart, 1), flat.storage_offset() + begin)
         return Taken(flat.clone() if flat.dtype in _COMPUTED_IN else flat.float())
@@ -94,21 +94,22 @@ class Sketching:
         layout = self._layout(samples[0].device, tuple(sample.numel() for sample in samples))
         parts = zip(samples, layout.padding, strict=True)
         staged = [part for sample, zeros in parts for part in (sample.view(-1), zeros)]
-        blocks = _exact(torch.cat(staged, out=self._buffer(samples, BLOCK * len(layout.owner))).view(-1, BLOCK))
+        widest = max(samples, key=lambda sample: sample.dtype.itemsize)
+        blocks = torch.cat(staged, out=self._memory("blocks", BLOCK * len(layout.owner), widest)).view(-1, BLOCK)
         sketches = torch.zeros(len(samples), WIDTH, dtype=torch.float64, device=blocks.device)
         # In double, as the square of a small single is zero, and that of a large one infinite.
         squares = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).square_()
-        rows = torch.cat([torch.stack(self._projected(blocks)).double() * layout.signs, squares[None]])
+        rows = torch.cat([self._projected(blocks).double() * layout.signs, squares[None]])
         sketches.index_add_(0, layout.owner, rows.t())
         sketches[:, 2].sqrt_()
         return sketches
 
-    def _buffer(self, samples: list[torch.Tensor], size: int) -> torch.Tensor:
-        """The same memory each time: new pages cost more than what is put into them."""
-        key = samples[0].device, max((sample.dtype for sample in samples), key=lambda dtype: dtype.itemsize)
-        found = self._buffers.get(key)
+    def _memory(self, use: str, size: int, like: torch.Tensor) -> torch.Tensor:
+        """The same each time: new pages cost more than what is put into them."""
+        key = use, like.device, like.dtype
+        found = self._memories.get(key)
         if found is None or len(found) < size:
-            found = self._buffers[key] = torch.empty(size, device=key[0], dtype=key[1])
+            found = self._memories[key] = torch.empty(size, device=like.device, dtype=like.dtype)
         return found[:size]
 
     def _of_whole(self, flat: torch.Tensor) -> Taken:
@@ -118,20 +119,26 @@ class Sketching:
         for begin in range(0, flat.numel(), _CHUNK * BLOCK):
             chunk = flat[begin : begin + _CHUNK * BLOCK]
             whole, first = len(chunk) // BLOCK, begin // BLOCK
-            found = torch.stack(self._projected(chunk[: whole * BLOCK].view(whole, BLOCK)))
+            found = self._projected(chunk[: whole * BLOCK].view(whole, BLOCK))
             sums[:2] += (found.double() * signs[:, first : first + whole]).sum(1)
             rest = chunk[whole * BLOCK :]
             if len(rest):
-                last = torch.stack([torch.dot(rest, b[: len(rest)]) for b in self._column(flat.device, flat.dtype)])
-                sums[:2] += last.double() * signs[:, first + whole]
+                sums[:2] += self._projected(rest[None])[:, 0].double() * signs[:, first + whole]
         sums[2] = torch.linalg.vector_norm(flat, dtype=torch.float64)
         return Taken(None, sums)
 
-    def _projected(self, blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # With `out`, autocast does not apply.
-        return tuple(
-            torch.mv(blocks, b, out=blocks.new_empty(len(blocks))) for b in self._column(blocks.device, blocks.dtype)
-        )
+    def _projected(self, blocks: torch.Tensor) -> torch.Tensor:
+        """(2, n): the sum of each block, (n, up to `BLOCK`), with the signs of both directions.
+
+        Not as a product of matrices: it rounds a row differently beside other rows, so that one tensor would have
+        several sketches, and it may use TF32 or bfloat16 where the script allows that.
+        """
+        sums = blocks.new_empty(WIDTH - 1, len(blocks))
+        products = self._memory("products", blocks.numel(), blocks).view_as(blocks)
+        for signs, out in zip(self._column(blocks.device, blocks.dtype), sums, strict=True):
+            # With `out`, autocast does not apply.
+            torch.sum(torch.mul(blocks, signs[: blocks.shape[1]], out=products), 1, out=out)
+        return sums
 
     def _of_sparse(self, tensor: torch.Tensor, number: int) -> Taken:
         size = tensor.numel()
@@ -200,27 +207,6 @@ def spread(size: int, number: int) -> tuple[int, int]:
     apart = size // BLOCK // SAMPLED * BLOCK
     last = size - (SAMPLED - 1) * apart - BLOCK
     return min(number % samples(size) * BLOCK, last), apart
-
-
-def _exact(tensor: torch.Tensor) -> torch.Tensor:
-    """In a format in which products with signs are exact. torch rounds single precision to TF32 or bfloat16 before it
-    multiplies matrices where the script allows that, which the bound in docs/numerics.md does not; double precision,
-    which takes longer, it never rounds."""
-    if tensor.dtype not in _COMPUTED_IN:
-        tensor = tensor.float()
-    if tensor.dtype == torch.float64 or _precision(tensor.device) in ("none", "ieee", "highest"):
-        return tensor
-    return tensor.double()
-
-
-def _precision(device: torch.device) -> str:
-    """That of products of matrices in single precision, as the script has set it."""
-    of_backend = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if of_backend is None:
-        # Before torch 2.9 there is one for all.
-        return torch.get_float32_matmul_precision()
-    found: str = of_backend("cuda" if device.type == "cuda" else "mkldnn", "matmul")
-    return found
 
 
 def _signs(number: int, length: int) -> torch.Tensor:

@@ -54,7 +54,7 @@ class EverySecondTwice:
 
 
 @pytest.fixture
-def drawn(tmp_path, monkeypatch):
+def drawn(tmp_path_factory, monkeypatch):
     """What a rank that goes through a loader draws."""
 
     def read(loader, part=slice(None), epochs=1, seed=0, ranks=2):
@@ -62,8 +62,9 @@ def drawn(tmp_path, monkeypatch):
         monkeypatch.setattr(loading, "world", lambda: ranks)
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Ledger.made(tmp_path)
-        with recorded(str(tmp_path), Settings()) as recording:
+        folder = tmp_path_factory.mktemp("records")
+        Ledger.made(folder)
+        with recorded(str(folder), Settings()) as recording:
             recording.optimizer(optimizer)
             for _ in range(epochs):
                 for batch in loader:

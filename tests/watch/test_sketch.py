@@ -25,6 +25,18 @@ def test_a_sketch_is_linear(shape):
     assert torch.isclose(of_a[2], torch.linalg.vector_norm(a), rtol=2.0**-50, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_sketch_does_not_depend_on_what_is_sketched_beside_it(dtype):
+    """So equal tensors have equal sketches, bit by bit."""
+    generator = torch.Generator().manual_seed(5)
+    sizes = (8, 128, BLOCK, 3 * BLOCK + 5, 8 * BLOCK, 77)
+    tensors = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+    together = sketch(*tensors)
+    for number in range(len(sizes)):
+        assert torch.equal(sketch(*tensors[number:]), together[number:])
+        assert torch.equal(sketch(tensors[number]), together[number : number + 1])
+
+
 def test_it_is_the_projection_on_signs():
     """Of a unit vector it is the sign itself."""
     units = [torch.nn.functional.one_hot(torch.tensor(n), BLOCK * 3).double() for n in range(0, BLOCK * 3, 97)]
