@@ -37,7 +37,7 @@ class Earlier:
 
     @property
     def kept(self) -> list[CaseRecord]:
-        """The finished cases that still count: those of trainers of which no file has changed."""
+        """The finished cases of trainers whose files have not changed."""
         # With `--trainer all`, the target of a case has the function as well.
         return [
             case
@@ -119,7 +119,7 @@ def _difference(
 
 
 def _changed(then: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """By trainer: the files that are others now, new or gone."""
+    """The files that were changed, added or removed, by trainer."""
     files = {trainer: {*now[trainer].items()} ^ {*then.get(trainer, {}).items()} for trainer in now}
     return {trainer: sorted({name for name, _ in others}) for trainer, others in files.items() if others}
 

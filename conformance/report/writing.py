@@ -7,8 +7,8 @@ from secrets import token_hex
 
 
 def write(file: Path, text: str) -> None:
-    """Put `text` in place of `file`, in UTF-8; lone surrogates, which that cannot hold, as escapes. A symbolic link
-    there is replaced and not followed: it may lead anywhere.
+    """Replaces `file` by `text` in UTF-8, with lone surrogates escaped. A symbolic link is replaced, not followed: it
+    may lead anywhere.
 
     Raises OSError.
     """

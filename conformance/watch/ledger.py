@@ -1,5 +1,4 @@
-"""The ledger of a watch: a file of fixed size that every process maps into its memory and accounts in for what it
-records.
+"""The ledger of a watch: a file of fixed size that every process maps, and in which it counts its records.
 
 A stream of records can be cut short: by a full disk, a limit, a closed descriptor, a signal. Memory that is mapped
 cannot, so the judge compares each stream with its account. The recorder adds what it is about to write before it
@@ -16,7 +15,7 @@ import os
 import struct
 import weakref
 
-# As they were before a script could replace them.
+# Bound before a script can replace them.
 from errno import EIO
 from fcntl import LOCK_EX, LOCK_UN, flock
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
@@ -44,10 +43,10 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Account(NamedTuple):
-    """What one process says of its stream. A process that runs another program by `exec` has two.
+    """The state of one process's stream. A process that calls `exec` has two.
 
     pid: as the process sees itself. start: when it started, in clock ticks since the machine did; 0 if unknown.
-    records, steps: how many it has written or was about to write. reason: why it records nothing more; "" if it does.
+    records, steps: how many it has written or is about to write. reason: why it stopped recording; "" if it has not.
     """
 
     pid: int
@@ -60,10 +59,10 @@ class Account(NamedTuple):
 
 
 class Ledger:
-    """Maps the ledger in a folder. All that is done with it raises OSError if the file was cut short: memory without a
-    file under it would end the process.
+    """Maps the ledger in a folder. Every operation raises OSError if the file was truncated: access to mapped memory
+    behind the end of a file kills the process.
 
-    keeps: its descriptor stays open, so that nobody can remove it.
+    keeps: its descriptor stays open, so the file cannot vanish.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keeps: bool = False) -> None:
@@ -81,7 +80,7 @@ class Ledger:
 
     @classmethod
     def made(cls, folder: str | os.PathLike[str], *, keeps: bool = False) -> Ledger:
-        """A new one, with as many accounts as the disk has room for. Raises OSError if it has none."""
+        """Creates one, with as many accounts as fit on the disk. Raises OSError if none fits."""
         descriptor = open_file(os.path.join(folder, NAME), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             accounts = _MOST
@@ -110,23 +109,23 @@ class Ledger:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody reads what is recorded any more."""
+        """Whether the watch is over."""
         return bool(self._get(_OVER))
 
     def note_unlisted(self) -> None:
-        """A process has no account."""
+        """Notes that a process found no account."""
         self._put(_UNLISTED, 1)
 
     def end(self) -> None:
-        """The watch is over: recorders that still run stop."""
+        """Ends the watch: recorders that still run stop."""
         self._put(_OVER, 1)
 
     def note_torch(self) -> None:
-        """This process has imported torch."""
+        """Notes that this process has imported torch."""
         self._put(_IMPORTED, 1)
 
     def opened(self) -> Entry | None:
-        """A new account for this process; None if there is no room or the file is out of reach."""
+        """Opens an account for this process; None if there is no room or the file cannot be reached."""
         try:
             descriptor = open_file(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -141,7 +140,7 @@ class Ledger:
             stem = urandom(8).hex().encode()
             _ACCOUNT.pack_into(self._memory, (1 + number) * _SIZE, getpid(), started(), RUNNING, 0, 0, stem, b"")
             self._put(_USED, number + 1)
-            # A child that another thread forks meanwhile would keep the lock by its copy of the descriptor.
+            # A child forked meanwhile by another thread would hold the lock through its descriptor.
             flock(descriptor, LOCK_UN)
         except BaseException:
             self.note_unlisted()
@@ -151,7 +150,7 @@ class Ledger:
         return Entry(self, number, getpid())
 
     def accounts(self) -> list[Account]:
-        """All of them, in the order in which they were opened."""
+        """All accounts, in the order of opening."""
         return [self.account(number) for number in range(self._used())]
 
     def account(self, number: int) -> Account:
@@ -161,11 +160,11 @@ class Ledger:
         return Account(pid, start, state, records, steps, stem, reason.rstrip(b"\0").decode(errors="replace"))
 
     def check(self) -> ctypes.Array[ctypes.c_char]:
-        """The memory. Raises OSError if it is not all there."""
+        """The memory. Raises OSError if the file was truncated."""
         try:
             size = stat(self._file).st_size
         except OSError:
-            # It has no name any more, or none that is seen from here, so that nobody here can cut it short.
+            # It was removed or is outside of this file system, so nobody here can truncate it.
             return self._memory
         if size < len(self._memory):
             raise OSError(EIO, "the ledger of the watch was cut short")
@@ -190,32 +189,32 @@ class Ledger:
 
 
 class Entry:
-    """The account of this process, to write to. One that a forked child has inherited is its parent's."""
+    """The account that this process writes to. A forked child inherits its parent's and opens another one."""
 
     def __init__(self, ledger: Ledger, number: int, process: int) -> None:
         self._ledger, self._at, self.process = ledger, (1 + number) * _SIZE, process
         self.stem = ledger.account(number).stem
 
     def add(self, records: int, steps: int) -> None:
-        """So many are about to be written."""
+        """Counts records before they are written."""
         memory = self._ledger.check()
         for at, more in ((_RECORDS, records), (_STEPS, steps)):
             [before] = _NUMBER.unpack_from(memory, self._at + at)
             _NUMBER.pack_into(memory, self._at + at, before + more)
 
     def fail(self, reason: str) -> None:
-        """Nothing more is recorded."""
+        """Notes why recording stopped."""
         text = reason.encode(errors="replace")[: _SIZE - 8 - _REASON]
         struct.pack_into(f"{len(text)}s", self._ledger.check(), self._at + _REASON, text)
         self._ledger._put(self._at + _STATE, FAILED)
 
     def end(self) -> None:
-        """All that there was is recorded."""
+        """Notes that the stream is complete."""
         self._ledger._put(self._at + _STATE, ENDED)
 
 
 def _mapped(descriptor: int, size: int) -> ctypes.Array[ctypes.c_char]:
-    """A file in memory. Python's own `mmap` keeps a descriptor, and closes it later, whatever that is of by then."""
+    """Maps a file. Python's `mmap` keeps a descriptor and closes it later, whichever file has that number by then."""
     address = _libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -223,7 +222,7 @@ def _mapped(descriptor: int, size: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def started() -> int:
-    """When this process started, in clock ticks since the machine did; 0 if that is not known."""
+    """When this process started, in clock ticks since boot; 0 if unknown."""
     try:
         descriptor = open_file("/proc/self/stat", O_RDONLY | O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the kernel says of the processes of a command: which train, and which of them without a recorder."""
+"""Finds the processes of a command that train, and those among them without a recorder, in /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.watch.supervisor import descendants
 _TORCH = b"/libtorch_python"
 
 _Life: TypeAlias = tuple[bytes, ...]
-"""What tells a program from others that run before or after it under the same number, also by `exec`."""
+"""Identifies one program run: a process number is used again, and `exec` keeps it."""
 
 
 class Trainers:
@@ -23,7 +23,7 @@ class Trainers:
 
     def __init__(self, process: int, folder: Path) -> None:
         self._process = process
-        # As the kernel writes it.
+        # The kernel escapes it like this.
         self._ledger = os.fsencode(os.path.realpath(folder / NAME)).replace(b"\n", b"\\012")
         self._reached: set[_Life] = set()
         self.unreached: dict[int, list[str]] = {}
@@ -64,7 +64,7 @@ def _command(pid: int) -> list[str]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Nothing if the process has ended, or is another user's."""
+    """Empty if the process has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reads what recorders write, while they write it, and says what of it is missing."""
+"""Reads the records of all processes while they are written, and reports which are missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 2000
 
 
 class Reader:
-    """Hands a judge each record of each process in the ledger of a folder, once."""
+    """Passes each record of each process to a judge once."""
 
     def __init__(self, folder: Path, judge: Judge) -> None:
         self._folder, self._judge = folder, judge
@@ -36,7 +36,7 @@ class Reader:
         return any(found)
 
     def finish(self) -> bool:
-        """Read the rest: nobody writes any more. Returns whether all is there that processes have recorded."""
+        """Reads the rest, after all processes have ended. Returns whether no record is missing."""
         while self.read() or self._end_one():
             pass
         findings, is_whole = self._judge.findings, True
@@ -70,12 +70,12 @@ class Reader:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Neither waits for who writes to a pipe, nor follows a link."""
+    """Opens a file without waiting on a pipe or following a link."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _names(folder: Path) -> list[str]:
-    """Of the files in a folder, if it can be read still."""
+    """The names of files in a folder; none if it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -105,13 +105,13 @@ class _Stream:
         return self._launch is not None and not self._launch.is_ahead(self._rank) and self._launch.end(self._rank)
 
     def fail(self, reason: str, findings: Findings) -> None:
-        """What is missing must not count against the script."""
+        """Ends the judgement of a stream with missing records: a gap is no evidence against the script."""
         findings.undecided(reason)
         if self._launch is not None:
             self._launch.blind(self._rank)
 
     def lacks(self, account: Account | None) -> str | None:
-        """What is missing of it, and since when; None if nothing is. account: as it is at the end, if it is known."""
+        """What is missing and since which step; None if nothing is. account: its final state, if known."""
         after = f"process {self.account.pid} after step {self._steps}"
         if self._error is not None:
             return f"the records cannot be read of {after}: {self._error}"

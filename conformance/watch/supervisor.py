@@ -1,12 +1,12 @@
-"""Starts a command, and ends all that it has started once it is told to or the watch has died.
+"""Starts a command, and ends all of its processes when the watch asks for that or dies.
 
-It is a process of its own, with the standard library alone, so that it outlives a watch that is killed. Signals of a
-terminal reach the watch, this process and the command alike. Those that only the watch has got are passed on.
+It is a separate process that imports only the standard library, so it outlives a watch that is killed. Signals of a
+terminal reach the watch, this process and the command alike. It passes on those that only the watch received.
 
     python -I -S supervisor.py WATCH REPORT GRACE FOLDER COMMAND ...
 
 WATCH: the process that watches. REPORT: the descriptor of a pipe, which gets one line of JSON: {"errno": N} if the
-command cannot be started, else {"code": N, "killed": B}, and closes once nothing that the command started is left.
+command cannot be started, else {"code": N, "killed": B}, and closes when the last process of the command has ended.
 GRACE: seconds. FOLDER is removed if the watch dies.
 """
 
@@ -33,12 +33,12 @@ END = signal.SIGRTMIN
 _ORPHANED = signal.SIGRTMIN + 1
 """From the kernel: the watch has died."""
 TOLD = signal.SIGRTMIN + 2
-"""From the watch: it has got the signal of the number that is added to this. Unlike others, such signals queue."""
+"""From the watch: it received signal N, sent as TOLD + N. Unlike other signals, real-time ones queue."""
 _ALL = {*PASSED_ON, signal.SIGCHLD, END, _ORPHANED, *(TOLD + number for number in PASSED_ON)}
 _ORPHANS = 5.0
 """Seconds that the command has to end if the watch was killed."""
 _KILLING = 5.0
-"""Seconds in which it is killed. What then still runs cannot be."""
+"""Seconds to kill it. A process that survives this cannot be killed."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -56,7 +56,7 @@ class Supervisor:
         self._direct, self._told = Counter[int](), Counter[int]()
 
     def run(self) -> None:
-        """Until the command has ended, and all that it has started if that was asked for."""
+        """Returns when the command has ended; after a request to end, when all of its processes have."""
         while True:
             self._reap()
             if self.code is not None:
@@ -74,13 +74,13 @@ class Supervisor:
                 continue
             number = info.si_signo
             if self.is_orphaned and number == _ORPHANED:
-                # The kernel says so of each thread that the watch had.
+                # The kernel sends one signal for each thread of the watch.
                 continue
             if number in (END, _ORPHANED):
                 self.is_orphaned = number == _ORPHANED
                 self._asked = signal.SIGTERM, set()
                 self._pass_on()
-                # Nobody waits for what a watch that was killed has left.
+                # The watch was killed, so nobody waits for these processes.
                 self._deadline = monotonic() + (min(self._grace, _ORPHANS) if self.is_orphaned else self._grace)
                 continue
             if number > TOLD:
@@ -91,15 +91,15 @@ class Supervisor:
                 self._asked = number, set()
                 self._pass_on()
             else:
-                # The whole group has it, and so has the command.
+                # The whole group received it, including the command.
                 self._direct[number] += 1
                 self._asked = number, {*self._reached()}
             if number in ENDING:
                 self._deadline = monotonic() + (self._grace if self._deadline is None else 0)
 
     def adopt(self, report: int | None) -> None:
-        """Be the parent of what the command has left, until the watch has looked at it. The pipe closes once there is
-        nothing left: a process whose descendants are all adopted has no children only then."""
+        """Adopts the processes that the command left, until the watch has looked at them. The pipe closes when the
+        last of them ends: all descendants are adopted, so this process has no children only then."""
         while not self.is_orphaned:
             if not self._reap() and report is not None:
                 os.close(report)
@@ -110,8 +110,8 @@ class Supervisor:
             self.is_orphaned = info.si_signo == _ORPHANED
 
     def _reached(self) -> Iterator[int]:
-        """Whom a signal reaches: all in the command's group, as a terminal does it; once the command has ended, all
-        that it has left. Parents come first: a shell must not go on to its next command."""
+        """The processes that a signal reaches: the command's group, as with a terminal; all descendants once the
+        command has ended. Parents come first: a shell must not start its next command."""
         for pid in descendants(os.getpid()):
             # It may have ended meanwhile.
             with suppress(ProcessLookupError):
@@ -119,7 +119,7 @@ class Supervisor:
                     yield pid
 
     def _pass_on(self) -> None:
-        """Send what was asked for last to those that have not got it."""
+        """Sends the last requested signal to the processes that have not received it."""
         number, have = self._asked
         for pid in self._reached():
             if pid not in have:
@@ -147,7 +147,7 @@ class Supervisor:
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that one has started, and those that they have, that have not ended; parents come first."""
+    """The living descendants of a process; parents come first."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdecimal():
@@ -182,7 +182,7 @@ def _next(seconds: float | None) -> signal.struct_siginfo | None:
 def main(watch: str, report: str, grace: str, folder: str, *command: str) -> None:
     libc = ctypes.CDLL(None)
     os.set_inheritable(int(report), False)
-    # What is ignored, as `nohup` does it, stays so: a signal that is blocked would be kept.
+    # A signal that is ignored, as under `nohup`, stays ignored: a blocked one would be queued.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     heard = {number for number in _ALL if signal.getsignal(number) is not signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL - heard)

@@ -34,7 +34,7 @@ _PAUSE = 0.2
 """Seconds between two looks at what is new."""
 
 _AFTERWARDS = 5.0
-"""Seconds that processes have to end after the command that started them."""
+"""Seconds that other processes may outlive the command."""
 
 
 _Lines: TypeAlias = Mapping[int, Sequence[str]]
@@ -52,7 +52,7 @@ class NoRoom(Exception):
 @dataclass(frozen=True)
 class Watched:
     """code: the command's exit code; negative for a signal; None if nobody knows it. by: the signal to us that ended
-    it. was_stopped: we have ended it, as what was seen was enough. was_killed: it took longer than it had to end."""
+    it. was_stopped: `see` had it ended. was_killed: it exceeded `grace`."""
 
     code: int | None
     by: signal.Signals | None
@@ -68,8 +68,7 @@ def watch(
     grace: float = GRACE,
 ) -> Watched:
     """Run a command to its end. `see` is called now and then with the judge of what came until then; if it is true,
-    that is enough, and the command is ended. A signal is the command's: it has `grace` seconds to end, or until the
-    second signal.
+    the command is ended. Signals go to the command, which then has `grace` seconds to end, or until the second signal.
 
     Raises CannotStart, and NoRoom if nothing can be recorded.
     """
@@ -89,7 +88,7 @@ def watch(
             ended = _report(report)
             still = _left(trainers, report)
             has_torch = True
-            # Where a script has cut it short, the reader says so.
+            # The reader reports a ledger that the script has truncated.
             with suppress(OSError):
                 has_torch = ledger.has_torch
                 if ledger.is_over:
@@ -103,13 +102,13 @@ def watch(
         try:
             judge.finish(is_whole=is_whole)
         except Exception as error:
-            # What a process has recorded may be nonsense. What was found until then stays.
+            # Records may be damaged. Findings up to here stay.
             judge.findings.undecided(f"the records cannot be judged to their end: {type(error).__name__}: {error}")
         return Watched(code, by, was_stopped, bool(ended.get("killed")), judge.findings)
 
 
 def _left(trainers: Trainers, report: int) -> _Lines:
-    """The processes that may train and still run some time after their command has ended, with their command lines."""
+    """The command lines of processes that outlive the command and may train, by process."""
     deadline = monotonic() + _AFTERWARDS
     while not select.select([report], [], [], _PAUSE)[0]:
         if not (still := trainers.look()) or monotonic() > deadline:
@@ -118,7 +117,7 @@ def _left(trainers: Trainers, report: int) -> _Lines:
 
 
 def _judge_end(judge: Judge, code: int | None, unreached: _Lines, still: _Lines, *, has_torch: bool) -> None:
-    """Whether the command ran to its end, and all that trained in it was seen."""
+    """Adds a doubt for each process that was not seen, and for a command that failed."""
     findings = judge.findings
     for pid, line in unreached.items():
         findings.undecided(
@@ -140,7 +139,7 @@ def _ending(code: int) -> str:
 
 
 def _signal(number: int) -> str:
-    """Its name; those for real time have none."""
+    """Its name, if it has one: real-time signals have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -171,7 +170,7 @@ def _supervised(
     script = [sys.executable, "-I", "-S", str(Path(supervisor.__file__)), str(os.getpid()), str(write), str(grace)]
     try:
         try:
-            # Until it has blocked them itself, a signal would end it.
+            # A signal would end it before it has blocked signals itself.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.PASSED_ON)
             process = subprocess.Popen([*script, str(folder), *command], env=env, close_fds=False)
         except OSError as error:
@@ -183,7 +182,7 @@ def _supervised(
             try:
                 yield process, report
             except BaseException:
-                # Whatever happens to us, the command comes to its end.
+                # Wait for the command even if this process fails.
                 select.select([report], [], [])
                 raise
             finally:

@@ -21,7 +21,7 @@ _without_functions = _C.DisableTorchFunction
 class Aside:
     """A context in which this thread is in nothing that the trainer entered and that would count, forbid, record or
     make up what we read: modes, transforms of `torch.func`, `torch.jit.trace`, `__torch_function__` of its classes, and
-    what it has put in place of functions that we call.
+    its replacements of functions that we call.
 
     It may be entered again once it was left.
     """

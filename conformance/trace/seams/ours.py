@@ -33,7 +33,7 @@ _OWNERS: tuple[Any, ...] = (
 #: Python's library and torch, which we call, may use all that is in these.
 _OF_LIBRARIES = (builtins, re)
 _ABSENT = object()
-"""In place of what an owner only inherits."""
+"""Marks a name that the owner inherits and does not define."""
 
 # `look`, `enter` and `leave` call these while a trainer's replacements are in place.
 _put, _remove, _own, _identity, _is_a, _class = setattr, delattr, vars, id, isinstance, type

@@ -1,7 +1,7 @@
 """Python runs this file when it starts, in each process of a watched command: its folder is first on PYTHONPATH,
 where `conformance.watch.watching` has put it.
 
-It costs nothing until the process imports torch. Then it maps the ledger, and after the import starts the recorder.
+It does nothing until the process imports torch. Then it maps the ledger, and starts the recorder after the import.
 """
 
 import atexit
@@ -15,7 +15,7 @@ _OURS = "conformance"
 
 
 class _AfterTorch:
-    """Finds torch as the others do, and starts the recorder once it is imported."""
+    """Finds torch like the other finders, and starts the recorder after its import."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
@@ -41,7 +41,7 @@ class _AfterTorch:
 
 
 def _mapped():
-    """The ledger, and the module that it is of, by its path: our package is not imported yet. None without a ledger."""
+    """The ledger and its module, loaded by path as our package is not imported yet. None without a ledger."""
     try:
         with _Imported():
             path = os.path.join(os.path.dirname(_HERE), "ledger.py")
@@ -50,9 +50,8 @@ def _mapped():
             spec.loader.exec_module(module)
             return module.Ledger(_FOLDER), module
     except Exception:
-        return (
-            None  # The folder is gone, and the watch with it; or it is not seen from here, which the watch finds out.
-        )
+        # The watch finds processes that cannot reach its folder.
+        return None
 
 
 def _start(ledger, module):
@@ -74,8 +73,8 @@ def _end():
 
 
 class _Imported:
-    """Within this, our package can be imported, and what it needs, as if the script were not there. What the script
-    would import from a folder of its own by the same name is the script's again afterwards."""
+    """Lets the block import our package and its dependencies as if the script were not there. Afterwards the script
+    can import its own modules of the same names."""
 
     def __init__(self, ledger=None):
         self._ledger = ledger
@@ -89,7 +88,7 @@ class _Imported:
             )
             module = importlib.util.module_from_spec(spec)
             sys.modules[_OURS] = module
-            # The functions that it has bound are those from before the script ran.
+            # It has bound its functions before the script ran.
             sys.modules[f"{_OURS}.watch.ledger"] = self._ledger
             spec.loader.exec_module(module)
 
@@ -106,20 +105,20 @@ class _Imported:
 
 
 def _is_the_scripts():
-    """Whether the script would import another package of our name."""
+    """Whether the script has another package of our name."""
     found = importlib.machinery.PathFinder.find_spec(_OURS)
     places = [] if found is None else [*(found.submodule_search_locations or [found.origin])]
     return any(os.path.realpath(place) != os.path.realpath(_PACKAGE) for place in places)
 
 
 def _taken():
-    """Our package's modules or those of the script's own of this name, taken out of `sys.modules`."""
+    """Removes modules of our name from `sys.modules`, ours or the script's, and returns them."""
     names = [name for name in sys.modules if name.partition(".")[0] == _OURS]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def _run_hidden():
-    """Run the `sitecustomize` that this one hides, which is the module of this name from then on."""
+    """Runs the `sitecustomize` that this one hides, and registers it under this name."""
     path = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec(__name__, path)
     if spec is not None and spec.loader is not None:
@@ -133,7 +132,7 @@ _FOLDER, _HOME, _PATH = os.environ.get("CONFORMANCE_WATCH"), os.environ.get("CON
 _PACKAGE = os.path.join(_HOME, _OURS)
 _at_exit = []
 if _FOLDER:
-    # What is registered first runs last: the script may train at its exit.
+    # The first registered function runs last: the script may train in its exit handlers.
     atexit.register(_end)
     sys.meta_path.insert(0, _AfterTorch())
 _run_hidden()

@@ -1,4 +1,4 @@
-"""Appends the records of this process to its files, and says in its account how many there are.
+"""Appends the records of this process to its files, and counts them in the process's account.
 
 No file stays open in the script's process: a script may close or replace descriptors that it has not opened. A file
 that is not ours is not written to.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from errno import EFBIG
 
-# As they were before a script could replace them.
+# Bound before a script can replace them.
 from os import close, fstat, getpid, write
 from os import open as open_file
 from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
@@ -28,7 +28,7 @@ _STEPS = records.Stepped, records.Passed
 
 
 class Lost(Exception):
-    """Nothing more can be recorded. `str()` says why."""
+    """Recording has stopped. `str()` is the reason."""
 
 
 class Output:
@@ -56,13 +56,13 @@ class Output:
                 settle(record)
             self._append("".join(map(encoded, several)).encode("ascii"))
         except BaseException as error:
-            # Where there is no account any more, the watch knows that something is missing.
+            # Without an account, the watch reports missing records by itself.
             with suppress(OSError):
                 entry.fail(_reason(error))
             raise
 
     def end(self) -> None:
-        """There is nothing more to record."""
+        """Marks the stream as complete."""
         if self._entry is not None and self._entry.process == getpid():
             self._entry.end()
 
@@ -93,7 +93,7 @@ class Output:
             size = found.st_size + len(text)
             limit, _ = getrlimit(RLIMIT_FSIZE)
             if limit != RLIM_INFINITY and size > limit:
-                # A write beyond it sends a signal that may end the script.
+                # The kernel signals a write beyond the limit, which may end the script.
                 raise OSError(EFBIG, "the script limits the size of files (RLIMIT_FSIZE)")
             while text:
                 if _identity(descriptor) != self._file:
@@ -104,12 +104,12 @@ class Output:
                 close(descriptor)
         if size > MOST_BYTES:
             self._number, self._file = self._number + 1, None
-            # Whoever reads may remove a part once there is the next one.
+            # The reader may remove a part when the next one exists.
             self._append(b"")
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:
-    """The file that a descriptor is of; another thread of the script may have closed or replaced it."""
+    """Identifies the file behind a descriptor: another thread may have closed or replaced it."""
     try:
         found = fstat(descriptor)
     except OSError:

@@ -59,7 +59,7 @@ def _begin_again() -> None:
             for optimizer in parents.numbers.alive("optimizer"):
                 recording.optimizer(optimizer)
         except Exception:
-            # Nobody is told of what fails here.
+            # A failure here goes unreported.
             parents.ledger.note_unlisted()
 
 
