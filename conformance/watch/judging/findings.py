@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.watch.judging.laws import LAWS, Law
+from conformance.watch.judging.properties import Property
 from conformance.watch.judging.scenes import Pass, Scene
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Site
 
 _NUMBERS = re.compile(r"\d")
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something to say, as data: `report/words.py` has the sentence of each code."""
+
+    code: str
+    values: Mapping[str, Any]
+
+
+def said(code: str, **values: Any) -> Said:
+    """values: plain numbers, names and lists of these."""
+    return Said(code, values)
+
+
+@dataclass
+class Open:
+    """A fact that is not judged. says: the first time. count: how often, in steps of a rank or other cases. step: the
+    first one; None if it is of the whole run."""
+
+    says: Said
+    count: int
+    step: int | None = None
+    site: Site = None
 
 
 @dataclass
@@ -21,11 +47,11 @@ class Finding:
     ranks: where it shows. effect: what it does to the numbers."""
 
     law: str
-    says: str
+    says: Said | str
     step: int | None
     ranks: tuple[int, ...]
     site: Site = None
-    effect: str | None = None
+    effect: Said | str | None = None
     optimizer: int | None = None
     passes: frozenset[Pass] = frozenset()
     """The backward passes that it is about."""
@@ -75,6 +101,8 @@ class Findings:
     causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Open] = field(default_factory=dict)
+    seen: Counter[Property] = field(default_factory=Counter)
     unsolved: list[Any] = field(default_factory=list)
     factors: list[tuple[int, Finding | None, bool]] = field(default_factory=list)
     histories: list[Any] = field(default_factory=list)
@@ -106,6 +134,14 @@ class Findings:
     def show(self, key: tuple[str, str], windows: Sequence[Window]) -> None:
         if key not in self.scenes:
             self.scenes[key] = Scene.seen(windows)
+
+    def leave_open(self, says: Said, count: int = 1, step: int | None = None, site: Site = None) -> None:
+        """A fact that may be intended: the first of each code is kept, and all are counted."""
+        known = self.facts.get(says.code)
+        if known is None:
+            self.facts[says.code] = Open(says, count, step, site)
+        else:
+            known.count += count
 
     def undecided(self, why: str, count: int = 1) -> None:
         """Reasons that differ in their numbers are one, with those of the first time."""

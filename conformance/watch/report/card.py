@@ -11,6 +11,7 @@ from conformance.watch.judging.findings import Cause, Findings
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
+from conformance.watch.report.words import sentence
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         where=where,
         own_line=own_line,
         source=((where, text),) if where and text else (),
-        details=(first.says,) if first.effect is None else (first.says, law.why),
+        details=(sentence(first.says),) if first.effect is None else (sentence(first.says), law.why),
         slice=(),
-        effect=first.effect or law.why,
+        effect=law.why if first.effect is None else sentence(first.effect),
         fix=None,
         advice=law.fix,
         extent=_extent(cause),
