@@ -10,12 +10,21 @@ from conformance.watch.sizes import BLOCK
 SIGNS = 64.0
 """A projection on random signs exceeds this many standard deviations with probability below 10⁻¹⁰."""
 
+_COARSE = 2.0**-12
+"""Formats with at least this unit roundoff lose so much that the bound for any errors shows nothing."""
+
+_RANDOM = 16.0
+"""A sum of independent errors, each of mean 0 and within its bound, exceeds this many times the root of the sum of the
+squares of the bounds with probability below 2 exp(-128)."""
+
 _HIGHER_ORDER = 1.01
 """Terms of higher order in the roundoff, and the rounding of sums in double precision."""
 
 
 def of_sum(roundings: int, roundoff: float, norms: float) -> float:
     """Of a sum of gradients whose norms add up to `norms`, each element of which passed so many roundings."""
+    if roundoff >= _COARSE:
+        return _RANDOM * sqrt(roundings) * roundoff * _HIGHER_ORDER * norms
     return SIGNS * roundings * roundoff * _HIGHER_ORDER * norms
 
 

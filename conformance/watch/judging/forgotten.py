@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.windows import Window
 
 _OFTEN = 3
@@ -57,9 +57,8 @@ class Forgotten:
                 continue
             modules, kinds = zip(*(_parts(window.names[number]) for number in of.equal), strict=True)
             if all(module in modules and kind in kinds for module, kind in (_parts(window.names[n]) for n in left)):
-                says = f"the ranks average their weights, and leave out {len(left)}, each beside others of its module: "
-                says += window.named(left)
-                effect = f"{len(left)} parameters differ between the ranks"
+                says = said("average-leaves-out", left=len(left), names=window.named(left))
+                effect = said("parameters-differ", parameters=len(left))
                 every = tuple(range(self._ranks))
                 found = Finding("watch/same-weights", says, window.index, every, window.site, effect, optimizer)
                 self._findings.add(found)

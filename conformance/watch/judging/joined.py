@@ -11,7 +11,7 @@ from math import isclose
 import numpy as np
 
 from conformance.watch.judging.case import Case, Together
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.multiplied import weight_of
 from conformance.watch.judging.system import factors_of, system_of
 from conformance.watch.judging.windows import Window
@@ -19,10 +19,6 @@ from conformance.watch.judging.windows import Window
 _OFTEN = 3
 _NEAR = 1e-3
 
-_AGAIN = "once ranks have run out of data, what was accumulated so far is averaged over the ranks again after each "
-_AGAIN += "micro-batch, and so divided by their number"
-_TWICE = "once ranks have run out of data, the mean over the targets of the others counts more than once"
-_OLD = "a rank that has run out of data steps its part of the parameters on gradients that it has used before"
 
 
 @dataclass
@@ -68,8 +64,8 @@ class Joined:
         total = _total(together, left)
         if total is not None:
             is_twice = not is_of_all and isclose(total, together.ranks / len(left), rel_tol=_NEAR)
-            effect = f"the update is {total:.3g} times what it should be"
-            twice = [_finding(left[0], "watch/means-averaged", _TWICE, effect)] if is_twice else []
+            found = _finding(left[0], "watch/means-averaged", said("joined-mean-twice"), said("factor", factor=total))
+            twice = [found] if is_twice else []
             self._count(self._twice[optimizer], is_of_all and isclose(total, 1, rel_tol=_NEAR), twice)
 
     def _count(self, of: _Steps, is_right: bool, found: list[Finding]) -> None:
@@ -101,16 +97,16 @@ def _again(together: Together, left: list[Window]) -> Iterator[Finding]:
         is_finite = all(one.is_finite for number in case.parameters for one in case.all(number))
         is_clear = is_finite and case.is_of_one_sample and not case.is_limited
         system = system_of(case) if is_clear else None
-        found = factors_of(system) if system is not None and system.is_ample else ""
-        if isinstance(found, str) or any(is_old for _, _, is_old in found):
+        found = factors_of(system) if system is not None and system.is_ample else said("changed.alike")
+        if isinstance(found, Said) or any(is_old for _, _, is_old in found):
             continue
         by_rank: dict[int, list[float]] = defaultdict(list)
         for (rank, _, _), factor in sorted(found.items()):
             by_rank[rank].append(factor)
         pairs = [pair for factors in by_rank.values() for pair in pairwise(factors)]
         if pairs and all(isclose(after, before * ratio, rel_tol=_NEAR * 10) for before, after in pairs):
-            effect = f"a backward pass counts {ratio:g} times as much as the one before"
-            yield _finding(window, "watch/every-backward", _AGAIN, effect)
+            effect = said("pass-counts", times=ratio)
+            yield _finding(window, "watch/every-backward", said("joined-averaged-again"), effect)
 
 
 def _total(together: Together, left: list[Window]) -> float | None:
@@ -131,13 +127,13 @@ def _on_old(together: Together, out: list[Window]) -> Iterator[Finding]:
         if step is None or step.type != "ZeroRedundancyOptimizer" or len(step.parameters) < together.ranks or not used:
             continue
         if all(number in window.again for number in used) and _are_computed(together, used):
-            effect = "a part of the parameters follows gradients of weights that no longer are"
-            yield _finding(window, "watch/fresh", _OLD, effect)
+            effect = said("stale", stale=len(used), all=len(step.parameters))
+            yield _finding(window, "watch/fresh", said("joined-stale"), effect)
 
 
 def _are_computed(together: Together, numbers: list[int]) -> bool:
     return all(any(window.new.get(number) for window in together.here) for number in numbers)
 
 
-def _finding(window: Window, law: str, says: str, effect: str) -> Finding:
+def _finding(window: Window, law: str, says: Said, effect: Said) -> Finding:
     return Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer)

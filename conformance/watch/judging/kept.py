@@ -13,7 +13,7 @@ from math import hypot
 
 import numpy as np
 
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.forgotten import Forgotten
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.windows import Window
@@ -112,16 +112,16 @@ class Kept:
             [(rank, count)] = of.taken.most_common(1) or [(0, 0)]
             is_always = count == of.taken.total() and not of.others
             if count >= _ALWAYS and not (is_always and is_sampled):
-                self._findings.undecided("all ranks take over the weights of one, which may be the best of them", count)
+                self._findings.leave_open(said("ranks.taken-over"), count)
             elif count >= _ALWAYS:
-                says = f"each rank steps on its own gradients, and then all take over the weights of rank {rank}"
-                effect = f"the gradients of {self._ranks - 1} of {self._ranks} ranks are in no update, {count} times"
+                says = said("take-over", rank=rank)
+                effect = said("ranks-lost", lost=self._ranks - 1, ranks=self._ranks, times=count)
                 self._findings.add(_finding(first, says, every, effect, optimizer))
             summed = sorted(number for number, times in of.summed.items() if times >= _OFTEN)
             if summed:
-                says = f"{len(summed)} parameters are summed over the ranks after a step, and not averaged: "
-                effect = f"they become {self._ranks} times what they should be"
-                self._findings.add(_finding(first, says + first.named(summed), every, effect, optimizer))
+                says = said("weights-summed", parameters=len(summed), names=first.named(summed))
+                effect = said("weights-times", ranks=self._ranks)
+                self._findings.add(_finding(first, says, every, effect, optimizer))
         self._judge_undone(pairing)
         self._forgotten.finish()
 
@@ -135,9 +135,8 @@ class Kept:
             is_known = of.first is not None and pairing.ends_with(rank, of.first.weights)
             is_wrong = bool(keep - {rank}) or (dealt and not keep and is_known)
             if of.undone >= _ALWAYS and of.shared == of.undone and not of.kept and is_wrong and of.first:
-                says = f"what the steps of rank {rank} do to its weights is gone before the next one"
-                effect = f"{len(of.first.weights)} parameters stay what they were"
-                self._findings.add(_finding(of.first, says, (rank,), effect, optimizer))
+                effect = said("parameters-stay", parameters=len(of.first.weights))
+                self._findings.add(_finding(of.first, said("step-undone", rank=rank), (rank,), effect, optimizer))
 
     def _are_dealt_out(self) -> bool:
         """Whether each parameter is stepped on one of several ranks."""
@@ -171,5 +170,5 @@ def _is_sum(now: tuple[float, ...], after: Sequence[tuple[float, ...]]) -> bool:
     return bool(now[2] > _NEAR * size) and bool(np.all(np.abs(total - now[:2]) <= _NEAR * size))
 
 
-def _finding(window: Window, says: str, ranks: tuple[int, ...], effect: str, optimizer: int) -> Finding:
+def _finding(window: Window, says: Said, ranks: tuple[int, ...], effect: Said, optimizer: int) -> Finding:
     return Finding("watch/averaged", says, window.index, ranks, window.site, effect, optimizer)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from conformance.watch.judging import pairing
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.facts import FACTS
+from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
@@ -20,7 +21,7 @@ class Lacking:
         self._count = 0
         self.first: tuple[Finding, Window] | None = None
 
-    def take(self, here: Sequence[Window], says: str, ranks: tuple[int, ...]) -> None:
+    def take(self, here: Sequence[Window], says: Said, ranks: tuple[int, ...]) -> None:
         """A step that not all ranks take at this time."""
         self._count += sum(window.step is not None for window in here)
         if self.first is None:
@@ -40,14 +41,12 @@ class Lacking:
             is_whole and pairing.is_of_shards(window)
         )
         if is_blind:
-            self._findings.steps += self._count
-            self._findings.undecided("of some ranks nothing is seen after a part of the recorder failed", self._count)
+            self._findings.judged(FACTS["ranks.turns"], count=self._count)
+            self._findings.leave_open(said("ranks.turns"), self._count)
         elif are_lost and pairing.are_numbered_alike([window], streams.values()):
-            self._findings.steps += self._count
-            finding.effect = f"{self._count} steps change the weights of some ranks alone"
+            self._findings.judged(finding.shows, count=self._count)
+            finding.effect = said("steps-of-some", steps=self._count)
             self._findings.add(finding)
         elif is_whole:
-            self._findings.steps += self._count
-            self._findings.undecided(pairing.TURNS, self._count)
-        else:
-            self._findings.note("steps that the end of the script left to some ranks alone are not judged")
+            self._findings.judged(FACTS["ranks.turns"], count=self._count)
+            self._findings.leave_open(said("ranks.turns"), self._count)

@@ -12,7 +12,7 @@ from conformance.watch.judging import (
     agreement,
     conservation,
     coverage,
-    diagnosis,
+    hypotheses,
     pairing,
     unsent,
 )
@@ -25,7 +25,9 @@ from conformance.watch.judging.counted import Counted
 from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.facts import FACTS
+from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
+from conformance.watch.judging.hand_clips import HandClips
 from conformance.watch.judging.history import MOST_HISTORIES, History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.joined import Joined
@@ -40,6 +42,7 @@ from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.order import Order
 from conformance.watch.judging.owners import Owners
 from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.replicas import Replicas
 from conformance.watch.judging.same_inputs import SameInputs
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
@@ -52,10 +55,10 @@ from conformance.watch.judging.windows import Key, Window
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
 
-_LONG = "a step uses the gradients of more backward passes than are kept"
 
-_BETWEEN = "the script changes weights between steps, as a limit of their size does, or an average that is taken over: "
-_BETWEEN += "one that was only evaluated is to be given back"
+
+_KNOWN = {frozenset[Shown](), frozenset([FACTS["ranks.sum"]])}
+"""Outcomes of steps that used what was computed, as a mean or as a sum."""
 
 
 class Launch:
@@ -65,7 +68,7 @@ class Launch:
         self.ranks = ranks
         self.findings = findings
         self.streams: dict[int, Stream] = {}
-        self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"))
+        self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"), self._lacks)
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs, self._epochs = Inputs(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
@@ -75,7 +78,8 @@ class Launch:
         self._modes, self._leftovers = Modes(findings), Leftovers(findings)
         self._same = SameInputs(findings)
         self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
-        self._numbering = Numbering()
+        self._numbering, self._replicas = Numbering(), Replicas()
+        self._hand_clips = HandClips(findings)
         self._is_joined = False
         self._first: Window | None = None
         self._lost = Lost(findings)
@@ -107,10 +111,8 @@ class Launch:
             case records.Stale():
                 coverage.judge_stale(rank, self.streams[rank], record, self.findings)
             case records.Failed():
-                if record.observer:
-                    self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
-                elif rank not in self._blind:
-                    self.findings.undecided(record.error)
+                if record.observer or rank not in self._blind:
+                    self.findings.lack(said("recorder-failed", observer=record.observer, error=record.error))
                 self.blind(rank)
             case records.Buffers():
                 self._buffers[rank] = record
@@ -182,7 +184,7 @@ class Launch:
         self._suspicions.finish(self._pairing, is_sampled=self._inputs.is_sampled)
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
-            self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
+            self.findings.leave_open(said("ranks.no-group", started=started))
         self._lost.finish(sum((Counter(stream.steps) for stream in self.streams.values()), Counter[int]()))
         if self._first is not None and not self._lacking.first:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
@@ -209,7 +211,8 @@ class Launch:
         for judge in (*judges, self._steady, self._solved):
             judge.finish()
         for _ in self._unsolved:
-            self.findings.undecided(diagnosis.FEW)
+            self.findings.leave_open(said("changed.few"))
+        self._hand_clips.finish()
         for rank, stream in self.streams.items():
             coverage.judge(rank, stream, self.findings)
             coverage.judge_unstepped(stream, self.streams.values(), self.findings)
@@ -218,11 +221,16 @@ class Launch:
                 self._astray[rank].finish(rank, stream)
                 self._abandoned[rank].finish(stream)
                 self._aside[rank].finish()
-        if any(law == "watch/means-averaged" for law, _ in self.findings.causes):
-            self.findings.notes.pop(conservation.SUMMED.format(self.ranks), None)
+        if "watch/means-averaged" in laws_of(self.findings.causes.values()):
+            self.findings.open.pop("ranks.sum", None)
         groups = self._suspicions.groups
         if groups - {self.ranks} and self.ranks > 1:
-            self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")
+            self.findings.leave_open(said("ranks.groups", size=min(groups), ranks=self.ranks))
+
+    def _lacks(self, rank: int, window: Window) -> bool:
+        """Whether a rank that has come as far has no such optimizer."""
+        stream = self.streams[rank]
+        return not stream.has(window.key) and stream.clock > window.clock
 
     def _join(self) -> None:
         for key, windows in self._assembler.joined():
@@ -230,50 +238,61 @@ class Launch:
 
     def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
         here = [window for window in windows if window is not None]
-        if len(self.streams) < self.ranks:
-            self.findings.steps += len(here)
-            self.findings.undecided(f"only {len(self.streams)} of {self.ranks} ranks made an optimizer")
-            return
-        lacking = [rank for rank, stream in self.streams.items() if not stream.has(key)]
-        if lacking:
-            self.findings.steps += sum(window.step is not None for window in here)
-            self.findings.undecided(f"an optimizer, {key.type}, of these parameters exists on some ranks alone")
-            return
-        if not pairing.are_numbered_alike(here, self.streams.values()):
-            self.findings.steps += sum(window.step is not None for window in here)
-            self.findings.undecided(pairing.NUMBERED)
-            return
-        if any(window.is_long for window in here):
-            self.findings.steps += sum(window.step is not None for window in here)
-            self.findings.undecided(_LONG)
-            return
-        if len(here) < self.ranks and not self._is_joined:
+        holders = [rank for rank, stream in self.streams.items() if stream.has(key)]
+        if (says := self._unjudgeable(here, holders)) is not None:
+            self._leave_open(here, says)
+        elif len(holders) < self.ranks:
+            self._judge_some(key, here, len(holders))
+        elif len(here) < self.ranks and not self._is_joined:
             others = tuple(rank for rank, window in enumerate(windows) if window is None)
-            says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
-            self._lacking.take(here, says, others)
-            return
+            self._lacking.take(here, said("some-step", stepping=len(here), ranks=self.ranks), others)
+        else:
+            self._judge_all(key, windows, here)
+
+    def _unjudgeable(self, here: Sequence[Window], holders: Sequence[int]) -> Said | None:
+        if len(self.streams) < self.ranks:
+            return said("ranks.missing", seen=len(self.streams), ranks=self.ranks)
+        if not pairing.are_numbered_alike(here, [self.streams[rank] for rank in holders]):
+            return said("ranks.order")
+        return said("changed.long") if any(window.is_long for window in here) else None
+
+    def _leave_open(self, here: Sequence[Window], says: Said) -> None:
+        count = sum(window.step is not None for window in here)
+        self.findings.judged(FACTS[says.code], count=count)
+        self.findings.leave_open(says, count, here[0].index, here[0].site)
+
+    def _judge_some(self, key: Key, here: list[Window], holders: int) -> None:
+        """A step of an optimizer that some ranks have alone, such as one of a pipeline's stage."""
+        own = Findings()
+        together = Together(here, holders, self._is_joined, frozenset(self._suspicions.hooks))
+        conservation.judge(together, own)
+        if own.conserved == own.steps and not own.causes:
+            self._hand_clips.take(together)
+            self._remember(key, together, is_good=True)
+            self.findings.take(own)
+        else:
+            self._leave_open(here, said("ranks.some", type=key.type))
+
+    def _judge_all(self, key: Key, windows: Sequence[Window | None], here: list[Window]) -> None:
         self._suspicions.see(here)
         if any(window.step is not None and window.step.is_elsewhere for window in here):
-            self.findings.note(_BETWEEN)
+            self.findings.leave_open(said("agreement.between"), step=here[0].index)
+        self._replicas.see(here if len(here) == self.ranks else ())
         own = Findings()
-        together = Together(windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks))
+        together = Together(
+            windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks), partitioned=self._partitioned
+        )
         conservation.judge(together, own)
         agreement.judge(together, own)
-        is_conserved = 0 < own.steps == own.conserved or any(law == "watch/cleared" for law, _ in own.causes)
+        laws = laws_of(own.causes.values())
+        is_conserved = 0 < own.steps == own.conserved or "watch/cleared" in laws
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
-            self._lacking.take(here, pairing.said(here), tuple(window.rank for window in here))
+            self._lacking.take(here, pairing.times(here), tuple(window.rank for window in here))
             return
         self._lost.sort(here, is_known=own.conserved == own.steps)
-        if own.conserved and own.conserved == own.steps and not own.causes:
-            if self.ranks > 1:
-                self._suspicions.is_averaged(here[0].optimizer)
-                self._inputs.averaged(is_alike=together.is_alike)
-            self._losses.judge(together)
-            self._counted.judge(together)
-            self._modes.feed(here)
-            self._same.feed(here)
-            self._leftovers.feed(here)
-        elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
+        if own.outcomes and own.outcomes.keys() <= _KNOWN and not own.causes:
+            self._judge_right(together)
+        elif "watch/same-weights" in laws and agreement.use_the_same(here):
             # Gradients of different weights are different ones, until they are averaged.
             self._suspicions.is_averaged(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
@@ -282,13 +301,31 @@ class Launch:
         self._loss_scale.judge_step(together)
         self._joined.judge(together)
         self._steady.feed(own.factors, here)
+        self._hand_clips.take(together)
         self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])
         broken = [cause for window in here for cause in window.broken]
         for cause in broken:
             self.findings.show(cause, here)
-        is_good = 0 < own.steps == own.conserved and not own.causes and not broken
-        self._remember(key, together, is_good=is_good)
+        self._remember(key, together, is_good=0 < own.steps == own.conserved and not own.causes and not broken)
         self._take(own, here)
+
+    @property
+    def _partitioned(self) -> frozenset[int]:
+        """Parameters that differ from the start, outside of a wrapper, in a model whose backward pass has collectives."""
+        is_split = len(self._suspicions.exchanging) == self.ranks > 1
+        return frozenset(self._replicas.apart - self._suspicions.inside) if is_split else frozenset()
+
+    def _judge_right(self, together: Together) -> None:
+        """A step that used what was computed, and nothing else."""
+        here = together.here
+        if self.ranks > 1:
+            self._suspicions.is_averaged(here[0].optimizer)
+            self._inputs.averaged(is_alike=together.is_alike)
+        self._losses.judge(together)
+        self._counted.judge(together)
+        self._modes.feed(here)
+        self._same.feed(here)
+        self._leftovers.feed(here)
 
     def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:
         """For the report."""
@@ -306,15 +343,9 @@ class Launch:
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""
-        findings = self.findings
-        findings.steps += own.steps
-        findings.conserved += own.conserved
+        self.findings.take(own)
         for system in own.unsolved:
             self._solve(system, here)
-        for why, count in own.open.items():
-            findings.undecided(why, count)
-        for what in own.notes:
-            findings.note(what)
         self._suspicions.take([*own.causes.values()], here)
 
     def _solve(self, system: System, here: list[Window]) -> None:
@@ -327,10 +358,10 @@ class Launch:
             self._unsolved[at] = system
             return
         self._unsolved.pop(at, None)
-        found = diagnosis.solved(system)
-        if isinstance(found, str):
+        found = hypotheses.solved(system)
+        if isinstance(found, Said):
             self._solved.feed([(window.rank, None, False)], here)
-            self.findings.undecided(found)
+            self.findings.leave_open(found, step=window.index, site=window.site)
         elif found.waits:
             self._suspicions.wait(found, here)
         elif system.is_ample and not found.is_of_all_steps:

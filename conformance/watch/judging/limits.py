@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.case import Case
-from conformance.watch.judging.each import ENOUGH
-from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.case import AMPLE, Case
+from conformance.watch.judging.findings import Finding, said
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.sizes import WIDTH
 
@@ -51,11 +50,10 @@ def before_averaging(case: Case) -> Finding | None:
     factor = case.fits(lambda number: [of[number] for of in left if of is not None and number in of])
     if factor is None or not factor.is_known or not factor.times(case.together.ranks).contains(1):
         return None
-    if case.independent < ENOUGH:
+    if case.independent < 1 + AMPLE:
         return None
-    says = "each rank clipped its own gradients by value, element by element, and then averaged"
-    effect = f"the gradients of {len(case.parameters)} parameters are averages of what each rank has left of its own"
-    return case.finding("watch/one-factor", says, effect, is_of_all_steps=True)
+    effect = said("averages-of-clipped", parameters=len(case.parameters))
+    return case.finding("watch/one-factor", said("clipped-by-value-then-averaged"), effect, is_of_all_steps=True)
 
 
 def _left(case: Case, window: Window) -> dict[int, Contribution] | None:

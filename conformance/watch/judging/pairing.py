@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from conformance.watch import records
+from conformance.watch.judging.findings import Said, said
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WIDTH
@@ -22,10 +23,6 @@ _ENOUGH = 2
 """Times at which weights are apart, and never equal again, before they are no longer thought to be sent around."""
 
 _NEAR = 1e-6
-
-NUMBERED = "ranks give optimizers parameters in another order, so that they cannot be told apart"
-TURNS = "ranks step at different times, and may step for each other and send the weights"
-
 
 class Pairing:
     """Of the processes that train together."""
@@ -106,5 +103,6 @@ def _apart(by_rank: dict[int, dict[int, bytes]]) -> set[int]:
     return {number for number in first if any(other.get(number, first[number]) != first[number] for other in others)}
 
 
-def said(windows: Iterable[Window]) -> str:
-    return "a step comes after " + ", ".join(f"{one.clock} backward passes on rank {one.rank}" for one in windows)
+def times(windows: Iterable[Window]) -> Said:
+    """After how many backward passes each rank steps."""
+    return said("step-at-other-times", passes=[one.clock for one in windows])

@@ -19,8 +19,8 @@ _NEAR = 1e-3
 
 
 def done_again(case: Case, factors: list[list[float]]) -> str | None:
-    """Whether something that is to be done once for a window was done again after each micro-batch, to all that was
-    accumulated so far. factors: of the ranks, in each backward pass.
+    """The code of what belongs once into a window and was done again after each micro-batch, to all that was accumulated
+    so far; None if nothing was. factors: of the ranks, in each backward pass.
 
     A script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
     micro-batches, the first of which counts the most of the former and the least of the latter, while the last one has
@@ -44,9 +44,9 @@ def done_again(case: Case, factors: list[list[float]]) -> str | None:
         return isclose(last, factor, rel_tol=_NEAR) or isclose(last, factor / ranks, rel_tol=_NEAR)
 
     if are_all(len(factors)) and (is_done_once(1 / len(factors)) or is_done_once(ranks / len(factors))):
-        return "what was accumulated so far was divided after each micro-batch"
+        return "divided-again"
     if ranks > 1 and are_all(1 / ranks) and (is_done_once(1.0) or is_done_once(1 / len(factors))):
-        return "what was accumulated so far was summed over the ranks again after each micro-batch"
+        return "summed-again"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from conformance.watch.judging.case import Together, factor_of
-from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.findings import Finding, said
 from conformance.watch.records import Clipped
 
 _STEPS_SHARES = "ZeroRedundancyOptimizer"
@@ -35,8 +35,8 @@ def by_own_norms(together: Together, clips: list[Clipped]) -> Finding | None:
     if max(factors) <= min(factors) * (1 + _SAME):
         return None
     norms = [clip.norm or 0.0 for clip in clips]
-    says = f"each rank clips the share that it steps by its own norm, from {min(norms):.3g} to {max(norms):.3g}"
-    effect = f"gradients are multiplied by {min(factors):.3g} on one rank and by {max(factors):.3g} on another"
+    says = said("clips-own-share", low=min(norms), high=max(norms))
+    effect = said("rank-counts", times=max(factors) / min(factors))
     ranks = tuple(window.rank for window in together.here)
     return Finding("watch/one-factor", says, first.index, ranks, clips[0].site, effect, first.optimizer)
 

@@ -9,14 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.windows import Window
 
 _OFTEN = 3
 """Steps. What one comes to by chance, so many in a row do not."""
 
-VARIES = "factors look wrong in some steps, and otherwise in others, as if the script changed gradients by hand"
-WITHOUT = "an optimizer steps without any gradient in some steps, and with gradients in others"
 
 
 @dataclass
@@ -77,4 +75,5 @@ class Steady:
                 self._findings.add(finding, count=of.counts[what])
             elif of.counts:
                 are_without = {law for law, _ in of.counts} == {"watch/has-gradient"} and not of.others
-                self._findings.undecided(WITHOUT if are_without else VARIES, sum(of.counts.values()))
+                code = "coverage.some-steps" if are_without else "ranks.varies"
+                self._findings.leave_open(said(code), sum(of.counts.values()))

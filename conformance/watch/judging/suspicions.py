@@ -1,14 +1,14 @@
-"""What is wrong if the ranks are to train one model together, and may be meant if each trains one of its own."""
+"""Keeps what is wrong if the ranks train one model together, and right if each trains its own, until the end."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from math import prod
 
 from conformance.watch import records
-from conformance.watch.judging import experts
 from conformance.watch.judging.case import HOOKS, LETS_APART
-from conformance.watch.judging.findings import Cause, Finding, Findings
+from conformance.watch.judging.findings import Cause, Finding, Findings, said
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.related import Related
 from conformance.watch.judging.stream import Stream
@@ -19,22 +19,26 @@ _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same
 
 _MOST = 1000
 
-_MOSTLY = 0.5
-"""Of the steps of an optimizer: if so many are right, its parameters are averaged."""
+_FEW = 3
+
 _SOME = 0.25
-"""Of the steps of a model that ranks train together: so many look so, at least."""
+"""Of the steps of a model that ranks train together: so many are right, at least."""
 
 
 class Suspicions:
-    """Of the processes that train together. They wait until all is over: how the weights go on decides.
+    """Of the processes that train together: how their weights go on decides.
 
     streams: of each rank, which may become more. hooks: communication hooks. groups: how many ranks average together.
+    inside: parameters of a wrapper, but for those that it leaves to each rank. exchanging: the ranks whose backward
+    pass has collectives of its own.
     """
 
     def __init__(self, ranks: int, streams: Mapping[int, Stream], findings: Findings) -> None:
         self._ranks, self._streams, self._findings = ranks, streams, findings
         self.hooks: set[str] = set()
         self.groups: set[int] = set()
+        self.inside: frozenset[int] = frozenset()
+        self.exchanging: set[int] = set()
         self._waiting: list[Finding] = []
         self._apart: dict[int, list[int]] = defaultdict(list)
         self._equal: dict[int, int] = {}
@@ -42,8 +46,6 @@ class Suspicions:
         self._unclear: set[int] = set()
         self._wrapped: dict[int, set[int]] = defaultdict(set)
         self._left: frozenset[int] = frozenset()
-        self._inside: frozenset[int] = frozenset()
-        self._before_exchanges: dict[int, set[int]] = defaultdict(set)
         self._elsewhere: set[int] = set()
         self._related = Related()
 
@@ -52,13 +54,13 @@ class Suspicions:
             case records.Hooked():
                 self.hooks.add(record.name)
             case records.Exchanged():
-                self._before_exchanges[rank] |= {*record.parameters}
+                self.exchanging.add(rank)
             case records.Grouped():
                 self.groups.add(record.size)
             case records.Wrapped():
                 self._wrapped[record.optimizer].add(rank)
                 self._left |= frozenset(record.own)
-                self._inside |= frozenset(record.inside)
+                self.inside |= frozenset(record.inside)
 
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
@@ -70,23 +72,15 @@ class Suspicions:
         """A step of it was right, as one of all ranks."""
         self._right[optimizer] += 1
 
+    def is_unclear(self, optimizer: int) -> None:
+        """Whose gradients a step of it used is not known."""
+        self._unclear.add(optimizer)
+
     @property
     def _common(self) -> set[int]:
         """The optimizers of which enough steps were right. In a model of few numbers, the gradients of one rank may
-        look like the average now and then, and does so the more, the smaller they become."""
+        look like the average now and then, and do so the more, the smaller they become."""
         return {one for one, right in self._right.items() if right >= _SOME * self._steps[one]}
-
-    def _are_split(self, parameters: Set[int]) -> bool:
-        """Whether a layer may be split over the ranks, as that of many classes is, outside of DDP: what it is fed is
-        exchanged by them, so that its gradients are of all ranks' data."""
-        fed = [self._before_exchanges[rank] for rank in range(self._ranks)]
-        return (
-            bool(parameters) and parameters.isdisjoint(self._inside) and all(parameters <= of_rank for of_rank in fed)
-        )
-
-    def is_unclear(self, optimizer: int) -> None:
-        """Of a step of it, it is not known whose gradients it used."""
-        self._unclear.add(optimizer)
 
     @property
     def averages(self) -> bool:
@@ -124,50 +118,61 @@ class Suspicions:
     def finish(self, pairing: Pairing, *, is_sampled: bool) -> None:
         """is_sampled: whether a sampler deals the data out."""
         for finding in self._waiting:
-            why = self._excuse(finding, pairing, is_sampled=is_sampled)
-            if why is None:
-                self._findings.add(finding)
+            if self._train_apart(finding, pairing, is_sampled=is_sampled):
+                self._findings.leave_open(said("ranks.own"), step=finding.step, site=finding.site)
             else:
-                self._findings.undecided(why)
+                self._findings.add(finding)
 
-    def _excuse(self, finding: Finding, pairing: Pairing, *, is_sampled: bool) -> str | None:
-        """How it may be meant; None if it cannot be."""
+    def _train_apart(self, finding: Finding, pairing: Pairing, *, is_sampled: bool) -> bool:
+        """Whether something shows that the ranks may train apart on purpose."""
         optimizer = finding.optimizer
         assert optimizer is not None
-        if finding.parameters and finding.parameters <= self._own(optimizer):
-            return "some parameters are each rank's own, as those of experts are"
-        if self._is_mixed(optimizer):
-            return "optimizers that look alike are of other models on other ranks"
-        if optimizer not in self._common and self._related.are_stages(optimizer):
-            return "ranks go backward from different lines, as the stages of a pipeline do"
-        if self._meets(optimizer):
-            return "ranks step on their own gradients, and change their weights between steps"
-        if self._may_train_apart(optimizer):
-            return "a model is trained by each rank alone, beside one that all ranks train"
-        if self._may_be_of_each(optimizer, is_sampled=is_sampled):
-            return "each rank trains a model, or a layer, of its own, as it seems"
         apart = self._apart.get(optimizer, [])
-        has_own = any(one.waits and one.optimizer == optimizer for one in self._waiting)
         meets_again = bool(apart) and self._equal.get(optimizer, -1) > apart[0]
-        if LETS_APART in self.hooks and not meets_again:
-            return "a communication hook lets ranks step on their own gradients, and no average of weights is seen"
-        if meets_again and (has_own or bool(self.hooks - HOOKS.keys())):
-            return "ranks step on their own gradients, and average their weights now and then"
-        if has_own and apart and pairing.end_equal(self._streams[0].held[optimizer]):
-            return "ranks step on their own gradients, and end with the same weights"
-        if finding.waits and not apart:
-            return "ranks step on their own gradients, yet their weights stay equal"
-        return None
+        has_own = any(one.waits and one.optimizer == optimizer for one in self._waiting)
+        held = self._streams[0].held[optimizer]
+        return (
+            bool(finding.parameters and finding.parameters <= self._left)
+            or self._are_own_modules(finding)
+            or self._is_mixed(optimizer)
+            or (optimizer not in self._common and self._related.are_stages(optimizer))
+            or self._changes_weights(optimizer)
+            or self._may_be_of_another_model(optimizer)
+            or self._may_be_of_each(optimizer, is_sampled=is_sampled)
+            or (LETS_APART in self.hooks and not meets_again)
+            or (meets_again and (has_own or bool(self.hooks - HOOKS.keys())))
+            or (has_own and bool(apart) and pairing.end_equal(held))
+            # They average where it is not seen, such as within a step.
+            or (finding.waits and not apart)
+        )
+
+    def _are_own_modules(self, finding: Finding) -> bool:
+        """Whether it is about whole modules, of ranks without a wrapper and without collectives in their backward pass:
+        each rank may have its own, as with experts. One tensor of a module was forgotten."""
+        stream = self._streams[0]
+        held = stream.held[finding.optimizer or 0]
+        is_one_model = any(stream.parameters[number].shards > 1 for number in held) or bool(self.exchanging)
+        if not finding.parameters or finding.optimizer in self._wrapped or is_one_model:
+            return False
+        found = [one.parameters for one in self._waiting if one.optimizer == finding.optimizer]
+        own = frozenset().union(*found)
+        names = {number: stream.parameters[number].name for number in held}
+        # It is not always seen of a few numbers whether they are averaged.
+        seen = {number for number in held if prod(stream.parameters[number].shape) > _FEW}
+        shared = {_module(names[number]) for number in seen - own}
+        apart = {_module(names[number]) for number in own}
+        steps_apart = any(one.waits for one in self._waiting) or 0 in self._apart.get(finding.optimizer or 0, [])
+        return all(found) and steps_apart and bool(shared) and not (shared & apart) - {None}
 
     def _is_mixed(self, optimizer: int) -> bool:
         """Whether DDP wraps what some ranks step with it, and not what others do: their optimizers only look alike."""
         stepping = {rank for rank, stream in self._streams.items() if stream.steps.get(optimizer)}
         return optimizer in self._wrapped and not stepping <= self._wrapped[optimizer]
 
-    def _may_train_apart(self, optimizer: int) -> bool:
-        """Whether it never averages, and what the ranks train together may be another model: one that does average, or
-        of which not enough is seen to say that it does not. That has no backward pass in common with it."""
-        # Whose weights stay equal all the same, averages where it is not seen, as within its step.
+    def _may_be_of_another_model(self, optimizer: int) -> bool:
+        """Whether it never averages, and the ranks train another model together: one that does average, or of which not
+        enough is seen to say that it does not. That has no backward pass in common with it."""
+        # One whose weights stay equal averages where it is not seen, such as within its step.
         own = {one.optimizer for one in self._waiting if one.waits and one.optimizer is not None}
         equal = {one for one in own if not self._apart.get(one)}
         others = (self._common | self._unclear | equal) - {optimizer}
@@ -176,27 +181,22 @@ class Suspicions:
         return not is_common and not self._related.have(optimizer, others) and (bool(others) or unseen)
 
     def _may_be_of_each(self, optimizer: int, *, is_sampled: bool) -> bool:
-        """Whether each rank may train a model of its own, as the members of an ensemble or the trials of a search, or
-        a layer that is split over the ranks: on its own gradients alone, and from a start or at a rate of its own. A
-        script that forgot to average looks the same, unless something is averaged or wrapped, or a sampler deals the
-        data out."""
+        """Whether each rank may train its own model, as the members of an ensemble or the trials of a search: on its
+        own gradients, and from its own start or at its own rate. A script that forgot to average looks the same, unless
+        something is averaged or wrapped, or a sampler deals the data out."""
         found = [finding for finding in self._waiting if finding.optimizer == optimizer]
         has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
         alone = {finding.alone for finding in found if finding.waits} == {True}
         is_common = optimizer in self._common or (optimizer in self._wrapped and self.groups <= {self._ranks})
-        is_split = self._are_split(self._streams[0].held[optimizer])
-        return has_own and alone and (is_split or not is_sampled) and not is_common
+        return has_own and alone and not is_sampled and not is_common
 
-    def _own(self, optimizer: int) -> frozenset[int]:
-        # A step that is right uses the average of all its parameters.
-        if self._right[optimizer] > _MOSTLY * self._steps[optimizer]:
-            return self._left
-        own = experts.from_start(self._waiting, optimizer, self._streams[0])
-        return self._left | (own if optimizer not in self._wrapped or self._are_split(own) else frozenset())
-
-    def _meets(self, optimizer: int) -> bool:
-        """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what
+    def _changes_weights(self, optimizer: int) -> bool:
+        """Whether the ranks step on their own gradients, and the script changes the weights between steps by what
         others have learned: all of them, as in an average now and then, some, or halfway."""
         held = next(iter(self._streams.values())).held[optimizer]
         found = {finding.alone for finding in self._waiting if finding.optimizer == optimizer and finding.waits}
         return found == {True} and bool(self._elsewhere & held)
+
+
+def _module(name: str | None) -> str | None:
+    return None if name is None else name.rpartition(".")[0]

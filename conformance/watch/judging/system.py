@@ -7,16 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from conformance.watch.judging.case import Case
+from conformance.watch.judging.case import AMPLE, Case
+from conformance.watch.judging.findings import Said, said
 from conformance.watch.judging.repeated import Column
 from conformance.watch.judging.windows import Sketch
 
 _MOST_COLUMNS = 200
 _MORE = 2
 """Equations beyond the number of unknowns."""
-
-AMPLE = 4
-"""With fewer beyond them, gradients that a script changed by hand may fit a hypothesis by chance: all steps must."""
 
 _ZERO = 1e-3
 
@@ -91,14 +89,14 @@ def system_of(case: Case) -> System | None:
     return System(case, columns, matrix, used / clipped, bounds / clipped, case.independent)
 
 
-def factors_of(system: System) -> dict[Column, float] | str:
-    """The factor of each rank and backward pass, or why they are not known."""
+def factors_of(system: System) -> dict[Column, float] | Said:
+    """The factor of each rank and backward pass, or the fact that they are not known."""
     weighed = system.matrix / system.bounds[:, None]
     solution, _, rank, _ = np.linalg.lstsq(weighed, system.used / system.bounds, rcond=1e-9)
     if rank < len(system.columns):
-        return "gradients were changed between backward and step, and those of some passes are too alike to say how"
+        return said("changed.alike")
     if np.max(np.abs(system.matrix @ solution - system.used) / system.bounds) > 1:
-        return "gradients were changed between backward and step, and not by factors: by hand, a hook, or noise"
+        return said("changed")
     small = np.abs(solution) < _ZERO * np.abs(solution).max()
     # What a script has made small by hand is no zero: without it the rest does not explain the step.
     kept = np.where(small, 0.0, solution) if small.any() and _explains(system, ~small) else solution

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from conformance.watch.sizes import WHOLE
 Sketch = npt.NDArray[np.float64]
 """(WIDTH,), or (shards, WIDTH) of a local gradient."""
 
-_MOST_NAMED = 3
 _PARTS = 2
 """Micro-batches that a loss is divided by, at least."""
 
@@ -126,6 +126,10 @@ class Window:
         came = min((one.at for one in self.new.get(number, [])), default=0)
         return tuple(n for n, (at, clip) in enumerate(self.clips) if at > came and number in clip.parameters)
 
+    def sample(self, number: int) -> int:
+        """What is looked at of a parameter."""
+        return self.samples.get(number, WHOLE)
+
     def has_part(self, backward: records.Backward) -> bool:
         """Whether a backward pass is known to be of one of its micro-batches: it has a batch of the same loader, or its
         loss is divided by some number. What is of other data, such as a memory, may be there to compare with."""
@@ -133,10 +137,8 @@ class Window:
         is_of_loader = backward.loader is not None and backward.loader in loaders
         return is_of_loader or any(divisor >= _PARTS for divisor in backward.divisors)
 
-    def named(self, parameters: list[int]) -> str:
-        """The first of these parameters."""
-        names = [self.names.get(number, f"parameter {number}") for number in parameters[:_MOST_NAMED]]
-        return ", ".join([*names, *(["..."] if len(parameters) > _MOST_NAMED else [])])
+    def named(self, parameters: Iterable[int]) -> list[str]:
+        return [self.names.get(number, f"parameter {number}") for number in parameters]
 
     @property
     def saw_several_weights(self) -> bool:
