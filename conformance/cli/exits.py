@@ -6,7 +6,7 @@ import sys
 
 from conformance.report.text import one_line
 
-CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
+CONFORMING, NOT_CONFORMING, USAGE, HARNESS, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 def say(line: str, code: int) -> int:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from conformance.cli import formats
-from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
+from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, UNDECIDED, USAGE, say
 from conformance.cli.files import WATCH_REPORT, OutputFolder
 from conformance.cli.signals import ended_like_ctrl_c
 from conformance.results import ResultsError
 
 if TYPE_CHECKING:
     from conformance.watch.judging.judge import Judge
+    from conformance.watch.judging.properties import Property
+    from conformance.watch.verdict import Outcome
 
 SUMMARY = "watch any training script, without an adapter"
 DESCRIPTION = """Run a training script as it is, and say whether each optimizer step used the average of what the ranks
@@ -29,7 +31,7 @@ EXAMPLES = """examples:
   conformance watch -- python train.py
   conformance watch -- torchrun --nproc-per-node=2 train.py --epochs 1
 
-exit codes: 0 conforming, 1 not conforming or undecided, 2 usage error, 3 the harness failed;
+exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 4 undecided;
 that of the script, if it failed: 128 + N if signal N ended it, so 130 after Ctrl-C
 """
 
@@ -51,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long the script may take to end after Ctrl-C or SIGTERM (default: 30); a second signal is final",
     )
+    parser.add_argument(
+        "--expect",
+        type=_expectation,
+        action="append",
+        metavar="PROPERTY=VALUE",
+        help="what the script does on purpose, such as ranks=sum; may be given several times",
+    )
+    parser.add_argument("--strict", action="store_true", help="an open row is a failure")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for a report in HTML (default: none)")
     formats.add_arguments(parser, formats.OF_A_WATCH)
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
@@ -66,10 +76,11 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.watch.report.html import page
     from conformance.watch.report.junit import junit
     from conformance.watch.report.terminal import render
-    from conformance.watch.verdict import verdict
+    from conformance.watch.verdict import outcome
     from conformance.watch.watching import GRACE, CannotStart, NoRoom, watch
 
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
+    expected = dict(options.expect or ())
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
     folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
@@ -96,18 +107,18 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
     _clear_line()
     code, findings = watched.code, watched.findings
-    render(findings, script, console)
-    whole = digest(findings, script)
+    render(findings, script, console, expected)
+    whole = digest(findings, script, expected)
     try:
         if folder is not None:
             with folder.placing() as [report]:
-                write(report, page(findings, script))
+                write(report, page(findings, script, expected))
             console.print(f"\nReport: {report}", markup=False, soft_wrap=True)
         formats.write(
             options,
             {
                 "markdown": lambda: markdown(whole),
-                "junit": lambda: junit(findings, script),
+                "junit": lambda: junit(findings, script, expected),
                 "sarif": lambda: sarif(whole),
             },
         )
@@ -124,7 +135,13 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         say(f"the script itself failed with exit code {_as_in_a_shell(code)}: {shown(script)}", code)
     if code:
         return _as_in_a_shell(code)
-    return CONFORMING if verdict(findings) == "CONFORMS" else NOT_CONFORMING
+    return _exit(outcome(findings, expected), strict=options.strict)
+
+
+def _exit(of: Outcome, *, strict: bool) -> int:
+    if of.verdict == "UNDECIDED":
+        return UNDECIDED
+    return CONFORMING if of.verdict == "CONFORMS" and not (strict and of.open) else NOT_CONFORMING
 
 
 def _as_in_a_shell(code: int | None) -> int:
@@ -136,6 +153,15 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; write a whole number from 1")
     return int(text)
+
+
+def _expectation(text: str) -> tuple[Property, str]:
+    from conformance.watch.verdict import stated
+
+    try:
+        return stated(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:
@@ -154,10 +180,9 @@ def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
     def see(judge: Judge) -> bool:
         findings = judge.findings
         if sys.stderr.isatty():
-            undecided = sum(findings.open.values())
             print(
-                f"\rwatching: {findings.steps} steps, {findings.conserved} conserved, {undecided} undecided, "
-                f"{len(findings.causes)} causes, {monotonic() - start:.0f} s ",
+                f"\rwatching: {findings.steps} steps, {findings.conserved} right, {len(findings.causes)} problems, "
+                f"{monotonic() - start:.0f} s ",
                 end="",
                 file=sys.stderr,
                 flush=True,

@@ -102,7 +102,9 @@ def _counts(of: Property, findings: Findings, stated: Expected) -> tuple[int, in
 
 def _against(fact: Open, of: Property, value: str) -> Cause:
     """A stated expectation that does not hold."""
-    finding = Finding("watch/as-expected", fact.says, fact.step, (), fact.site, said("expected", of=of.value, value=value))
+    finding = Finding(
+        "watch/as-expected", fact.says, fact.step, (), fact.site, said("expected", of=of.value, value=value)
+    )
     return Cause(finding, set(), fact.count)
 
 
@@ -111,7 +113,11 @@ def _never(of: Property, value: str, findings: Findings, judged: int) -> Iterato
     shown = {fact.shows for fact in findings.open.values()} | {cause.first.shows for cause in findings.causes.values()}
     if judged and (of, value) not in shown:
         says = said("never-shown", of=of.value, value=value, usual=usual(of))
-        yield Cause(Finding("watch/as-expected", says, None, (), None, said("expected", of=of.value, value=value)), set(), judged)
+        yield Cause(
+            Finding("watch/as-expected", says, None, (), None, said("expected", of=of.value, value=value)),
+            set(),
+            judged,
+        )
 
 
 def verdict(findings: Findings, expected: Expected | None = None) -> Verdict:

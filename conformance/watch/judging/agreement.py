@@ -39,7 +39,9 @@ def judge(together: Together, findings: Findings) -> None:
     if len({*map(tuple, scales.values())}) > 1:
         every = [scale for of_rank in scales.values() for scale in of_rank]
         says = said("scales-differ", low=min(every), high=max(every))
-        findings.add(_of(first, "watch/one-scale", says, tuple(scales), said("rank-counts", times=max(every) / min(every))))
+        findings.add(
+            _of(first, "watch/one-scale", says, tuple(scales), said("rank-counts", times=max(every) / min(every)))
+        )
     _weights(together, here, findings)
 
 

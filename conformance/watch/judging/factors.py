@@ -156,9 +156,7 @@ def _open(case: Case, findings: Findings, says: Said) -> set[Shown]:
     return {FACTS[says.code]}
 
 
-def _wrong(
-    case: Case, findings: Findings, law: str, says: Said, factor: float, *, once: bool = False
-) -> set[Shown]:
+def _wrong(case: Case, findings: Findings, law: str, says: Said, factor: float, *, once: bool = False) -> set[Shown]:
     """once: one step proves it; else all steps must."""
     found = case.finding(law, says, said("factor", factor=factor))
     if once:

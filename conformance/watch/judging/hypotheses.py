@@ -197,8 +197,10 @@ def _of_factors(case: Case, of: dict[Column, float]) -> Finding | Said:
             return found
     if case.clipped_between:
         return said("clipping.between", table=table)
-    return said("micro.weighted", table=table) if len({place for _, place, _ in of}) > 1 else said(
-        "ranks.weighted", table=table
+    return (
+        said("micro.weighted", table=table)
+        if len({place for _, place, _ in of}) > 1
+        else said("ranks.weighted", table=table)
     )
 
 

@@ -20,7 +20,6 @@ _OFTEN = 3
 _NEAR = 1e-3
 
 
-
 @dataclass
 class _Steps:
     """Of an optimizer. all: how many steps of all ranks are right. fewer: how many of fewer ranks were looked at.

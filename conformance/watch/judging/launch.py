@@ -56,7 +56,6 @@ _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
 
 
-
 _KNOWN = {frozenset[Shown](), frozenset([FACTS["ranks.sum"]])}
 """Outcomes of steps that used what was computed, as a mean or as a sum."""
 

@@ -24,6 +24,14 @@ LAWS: dict[str, Law] = {
     law.id: law
     for law in (
         Law(
+            "watch/as-expected",
+            Property.RANKS,
+            None,
+            "A script MUST do what `--expect` states.",
+            "The expectation or the script is wrong.",
+            "change the expectation, or the script",
+        ),
+        Law(
             "watch/averaged",
             Property.RANKS,
             "own",

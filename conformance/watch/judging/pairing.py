@@ -24,6 +24,7 @@ _ENOUGH = 2
 
 _NEAR = 1e-6
 
+
 class Pairing:
     """Of the processes that train together."""
 

@@ -16,7 +16,6 @@ _OFTEN = 3
 """Steps. What one comes to by chance, so many in a row do not."""
 
 
-
 @dataclass
 class _Of:
     """What the steps of an optimizer on a rank say. right: how many have the right factor. others: how many have a

@@ -7,14 +7,15 @@ from xml.etree import ElementTree
 
 from conformance.report.formats.junit import document, failing, text
 from conformance.watch.judging.findings import Findings
-from conformance.watch.report.digest import digest, undecided
+from conformance.watch.report.digest import digest
+from conformance.watch.verdict import Expected
 
 
-def junit(findings: Findings, command: Sequence[str]) -> str:
-    whole = digest(findings, command)
+def junit(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> str:
+    whole = digest(findings, command, expected)
     tests = [ElementTree.Element("testcase", name="verdict", classname="watch")]
     if whole.summary.title != "CONFORMS":
-        reasons = "\n".join([whole.summary.detail, *undecided(findings)])
+        reasons = "\n".join(filter(None, [whole.summary.detail, whole.extent]))
         failing(tests[0], "verdict", whole.summary.title, reasons)
     for card in whole.cards:
         test = ElementTree.Element("testcase", name=text(f"{card.rule} {card.where or ''}"), classname="watch")

@@ -163,6 +163,22 @@ WORDS: Mapping[str, str] = {
     "parameters-differ": "{parameters:parameter} differ between the ranks",
     # What was not seen.
     "recorder-failed": "a part of the recorder failed ({observer}): {error}",
+    "foreign-file": "the folder of the records holds a file that no recorder wrote: {name}",
+    "processes-unknown": "not all processes are known: {reason}",
+    "no-account": "a process has no account in the ledger, so nothing is known of it",
+    "records-unreadable": "the records of process {pid} cannot be read after step {step}: {reason}",
+    "account-lost": "nothing is known of process {pid} after step {step}: its account was lost",
+    "recorder-not-started": "the recorder could not start in process {pid}: {reason}",
+    "records-stopped": "nothing is recorded of process {pid} after step {step}: {reason}",
+    "records-missing": "nothing is recorded of process {pid} after step {step}: {missing:record} are missing",
+    "ledger-written": "the script has written into the ledger of the watch",
+    "records-unjudged": "the records cannot be judged to their end: {reason}",
+    "unreached": "process {pid} ({command}) used torch without a recorder: start it with the command's environment, "
+    "without -I and -E",
+    "outlived": "the command ended before process {pid} ({command}), which may train on",
+    "supervisor-killed": "the process that supervises the command was killed",
+    "command-failed": "the command failed: {ending}",
+    "no-torch": "no process of the command imported torch on this machine",
     # What the user has stated.
     "expected": "expected {of}={value}",
     "never-shown": "{of}={value} was expected, and only {usual} was seen",
