@@ -71,16 +71,21 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.report.formats.markdown import markdown
     from conformance.report.formats.sarif import sarif
     from conformance.report.writing import write
+    from conformance.suite.configuration import ConfigurationError, configuration
     from conformance.watch.recording.settings import Settings
     from conformance.watch.report.digest import digest
     from conformance.watch.report.html import page
     from conformance.watch.report.junit import junit
     from conformance.watch.report.terminal import render
-    from conformance.watch.verdict import outcome
+    from conformance.watch.verdict import outcome, stated
     from conformance.watch.watching import GRACE, CannotStart, NoRoom, watch
 
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
-    expected = dict(options.expect or ())
+    try:
+        written = configuration().watch
+        expected = {**dict(stated(f"{name}={value}") for name, value in written.items()), **dict(options.expect or ())}
+    except (ConfigurationError, ValueError) as error:
+        return say(str(error), USAGE)
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
     folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
@@ -104,7 +109,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except NoRoom as error:
         return say(str(error), USAGE)
     except CannotStart as error:
-        return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
+        is_script = script[0].endswith(".py") and Path(script[0]).is_file()
+        advice = f"; write: conformance watch -- python {shown(script)}" if is_script else ""
+        return say(f"{shown(script[:1])} cannot be started: {error}{advice}", USAGE)
     _clear_line()
     code, findings = watched.code, watched.findings
     render(findings, script, console, expected)
@@ -179,7 +186,7 @@ def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
 
     def see(judge: Judge) -> bool:
         findings = judge.findings
-        if sys.stderr.isatty():
+        if _is_shown():
             print(
                 f"\rwatching: {findings.steps} steps, {findings.conserved} right, {len(findings.causes)} problems, "
                 f"{monotonic() - start:.0f} s ",
@@ -192,6 +199,11 @@ def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
     return see
 
 
+def _is_shown() -> bool:
+    """Whether the script's own output does not go to the terminal, too: it would be written into the line."""
+    return sys.stderr.isatty() and not sys.stdout.isatty()
+
+
 def _clear_line() -> None:
-    if sys.stderr.isatty():
+    if _is_shown():
         print("\r\033[K", end="", file=sys.stderr, flush=True)

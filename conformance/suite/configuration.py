@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FILE, TABLE, EXPECTED = "pyproject.toml", "tool.conformance", "expected-failures"
+FILE, TABLE, EXPECTED, WATCH = "pyproject.toml", "tool.conformance", "expected-failures", "watch"
 
 
 class ConfigurationError(Exception):
@@ -33,11 +33,13 @@ class Configuration:
         file: where it is, as seen from the current folder; None if there is none.
         values: by the name of the option; those that may be given several times are lists.
         expected: reasons of failures that are expected, by the id of a case or the name of a cause.
+        watch: what a watch expects of scripts, by property.
     """
 
     file: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, str] = field(default_factory=dict)
+    watch: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self, given: Mapping[str, Any]) -> Iterator[str]:
         """The command line for the values that are not `given` there, which wins; trainers are `--trainer`.
@@ -88,14 +90,17 @@ def _checked(file: Path, table: object) -> Configuration:
         raise ConfigurationError(f"{file}: [{TABLE}] is not a table: write options below [{TABLE}]")
     values: dict[str, Any] = {}
     expected: Mapping[str, str] = {}
+    watch: Mapping[str, str] = {}
     for name, value in table.items():
         try:
             if name == EXPECTED:
                 expected = _reasons(value)
+            elif name == WATCH:
+                watch = _watch(value)
             elif name in _OPTIONS:
                 values[name] = _OPTIONS[name](value)
             else:
-                known = (*_OPTIONS, EXPECTED)
+                known = (*_OPTIONS, EXPECTED, WATCH)
                 raise _Wrong(f"no such option{did_you_mean(name, known) or f'; it is one of {_listed(known)}'}")
         except _Wrong as error:
             raise ConfigurationError(f"{file}: [{TABLE}] {name}: {error}") from error
@@ -105,7 +110,7 @@ def _checked(file: Path, table: object) -> Configuration:
             values[name] = os.path.normpath(beside / values[name])
     if "trainer" in values:
         values["trainer"] = [_from(beside, target) for target in values["trainer"]]
-    return Configuration(file, values, expected)
+    return Configuration(file, values, expected, watch)
 
 
 def _from(folder: Path, target: str) -> str:
@@ -167,6 +172,12 @@ def _reasons(value: object) -> dict[str, str]:
         if not isinstance(reason, str) or not reason.strip():
             raise _Wrong(f'{name} has no reason; write "{name}" = "why it is expected to fail"')
     return dict(value)
+
+
+def _watch(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or value.keys() - {"expect"} or not isinstance(value.get("expect", {}), dict):
+        raise _Wrong(f'{_shown(value)} is not understood; write expect = {{ranks = "sum"}}')
+    return {name: _text(one) for name, one in value.get("expect", {}).items()}
 
 
 _OPTIONS = {

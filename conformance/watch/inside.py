@@ -19,12 +19,16 @@ from conformance.watch.verdict import outcome, stated
 from conformance.watch.watching import environment, place
 
 
+class NotConforming(AssertionError):
+    """What a block did does not conform, or is undecided. `str()` is the report."""
+
+
 @contextmanager
 def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False) -> Iterator[Findings]:
     """Watch the optimizers that step in this block: in this process, and in those that it starts and waits for.
 
     What was found is in the result when the block is left. expect: values of properties, such as {"ranks": "sum"}.
-    strict: each open row is a failure. Raises AssertionError there if it does not conform or is undecided, unless the
+    strict: each open row is a failure. Raises NotConforming there if it does not conform or is undecided, unless the
     block itself raised. Raises ValueError for an expectation that there is not.
     """
     expected = dict(stated(f"{name}={value}") for name, value in (expect or {}).items())
@@ -41,7 +45,7 @@ def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False) -
     findings = judge.finish(is_whole=is_whole)
     of = outcome(findings, expected)
     if of.verdict != "CONFORMS" or (strict and of.open):
-        raise AssertionError("\n".join(lines(findings, expected=expected)))
+        raise NotConforming("\n".join(lines(findings, expected=expected)))
 
 
 def _made_before() -> list[torch.optim.Optimizer]:
