@@ -9,4 +9,11 @@ from collections.abc import Mapping
 
 from conformance.watch.judging.properties import Property
 
-FACTS: Mapping[str, tuple[Property, str | None]] = {}
+FACTS: Mapping[str, tuple[Property, str | None]] = {
+    # Data.
+    "data.same-samples": (Property.DATA, "same"),
+    "data.same-micro-batches": (Property.DATA, "same"),
+    "data.same-order": (Property.DATA, "same"),
+    "data.cut-twice": (Property.DATA, "same"),
+    "data.unread-parts": (Property.DATA, "same"),
+}

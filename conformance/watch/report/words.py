@@ -34,4 +34,17 @@ def sentence(says: Said | str) -> str:
     return says if isinstance(says, str) else _Words().vformat(WORDS[says.code], (), says.values)
 
 
-WORDS: Mapping[str, str] = {}
+WORDS: Mapping[str, str] = {
+    # Data.
+    "data.same-inputs": "All ranks read the same inputs in {alike} of {forwards:forward}",
+    "data.same-inputs.effect": "{ranks} ranks train on 1/{ranks} of the samples that they could",
+    "data.same-epoch": "{share:.0%} of a rank's samples came on another rank in the same epoch",
+    "data.same-epoch.effect": "{share:.0%} of the samples count more than once an epoch",
+    "data.same-samples": "Two ranks have {share:.0%} of their samples in common",
+    "data.same-micro-batches": "All {passes} backward passes of a step gave the same gradients",
+    "data.same-order": "{times:epoch} in a row began with the same {samples:sample}, each as epoch {epoch}",
+    "data.same-order.effect": "{times:epoch} read the same batches",
+    "data.cut-twice": "{samples:sample} came again in later epochs, each only on its own rank",
+    "data.cut-twice.effect": "An epoch reads 1/{ranks} of the data",
+    "data.unread-parts": "{read} of the {parts} parts that a sampler deals out are read",
+}
