@@ -32,21 +32,22 @@ class _Order:
     """The order of a sampler's epochs, or of those of all samplers of the same data.
 
     sampler, first: the last one, and the first batch of its epoch. times: how many epochs in a row began with it.
-    others: how many began with another batch than the one before. repeated: the longest such row, with its line; again:
-    the same, where the samples are known to be the same. is_told: the sampler was told several epochs. trained: how
-    many backward passes used its batches. are_beside: samplers of the same data take turns."""
+    others: how many began with another batch than the one before. repeated: the last that began with the same one, and
+    its line; is_known: so often that it is wrong, with samples known to be the same. is_told: the sampler was told
+    several epochs. trained: how many backward passes used its batches. are_beside: samplers of the same data take
+    turns."""
 
     sampler: int = -1
     first: records.First | None = None
     times: int = 1
     others: int = 0
     repeated: tuple[Said, records.Site] | None = None
-    again: Finding | None = None
+    is_known: bool = False
     is_told: bool = False
     trained: int = 0
     are_beside: bool = False
 
-    def begin(self, rank: int, first: records.First) -> None:
+    def begin(self, first: records.First) -> None:
         before, self.first = self.first, first
         if before is None:
             self.times = 1
@@ -58,12 +59,13 @@ class _Order:
             self.others += 1
             return
         self.times += 1
-        says = said("data.same-order", times=self.times, epoch=first.epoch, samples=len(first.drawn or first.rows))
-        self.repeated = says, first.site
         # Without labels there may be other samples at the same places.
-        if self.times >= _OFTEN and (are_same_rows or first.labelled):
-            effect = said("data.same-order.effect", times=self.times)
-            self.again = Finding("watch/new-order", says, None, (rank,), first.site, effect)
+        is_known = self.times >= _OFTEN and (are_same_rows or first.labelled)
+        if is_known or not self.is_known:
+            samples = len(first.drawn or first.rows)
+            says = said("data.same-order", times=self.times, epoch=first.epoch, samples=samples)
+            self.repeated = says, first.site
+        self.is_known |= is_known
 
 
 @dataclass
@@ -94,11 +96,11 @@ class _Rank:
         for sampler, order in known:
             order.are_beside |= sampler != order.sampler
 
-    def begin(self, rank: int, first: records.First) -> None:
+    def begin(self, first: records.First) -> None:
         for place, order in enumerate(self.samplers.get(first.sampler, ())):
             # The order of data is that of samplers which are made for one epoch each.
             if place == 0 or order.sampler != first.sampler:
-                order.begin(rank, first)
+                order.begin(first)
             order.sampler = first.sampler
 
     @property
@@ -145,7 +147,7 @@ class Epochs:
                 of.know(record)
                 self._deal(rank, record)
             case records.First(is_all=False):
-                of.begin(rank, record)
+                of.begin(record)
             case records.Entered(sampler=int(sampler)) if sampler in self._dealt and record.rows:
                 part = self._dealt[sampler].setdefault(rank, _Part())
                 part.site = record.site
@@ -163,10 +165,10 @@ class Epochs:
 
     def finish(self, *, averages: bool) -> None:
         """averages: whether the ranks are known to average gradients, so that they train one model."""
-        for of in self._of.values():
+        for rank, of in self._of.items():
             for order in of.orders:
                 if not order.are_beside and order.trained > _MOSTLY * of.passes:
-                    self._judge_order(order)
+                    self._judge_order(rank, order)
         if averages:
             for by_rank in self._dealt.values():
                 self._judge_dealt(by_rank)
@@ -174,21 +176,24 @@ class Epochs:
                 if max(len(read), self._ranks) < replicas:
                     self._findings.leave_open(said("data.unread-parts", read=len(read), parts=replicas))
 
-    def _judge_order(self, order: _Order) -> None:
+    def _judge_order(self, rank: int, order: _Order) -> None:
         self._findings.seen[Property.DATA] += order.others
-        if order.again is not None and not order.is_told:
-            # Who sets the epoch at times may go through each several times on purpose.
-            self._findings.add(order.again)
-        elif order.repeated is not None:
-            says, site = order.repeated
+        if order.repeated is None:
+            return
+        says, site = order.repeated
+        if order.is_known and not order.is_told:
+            # A script that sets the epoch may go through each several times on purpose.
+            effect = said("data.same-order.effect", times=says.values["times"])
+            self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))
+        else:
             self._findings.leave_open(says, site=site)
 
     def _judge_dealt(self, by_rank: dict[int, _Part]) -> None:
         """A sampler that shuffles the same data on all ranks deals a row to another rank in another epoch. If each row
         comes again on its own rank only, ranks gave it other data.
 
-        That is wrong if these are parts of the same whole: it deals out a part of each part. Without a known whole, each
-        rank may have drawn its data at random. Ranks with the same data may make other samples of it."""
+        That is wrong if these are parts of the same whole: it deals out a part of each part. Without a known whole,
+        each rank may have drawn its data at random. Ranks with the same data may make other samples of it."""
         parts = by_rank.values()
         samples = min(len(part.rows.again) for part in parts)
         held = {part.data for part in parts}
