@@ -104,8 +104,9 @@ class _Rank:
             order.sampler = first.sampler
 
     @property
-    def orders(self) -> set[_Order]:
-        return {order for orders in self.samplers.values() for order in orders} | {*self.data.values()}
+    def orders(self) -> list[_Order]:
+        of_samplers = [order for orders in self.samplers.values() for order in orders]
+        return [*dict.fromkeys([*of_samplers, *self.data.values()])]
 
 
 @dataclass
@@ -197,14 +198,14 @@ class Epochs:
         parts = by_rank.values()
         samples = min(len(part.rows.again) for part in parts)
         held = {part.data for part in parts}
-        are_known = None not in held
-        if len(parts) < self._ranks or samples < _FEWEST or (are_known and len(held) < self._ranks):
+        are_other = None in held or len(held) == self._ranks
+        if len(parts) < self._ranks or samples < _FEWEST or not are_other:
             return
         if any(one.rows.common(other.rows) for one, other in combinations(parts, 2)):
             return
         says, site = said("data.cut-twice", samples=samples), next(iter(parts)).site
         wholes = {part.whole for part in parts}
-        if not are_known or None in wholes or len(wholes) > 1:
+        if None in held | wholes or len(wholes) > 1:
             self._findings.leave_open(says, site=site)
             return
         effect = said("data.cut-twice.effect", ranks=self._ranks)

@@ -14,14 +14,12 @@ class Rows:
     """Fingerprints of rows, each with the epoch of its last reading.
 
     Keeps all of few; of many every second, fourth, ..., chosen by the fingerprint, so two ranks keep the same ones.
-    again: those read in several epochs. pairs: how many pairs of kept rows, from different batches, could have been the
-    same row."""
+    again: those read in several epochs."""
 
     def __init__(self) -> None:
         self.again: set[int] = set()
-        self._every = 1
+        self._every, self._batches = 1, 0
         self._kept: dict[int, int] = {}
-        self._pairs = 0.0
 
     def are_new(self, rows: Iterable[int]) -> bool:
         """Whether no row was read before, as far as is known."""
@@ -31,10 +29,9 @@ class Rows:
     def add(self, rows: Iterable[int], epoch: int = 0) -> None:
         chosen = self._chosen(rows)
         self.again |= {row for row in chosen if self._kept.get(row, epoch) != epoch}
-        self._pairs += len(self._kept) * len(chosen)
         self._kept.update(dict.fromkeys(chosen, epoch))
+        self._batches += 1
         while len(self._kept) > _MOST:
-            self._pairs = self._pairs_at(2 * self._every)
             self._every *= 2
             self._kept = {row: self._kept[row] for row in self._chosen(self._kept)}
             self.again &= self._kept.keys()
@@ -54,12 +51,10 @@ class Rows:
             return 0.0
         every = max(self._every, other._every)
         own, theirs = (sum(row % every == 0 for row in one._kept) for one in (self, other))
-        pairs = min(one._pairs_at(every) for one in (self, other))
-        return common / min(own, theirs) if pairs * common >= _COINCIDENCES * own * theirs else 0.0
+        rows = own * theirs / common
+        # Pairs of rows from different batches, which could be the same row.
+        pairs = min(own**2 * (1 - 1 / self._batches), theirs**2 * (1 - 1 / other._batches)) / 2
+        return common / min(own, theirs) if pairs >= _COINCIDENCES * rows else 0.0
 
     def _chosen(self, rows: Iterable[int]) -> list[int]:
         return [row for row in rows if row % self._every == 0]
-
-    def _pairs_at(self, every: int) -> float:
-        """How many pairs are left if so many fewer rows are kept."""
-        return self._pairs * (self._every / every) ** 2
