@@ -1,13 +1,9 @@
 """Which samples ranks draw, where the inputs that are made of them say nothing."""
 
-import random
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
 
-from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.inputs import Inputs
 from conformance.watch.ledger import Ledger
 from conformance.watch.recording import loading
 from conformance.watch.recording.settings import Settings
@@ -137,27 +133,6 @@ def test_what_each_rank_may_have_for_itself_is_not_known(drawn, loader, part):
     assert not any(drawn(loader, part))
 
 
-def read_by(ranks, inputs_of):
-    """What is found of ranks, each of which reads those samples in turn, and makes inputs of its own of them."""
-    findings = Findings()
-    inputs = Inputs(len(ranks), findings)
-    made = iter(range(1_000_000))
-    for step in range(0, 64, 2):
-        for rank, samples in enumerate(ranks):
-            drawn = samples[step : step + 2]
-            inputs.feed(rank, Entered(inputs_of(drawn, made), True, None, None, drawn))
-    inputs.averaged(is_alike=False)
-    inputs.finish(averages=True)
-    return findings
-
-
-def anew(drawn, made):
-    return [next(made) for _ in drawn]
-
-
-SAMPLES = [*range(1000, 1064)]
-
-
 def test_which_of_several_batches_a_rank_uses_is_not_known(drawn):
     class InWindows:
         """Takes one of two that were loaded."""
@@ -167,58 +142,6 @@ def test_which_of_several_batches_a_rank_uses_is_not_known(drawn):
             return (first for first, _ in zip(batches, batches, strict=True))
 
     assert not any(drawn(InWindows()))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "says"),
-    [
-        ((SAMPLES, SAMPLES), "all ranks drew the same samples in 32 of 32 forwards"),
-        ((SAMPLES, random.Random(0).sample(SAMPLES, 64)), "of the samples that a rank drew were drawn on another"),
-        (([*range(64)], SAMPLES), None),
-        (([7, 8] * 32, [7, 8] * 32), None),  # few say nothing
-        (([], []), None),  # not known
-    ],
-)
-def test_ranks_that_draw_the_same_samples_are_told(ranks, says):
-    findings = read_by(ranks, anew)
-    assert not findings.causes
-    assert ([says in why for why in findings.open] == [True]) if says else not findings.open
-
-
-def test_of_the_same_inputs_only_these_are_named():
-    findings = read_by((SAMPLES, SAMPLES), lambda drawn, made: drawn)
-    assert [*findings.open] == ["ranks were fed the same inputs, and computed other gradients of them"]
-
-
-@pytest.mark.parametrize(
-    ("own", "common", "is_open", "broken"),
-    [(40, 30, True, False), (20, 15, False, False), (80, 20, False, False), (0, 16, False, True)],
-)
-def test_inputs_that_become_common(own, common, is_open, broken):
-    """After so many steps with data of their own, ranks have the same for so many: as in a phase at the end."""
-    findings = Findings()
-    inputs = Inputs(2, findings)
-    for step in range(own + common):
-        for rank in range(2):
-            inputs.feed(rank, Entered([step, -step - (1000 * rank if step < own else 0)], True, None))
-        inputs.averaged(is_alike=step >= own)
-    inputs.finish(averages=True)
-    assert [law for law, _ in findings.causes] == ["watch/own-data"] * broken
-    assert [f"in the last {common} of {own + common} forwards" in why for why in findings.open] == [True] * is_open
-
-
-@pytest.mark.parametrize(("sampler", "is_open"), [(-1, True), (None, False)])
-def test_one_of_two_loaders_gives_all_ranks_the_same(sampler, is_open):
-    findings = Findings()
-    inputs = Inputs(2, findings)
-    for step in range(20):
-        for rank in range(2):
-            inputs.feed(rank, Entered([step, 1000 * (rank + 1)], True, None, 3))
-            inputs.feed(rank, Entered([step, -step], True, None, sampler))
-        inputs.averaged(is_alike=False)
-    inputs.finish(averages=True)
-    told = "a loader without a `DistributedSampler` gave all ranks the same in 20 of 20 forwards"
-    assert ([*findings.open], findings.causes) == ([told] * is_open, {})
 
 
 def test_a_rank_alone_is_not_asked_what_it_draws(drawn, monkeypatch):

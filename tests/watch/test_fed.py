@@ -1,15 +1,11 @@
-"""What models are fed, by name, in dictionaries and in lists, and by which of several ranks."""
-
-from types import SimpleNamespace
+"""What models are fed: by name, in dictionaries and lists, and next to the first input."""
 
 import pytest
 import torch
 from torch import nn
 
-from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.inputs import Inputs
 from conformance.watch.ledger import Ledger
-from conformance.watch.recording.holdings import fingerprints
+from conformance.watch.recording.holdings import fingerprints, fingerprints_beside
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.records import Entered
@@ -59,24 +55,35 @@ def test_images_whose_margins_are_alike_are_told_apart(size):
     assert fingerprints(images) == fingerprints(images.clone())
 
 
-def data_of(shares):
-    """shares: for each rank, the number of the part that it reads."""
-    findings = Findings()
-    inputs = Inputs(len(shares), findings)
-    for step in range(20):
-        for rank in torch.randperm(len(shares)).tolist():
-            first = 1000 * shares[rank] + 2 * step
-            inputs.feed(rank, Entered([first, first + 1], True, None))
-    inputs.averaged(is_alike=len({*shares}) == 1)
-    inputs.finish(averages=True)
-    return [SimpleNamespace(law=law, ranks=cause.ranks) for (law, _), cause in findings.causes.items()]
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_fingerprint_is_of_all_inputs(changed):
+    batches = [torch.arange(12.0).reshape(4, 3), torch.arange(4)]
+    before = fingerprints_beside(torch.zeros(4), *batches)
+    batches[changed][2] += 1
+    after = fingerprints_beside(torch.zeros(4), *batches)
+    assert [one == two for one, two in zip(before, after, strict=True)] == [True, True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("shares", "ranks"),
-    [((0, 1, 2, 3), None), ((0, 1, 2, 2), {2, 3}), ((0, 1, 0), {0, 2}), ((0, 1, 1, 2), {1, 2}), ((0, 0), {0, 1})],
-)
-def test_any_two_ranks_may_read_the_same(shares, ranks):
-    torch.manual_seed(len(shares))
-    found = data_of(shares)
-    assert [(one.law, one.ranks) for one in found] == ([("watch/own-data", ranks)] if ranks else [])
+def test_an_input_with_other_rows_stands_beside_each():
+    batch, scale = torch.zeros(4), torch.ones(2)
+    before = fingerprints_beside(batch, torch.arange(4), scale)
+    after = fingerprints_beside(batch, torch.arange(4), scale + 1)
+    assert len(before) == 4
+    assert {*before}.isdisjoint(after)
+
+
+def test_inputs_with_other_numbers_of_rows(conformance_watch):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, rows, scale):
+            return self.layer(rows) * scale.sum()
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3), torch.tensor([1.0 + step, 2.0])).square().mean().backward()
+        optimizer.step()

@@ -263,23 +263,6 @@ def test_means_over_different_numbers(loaders, heads, expected):
     assert laws(script.findings()) == expected
 
 
-@pytest.mark.parametrize(("is_same", "expected"), [(True, {"watch/own-data"}), (False, set())])
-def test_ranks_read_the_same(is_same, expected):
-    """Where they compute other gradients of it, it may be another loss, or what is drawn at random."""
-    script = Script()
-    for step in range(4):
-        script.each(records.Entered([10 * step, 10 * step + 1], False, LINE))
-        computed = script.backward()
-        if is_same:
-            script.streams[1][-1].sketches = script.streams[0][-1].sketches
-            computed = [computed[0]] * 2
-        script.step([total(computed, 0.5)] * 2)
-        script.clear()
-    findings = script.findings()
-    assert laws(findings) == expected
-    assert bool(findings.open) != is_same
-
-
 @pytest.mark.parametrize(("every", "is_open"), [(1, True), (4, False)])
 def test_another_loss_is_cleared_before_steps(every, is_open):
     """Before each, it may be half of what was to be learned; now and then, somebody looks at its gradients."""

@@ -1,20 +1,19 @@
 """Which rows ranks have read, kept in bounded memory, shows whether they read each other's."""
 
 import random
-import sys
 
 import pytest
 
-from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.inputs import Inputs
-from conformance.watch.judging.rows import Rows
-from conformance.watch.records import Entered
+from conformance.watch.judging.rows import _MOST, Rows
 
 
-def read(fingerprints, batch=100):
-    """What is kept of an epoch, and whether a row came twice."""
-    rows = Rows()
-    return rows, all(rows.add(fingerprints[n : n + batch]) for n in range(0, len(fingerprints), batch))
+def read(fingerprints, batch=100, epoch=0):
+    """What is kept of an epoch, and whether no row came twice."""
+    rows, are_new = Rows(), True
+    for at in range(0, len(fingerprints), batch):
+        are_new &= rows.are_new(fingerprints[at : at + batch])
+        rows.add(fingerprints[at : at + batch], epoch)
+    return rows, are_new
 
 
 def drawn(number, seed=0):
@@ -22,11 +21,16 @@ def drawn(number, seed=0):
 
 
 @pytest.mark.parametrize("number", [100, 3000, 30_000])
-def test_shards_share_nothing(number):
+def test_shards_share_nothing_and_a_second_epoch_reads_all_again(number):
     data = drawn(number)
-    (own, is_new), (theirs, _) = read(data[::2]), read(data[1::2])
-    assert is_new
+    (own, are_new), (theirs, _) = read(data[::2]), read(data[1::2])
+    assert are_new and not own.again
     assert own.shared(theirs) == 0
+    assert not read(data + data)[1]
+    kept = own.common(own)
+    assert 0 < len(kept) <= _MOST
+    own.add(data[::2], epoch=1)
+    assert own.again == kept
 
 
 @pytest.mark.parametrize(("lengths", "share"), [((3000, 3000), 0.3), ((50_000, 50_000), 0.5), ((50_000, 8000), 0.5)])
@@ -51,36 +55,7 @@ def test_ranks_that_draw_each_batch_anew_share_nothing(number):
         both = []
         for rank in range(2):
             rows, draw = Rows(), random.Random(1000 * rank + seed)
-            while rows.add(draw.sample(range(number), number // 3)):
-                pass
+            while rows.are_new(batch := draw.sample(range(number), number // 3)):
+                rows.add(batch)
             both.append(rows)
         assert both[0].shared(both[1]) == 0
-
-
-@pytest.mark.parametrize("number", [50, 3000, 30_000])
-def test_a_second_epoch_is_noticed(number):
-    data = drawn(number, 2)
-    rows, _ = read(data)
-    assert not read(data + data)[1]
-    assert not all(rows.add([row]) for row in data)
-
-
-def test_memory_is_bounded():
-    def size(number):
-        return sys.getsizeof(read(drawn(number, 3))[0]._kept)
-
-    assert size(50_000) <= size(2000)
-
-
-@pytest.mark.parametrize("reads_all", [False, True])
-def test_what_all_ranks_read_together_counts_for_no_rank(reads_all):
-    """As a learning-rate finder does, before each rank reads its own data, or all."""
-    findings, data = Findings(), drawn(64, 4)
-    inputs = Inputs(2, findings)
-    for rank in range(2):
-        own = random.Random(rank).sample(data, 64) if reads_all else data[rank::2]
-        for n in range(0, len(own), 2):
-            inputs.feed(rank, Entered([n, n + 1], True, None))
-            inputs.feed(rank, Entered(own[n : n + 2], True, None))
-    inputs.finish(averages=True)
-    assert ["watch/own-data" in key for key in findings.causes] == [True] * reads_all

@@ -61,4 +61,10 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "agreement.buffers": (Property.AGREEMENT, "apart"),
     "agreement.frozen": (Property.AGREEMENT, "apart"),
     "agreement.between": (Property.AGREEMENT, "apart"),
+    # Data.
+    "data.same-samples": (Property.DATA, "same"),
+    "data.same-micro-batches": (Property.DATA, "same"),
+    "data.same-order": (Property.DATA, "same"),
+    "data.cut-twice": (Property.DATA, "same"),
+    "data.unread-parts": (Property.DATA, "same"),
 }

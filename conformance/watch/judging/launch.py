@@ -22,14 +22,12 @@ from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.clipped_aside import ClippedAside
 from conformance.watch.judging.counted import Counted
-from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
 from conformance.watch.judging.hand_clips import HandClips
 from conformance.watch.judging.history import MOST_HISTORIES, History
-from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.joined import Joined
 from conformance.watch.judging.kept import Kept
 from conformance.watch.judging.lacking import Lacking
@@ -43,7 +41,7 @@ from conformance.watch.judging.order import Order
 from conformance.watch.judging.owners import Owners
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.replicas import Replicas
-from conformance.watch.judging.same_inputs import SameInputs
+from conformance.watch.judging.samples import Samples
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
@@ -69,13 +67,12 @@ class Launch:
         self.streams: dict[int, Stream] = {}
         self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"), self._lacks)
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
-        self._inputs, self._epochs = Inputs(ranks, findings), Epochs(ranks, findings)
+        self._samples, self._epochs = Samples(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses, self._counted = Losses(findings, self._steady), Counted(findings)
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
         self._between, self._order = Between(findings), Order(findings)
         self._modes, self._leftovers = Modes(findings), Leftovers(findings)
-        self._same = SameInputs(findings)
         self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
         self._numbering, self._replicas = Numbering(), Replicas()
         self._hand_clips = HandClips(findings)
@@ -87,7 +84,7 @@ class Launch:
         self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
         self._abandoned: dict[int, Abandoned] = defaultdict(lambda: Abandoned(findings))
         self._aside: dict[int, ClippedAside] = defaultdict(lambda: ClippedAside(findings))
-        self._dealt, self._owners = Dealt(ranks, findings), Owners(findings)
+        self._owners = Owners(findings)
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
         self._buffers: dict[int, records.Buffers] = {}
@@ -124,9 +121,8 @@ class Launch:
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._close(rank)
-            case records.Entered() | records.Epoch():
-                self._inputs.feed(rank, record)
-                self._dealt.feed(rank, record)
+            case records.Entered():
+                self._samples.feed(rank, record)
         self._epochs.feed(rank, record)
         self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
@@ -180,7 +176,7 @@ class Launch:
             self.end(rank)
         common = self._suspicions.common
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
-        self._suspicions.finish(self._pairing, is_sampled=self._inputs.is_sampled)
+        self._suspicions.finish(self._pairing, is_sampled=self._epochs.is_sampled)
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.leave_open(said("ranks.no-group", started=started))
@@ -189,18 +185,15 @@ class Launch:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
         if is_whole and not self._blind:
             self._owners.finish(self.streams, self.ranks)
-        self._kept.finish(self._first, self._pairing, is_sampled=self._inputs.is_sampled)
+        self._kept.finish(self._first, self._pairing, is_sampled=self._epochs.is_sampled)
         averages = self._suspicions.averages
-        self._inputs.finish(averages=averages)
+        self._samples.finish(averages=averages)
         self._epochs.finish(averages=averages)
-        if averages:
-            self._dealt.finish()
         judges = (
             self._order,
             self._losses,
             self._counted,
             self._modes,
-            self._same,
             self._leftovers,
             self._schedules,
             self._loss_scale,
@@ -319,11 +312,10 @@ class Launch:
         here = together.here
         if self.ranks > 1:
             self._suspicions.is_averaged(here[0].optimizer)
-            self._inputs.averaged(is_alike=together.is_alike)
         self._losses.judge(together)
         self._counted.judge(together)
         self._modes.feed(here)
-        self._same.feed(here)
+        self._samples.step(here, is_alike=together.is_alike)
         self._leftovers.feed(here)
 
     def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:

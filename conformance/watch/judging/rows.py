@@ -6,50 +6,55 @@ from collections.abc import Iterable
 
 _MOST = 2048
 _COINCIDENCES = 5
-"""That none comes has a probability of less than one percent, exp(-5), where so many are expected."""
+"""Ranks that draw at random with replacement read no row twice with a probability of exp(-5), under one percent, where
+so many repeats are expected."""
 
 
 class Rows:
-    """Fingerprints: all of few; of many every second, fourth ..., chosen by the fingerprint itself, so that two ranks
-    keep the same ones of what both have read. pairs: of those kept, how many there are of two in different batches,
-    which could have been the same row."""
+    """Fingerprints of rows, each with the epoch of its last reading.
+
+    Keeps all of few; of many every second, fourth, ..., chosen by the fingerprint, so two ranks keep the same ones.
+    again: those read in several epochs."""
 
     def __init__(self) -> None:
-        self._every = 1
-        self._kept: set[int] = set()
-        self._pairs = 0.0
+        self.again: set[int] = set()
+        self._every, self._batches = 1, 0
+        self._kept: dict[int, int] = {}
 
-    def add(self, rows: Iterable[int]) -> bool:
-        """Whether all of them are new, as far as is known; else nothing is added."""
-        kept = [row for row in rows if row % self._every == 0]
-        if len({*kept}) < len(kept) or not self._kept.isdisjoint(kept):
-            return False
-        self._pairs += len(self._kept) * len(kept)
-        self._kept.update(kept)
+    def are_new(self, rows: Iterable[int]) -> bool:
+        """Whether no row was read before, as far as is known."""
+        chosen = self._chosen(rows)
+        return len({*chosen}) == len(chosen) and self._kept.keys().isdisjoint(chosen)
+
+    def add(self, rows: Iterable[int], epoch: int = 0) -> None:
+        chosen = self._chosen(rows)
+        self.again |= {row for row in chosen if self._kept.get(row, epoch) != epoch}
+        self._kept.update(dict.fromkeys(chosen, epoch))
+        self._batches += 1
         while len(self._kept) > _MOST:
-            self._pairs *= self._of_pairs(2 * self._every)
             self._every *= 2
-            self._kept = self._of(self._every)
-        return True
+            self._kept = {row: self._kept[row] for row in self._chosen(self._kept)}
+            self.again &= self._kept.keys()
+
+    def common(self, other: Rows) -> set[int]:
+        """The rows that both have read, of those that both keep."""
+        return self._kept.keys() & other._kept.keys()
 
     def shared(self, other: Rows) -> float:
-        """The share of rows that both have, of those that the one with fewer has.
+        """The share of common rows, of the rank that has read fewer.
 
-        It is 0 as well if each batch may be drawn from all rows anew: from a few rows, two ranks draw many of the same,
-        and so does one rank. Among so many rows as there seem to be (Lincoln and Petersen's estimate), both would have
-        drawn some row again by now."""
-        every = max(self._every, other._every)
-        own, theirs = self._of(every), other._of(every)
-        both = len(own & theirs)
-        if not both:
+        It is 0 if each batch may be drawn from all rows, with replacement: ranks then have rows in common by chance.
+        The ranks' overlap tells how many rows there are (Lincoln and Petersen's estimate). Among so few, a rank that
+        draws with replacement would have read some row twice by now."""
+        common = len(self.common(other))
+        if not common:
             return 0.0
-        rows = len(own) * len(theirs) / both
-        pairs = min(one._pairs * one._of_pairs(every) for one in (self, other))
-        return both / min(len(own), len(theirs)) if pairs / rows >= _COINCIDENCES else 0.0
+        every = max(self._every, other._every)
+        own, theirs = (sum(row % every == 0 for row in one._kept) for one in (self, other))
+        rows = own * theirs / common
+        # Pairs of rows from different batches, which could be the same row.
+        pairs = min(own**2 * (1 - 1 / self._batches), theirs**2 * (1 - 1 / other._batches)) / 2
+        return common / min(own, theirs) if pairs >= _COINCIDENCES * rows else 0.0
 
-    def _of_pairs(self, every: int) -> float:
-        """The share of pairs that are left if so many fewer rows are kept."""
-        return (self._every / every) ** 2
-
-    def _of(self, every: int) -> set[int]:
-        return {row for row in self._kept if row % every == 0}
+    def _chosen(self, rows: Iterable[int]) -> list[int]:
+        return [row for row in rows if row % self._every == 0]

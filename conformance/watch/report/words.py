@@ -182,4 +182,16 @@ WORDS: Mapping[str, str] = {
     # What the user has stated.
     "expected": "expected {of}={value}",
     "never-shown": "{of}={value} was expected, and only {usual} was seen",
+    # Data.
+    "data.same-inputs": "All ranks read the same inputs in {alike} of {forwards:forward}",
+    "data.same-inputs.effect": "{ranks} ranks train on 1/{ranks} of the samples that they could",
+    "data.same-epoch": "{share:.0%} of a rank's samples came on another rank in the same epoch",
+    "data.same-epoch.effect": "{share:.0%} of the samples count more than once an epoch",
+    "data.same-samples": "Two ranks have {share:.0%} of their samples in common",
+    "data.same-micro-batches": "All {passes} backward passes of a step gave the same gradients",
+    "data.same-order": "{times} epochs in a row began with the same {samples:sample}, each as number {epoch}",
+    "data.same-order.effect": "{times} epochs read the same batches",
+    "data.cut-twice": "{samples:sample} came again in later epochs, each only on its own rank",
+    "data.cut-twice.effect": "An epoch reads 1/{ranks} of the data",
+    "data.unread-parts": "{read} of the {parts} parts that a sampler deals out are read",
 }

@@ -1,4 +1,4 @@
-"""What samplers deal out to ranks: all data, or what was cut by rank before."""
+"""What a data set holds, and what it is cut from."""
 
 from pathlib import Path
 
@@ -8,96 +8,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import conformance
-from conformance.watch import records
 from conformance.watch.recording.holdings import fingerprint, fingerprint_of_whole, settings
-from conformance.watch.verdict import verdict
-
-from .scripts import LINE, Script, total
-
-_RANKS = 2
-
-
-def dealt(
-    cut=True,
-    epochs=4,
-    rows=160,
-    replicas=_RANKS,
-    augments=False,
-    tells=True,
-    shuffles=True,
-    averages=True,
-    data=(1, 2),
-    wholes=(3, 3),
-):
-    """The laws that a script breaks whose sampler deals rows out. cut: they are cut by rank before. augments: no row
-    comes twice. tells: the sampler is told of each epoch. data: what the ranks' data sets hold. wholes: what
-    these are cut from."""
-    script = Script(ranks=_RANKS)
-    for epoch in range(epochs):
-        number = epoch if tells else 0
-        for stream, holds, whole in zip(script.streams, data, wholes, strict=True):
-            stream.append(records.Epoch(3, number, shuffles, replicas, holds, whole))
-        order = torch.randperm(rows, generator=torch.Generator().manual_seed(number)).tolist()
-        batch = rows // 8
-        for at in range(0, len(order) // _RANKS, batch):
-            for rank, stream in enumerate(script.streams):
-                part = order[rank::_RANKS][at : at + batch]
-                # Each rank has as many rows of its own.
-                part = [100_000 * rank + row for row in part] if cut else part
-                part = [1_000_000 * (epoch + 1) + row for row in part] if augments else part
-                stream.append(records.Entered(part, True, LINE, 3))
-            computed = script.backward()
-            script.step([total(computed, 0.5)] * _RANKS if averages else computed)
-            script.clear()
-    return {law for law, _ in script.findings().causes}
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, True),
-        ({"cut": False}, False),
-        ({"data": (1, 1)}, False),  # each rank makes other samples of it
-        ({"data": (None, None)}, False),
-        ({"wholes": (3, 4)}, False),  # each rank draws data of its own at random
-        ({"wholes": (None, None)}, False),
-        ({"replicas": 1}, False),  # a sampler of this rank's part alone
-        ({"replicas": 4}, False),
-        ({"augments": True}, False),
-        ({"augments": True, "cut": False}, False),
-        ({"tells": False}, False),
-        ({"tells": False, "cut": False}, False),  # the same order in each epoch
-        ({"shuffles": False}, False),
-        ({"epochs": 1}, False),
-        ({"rows": 40, "epochs": 2}, False),  # too few
-    ],
-)
-def test_data_that_are_cut_before_they_are_dealt_out(options, expected):
-    assert ("watch/dealt-once" in dealt(**options)) == expected
-
-
-def test_many_rows_are_looked_at_in_part():
-    assert "watch/dealt-once" in dealt(rows=20_000, epochs=2)
-    assert "watch/dealt-once" not in dealt(rows=20_000, epochs=2, cut=False)
-
-
-def test_ranks_that_do_not_train_together_may_each_have_their_data():
-    assert "watch/dealt-once" not in dealt(averages=False)
-
-
-@pytest.mark.parametrize(("shared", "expected"), [(0, "CONFORMS"), (2, "CONFORMS"), (6, "UNDECIDED")])
-def test_rows_that_samplers_deal_out_twice(shared, expected):
-    """Of 20 rows, so many are those of the other rank too: a few may pad, more are of data sets that differ."""
-    script = Script(ranks=_RANKS)
-    for step in range(8):
-        for rank, stream in enumerate(script.streams):
-            rows = [1000 * step + row + (0 if row < shared else 100 * rank) for row in range(20)]
-            stream.append(records.Entered(rows, True, LINE, 3))
-        script.step([total(script.backward(), 0.5)] * _RANKS)
-        script.clear()
-    findings = script.findings()
-    assert verdict(findings) == expected
-    assert all(reason.startswith("samplers dealt 30%") for reason in findings.open)
 
 
 class Files:
