@@ -9,4 +9,15 @@ from collections.abc import Mapping
 
 from conformance.watch.judging.properties import Property
 
-FACTS: Mapping[str, tuple[Property, str | None]] = {}
+FACTS: Mapping[str, tuple[Property, str | None]] = {
+    # Order of calls in a window, and clipping.
+    "clearing.other-passes": (Property.CLEARING, "kept"),
+    "clipping.aside": (Property.CLIPPING, "parts"),
+    "clipping.before-change": (Property.CLIPPING, "early"),
+    "clipping.before-last-pass": (Property.CLIPPING, "early"),
+    "clipping.by-value": (Property.CLIPPING, "parts"),
+    "clipping.nothing": (Property.CLIPPING, "parts"),
+    "clipping.parts": (Property.CLIPPING, "parts"),
+    "loss-scale.not-finite": (Property.LOSS_SCALE, None),
+    "micro-batches.same-gradient": (Property.MICRO_BATCHES, "weighted"),
+}
