@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isclose
 
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings, said
@@ -15,18 +16,13 @@ from conformance.watch.judging.windows import Window
 _SEVERAL = 2
 """Windows that begin with an evaluation."""
 
-_MOST = 16
-"""Factors of losses. They are known to so many digits."""
-
-_DIGITS = 6
-
 
 @dataclass
 class _Of:
     """An optimizer of a rank. ends: by the line that windows end with, how many there are. began: for how many of them
     begin in another line or mode. lacks: those whose first window does not. taken: how many windows have a pass that
-    another optimizer has stepped on. alone: how many have one pass; factors: of their losses. more: how many have
-    several of one line, each with a factor of those. first: the step that uses another pass, and where that is.
+    another optimizer has stepped on. alone: how many have one pass; factor: of the first one's loss. more: how many
+    have several of one line, each with this factor. first: the step that uses another pass, and where that is.
     evaluations: how many windows begin with some; at_others, of_used: how many of these are at weights that the
     training does not see, or of what the window before has trained on. fed: what that is. evaluated: the first one."""
 
@@ -36,7 +32,7 @@ class _Of:
     lacks: set[int] = field(default_factory=set)
     taken: int = 0
     alone: int = 0
-    factors: set[float] = field(default_factory=set)
+    factor: float | None = None
     more: int = 0
     first: dict[str, tuple[int, records.Site]] = field(default_factory=dict)
     evaluations: int = 0
@@ -114,11 +110,12 @@ def _see(of: _Of, window: Window) -> None:
     if _are_taken(window, passes):
         of.taken += 1
         of.note("taken", window, first)
-    factors = {round(factor_of(one), _DIGITS) for one in passes}
     if len(passes) == 1:
         of.alone += 1
-        of.factors |= factors if len(of.factors) < _MOST else set()
-    elif len({one.calls for one in passes}) == 1 and factors <= of.factors:
+        of.factor = factor_of(first) if of.factor is None else of.factor
+    elif of.factor is not None and all(
+        one.calls == first.calls and isclose(factor_of(one), of.factor, rel_tol=1e-6) for one in passes
+    ):
         of.more += 1
         of.note("more", window, first)
 
@@ -133,10 +130,10 @@ def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:
 def _see_evaluations(of: _Of, window: Window) -> None:
     passes = [window.backwards[number] for number in sorted(window.backwards)]
     evaluations = [one for one in passes if one.evaluates]
-    first = passes[len(evaluations) % len(passes)]
-    if evaluations and passes[0].evaluates and not first.evaluates:
+    rest = passes[len(evaluations) :]
+    if evaluations and rest and not any(one.evaluates for one in rest):
         of.evaluations += 1
-        of.at_others += window.version(evaluations[-1]) != window.version(first)
+        of.at_others += window.version(evaluations[-1]) != window.version(rest[0])
         of.of_used += {tuple(one.evaluated) for one in evaluations} <= of.fed - window.fed
         says = said("passes.evaluated")
         effect = said("passes.evaluated-of", passes=len(evaluations), all=len(passes))
