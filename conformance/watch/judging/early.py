@@ -131,7 +131,7 @@ def _changed(together: Together, window: Window) -> _Seen | None:
         left, used = (clip.norm or 0.0) * factor_of(clip), _used(together, window, clip)
         if not left or not used or not isfinite(clip.limit) or not is_last or _is_scaled(window, at):
             continue
-        if isclose(left, used, rel_tol=_NEAR) or at < max(window.places, default=at):
+        if isclose(left, used, rel_tol=_NEAR):
             continue
         finding = None
         if factor_of(clip) == 1.0 and _is_of_one_rank(together, clip):

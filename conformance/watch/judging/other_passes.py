@@ -19,12 +19,14 @@ _SEVERAL = 2
 
 @dataclass
 class _Of:
-    """An optimizer of a rank. ends: by the line that windows end with, how many there are. began: for how many of them
-    begin in another line or mode. lacks: those whose first window does not. taken: how many windows have a pass that
-    another optimizer has stepped on. alone: how many have one pass; factor: of the first one's loss. more: how many
-    have several of one line, each with this factor. first: the step that uses another pass, and where that is.
-    evaluations: how many windows begin with some; at_others, of_used: how many of these are at weights that the
-    training does not see, or of what the window before has trained on. fed: what that is. evaluated: the first one."""
+    """An optimizer of a rank. ends: by the line that windows end with, evaluations aside, how many there are.
+    began: how many of them begin in another line, or have an evaluation. lacks: the lines whose first window does not.
+    taken: how many windows have a pass that another optimizer has stepped on. alone: how many have one pass.
+    factor: of the first one's loss. more: how many windows have several passes of one line, each with this factor.
+    first: the step that uses another pass, and where that is.
+    evaluations: how many windows begin with some. at_others, of_used: how many of these are at weights that the
+    training does not see, or of what the window before has trained on. fed: what that is. evaluated: the first one.
+    """
 
     steps: int = 0
     ends: Counter[int] = field(default_factory=Counter)
@@ -98,13 +100,15 @@ class OtherPasses:
 
 def _see(of: _Of, window: Window) -> None:
     passes = [window.backwards[number] for number in sorted(window.backwards)]
-    first, last = passes[0], passes[-1]
+    first = passes[0]
+    last = next((one for one in reversed(passes) if not one.evaluates), passes[-1])
+    evaluation = next((one for one in passes if one.evaluates != last.evaluates), None)
     of.steps += 1
     of.ends[last.calls] += 1
-    is_other = first.evaluates != last.evaluates or (first.calls != last.calls and len(kinds([window])) > 1)
-    if is_other:
+    is_other = first.calls != last.calls and len(kinds([window])) > 1
+    if evaluation is not None or is_other:
         of.began[last.calls] += 1
-        of.note("began", window, first)
+        of.note("began", window, evaluation or first)
     elif of.ends[last.calls] == 1:
         of.lacks.add(last.calls)
     if _are_taken(window, passes):
