@@ -8,42 +8,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import conformance
-from conformance.watch import records
 from conformance.watch.judging.conservation import LATE
-from conformance.watch.judging.leftovers import LEFT
-from conformance.watch.verdict import verdict
-
-from .scripts import Script, total
-
-TRAIN, PROBE = 1, 2
-
-
-@pytest.mark.parametrize(
-    ("windows", "is_open"),
-    [
-        ([[TRAIN, TRAIN]] * 5 + [[PROBE, TRAIN, TRAIN]] + [[TRAIN, TRAIN]] * 5, True),
-        ([[PROBE, TRAIN]] + [[TRAIN]] * 3, True),
-        ([[TRAIN]] * 3 + [[TRAIN, PROBE]] + [[TRAIN]] * 3, False),  # a penalty after its loss
-        ([[TRAIN]] * 5 + [[PROBE, TRAIN]] * 4, False),  # a term that begins later
-        ([[TRAIN]] + [[PROBE, TRAIN]] * 4, True),  # each step leaves something for the next one
-        ([[TRAIN, TRAIN]] + [[PROBE, TRAIN]] * 4, True),
-        ([[PROBE, TRAIN]] * 5, False),
-        ([[PROBE]] + [[TRAIN]] * 5, False),
-    ],
-)
-def test_a_backward_pass_in_another_line(windows, is_open):
-    script = Script(ranks=1)
-    for window in windows:
-        computed = []
-        for line in window:
-            computed += script.backward()
-            made = [one for one in script.streams[0] if isinstance(one, records.Backward)]
-            made[-1].calls = line
-        script.step([total(computed)])
-        script.clear()
-    findings = script.findings()
-    assert (LEFT in findings.open) == is_open
-    assert (verdict(findings) == "UNDECIDED") == is_open
 
 
 def measured(model, batch, optimizer):

@@ -85,8 +85,8 @@ def test_a_script_that_clips_by_value():
 @pytest.mark.parametrize(
     ("limit", "clips_last", "effect"),
     [
-        (1e-3, True, "what is clipped is added to, and clipped again"),
-        (1e-3, False, "the gradients of 1 of 2 backward passes are not clipped"),
+        (1e-3, True, "clip.clipped-again"),
+        (1e-3, False, "clip.passes-unclipped"),
         (1e3, True, None),  # nothing is beyond it
         (1e3, False, None),
     ],
@@ -103,5 +103,5 @@ def test_clips_in_each_micro_batch(limit, clips_last, effect):
                     torch.nn.utils.clip_grad_value_(model.parameters(), limit)
             optimizer.step()
             optimizer.zero_grad()
-    found = [cause.first.effect for (law, _), cause in findings.causes.items() if law == "watch/clip-whole-window"]
+    found = [cause.first.effect.code for (law, _), cause in findings.causes.items() if law == "watch/clip-whole-window"]
     assert found == ([] if effect is None else [effect])

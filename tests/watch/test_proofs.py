@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from conformance.watch import records
-from conformance.watch.judging.modes import MIXED
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, gradients, sketches, total
@@ -195,77 +194,6 @@ def test_some_ranks_clip(ranks, use, expected):
         script.streams[rank].append(records.Clipped("norm", script.numbers, 1.0, 1 / factor, 6, LINE))
     script.step([clipped if rank in use else used for rank in (0, 1)])
     assert laws(script.findings()) & {"watch/one-factor"} == expected
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "is_open"),
-    [
-        ((0, 1, 0, 1, 0), True),
-        ((0, 0, 1, 0, 0), True),
-        ((0, 1, 1, 1, 1), True),  # each step leaves something for the next one
-        ((1, 1, 1, 1, 1), False),  # a term of the loss
-        ((0, 0, 0, 0, 0), False),
-    ],
-)
-def test_an_evaluation_may_have_left_gradients(evaluations, is_open):
-    """Or a penalty is computed in evaluation mode, now and then."""
-    script = Script(ranks=1)
-    for count in evaluations:
-        computed = []
-        for _ in range(count):
-            computed += script.backward()
-            script.streams[0][-2].evaluates = True
-        computed += script.backward()
-        script.step([total(computed)])
-        script.clear()
-    findings = script.findings()
-    assert not findings.causes
-    assert (MIXED in findings.open) == is_open
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "moves", "expected"),
-    [
-        ((0, 1, 0, 1, 0), (True, True), {"watch/cleared"}),
-        ((0, 1, 0, 1, 0), (True, False), set()),
-        ((0, 0, 1, 0, 0), (True,), set()),
-        ((0, 1, 1, 1, 0), (True, True, True), set()),
-    ],
-)
-def test_an_evaluation_at_other_weights_has_left_gradients(evaluations, moves, expected):
-    """moves: whether the weights are others by the pass in training mode, of each window that has an evaluation."""
-    script, moving = Script(ranks=1), iter(moves)
-    for is_evaluated in evaluations:
-        computed = script.backward() if is_evaluated else []
-        if is_evaluated:
-            script.streams[0][-2].evaluates = True
-            script.streams[0][-2].versions = {"0": script.steps - next(moving)}
-        script.step([total(computed + script.backward())])
-        script.clear()
-    assert {law for law, _ in script.findings().causes} == expected
-
-
-@pytest.mark.parametrize(
-    ("evaluated", "expected"),
-    [
-        ([None, 0, None, 2, None], {"watch/cleared"}),
-        ([None, 1, None, 3, None], set()),  # of what this window trains on
-        ([None, 9, None, 9, None], set()),
-        ([None, 0, None, None, None], set()),
-    ],
-)
-def test_an_evaluation_of_what_was_trained_on_before_has_left_gradients(evaluated, expected):
-    """evaluated: the number of the window whose samples are evaluated at the beginning of this one."""
-    script = Script(ranks=1)
-    for number, of in enumerate(evaluated):
-        computed = []
-        if of is not None:
-            computed += script.backward()
-            script.streams[0][-2].evaluates, script.streams[0][-2].evaluated = True, [of, 100 + of]
-        script.each(records.Entered([number, 100 + number], False, LINE))
-        script.step([total(computed + script.backward())])
-        script.clear()
-    assert {law for law, _ in script.findings().causes} == expected
 
 
 def test_a_rank_steps_on_an_overflow_that_another_leaves_out():

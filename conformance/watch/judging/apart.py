@@ -18,7 +18,7 @@ _AT_LIMIT = 0.01
 
 
 def partitioned(case: Case) -> Factor | None:
-    """The factor of a step in which partitioned parameters use this rank's gradients, and all others those of all ranks.
+    """The factor of a step in which partitioned parameters use this rank's gradients, and others those of all ranks.
 
     A partitioned parameter differs between ranks from the start, and what its backward pass needs of other ranks goes
     through a collective: its own gradient is that of all samples. It may be divided by the ranks, as the others are."""

@@ -23,8 +23,8 @@ _BY_HAND = 3
 _FEW_ELEMENTS = 3
 
 AMPLE = 4
-"""Equations beyond the unknowns. With fewer, gradients that a script changed by hand may fit a hypothesis by chance: all
-steps must."""
+"""Equations beyond the unknowns. With fewer, gradients that a script changed by hand may fit a hypothesis by chance, so
+all steps must."""
 
 HOOKS = {
     "allreduce_hook": 0.0,
@@ -45,8 +45,8 @@ class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
     ranks: how many average together. partitioned: parameters that differ between ranks from the start, outside of a
-    wrapper, in a model whose backward pass has collectives: each rank has a part. is_joined: whether ranks may run out of data. hooks: communication hooks.
-    factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients,
+    wrapper, in a model whose backward pass has collectives: each rank has a part. is_joined: whether ranks may run out
+    of data. hooks: communication hooks. factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients,
     where there are equations enough. own: those of them where this rank's gradients alone explain the step as well.
     kappas: by rank, the factors over the right ones. shortened: by rank, factors below 1, with the norms of what was
     used with them.

@@ -182,8 +182,8 @@ def _unexplained(case: Case, findings: Findings) -> set[Shown]:
 def _replaced(case: Case, findings: Findings) -> set[Shown]:
     """Gradients that are not finite became finite before the step.
 
-    With a loss scale they would be finite at a smaller one. What replaces them depends on the scale and not on the loss:
-    the step is to be skipped, and the scale lowered."""
+    With a loss scale they would be finite at a smaller one. What replaces them depends on the scale and not on the
+    loss: the step is to be skipped, and the scale lowered."""
     scales = [backward.scale for backward in case.window.backwards.values() if backward.scale not in (None, 1.0)]
     rest = case.fits(case.finite)
     if not scales or (rest is not None and rest.is_known):

@@ -67,4 +67,14 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "data.same-order": (Property.DATA, "same"),
     "data.cut-twice": (Property.DATA, "same"),
     "data.unread-parts": (Property.DATA, "same"),
+    # Order of calls in a window, and clipping.
+    "clearing.other-passes": (Property.CLEARING, "kept"),
+    "clipping.aside": (Property.CLIPPING, "parts"),
+    "clipping.before-change": (Property.CLIPPING, "early"),
+    "clipping.before-last-pass": (Property.CLIPPING, "early"),
+    "clipping.by-value": (Property.CLIPPING, "parts"),
+    "clipping.nothing": (Property.CLIPPING, "parts"),
+    "clipping.parts": (Property.CLIPPING, "parts"),
+    "loss-scale.not-finite": (Property.LOSS_SCALE, None),
+    "micro-batches.same-gradient": (Property.MICRO_BATCHES, "weighted"),
 }

@@ -1,8 +1,8 @@
 """Explains gradients that are no multiple of the sum of all that was computed for a step.
 
-Each hypothesis says what the step may have used, before one unknown factor; the first that fits within rounding explains
-it. If none does, least squares finds a factor for each rank and backward pass. What that does not explain either is
-open: the script may have changed gradients by hand, and rightly.
+Each hypothesis says what the step may have used, before one unknown factor; the first that fits within rounding
+explains it. If none does, least squares finds a factor for each rank and backward pass. What that does not explain
+either is open: the script may have changed gradients by hand, and rightly.
 """
 
 from __future__ import annotations

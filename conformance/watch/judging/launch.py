@@ -18,28 +18,28 @@ from conformance.watch.judging import (
 )
 from conformance.watch.judging.abandoned import Abandoned
 from conformance.watch.judging.astray import Astray
-from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.clipped_aside import ClippedAside
+from conformance.watch.judging.clipping import Clipping
 from conformance.watch.judging.counted import Counted
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
+from conformance.watch.judging.finite import Finite
 from conformance.watch.judging.hand_clips import HandClips
 from conformance.watch.judging.history import MOST_HISTORIES, History
+from conformance.watch.judging.hooked import Hooked
 from conformance.watch.judging.joined import Joined
 from conformance.watch.judging.kept import Kept
 from conformance.watch.judging.lacking import Lacking
-from conformance.watch.judging.leftovers import Leftovers
 from conformance.watch.judging.loss_scale import LossScale
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.lost import Lost
-from conformance.watch.judging.modes import Modes
 from conformance.watch.judging.numbering import Numbering
-from conformance.watch.judging.order import Order
+from conformance.watch.judging.other_passes import OtherPasses
 from conformance.watch.judging.owners import Owners
 from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.passes import Passes
 from conformance.watch.judging.replicas import Replicas
 from conformance.watch.judging.samples import Samples
 from conformance.watch.judging.scenes import Scene
@@ -71,8 +71,9 @@ class Launch:
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses, self._counted = Losses(findings, self._steady), Counted(findings)
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
-        self._between, self._order = Between(findings), Order(findings)
-        self._modes, self._leftovers = Modes(findings), Leftovers(findings)
+        self._clipping, self._passes, self._finite = Clipping(findings), Passes(findings), Finite(findings)
+        self._others = OtherPasses(findings)
+        self._hooked: dict[int, Hooked] = defaultdict(Hooked)
         self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
         self._numbering, self._replicas = Numbering(), Replicas()
         self._hand_clips = HandClips(findings)
@@ -83,7 +84,6 @@ class Launch:
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
         self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
         self._abandoned: dict[int, Abandoned] = defaultdict(lambda: Abandoned(findings))
-        self._aside: dict[int, ClippedAside] = defaultdict(lambda: ClippedAside(findings))
         self._owners = Owners(findings)
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
@@ -98,7 +98,8 @@ class Launch:
         if rank in self._blind and not isinstance(record, records.Failed):
             return
         for translated in self._numbering.translated(rank, record):
-            self._feed(rank, translated)
+            for ordered in self._hooked[rank].feed(translated):
+                self._feed(rank, ordered)
 
     def _feed(self, rank: int, record: records.Record) -> None:
         match record:
@@ -127,7 +128,7 @@ class Launch:
         self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
-        self._aside[rank].feed(record)
+        self._clipping.feed(rank, record)
         self._see(rank, self._assembler.feed(rank, (record,)))
         for cleared in self.streams[rank].cleared:
             self._ends[rank].take(cleared)
@@ -138,13 +139,17 @@ class Launch:
     def _see(self, rank: int, windows: Iterable[Window]) -> None:
         for window in windows:
             self._ends[rank].take(window)
-            self._order.judge(window)
+            self._clipping.judge(window)
+            self._passes.judge(window)
+            self._finite.judge(window)
             self._schedules.judge(window)
             self._loss_scale.judge(window)
             self._kept.see(window)
             self._first = self._first or window
 
     def _close(self, rank: int) -> None:
+        for record in self._hooked[rank].flush():
+            self._feed(rank, record)
         self._see(rank, self._assembler.end(rank))
 
     def blind(self, rank: int) -> None:
@@ -167,7 +172,8 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between, self._order, self._modes)
+        own = (self._clipping, self._others, self._finite)
+        found = (self._steady, self._solved, self._schedules, self._loss_scale, *own)
         return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:
@@ -190,17 +196,15 @@ class Launch:
         self._samples.finish(averages=averages)
         self._epochs.finish(averages=averages)
         judges = (
-            self._order,
             self._losses,
             self._counted,
-            self._modes,
-            self._leftovers,
             self._schedules,
             self._loss_scale,
-            self._between,
+            self._others,
+            self._finite,
             self._joined,
         )
-        for judge in (*judges, self._steady, self._solved):
+        for judge in (*judges, self._steady, self._solved, self._clipping):
             judge.finish()
         for _ in self._unsolved:
             self.findings.leave_open(said("changed.few"))
@@ -212,7 +216,6 @@ class Launch:
                 self._ends[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)
                 self._abandoned[rank].finish(stream)
-                self._aside[rank].finish()
         if "watch/means-averaged" in laws_of(self.findings.causes.values()):
             self.findings.open.pop("ranks.sum", None)
         groups = self._suspicions.groups
@@ -289,7 +292,8 @@ class Launch:
             self._suspicions.is_averaged(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._suspicions.is_unclear(here[0].optimizer)
-        self._between.judge(together)
+        self._clipping.judge_step(together)
+        self._passes.judge_step(together)
         self._loss_scale.judge_step(together)
         self._joined.judge(together)
         self._steady.feed(own.factors, here)
@@ -303,7 +307,7 @@ class Launch:
 
     @property
     def _partitioned(self) -> frozenset[int]:
-        """Parameters that differ from the start, outside of a wrapper, in a model whose backward pass has collectives."""
+        """Those that differ from the start, outside of a wrapper, in a model whose backward pass has collectives."""
         is_split = len(self._suspicions.exchanging) == self.ranks > 1
         return frozenset(self._replicas.apart - self._suspicions.inside) if is_split else frozenset()
 
@@ -314,9 +318,8 @@ class Launch:
             self._suspicions.is_averaged(here[0].optimizer)
         self._losses.judge(together)
         self._counted.judge(together)
-        self._modes.feed(here)
         self._samples.step(here, is_alike=together.is_alike)
-        self._leftovers.feed(here)
+        self._others.feed(here)
 
     def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:
         """For the report."""

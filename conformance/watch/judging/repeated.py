@@ -19,8 +19,8 @@ _NEAR = 1e-3
 
 
 def done_again(case: Case, factors: list[list[float]]) -> str | None:
-    """The code of what belongs once into a window and was done again after each micro-batch, to all that was accumulated
-    so far; None if nothing was. factors: of the ranks, in each backward pass.
+    """The code of what belongs once into a window and was done again after each micro-batch, to all that was
+    accumulated so far; None if nothing was. factors: of the ranks, in each backward pass.
 
     A script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
     micro-batches, the first of which counts the most of the former and the least of the latter, while the last one has
