@@ -9,4 +9,15 @@ from collections.abc import Mapping
 
 from conformance.watch.judging.properties import Property
 
-FACTS: Mapping[str, tuple[Property, str | None]] = {}
+FACTS: Mapping[str, tuple[Property, str | None]] = {
+    # Loss scale and schedules
+    "clipping.scaled-norm": (Property.CLIPPING, "early"),
+    "clipping.scaled-value": (Property.CLIPPING, "early"),
+    "schedule.never-steps": (Property.SCHEDULE, "any"),
+    "schedule.steps-often": (Property.SCHEDULE, "any"),
+    "schedule.past-its-end": (Property.SCHEDULE, "any"),
+    "schedule.before-first-step": (Property.SCHEDULE, "any"),
+    "schedule.without-steps": (Property.SCHEDULE, "any"),
+    "schedule.zero-rate": (Property.SCHEDULE, "any"),
+    "schedule.low-rate": (Property.SCHEDULE, "any"),
+}

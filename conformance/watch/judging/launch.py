@@ -22,6 +22,7 @@ from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.clipped_aside import ClippedAside
 from conformance.watch.judging.counted import Counted
+from conformance.watch.judging.cut_off import CutOff
 from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
@@ -70,7 +71,9 @@ class Launch:
         self._inputs, self._epochs = Inputs(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses, self._counted = Losses(findings, self._steady), Counted(findings)
-        self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
+        self._loss_scale = LossScale(findings)
+        self._schedules: dict[int, Schedules] = defaultdict(lambda: Schedules(findings))
+        self._cut_off: dict[int, CutOff] = defaultdict(lambda: CutOff(findings))
         self._between, self._order = Between(findings), Order(findings)
         self._modes, self._leftovers = Modes(findings), Leftovers(findings)
         self._same = SameInputs(findings)
@@ -130,6 +133,8 @@ class Launch:
         self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
+        self._schedules[rank].feed(rank, record)
+        self._cut_off[rank].feed(record)
         self._aside[rank].feed(record)
         self._see(rank, self._assembler.feed(rank, (record,)))
         for cleared in self.streams[rank].cleared:
@@ -142,7 +147,7 @@ class Launch:
         for window in windows:
             self._ends[rank].take(window)
             self._order.judge(window)
-            self._schedules.judge(window)
+            self._schedules[rank].judge(window)
             self._loss_scale.judge(window)
             self._kept.see(window)
             self._first = self._first or window
@@ -170,7 +175,7 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between, self._order, self._modes)
+        found = (self._steady, self._solved, self._loss_scale, self._between, self._order, self._modes)
         return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:
@@ -201,7 +206,6 @@ class Launch:
             self._modes,
             self._same,
             self._leftovers,
-            self._schedules,
             self._loss_scale,
             self._between,
             self._joined,
@@ -213,7 +217,10 @@ class Launch:
         for rank, stream in self.streams.items():
             coverage.judge(rank, stream, self.findings)
             coverage.judge_unstepped(stream, self.streams.values(), self.findings)
-            if is_whole and rank not in self._blind:
+            is_seen = is_whole and rank not in self._blind
+            self._schedules[rank].finish(rank, stream, is_whole=is_seen)
+            if is_seen:
+                self._cut_off[rank].finish(rank, stream)
                 self._ends[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)
                 self._abandoned[rank].finish(stream)
