@@ -32,13 +32,6 @@ def unscaled_between_two(script):
     stepped(script, first, script.backward(scale=1024.0), script.backward(scale=1024.0))
 
 
-def before_unscale(script):
-    computed = script.backward(scale=1024.0)
-    clipped(script, 512.0)
-    script.each(records.Unscaled(0, 1024.0, LINE))
-    stepped(script, computed)
-
-
 def before_backward(script):
     clipped(script, 0.0)
     stepped(script, script.backward())
@@ -47,12 +40,6 @@ def before_backward(script):
 def of_nothing(script):
     computed = script.backward()
     clipped(script, 0.0, given=0)
-    stepped(script, computed)
-
-
-def schedule_first(script):
-    computed = script.backward()
-    script.each(records.Scheduled(0, "StepLR", [0.1], [0.01], LINE))
     stepped(script, computed)
 
 
@@ -173,14 +160,8 @@ def test_a_schedule_that_is_told_where_the_training_is(argument, expected):
             unscaled_between_two,
             {"watch/unscale-whole-window": "the gradients of 2 of 3 backward passes are not divided by 1024"},
         ),
-        # 1/512 is left, where a norm of 0.5 was to be left as it is.
-        (
-            before_unscale,
-            {"watch/unscale-before-clip": "clipping leaves 0.00195 of what it should leave of the gradients"},
-        ),
         (before_backward, {"watch/clip-something": f"is at least {NORM:.3g}, and the limit of the norm 1"}),
         (of_nothing, {"watch/clip-something": f"is at least {NORM:.3g}, and the limit of the norm 1"}),
-        (schedule_first, {"watch/schedule-after-step": "the step's learning rate is 0.01 in place of 0.1"}),
     ],
 )
 def test_the_effect_is_in_numbers(happens, effects):

@@ -22,8 +22,8 @@ def is_undone(window: Window, together: Together) -> bool:
     own, kappas = scale_of(window) or 1.0, together.kappas.get(window.rank, [])
     if window.step is None or len(window.scales) != 1 or window.scales[0] * own == 1.0 or not kappas:
         return False
-    # A sum over ranks is another property.
-    rights = {1.0, float(together.ranks)} - {own, *window.scales}
+    # A sum over ranks is another property, unless it could be the scale that was left in.
+    rights = {1.0, float(together.ranks)} - {window.scales[0] * own}
     return any(all(isclose(kappa * own, right, rel_tol=_NEAR) for kappa in kappas) for right in rights)
 
 
@@ -70,13 +70,13 @@ class OwnScale:
             if window.step is None or scale is None:
                 of.before = None
                 continue
-            self._compare(of, window, scale, float(together.ranks))
+            self._compare(of, window, scale)
             self._count(of, window, scale, together)
             kappas = together.kappas.get(window.rank, [])
             is_one = bool(kappas) and max(kappas) <= min(kappas) * (1 + _NEAR)
             of.before, of.off = window, kappas[0] * scale if is_one else None
 
-    def _compare(self, of: _Own, window: Window, following: float, ranks: float) -> None:
+    def _compare(self, of: _Own, window: Window, following: float) -> None:
         """Did the window before divide by the scale of this one?"""
         before = of.before
         scale = None if before is None else scale_of(before)
@@ -84,9 +84,7 @@ class OwnScale:
             return
         if window.clock - len(window.backwards) == before.clock:
             ratio = following / scale
-            value = of.off * ratio
-            value = value / ranks if isclose(value, ranks, rel_tol=_NEAR) else value
-            self._by_scale.add("next", before, ratio, value, before.site, shows=ratio > 1)
+            self._by_scale.add("next", before, ratio, of.off * ratio, before.site, shows=ratio > 1)
 
     def _count(self, of: _Own, window: Window, scale: float, together: Together) -> None:
         if lost := _made_up(together, window):

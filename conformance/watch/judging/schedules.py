@@ -67,6 +67,16 @@ class _Optimizer:
         """Whether these are half of all steps, and several."""
         return steps >= _OFTEN and 2 * steps + 1 >= self.steps
 
+    @property
+    def often(self) -> float:
+        """How often the latest schedule steps for each step of the optimizer."""
+        return 0.0 if self.latest is None else (self.latest.count - self.counts[self.latest.name] + 1) / self.steps
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a schedule that steps more often than the optimizer has left it a rate of 0."""
+        return self.often > _AGAIN and self.is_long(self.still)
+
 
 class Schedules:
     """Of one process."""
@@ -108,8 +118,9 @@ class Schedules:
         of.rates = of.rates or {*record.rates}
         of.keeps_rates &= {*record.rates} == of.rates
         if rates:
-            of.decades[floor(log10(max(rates))) if max(rates) > 0 else -inf] += 1
-            of.most = max(of.most, *rates)
+            largest = max(map(abs, rates))
+            of.decades[floor(log10(largest)) if largest else -inf] += 1
+            of.most = max(of.most, largest)
         of.still = of.still + 1 if of.most > 0 and not any(record.rates) else 0
         if min(rates, default=0.0) < 0 and not record.is_own:
             is_of_schedule = of.latest is not None and {*of.latest.after} == {*record.rates}
@@ -136,15 +147,12 @@ class Schedules:
         """is_whole: whether all that the process did was seen."""
         for optimizer, of in [*self._of.items()]:
             if of.steps >= _OFTEN:
-                self._judge_often(rank, optimizer, of)
+                self._judge_schedule(rank, optimizer, of)
                 self._judge_rates(of)
-            if of.early and of.latest is not None:
-                says = said("schedule.before-first-step", name=of.latest.name, times=of.early)
-                self._findings.leave_open(says, site=of.latest.site)
             if of.alone >= _OFTEN and of.first is not None and is_whole:
                 self._judge_alone(rank, optimizer, of, of.first, stream)
 
-    def _judge_often(self, rank: int, optimizer: int, of: _Optimizer) -> None:
+    def _judge_schedule(self, rank: int, optimizer: int, of: _Optimizer) -> None:
         """Does a schedule step as often as its optimizer, and as often as it is made for?"""
         if of.made is not None and not of.scheduled and of.keeps_rates:
             rates = sorted(rate for rate in of.rates if rate is not None)
@@ -153,12 +161,15 @@ class Schedules:
         last = of.latest
         if last is None:
             return
-        often = (last.count - of.counts[last.name] + 1) / of.steps
-        if often > _AGAIN and of.is_long(of.still):
-            says, effect = said("schedule.ends-early", name=last.name, often=often), _zeros(of)
+        if of.ends_early:
+            says = said("schedule.ends-early", name=last.name, often=of.often)
+            effect = said("schedule.ends-early.effect", still=of.still, steps=of.steps)
             self._findings.add(Finding(_LAW, says, 0, (rank,), last.site, effect, optimizer))
-        elif often > _AGAIN:
-            self._findings.leave_open(said("schedule.steps-often", name=last.name, often=often), site=last.site)
+        elif of.often > _AGAIN:
+            self._findings.leave_open(said("schedule.steps-often", name=last.name, often=of.often), site=last.site)
+        elif of.early:
+            says = said("schedule.before-first-step", name=last.name, times=of.early)
+            self._findings.leave_open(says, site=last.site)
         if last.horizon is not None and last.count > _AGAIN * last.horizon:
             says = said("schedule.past-its-end", name=last.name, made_for=last.horizon, times=last.count)
             self._findings.leave_open(says, site=last.site)
@@ -166,8 +177,8 @@ class Schedules:
     def _judge_rates(self, of: _Optimizer) -> None:
         """Do the rates let the optimizer train?"""
         if of.keeps_rates and 0 in of.rates:
-            self._findings.leave_open(said("schedule.zero-rate", steps=of.steps, rates=sorted(filter(None, of.rates))))
-        elif of.is_long(of.low):
+            self._findings.leave_open(said("schedule.zero-rate", steps=of.steps))
+        elif of.is_long(of.low) and not of.ends_early:
             self._findings.leave_open(said("schedule.low-rate", low=of.low, steps=of.steps, most=of.most))
 
     def _judge_alone(self, rank: int, optimizer: int, of: _Optimizer, first: records.Scheduled, stream: Stream) -> None:
@@ -185,10 +196,6 @@ class Schedules:
                 self._findings.add(Finding(law, says, 0, (rank,), first.site, effect, other))
                 return
         self._findings.leave_open(said("schedule.without-steps", name=first.name, times=of.alone), site=first.site)
-
-
-def _zeros(of: _Optimizer) -> Said:
-    return said("schedule.ends-early.effect", still=of.still, steps=of.steps)
 
 
 def _rates(before: Sequence[float | None], after: Sequence[float | None]) -> Said | None:
