@@ -177,49 +177,6 @@ def test_modules_of_each_rank_s_own(options, expected):
     assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "horizon", "end", "counts_micro_batches", "expected"),
-    [
-        ("OneCycleLR", 16, None, True, "UNDECIDED"),
-        ("OneCycleLR", 16, None, False, "CONFORMS"),
-        ("CosineAnnealingLR", 4, None, True, "DOES NOT CONFORM"),
-        ("StepLR", None, None, True, "DOES NOT CONFORM"),
-        ("StepLR", None, 4, True, "DOES NOT CONFORM"),
-        ("LambdaLR", None, None, True, "UNDECIDED"),
-        ("LambdaLR", None, 16, True, "UNDECIDED"),
-        ("LambdaLR", None, 4, True, "DOES NOT CONFORM"),  # as a schedule of steps that counts micro-batches
-        ("LambdaLR", None, 4, False, "CONFORMS"),
-        ("LambdaLR", None, -4, True, "UNDECIDED"),  # as of a model that rests at first
-        ("ReduceLROnPlateau", None, None, True, "CONFORMS"),
-    ],
-)
-def test_a_schedule_of_micro_batches(name, horizon, end, counts_micro_batches, expected):
-    """It may be made for as many as there are, and comes to its end with the script then. end: when its rate is 0 from
-    then on, or until then."""
-    script, count = Script(ranks=1), 0
-
-    def rate(after):
-        is_zero = end is not None and (after >= end > 0 or after < -end)
-        return 0.0 if is_zero else 0.1 / (after + 1)
-
-    def schedule():
-        is_told = name == "ReduceLROnPlateau"
-        before, after = [rate(count)], [rate(count + 1)]
-        script.each(records.Scheduled(0, name, before, after, LINE, count + 1, horizon, is_told))
-        return count + 1
-
-    for _ in range(4):
-        computed = []
-        for micro_batch in range(4):
-            computed += script.backward(factors=[0.25], targets=8)
-            if counts_micro_batches and micro_batch < 3:
-                count = schedule()
-        script.step([total(computed)], rate=rate(count))
-        count = schedule()
-        script.clear()
-    assert verdict(script.findings()) == expected
-
-
 @pytest.mark.parametrize(("batches", "expected"), [((1, 1, 1), {"watch/window-length"}), ((2, 1, 1), set())])
 def test_a_short_window(batches, expected):
     """A loader that gave more batches than went backward: the script leaves some out, and counts them as zero."""

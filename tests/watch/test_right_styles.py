@@ -73,20 +73,6 @@ def goes_back_by_parts(model, *, twice):
         optimizer.step()
 
 
-def schedules(model, *, each):
-    """Windows of four go on from an epoch of six into the next; the schedule steps at the end of each, or `each`
-    micro-batch."""
-    optimizer = torch.optim.SGD([*model[0].parameters(), *model[1].parameters()], lr=0.1)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for batch in range(1, 25):
-        (loss(model) / 4).backward()
-        if batch % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        if each or batch % 6 == 0:
-            schedule.step()
-
-
 def leaves_out(model, *, every):
     """Of each epoch of seven micro-batches the last three are left out; or `every` one but the last in a window."""
     optimizer = torch.optim.SGD([*model[0].parameters(), *model[1].parameters()], lr=0.1)
@@ -165,7 +151,6 @@ def steps_by_argument(model, *, forgets):
             partial(goes_back_by_parts, twice=True),
             "watch/backward-once",
         ),
-        (partial(schedules, each=False), "CONFORMS", partial(schedules, each=True), "watch/schedule-after-step"),
         (partial(leaves_out, every=False), "UNDECIDED", partial(leaves_out, every=True), "watch/used"),
         (partial(perturbs, goes=1), "CONFORMS", partial(perturbs, goes=0), "watch/used"),
         (

@@ -77,4 +77,14 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clipping.parts": (Property.CLIPPING, "parts"),
     "loss-scale.not-finite": (Property.LOSS_SCALE, None),
     "micro-batches.same-gradient": (Property.MICRO_BATCHES, "weighted"),
+    # Loss scale and schedules
+    "clipping.scaled-norm": (Property.CLIPPING, "early"),
+    "clipping.scaled-value": (Property.CLIPPING, "early"),
+    "schedule.never-steps": (Property.SCHEDULE, "any"),
+    "schedule.steps-often": (Property.SCHEDULE, "any"),
+    "schedule.past-its-end": (Property.SCHEDULE, "any"),
+    "schedule.before-first-step": (Property.SCHEDULE, "any"),
+    "schedule.without-steps": (Property.SCHEDULE, "any"),
+    "schedule.zero-rate": (Property.SCHEDULE, "any"),
+    "schedule.low-rate": (Property.SCHEDULE, "any"),
 }

@@ -21,6 +21,7 @@ from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.clipping import Clipping
 from conformance.watch.judging.counted import Counted
+from conformance.watch.judging.cut_off import CutOff
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
 from conformance.watch.judging.facts import FACTS
@@ -70,7 +71,9 @@ class Launch:
         self._samples, self._epochs = Samples(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses, self._counted = Losses(findings, self._steady), Counted(findings)
-        self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
+        self._loss_scale = LossScale(findings)
+        self._schedules: dict[int, Schedules] = defaultdict(lambda: Schedules(findings))
+        self._cut_off: dict[int, CutOff] = defaultdict(lambda: CutOff(findings))
         self._clipping, self._passes, self._finite = Clipping(findings), Passes(findings), Finite(findings)
         self._others = OtherPasses(findings)
         self._hooked: dict[int, Hooked] = defaultdict(Hooked)
@@ -128,6 +131,8 @@ class Launch:
         self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
+        self._schedules[rank].feed(rank, record)
+        self._cut_off[rank].feed(record)
         self._clipping.feed(rank, record)
         self._see(rank, self._assembler.feed(rank, (record,)))
         for cleared in self.streams[rank].cleared:
@@ -142,7 +147,7 @@ class Launch:
             self._clipping.judge(window)
             self._passes.judge(window)
             self._finite.judge(window)
-            self._schedules.judge(window)
+            self._schedules[rank].judge(window)
             self._loss_scale.judge(window)
             self._kept.see(window)
             self._first = self._first or window
@@ -173,7 +178,7 @@ class Launch:
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
         own = (self._clipping, self._others, self._finite)
-        found = (self._steady, self._solved, self._schedules, self._loss_scale, *own)
+        found = (self._steady, self._solved, self._loss_scale, *own)
         return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:
@@ -198,7 +203,6 @@ class Launch:
         judges = (
             self._losses,
             self._counted,
-            self._schedules,
             self._loss_scale,
             self._others,
             self._finite,
@@ -212,7 +216,10 @@ class Launch:
         for rank, stream in self.streams.items():
             coverage.judge(rank, stream, self.findings)
             coverage.judge_unstepped(stream, self.streams.values(), self.findings)
-            if is_whole and rank not in self._blind:
+            is_seen = is_whole and rank not in self._blind
+            self._schedules[rank].finish(rank, stream, is_whole=is_seen)
+            if is_seen:
+                self._cut_off[rank].finish(rank, stream)
                 self._ends[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)
                 self._abandoned[rank].finish(stream)

@@ -172,7 +172,7 @@ LAWS: dict[str, Law] = {
             Property.SCHEDULE,
             "any",
             "A scheduler MUST step after its optimizer, and as often as it is made for.",
-            "A step uses the next learning rate, or the schedule comes to its end too soon.",
+            "A step uses the next learning rate, or one from past the end of the schedule, such as 0 or less.",
             "`optimizer.step()`, then `scheduler.step()`, once for each step or epoch",
         ),
         Law(
