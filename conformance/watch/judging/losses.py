@@ -29,7 +29,7 @@ class _Optimizer:
     right: how many windows are divided by their length, by length. off: by another number that they are divided by, how
     many have which length. kept: the last of these. means: as off, but only losses that are surely divided by this
     number as a whole. surplus: how many more batches loaders gave than went backward. added: lengths of windows whose
-    losses nothing divides. uneven: by how many passes some losses of a window count more than others.
+    losses nothing divides.
     """
 
     ranks: int
@@ -42,7 +42,6 @@ class _Optimizer:
     surplus: int = 0
     have_batches: bool = False
     added: Counter[int] = field(default_factory=Counter)
-    uneven: Counter[int] = field(default_factory=Counter)
 
     def take(self, window: Window, kappa: float | None) -> None:
         passes = [*window.backwards.values()]
@@ -62,7 +61,6 @@ class _Optimizer:
                 if kappa == 1 and all(is_mean(one) and near(prod(divisors_of(one)), nominal) for one in passes):
                     self.means[nominal][number] += 1
         if kappa == 1 and number > 1:
-            self.uneven[number] += _are_divided_partly(passes)
             # Losses of one batch are those of several tasks.
             self.added[number] += may_be_one([window]) and len(window.fed) != 1 and _are_added_up(passes)
 
@@ -92,10 +90,15 @@ class Losses:
         self._means, self._totals = Means(findings), Totals(findings, steady)
 
     def judge(self, together: Together) -> None:
+        kappa = kappa_of(together)
         for window in together.here:
-            if window.step is not None and not window.step.closure and window.backwards:
-                at = window.optimizer, window.rank
-                self._of.setdefault(at, _Optimizer(together.ranks)).take(window, kappa_of(together))
+            passes = [*window.backwards.values()]
+            if window.step is None or window.step.closure or not passes:
+                continue
+            self._of.setdefault((window.optimizer, window.rank), _Optimizer(together.ranks)).take(window, kappa)
+            if kappa == 1 and _are_divided_partly(passes):
+                uneven = said("micro-batches.uneven", times=len(passes))
+                self._findings.leave_open(uneven, step=window.index, site=passes[0].site)
         self._means.judge(together.here)
         self._totals.judge(together)
 
@@ -123,8 +126,6 @@ class Losses:
         for nominal, lengths in of.means.items():
             if lengths.total() > most and not self._steady.suspects("watch/divided-once"):
                 self._leave_open(nominal, lengths, of.ranks)
-        if of.uneven.total():
-            self._findings.leave_open(said("micro-batches.uneven", times=max(+of.uneven)), of.uneven.total())
         if of.added.total() > most and not self._steady.suspects("watch/means-averaged"):
             self._findings.leave_open(said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
 

@@ -17,10 +17,15 @@ class Pool:
 
     def add(self, rows: Sequence[int]) -> None:
         """Take a micro-batch."""
-        linked = [group for group in self._groups if not group.isdisjoint(rows)]
-        is_full = sum(map(len, self._groups)) >= _MOST
-        joined = set[int]().union(*linked, () if is_full else rows)
-        self._groups = [*(group for group in self._groups if group not in linked), joined]
+        joined, others = set[int](), []
+        for group in self._groups:
+            if group.isdisjoint(rows):
+                others.append(group)
+            else:
+                joined |= group
+        if sum(map(len, self._groups)) < _MOST:
+            joined |= {*rows}
+        self._groups = [*others, joined] if joined else others
 
     def are_linked(self, micro_batches: Collection[Sequence[int]]) -> bool:
         """Whether all of these, none of which is like another one, are."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
@@ -35,11 +36,13 @@ _SEVERAL = 3
 
 @dataclass
 class _Sums:
-    """Steps of an optimizer on sums over targets: how many there are, the totals of those that are off 1, and what
-    their sums are divided by."""
+    """Steps of an optimizer on sums over targets: how many there are and how many have a total that is not 1, between
+    which totals these are, and a few of the numbers that their sums are divided by."""
 
     steps: int = 0
-    off: list[float] = field(default_factory=list)
+    off: int = 0
+    least: float = inf
+    most: float = 0.0
     divisors: set[float] = field(default_factory=set)
 
 
@@ -85,15 +88,17 @@ class Totals:
             return
         of = self._sums[together.here[0].optimizer]
         of.steps += 1
-        if not near(total, 1):
-            of.off.append(total)
+        if near(total, 1):
+            return
+        of.off += 1
+        of.least, of.most = min(of.least, total), max(of.most, total)
+        if len(of.divisors) < _SEVERAL:
             of.divisors.add(1 / factor_of(passes[0]))
 
     def finish(self) -> None:
         for of in self._sums.values():
-            if of.off and (len(of.off) < of.steps / 2 or len(of.divisors) >= _SEVERAL):
-                says = said("micro-batches.total", least=min(of.off), most=max(of.off))
-                self._findings.leave_open(says, len(of.off))
+            if of.off and (of.off < of.steps / 2 or len(of.divisors) == _SEVERAL):
+                self._findings.leave_open(said("micro-batches.total", least=of.least, most=of.most), of.off)
 
 
 def _of_ranks(together: Together, kappa: float) -> Iterator[Finding]:

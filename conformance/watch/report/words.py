@@ -37,7 +37,7 @@ def sentence(says: Said | str) -> str:
 WORDS: Mapping[str, str] = {
     # Denominators.
     "ranks.means-added": "the update is {times:g} times the mean over all targets: the ranks' means are added up",
-    "ranks.divided-again": "the update is {times} times the mean: losses are divided by the number of ranks, and averaged",
+    "ranks.divided-again": "the update is {times} times the mean: losses are divided by the ranks, and averaged",
     "ranks.divided-by-all": "losses are divided by {targets:target} of all ranks, and averaged over ranks again",
     "micro-batches.sum": "losses of {passes} micro-batches are added up, and nothing divides them",
     "micro-batches.short": "a window of {passes:micro-batch} divides each loss by {number}",
