@@ -87,4 +87,12 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "schedule.without-steps": (Property.SCHEDULE, "any"),
     "schedule.zero-rate": (Property.SCHEDULE, "any"),
     "schedule.low-rate": (Property.SCHEDULE, "any"),
+    # Denominators.
+    "ranks.means-added": (Property.RANKS, "sum"),
+    "ranks.divided-again": (Property.RANKS, "weighted"),
+    "micro-batches.sum": (Property.MICRO_BATCHES, "sum"),
+    "micro-batches.divided": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.means": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
 }

@@ -20,7 +20,6 @@ from conformance.watch.judging.abandoned import Abandoned
 from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.clipping import Clipping
-from conformance.watch.judging.counted import Counted
 from conformance.watch.judging.cut_off import CutOff
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
@@ -70,7 +69,7 @@ class Launch:
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._samples, self._epochs = Samples(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
-        self._losses, self._counted = Losses(findings, self._steady), Counted(findings)
+        self._losses = Losses(findings, self._steady)
         self._loss_scale = LossScale(findings)
         self._schedules: dict[int, Schedules] = defaultdict(lambda: Schedules(findings))
         self._cut_off: dict[int, CutOff] = defaultdict(lambda: CutOff(findings))
@@ -202,7 +201,6 @@ class Launch:
         self._epochs.finish(averages=averages)
         judges = (
             self._losses,
-            self._counted,
             self._loss_scale,
             self._others,
             self._finite,
@@ -324,7 +322,6 @@ class Launch:
         if self.ranks > 1:
             self._suspicions.is_averaged(here[0].optimizer)
         self._losses.judge(together)
-        self._counted.judge(together)
         self._samples.step(here, is_alike=together.is_alike)
         self._others.feed(here)
 
