@@ -1,11 +1,9 @@
-"""Calls that go astray, so that no step has anything of them: clipping of copies, schedules of optimizers that were
-made again, losses that come from no model."""
+"""Schedules that go astray: those of optimizers that were made again, and rates that no step has."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
-from math import isfinite
 
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings
@@ -41,11 +39,6 @@ class Astray:
         self._findings = findings
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
         self._stepped: int | None = None
-        self._strange: list[records.Clipped] = []
-        self._clipped: set[int] = set()
-        self._backwards = self._cut_off = 0
-        self._site: records.Site = None
-        self._has_gradients = False
 
     def feed(self, record: records.Record) -> None:
         match record:
@@ -61,16 +54,6 @@ class Astray:
                 of.early += not of.rates and not record.is_told
                 of.count, of.is_first = of.count + 1, False
                 self._stepped = None
-            case records.Clipped():
-                self._clipped |= {*record.parameters}
-                if record.strange and isfinite(record.limit) and len(self._strange) < _OFTEN:
-                    self._strange.append(record)
-            case records.Backward():
-                self._backwards += 1
-                self._cut_off += record.is_cut_off
-                self._site = record.site
-            case records.Captured():
-                self._has_gradients = True
             case records.Stepped():
                 self._stepped = record.optimizer
                 of = self._of[record.optimizer]
@@ -78,12 +61,10 @@ class Astray:
                 of.rates = of.rates or {*record.rates}
                 of.keeps_rates &= {*record.rates} == of.rates
                 of.scheduled, of.first, of.is_first = 0, None, True
-                self._has_gradients |= bool(record.used) or record.moved or record.closure
 
     def finish(self, rank: int, stream: Stream) -> None:
         """The process has ended."""
         for optimizer in stream.steps:
-            self._judge_clips(rank, stream, optimizer)
             self._judge_schedules(rank, stream, optimizer)
             of = self._of[optimizer]
             # Who takes a run up again, goes on more often; a scaler may have skipped the first step.
@@ -99,24 +80,6 @@ class Astray:
                     self._findings.undecided("the learning rate is 0 in all steps, so that these change nothing")
                 else:
                     self._findings.note("some parameters have a learning rate of 0 in all steps")
-        steps = sum(stream.steps.values())
-        if self._cut_off == self._backwards >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
-            # What trains without gradients of its own calls no backward for nothing, each time of another number.
-            says = "each loss that goes backward is a number made anew, from which no graph leads to a parameter"
-            effect = f"{steps} steps change nothing"
-            self._findings.add(Finding("watch/from-the-model", says, 0, (rank,), self._site, effect))
-
-    def _judge_clips(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Is what is clipped as many tensors, all alike, that never have a gradient, while nothing ever clips what the
-        optimizer steps? Who wants no clipping calls for none, and a teacher is not trained."""
-        held = stream.held[optimizer]
-        shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
-        alike = [one for one in self._strange if Counter(map(tuple, one.strange)) == shapes]
-        if len(alike) >= _OFTEN and not held & self._clipped and held & stream.used_ever:
-            says = f"what is clipped is no parameter of an optimizer: {len(held)} others, alike, without gradients"
-            effect = f"no gradient was clipped, and the limit is {alike[0].limit:g}"
-            finding = Finding("watch/clip-something", says, 0, (rank,), alike[0].site, effect, optimizer)
-            self._findings.add(finding)
 
     def _judge_schedules(self, rank: int, stream: Stream, optimizer: int) -> None:
         """Does a schedule go on of an optimizer that does not step, while one that was made of the same parameters, to

@@ -9,4 +9,13 @@ from collections.abc import Mapping
 
 from conformance.watch.judging.properties import Property
 
-FACTS: Mapping[str, tuple[Property, str | None]] = {}
+FACTS: Mapping[str, tuple[Property, str | None]] = {
+    # coverage, discarded
+    "coverage.unheld": (Property.COVERAGE, "part"),
+    "coverage.no-gradient": (Property.COVERAGE, "part"),
+    "coverage.no-more-gradient": (Property.COVERAGE, "part"),
+    "coverage.taken-away": (Property.COVERAGE, "part"),
+    "coverage.zero": (Property.COVERAGE, "part"),
+    "coverage.no-more-steps": (Property.COVERAGE, "part"),
+    "clearing.discarded": (Property.CLEARING, "discarded"),
+}

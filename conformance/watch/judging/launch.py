@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
@@ -14,16 +14,16 @@ from conformance.watch.judging import (
     coverage,
     diagnosis,
     pairing,
-    unsent,
 )
-from conformance.watch.judging.abandoned import Abandoned
 from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.clipped_aside import ClippedAside
 from conformance.watch.judging.counted import Counted
+from conformance.watch.judging.coverage import Coverage
 from conformance.watch.judging.dealt import Dealt
-from conformance.watch.judging.ends import Ends
+from conformance.watch.judging.detached import Detached
+from conformance.watch.judging.discarded import Discarded
 from conformance.watch.judging.epochs import Epochs
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import MOST_HISTORIES, History
@@ -34,7 +34,6 @@ from conformance.watch.judging.lacking import Lacking
 from conformance.watch.judging.leftovers import Leftovers
 from conformance.watch.judging.loss_scale import LossScale
 from conformance.watch.judging.losses import Losses
-from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.modes import Modes
 from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.order import Order
@@ -78,13 +77,13 @@ class Launch:
         self._numbering = Numbering()
         self._is_joined = False
         self._first: Window | None = None
-        self._lost = Lost(findings)
+        self._discarded = Discarded(findings)
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
-        self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
+        self._coverage: dict[int, Coverage] = defaultdict(lambda: Coverage(findings))
+        self._detached: dict[int, Detached] = defaultdict(lambda: Detached(findings))
         self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
-        self._abandoned: dict[int, Abandoned] = defaultdict(lambda: Abandoned(findings))
         self._aside: dict[int, ClippedAside] = defaultdict(lambda: ClippedAside(findings))
-        self._dealt, self._owners = Dealt(ranks, findings), Owners(findings)
+        self._dealt, self._owners = Dealt(ranks, findings), Owners(ranks, findings)
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
         self._buffers: dict[int, records.Buffers] = {}
@@ -128,19 +127,20 @@ class Launch:
                 self._dealt.feed(rank, record)
         self._epochs.feed(rank, record)
         self._suspicions.feed(rank, record)
-        self._ends[rank].feed(record)
+        self._detached[rank].feed(record)
+        self._discarded.feed(rank, record, self.streams[rank])
         self._astray[rank].feed(record)
         self._aside[rank].feed(record)
         self._see(rank, self._assembler.feed(rank, (record,)))
         for cleared in self.streams[rank].cleared:
-            self._ends[rank].take(cleared)
-            self._lost.take(cleared)
-        self._abandoned[rank].feed(record, self.streams[rank])
+            self._discarded.take(cleared)
+        self._coverage[rank].feed(record, self.streams[rank])
         self._join()
 
     def _see(self, rank: int, windows: Iterable[Window]) -> None:
         for window in windows:
-            self._ends[rank].take(window)
+            self._coverage[rank].see(window)
+            self._discarded.see(window)
             self._order.judge(window)
             self._schedules.judge(window)
             self._loss_scale.judge(window)
@@ -183,11 +183,11 @@ class Launch:
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
-        self._lost.finish(sum((Counter(stream.steps) for stream in self.streams.values()), Counter[int]()))
+        self._discarded.finish(self.streams, is_whole=is_whole and not self._blind)
         if self._first is not None and not self._lacking.first:
-            unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
+            self._owners.judge_unsent(self.streams, self._pairing, self._first)
         if is_whole and not self._blind:
-            self._owners.finish(self.streams, self.ranks)
+            self._owners.judge_left_over(self.streams)
         self._kept.finish(self._first, self._pairing, is_sampled=self._inputs.is_sampled)
         averages = self._suspicions.averages
         self._inputs.finish(averages=averages)
@@ -210,13 +210,12 @@ class Launch:
             judge.finish()
         for _ in self._unsolved:
             self.findings.undecided(diagnosis.FEW)
+        self._discarded.name_lines()
         for rank, stream in self.streams.items():
-            coverage.judge(rank, stream, self.findings)
-            coverage.judge_unstepped(stream, self.streams.values(), self.findings)
+            self._coverage[rank].finish(rank, stream, self.streams.values())
             if is_whole and rank not in self._blind:
-                self._ends[rank].finish(rank, stream)
+                self._detached[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)
-                self._abandoned[rank].finish(stream)
                 self._aside[rank].finish()
         if any(law == "watch/means-averaged" for law, _ in self.findings.causes):
             self.findings.notes.pop(conservation.SUMMED.format(self.ranks), None)
@@ -263,7 +262,7 @@ class Launch:
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
             self._lacking.take(here, pairing.said(here), tuple(window.rank for window in here))
             return
-        self._lost.sort(here, is_known=own.conserved == own.steps)
+        self._discarded.sort(here, is_known=own.conserved == own.steps)
         if own.conserved and own.conserved == own.steps and not own.causes:
             if self.ranks > 1:
                 self._suspicions.is_averaged(here[0].optimizer)
