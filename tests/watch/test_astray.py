@@ -26,42 +26,6 @@ def laws(trains, steps=6):
     return {law for law, _ in watched(trains, steps).causes}
 
 
-def clips(of_copy=True, too=False, limit=0.1, like=network, scores=False):
-    """of_copy: what is clipped is no model that trains. too: that is clipped, too. scores: the other has gradients."""
-
-    def trains(steps):
-        model = network()
-        other = like()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.randn(8, 6)).square().mean().backward()
-            if scores:
-                other(torch.randn(8, 6)).square().mean().backward()
-            if of_copy:
-                clip_grad_norm_(other.parameters(), limit)
-            if too:
-                clip_grad_norm_(model.parameters(), limit)
-            optimizer.step()
-
-    return trains
-
-
-@pytest.mark.parametrize(
-    ("trains", "expected"),
-    [
-        (clips(), True),
-        (clips(too=True), False),
-        (clips(limit=float("inf")), False),  # the norm alone
-        (clips(like=lambda: nn.Linear(6, 1)), False),  # another model, which this step does not train
-        (clips(like=lambda: network().requires_grad_(False)), False),  # a teacher
-        (clips(scores=True), False),  # another model, which is stepped by hand
-    ],
-)
-def test_clipping_of_a_copy(trains, expected):
-    assert ("watch/clip-something" in laws(trains)) == expected
-
-
 def schedules(again=True, gives=False, rate=0.1, steps_first=0, own=False):
     """again: the optimizer is made once more after the schedule. gives: its rate is set by hand. rate: of the second.
     steps_first: so many steps are the first one's. own: the second holds something else."""
@@ -145,78 +109,11 @@ def test_the_first_rate_is_never_used(trains, expected):
     assert any("before the first step" in why for why in findings.open) == expected
 
 
-def item(loss, _):
-    return torch.tensor(loss.item(), requires_grad=True)
-
-
-def detached(loss, _):
-    return loss.detach().requires_grad_() / 4
-
-
-def itself(loss, _):
-    return loss
-
-
-def only_at_first(loss, step):
-    """To have an optimizer's state, say."""
-    return item(loss, step) if step < 3 else loss
-
-
-def goes_backward(makes, by_hand=False):
-    def trains(steps):
-        model, temperature = network(), torch.tensor(1.0, requires_grad=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 6)).square().mean()
-            if by_hand:
-                (temperature * loss.item()).backward()
-                temperature.data -= 0.1 * temperature.grad
-            else:
-                makes(loss, step).backward()
-            optimizer.step()
-
-    return trains
-
-
-@pytest.mark.parametrize(
-    ("trains", "expected"),
-    [
-        (goes_backward(item), True),
-        (goes_backward(detached), True),
-        (goes_backward(itself), False),
-        (goes_backward(only_at_first), False),
-        (goes_backward(itself, by_hand=True), False),  # a number that is trained by hand
-    ],
-)
-def test_a_loss_that_comes_from_no_model(trains, expected):
-    assert ("watch/from-the-model" in laws(trains)) == expected
-
-
 def open_of(trains, steps=8):
     torch.manual_seed(0)
     with suppress(AssertionError), conformance.watching() as findings:
         trains(steps)
     return findings
-
-
-def times(factor):
-    def trains(steps):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(steps):
-            optimizer.zero_grad()
-            (factor(step) * model(torch.randn(8, 6)).square().mean()).backward()
-            optimizer.step()
-
-    return trains
-
-
-@pytest.mark.parametrize(("factor", "expected"), [(lambda step: 0, True), (lambda step: step == 5, False)])
-def test_gradients_that_are_always_zero(factor, expected):
-    findings = open_of(times(factor))
-    assert not findings.causes
-    assert any("are zero in all steps" in why for why in findings.open) == expected
 
 
 def averaged(takes_over):

@@ -71,18 +71,6 @@ def test_a_cosine_that_goes_up_again(made_for, is_told):
     assert any("its rate goes up and down" in note for note in findings.notes) == is_told
 
 
-@pytest.mark.parametrize(("since", "is_told"), [(STEPS, False), (STEPS - 4, False), (10, True)])
-def test_parameters_that_get_no_gradients_any_more(since, is_told):
-    def window(step, model, optimizer, schedule):
-        if step >= since:
-            for parameter in model[0].parameters():
-                parameter.grad = None
-        optimizer.step()
-
-    said = f"2 of 4 parameters of an optimizer have no gradients any more after step {since - 1}"
-    assert any(note.startswith(said) for note in watched(window).notes) == is_told
-
-
 @pytest.mark.parametrize(("divides_first", "expected"), [(True, "CONFORMS"), (False, "UNDECIDED")])
 def test_gradients_are_clipped_before_they_are_divided(divides_first, expected):
     def window(step, model, optimizer, schedule):

@@ -79,6 +79,7 @@ class Coverage:
         for optimizer, held in [*stream.held.items()]:
             self._findings.seen[Property.COVERAGE] += len(held & stream.used_ever)
             self._judge_replaced(rank, stream, optimizer)
+            self._judge_copies(rank, stream, optimizer)
             self._tell_idle(stream, optimizer)
         for optimizer, of in self._of.items():
             if of.zero > _SEVERAL and not of.other:
@@ -104,6 +105,18 @@ class Coverage:
         says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
         effect = said("held.stays", count=len(idle))
         self._findings.add(Finding("watch/held", says, last or None, (rank,), None, effect, optimizer))
+
+    def _judge_copies(self, rank: int, stream: Stream, optimizer: int) -> None:
+        """Finds an optimizer that steps copies of the model's parameters, on gradients that are put there by hand, while
+        the model itself never changes. Master weights are copied back, if only now and then."""
+        held, unheld = stream.held[optimizer], stream.unheld
+        if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
+            return
+        is_by_hand = not held & stream.ever and bool(held & stream.used_ever)
+        if is_by_hand and sorted(unheld.here) == sorted(stream.parameters[number].shape for number in held):
+            says = said("held.copies", count=len(held), steps=unheld.constant, names=unheld.names)
+            effect = said("held.stays", count=len(held))
+            self._findings.add(Finding("watch/held", says, None, (rank,), None, effect, optimizer))
 
     def _tell_idle(self, stream: Stream, optimizer: int) -> None:
         """States which parameters of an optimizer its steps find without gradients."""

@@ -52,8 +52,8 @@ class _Rank:
 class Discarded:
     """Judges the processes of one launch. passes: how many were cleared before steps that used the rest alone. windows:
     how many steps these are. counts: for each optimizer how many steps follow how many cleared passes. calls: those
-    that losses came from whose gradients were used. without: for each rank and optimizer the line that cleared the
-    gradients of its first step, and how many steps found none."""
+    that losses came from whose gradients were used. without: for each rank and optimizer the lines that cleared the
+    gradients of steps which then found none."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -62,7 +62,7 @@ class Discarded:
         self._passes = self._windows = 0
         self._counts: dict[int, Counter[int]] = defaultdict(Counter)
         self._calls: set[int] = set()
-        self._without: dict[tuple[int, int | None], records.Site] = {}
+        self._without: dict[tuple[int, int | None], list[records.Site]] = defaultdict(list)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         """Takes a record that the stream has not seen yet."""
@@ -90,7 +90,7 @@ class Discarded:
         emptied = self._of[window.rank].emptied
         sites = [emptied.pop(number) for number in window.step.parameters if number in emptied]
         if sites and not window.step.used:
-            self._without.setdefault((window.rank, window.optimizer), sites[0])
+            self._without[window.rank, window.optimizer].append(sites[0])
 
     def sort(self, windows: Sequence[Window], *, is_known: bool) -> None:
         """Assigns what was cleared to the next step. is_known: these steps are known to use the rest alone. Otherwise
@@ -152,11 +152,11 @@ class Discarded:
         """Blames the line that cleared gradients after the backward pass for the steps that found none."""
         for key, cause in [*self._findings.causes.items()]:
             first = cause.first
-            site = self._without.get((first.ranks[0], first.optimizer))
-            if first.law != "watch/has-gradient" or site is None:
+            sites = [site for rank in cause.ranks for site in self._without[rank, first.optimizer]]
+            if first.law != "watch/has-gradient" or len(sites) < cause.count:
                 continue
             says = said("used.step-without", steps=cause.count)
-            found = Finding("watch/used", says, first.step, first.ranks, site, first.effect, first.optimizer)
+            found = Finding("watch/used", says, first.step, first.ranks, sites[0], first.effect, first.optimizer)
             del self._findings.causes[key]
             self._findings.causes[found.key] = Cause(found, cause.ranks, cause.count)
             if key in self._findings.scenes:
