@@ -93,14 +93,3 @@ def test_gradients_that_are_put_there_by_hand_may_be_the_same_again():
     with pytest.raises(AssertionError, match="by hand, or come from a backward pass before"):
         steps()
     assert not found[0].causes
-
-
-@pytest.mark.parametrize(("held", "expected"), [(True, "CONFORMS"), (False, "UNDECIDED")])
-def test_parameters_that_no_optimizer_holds(held, expected):
-    def change(model, optimizer):
-        head = model.append(torch.nn.Linear(2, 1))[-1]
-        if held:
-            optimizer.add_param_group({"params": head.parameters()})
-
-    found, says = watched(change)
-    assert (found, "no optimizer holds parameters that get gradients, such as 3." in says) == (expected, not held)

@@ -4,118 +4,11 @@ import pytest
 
 from conformance.watch import records
 
-from .scripts import LINE, Script, sketches, total
-
-OTHER_LINE = ["train.py", 70, "main"]
+from .scripts import LINE, Script, total
 
 
 def laws(script):
     return {law for law, _ in script.findings().causes}
-
-
-@pytest.mark.parametrize(
-    ("schedules", "moves", "loads", "site", "expected"),
-    [
-        (True, False, False, LINE, True),
-        (False, False, False, LINE, False),  # gradients for their own sake
-        (True, True, False, LINE, False),  # by hand
-        (True, False, False, None, False),  # by hand, which does not show in the weights' versions
-        (True, False, True, LINE, False),  # of one checkpoint after the other
-    ],
-)
-def test_an_optimizer_that_never_steps(schedules, moves, loads, site, expected):
-    script = Script(ranks=1)
-    for number in range(5):
-        script.steps += loads
-        script.backward()
-        if schedules:
-            script.each(records.Scheduled(0, "StepLR", [0.1], [0.1], LINE))
-        script.each(records.Cleared(script.numbers, script.versions, site, moved=moves or number == 0))
-    assert ("watch/used" in laws(script)) == expected
-
-
-def test_a_schedule_that_is_gone_through_first_is_one_to_look_at():
-    script = Script(ranks=1)
-    for _ in range(5):
-        script.each(records.Scheduled(0, "StepLR", [0.1], [0.1], LINE))
-    for number in range(5):
-        script.backward()
-        script.each(records.Cleared(script.numbers, {}, LINE, moved=number == 0))
-    assert laws(script) == set()
-
-
-def without(script, site=LINE):
-    script.each(
-        records.Stepped(0, "SGD", [0.1], script.numbers, [], False, None, False, False, "float32", [], [], [], [], site)
-    )
-
-
-@pytest.mark.parametrize(
-    ("site", "left", "early", "calls", "expected"),
-    [
-        (LINE, 2, True, 0, {"watch/used"}),
-        (OTHER_LINE, 2, True, 0, set()),  # to have an optimizer's state
-        (LINE, 1, True, 0, set()),  # less than a window
-        (LINE, 0, True, 0, set()),
-        (LINE, 2, False, 0, set()),  # there were no data yet, and a `break` before the last step
-        (LINE, 2, True, 9, set()),  # how long the gradient is at the end
-    ],
-)
-def test_steps_that_come_before_the_backward_pass_of_their_window(site, left, early, calls, expected):
-    script = Script(ranks=1)
-    without(script, site)
-    for _ in range(4):
-        computed = [*script.backward(), *script.backward()]
-        if early:
-            script.each(records.Entered([1], False, LINE))
-        script.step([total(computed)])
-        script.clear()
-    for _ in range(left):
-        script.backward()
-        script.streams[0][-2].calls = calls
-    assert laws(script) == expected
-
-
-@pytest.mark.parametrize(
-    ("later", "finite", "clears", "calls", "expected"),
-    [
-        (3, True, False, 0, {"watch/cleared"}),
-        (2, True, False, 0, set()),  # of the same window
-        (3, False, False, 0, set()),  # the scale goes down
-        (3, True, True, 0, set()),
-        (3, True, False, 9, set()),  # what an input does to the model that was trained
-    ],
-)
-def test_gradients_that_overflowed_and_were_never_cleared(later, finite, clears, calls, expected):
-    script = Script(ranks=1)
-    script.step(script.backward())
-    script.clear()
-    script.backward(scale=float("inf"))
-    for _ in range(later):
-        if clears:
-            script.clear()
-        script.backward(scale=1.0 if finite else float("inf"))
-        script.streams[0][-2].calls = calls
-    assert laws(script) & {"watch/cleared"} == expected
-
-
-def test_what_overflows_on_the_way_to_another_model_that_goes_on():
-    script = Script(ranks=1)
-    script.each(records.Parameter(90, [6, 5], "float32", 1, "generator"))
-    script.each(records.Optimizer(1, "Adam", [90]))
-    script.step(script.backward())
-    script.clear()
-    script.backward(scale=float("inf"))
-    for _ in range(5):
-        computed = script.backward()
-        gradient = sketches(computed[0][:1])
-        script.each(records.Local(script.backwards, [90], [90], "float32", gradient))
-        script.each(
-            records.Stepped(
-                1, "Adam", [0.1], [90], [], False, None, False, False, "float32", [90], gradient, [90], gradient, LINE
-            )
-        )
-    assert laws(script) & {"watch/cleared"} == set()
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
 """What a script leaves out on purpose, now and then or for good, beside what it loses by mistake."""
 
-from contextlib import suppress
-
 import pytest
-import torch
-from torch import nn
 
-import conformance
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, SHAPES, Script, sketches, total
+from .scripts import LINE, SHAPES, Script, total
 
 
 def laws(findings):
@@ -34,17 +29,6 @@ def test_ranks_are_left_out(kept, expected):
     assert verdict(script.findings()) == expected
 
 
-@pytest.mark.parametrize(("dropped", "expected"), [((0, 1, 0, 1), "UNDECIDED"), ((0, 0, 0, 0), "DOES NOT CONFORM")])
-def test_micro_batches_are_left_out(dropped, expected):
-    """By their losses these are others in each window. Whoever clears by mistake loses the same ones."""
-    script = Script(ranks=1)
-    for last in dropped:
-        computed = [script.backward()[0] for _ in range(3)]
-        script.step([total(computed[last + 1 :])])
-        script.clear()
-    assert verdict(script.findings()) == expected
-
-
 def test_what_is_made_small_is_not_lost():
     script = Script(ranks=1)
     for _ in range(3):
@@ -52,76 +36,6 @@ def test_what_is_made_small_is_not_lost():
         script.step([total([total([first], 1 / 65536), second])])
         script.clear()
     assert verdict(script.findings()) == "UNDECIDED"
-
-
-@pytest.mark.parametrize(
-    ("lost", "rows", "loader", "expected"),
-    [
-        ((1, 1, 1, 1), "others", 7, {"watch/used"}),
-        ((2, 0, 3, 1), "others", 7, set()),  # what looks wrong
-        ((1, 1, 1, 1), "same", 7, set()),  # a probe
-        ((1, 1, 1, 1), "others", None, set()),  # a memory, to compare with
-    ],
-)
-def test_passes_are_cleared_before_steps(lost, rows, loader, expected):
-    script = Script(ranks=1)
-    for count in lost:
-        for _ in range(count):
-            script.each(records.Entered([script.steps if rows == "same" else -script.backwards], False, LINE))
-            script.backward(loader=loader)
-            script.clear()
-        script.each(records.Entered([script.steps], False, LINE))
-        script.step(script.backward(loader=7))
-        script.clear()
-    findings = script.findings()
-    assert laws(findings) == expected
-    assert bool(findings.open) != bool(expected)
-
-
-@pytest.mark.parametrize(("divisor", "expected"), [(4.0, {"watch/used"}), (3.0, set())])
-def test_a_share_of_each_window_is_cleared(divisor, expected):
-    """One of four passes, each time, whose losses are divided by so many."""
-    script = Script(ranks=1)
-    for _ in range(4):
-        computed = []
-        for place in range(4):
-            one = script.backward(factors=[1 / divisor], loader=7)
-            script.streams[0][-2].divisors = [divisor]
-            if place == 0:
-                script.clear()
-            else:
-                computed += one
-        script.step([total(computed)])
-    assert laws(script.findings()) == expected
-
-
-def of_another(script, number):
-    """A step of an optimizer that has nothing to do with what is cleared."""
-    script.each(records.Parameter(90 + number, [6, 5], "float32", 1, f"q{number}"))
-    script.each(records.Optimizer(1 + number, "SGD", [90 + number]))
-    gradient = sketches(script.backward()[0][:1])
-    for stream in script.streams:
-        stream[-1] = records.Local(script.backwards, [90 + number], [90 + number], "float32", gradient)
-    script.each(
-        records.Stepped(
-            1 + number, "SGD", [0.1], [90 + number], [], False, None, False, False, "float32", [90 + number], gradient,
-            [90 + number], gradient, LINE,
-        )
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("loses", "expected"), [(lambda step: True, {"watch/used"}), (lambda step: step == 2, set())])
-def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses, expected):
-    script = Script(ranks=1)
-    for step in range(6):
-        if loses(step):
-            script.backward(loader=7)
-            script.clear()
-        script.step(script.backward(loader=7))
-        script.clear()
-        for number in range(3):
-            of_another(script, number)
-    assert laws(script.findings()) == expected
 
 
 def ranks_with_own(numbers, *, start, names, wraps=False, left=(), apart=(), shapes=SHAPES, split=(), inside=()):
@@ -177,6 +91,49 @@ def test_modules_of_each_rank_s_own(options, expected):
     assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "horizon", "end", "counts_micro_batches", "expected"),
+    [
+        ("OneCycleLR", 16, None, True, "UNDECIDED"),
+        ("OneCycleLR", 16, None, False, "CONFORMS"),
+        ("CosineAnnealingLR", 4, None, True, "DOES NOT CONFORM"),
+        ("StepLR", None, None, True, "DOES NOT CONFORM"),
+        ("StepLR", None, 4, True, "DOES NOT CONFORM"),
+        ("LambdaLR", None, None, True, "UNDECIDED"),
+        ("LambdaLR", None, 16, True, "UNDECIDED"),
+        ("LambdaLR", None, 4, True, "DOES NOT CONFORM"),  # as a schedule of steps that counts micro-batches
+        ("LambdaLR", None, 4, False, "CONFORMS"),
+        ("LambdaLR", None, -4, True, "UNDECIDED"),  # as of a model that rests at first
+        ("ReduceLROnPlateau", None, None, True, "CONFORMS"),
+    ],
+)
+def test_a_schedule_of_micro_batches(name, horizon, end, counts_micro_batches, expected):
+    """It may be made for as many as there are, and comes to its end with the script then. end: when its rate is 0 from
+    then on, or until then."""
+    script, count = Script(ranks=1), 0
+
+    def rate(after):
+        is_zero = end is not None and (after >= end > 0 or after < -end)
+        return 0.0 if is_zero else 0.1 / (after + 1)
+
+    def schedule():
+        is_told = name == "ReduceLROnPlateau"
+        before, after = [rate(count)], [rate(count + 1)]
+        script.each(records.Scheduled(0, name, before, after, LINE, count + 1, horizon, is_told))
+        return count + 1
+
+    for _ in range(4):
+        computed = []
+        for micro_batch in range(4):
+            computed += script.backward(factors=[0.25], targets=8)
+            if counts_micro_batches and micro_batch < 3:
+                count = schedule()
+        script.step([total(computed)], rate=rate(count))
+        count = schedule()
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
 @pytest.mark.parametrize(("batches", "expected"), [((1, 1, 1), {"watch/window-length"}), ((2, 1, 1), set())])
 def test_a_short_window(batches, expected):
     """A loader that gave more batches than went backward: the script leaves some out, and counts them as zero."""
@@ -220,21 +177,18 @@ def test_means_over_different_numbers(loaders, heads, expected):
     assert laws(script.findings()) == expected
 
 
-@pytest.mark.parametrize(("every", "is_open"), [(1, True), (4, False)])
-def test_another_loss_is_cleared_before_steps(every, is_open):
-    """Before each, it may be half of what was to be learned; now and then, somebody looks at its gradients."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    with suppress(AssertionError), conformance.watching() as findings:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(8):
-            output = model(torch.randn(3, 4))
-            if step % every == 0:
-                output[:, 0].square().mean().backward(retain_graph=True)
-                model.zero_grad()
-            output[:, 1].square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert not findings.causes
-    assert any("in a line of its own before each step" in reason for reason in findings.open) == is_open
-    assert any("cleared before a step, or only looked at" in note for note in findings.notes) != is_open
+@pytest.mark.parametrize(("is_same", "expected"), [(True, {"watch/own-data"}), (False, set())])
+def test_ranks_read_the_same(is_same, expected):
+    """Where they compute other gradients of it, it may be another loss, or what is drawn at random."""
+    script = Script()
+    for step in range(4):
+        script.each(records.Entered([10 * step, 10 * step + 1], False, LINE))
+        computed = script.backward()
+        if is_same:
+            script.streams[1][-1].sketches = script.streams[0][-1].sketches
+            computed = [computed[0]] * 2
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert laws(findings) == expected
+    assert bool(findings.open) != is_same

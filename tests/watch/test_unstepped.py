@@ -18,51 +18,6 @@ def open_of(trains):
     return {**findings.open, **findings.facts}
 
 
-def each_layer(left_out, passes=12, detaches=False):
-    """left_out: those of the layers whose optimizer never steps, or not in the first of the passes."""
-
-    def trains(body, head):
-        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (body, head)]
-        for step in range(passes):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            features = body(torch.randn(8, 6))
-            head(features.detach() if detaches else features).square().mean().backward()
-            for number, optimizer in enumerate(optimizers):
-                if number not in left_out(step):
-                    optimizer.step()
-
-    return trains
-
-
-@pytest.mark.parametrize(
-    ("trains", "expected"),
-    [
-        (each_layer(lambda step: (0,)), True),
-        (each_layer(lambda step: ()), False),
-        (each_layer(lambda step: (step % 2,)), False),  # in turns
-        (each_layer(lambda step: (0,) if step < 9 else ()), False),  # the head first
-        (each_layer(lambda step: (0,), detaches=True), False),
-    ],
-)
-def test_an_optimizer_that_never_steps(trains, expected):
-    assert any("never steps" in why for why in open_of(trains)) == expected
-
-
-@pytest.mark.parametrize(
-    ("trains", "expected"),
-    [
-        (each_layer(lambda step: (0,) if step > 4 else (), 16), True),
-        (each_layer(lambda step: (0,) if step > 4 else (), 12), False),  # its turn may still come
-        (each_layer(lambda step: (0,) if step % 8 else (), 40), False),  # each eighth turn is its
-        (each_layer(lambda step: (0,) if step > 4 else (), 16, detaches=True), False),
-        (each_layer(lambda step: (0,) if step > 4 else (1,), 16), False),  # one after the other
-    ],
-)
-def test_an_optimizer_that_steps_no_more(trains, expected):
-    assert any("steps no more after its step 4" in why for why in open_of(trains)) == expected
-
-
 def validates(before, each=5):
     """before: whether it comes before the pass of its step, or after it."""
 

@@ -14,6 +14,7 @@ from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Said, Shown, said
 from conformance.watch.judging.multiplied import factor_of, scale_of, weight_of
+from conformance.watch.judging.weights import is_mean_of_all
 from conformance.watch.records import ENTROPIES
 
 _SAME = 1e-4
@@ -117,6 +118,8 @@ def _by_number(case: Case, of: _Numbers, findings: Findings) -> set[Shown]:
     """Whether the factor is the number of ranks, micro-batches or targets, or 1 over it."""
     ranks, passes, total = of.ranks, of.passes, of.total
     if ranks > 1 and of.is_any(float(ranks)):
+        if is_mean_of_all(case.together):
+            return _right(case, findings)
         findings.factors.append((case.window.rank, None, True))
         return _open(case, findings, said("ranks.sum", ranks=ranks))
     if passes > 1 and of.is_any(1 / passes):

@@ -95,4 +95,12 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.means": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
+    # coverage, discarded
+    "coverage.unheld": (Property.COVERAGE, "part"),
+    "coverage.no-gradient": (Property.COVERAGE, "part"),
+    "coverage.no-more-gradient": (Property.COVERAGE, "part"),
+    "coverage.taken-away": (Property.COVERAGE, "part"),
+    "coverage.zero": (Property.COVERAGE, "part"),
+    "coverage.no-more-steps": (Property.COVERAGE, "part"),
+    "clearing.discarded": (Property.CLEARING, "discarded"),
 }

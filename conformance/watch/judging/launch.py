@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
@@ -14,14 +14,12 @@ from conformance.watch.judging import (
     coverage,
     hypotheses,
     pairing,
-    unsent,
 )
-from conformance.watch.judging.abandoned import Abandoned
-from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.clipping import Clipping
-from conformance.watch.judging.cut_off import CutOff
-from conformance.watch.judging.ends import Ends
+from conformance.watch.judging.coverage import Coverage
+from conformance.watch.judging.detached import Detached
+from conformance.watch.judging.discarded import Discarded
 from conformance.watch.judging.epochs import Epochs
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
@@ -34,7 +32,6 @@ from conformance.watch.judging.kept import Kept
 from conformance.watch.judging.lacking import Lacking
 from conformance.watch.judging.loss_scale import LossScale
 from conformance.watch.judging.losses import Losses
-from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.other_passes import OtherPasses
 from conformance.watch.judging.owners import Owners
@@ -72,7 +69,6 @@ class Launch:
         self._losses = Losses(findings, self._steady)
         self._loss_scale = LossScale(findings)
         self._schedules: dict[int, Schedules] = defaultdict(lambda: Schedules(findings))
-        self._cut_off: dict[int, CutOff] = defaultdict(lambda: CutOff(findings))
         self._clipping, self._passes, self._finite = Clipping(findings), Passes(findings), Finite(findings)
         self._others = OtherPasses(findings)
         self._hooked: dict[int, Hooked] = defaultdict(Hooked)
@@ -81,12 +77,11 @@ class Launch:
         self._hand_clips = HandClips(findings)
         self._is_joined = False
         self._first: Window | None = None
-        self._lost = Lost(findings)
+        self._discarded = Discarded(findings)
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
-        self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
-        self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
-        self._abandoned: dict[int, Abandoned] = defaultdict(lambda: Abandoned(findings))
-        self._owners = Owners(findings)
+        self._coverage: dict[int, Coverage] = defaultdict(lambda: Coverage(findings))
+        self._detached: dict[int, Detached] = defaultdict(lambda: Detached(findings))
+        self._owners = Owners(ranks, findings)
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
         self._buffers: dict[int, records.Buffers] = {}
@@ -128,21 +123,20 @@ class Launch:
                 self._samples.feed(rank, record)
         self._epochs.feed(rank, record)
         self._suspicions.feed(rank, record)
-        self._ends[rank].feed(record)
-        self._astray[rank].feed(record)
+        self._detached[rank].feed(record)
+        self._discarded.feed(rank, record, self.streams[rank])
         self._schedules[rank].feed(rank, record)
-        self._cut_off[rank].feed(record)
         self._clipping.feed(rank, record)
         self._see(rank, self._assembler.feed(rank, (record,)))
         for cleared in self.streams[rank].cleared:
-            self._ends[rank].take(cleared)
-            self._lost.take(cleared)
-        self._abandoned[rank].feed(record, self.streams[rank])
+            self._discarded.take(cleared)
+        self._coverage[rank].feed(record, self.streams[rank])
         self._join()
 
     def _see(self, rank: int, windows: Iterable[Window]) -> None:
         for window in windows:
-            self._ends[rank].take(window)
+            self._coverage[rank].see(window)
+            self._discarded.see(window)
             self._clipping.judge(window)
             self._passes.judge(window)
             self._finite.judge(window)
@@ -190,11 +184,11 @@ class Launch:
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.leave_open(said("ranks.no-group", started=started))
-        self._lost.finish(sum((Counter(stream.steps) for stream in self.streams.values()), Counter[int]()))
+        self._discarded.finish(self.streams, is_whole=is_whole and not self._blind)
         if self._first is not None and not self._lacking.first:
-            unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
+            self._owners.judge_unsent(self.streams, self._pairing, self._first)
         if is_whole and not self._blind:
-            self._owners.finish(self.streams, self.ranks)
+            self._owners.judge_left_over(self.streams)
         self._kept.finish(self._first, self._pairing, is_sampled=self._epochs.is_sampled)
         averages = self._suspicions.averages
         self._samples.finish(averages=averages)
@@ -211,16 +205,13 @@ class Launch:
         for _ in self._unsolved:
             self.findings.leave_open(said("changed.few"))
         self._hand_clips.finish()
+        self._discarded.name_lines()
         for rank, stream in self.streams.items():
-            coverage.judge(rank, stream, self.findings)
-            coverage.judge_unstepped(stream, self.streams.values(), self.findings)
             is_seen = is_whole and rank not in self._blind
+            self._coverage[rank].finish(rank, stream, self.streams.values())
             self._schedules[rank].finish(rank, stream, is_whole=is_seen)
             if is_seen:
-                self._cut_off[rank].finish(rank, stream)
-                self._ends[rank].finish(rank, stream)
-                self._astray[rank].finish(rank, stream)
-                self._abandoned[rank].finish(stream)
+                self._detached[rank].finish(rank, stream)
         if "watch/means-averaged" in laws_of(self.findings.causes.values()):
             self.findings.open.pop("ranks.sum", None)
         groups = self._suspicions.groups
@@ -289,7 +280,7 @@ class Launch:
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
             self._lacking.take(here, pairing.times(here), tuple(window.rank for window in here))
             return
-        self._lost.sort(here, is_known=own.conserved == own.steps)
+        self._discarded.sort(here, is_known=own.conserved == own.steps)
         if own.outcomes and own.outcomes.keys() <= _KNOWN and not own.causes:
             self._judge_right(together)
         elif "watch/same-weights" in laws and agreement.use_the_same(here):
