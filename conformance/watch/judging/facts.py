@@ -9,4 +9,13 @@ from collections.abc import Mapping
 
 from conformance.watch.judging.properties import Property
 
-FACTS: Mapping[str, tuple[Property, str | None]] = {}
+FACTS: Mapping[str, tuple[Property, str | None]] = {
+    # Denominators.
+    "ranks.means-added": (Property.RANKS, "sum"),
+    "ranks.divided-again": (Property.RANKS, "weighted"),
+    "micro-batches.sum": (Property.MICRO_BATCHES, "sum"),
+    "micro-batches.divided": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.means": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
+}

@@ -12,8 +12,8 @@ import numpy as np
 
 from conformance.watch.judging.case import Case, Together
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.multiplied import weight_of
 from conformance.watch.judging.system import factors_of, system_of
+from conformance.watch.judging.weights import total_of
 from conformance.watch.judging.windows import Window
 
 _OFTEN = 3
@@ -65,7 +65,7 @@ class Joined:
         if any(len(window.backwards) > 1 for window in left):
             again = [] if is_of_all else [*_again(together, left)]
             self._count(self._again[optimizer], is_of_all and _is_right(together), again)
-        total = _total(together, left)
+        total = total_of(together, left)
         if total is not None:
             is_twice = not is_of_all and isclose(total, together.ranks / len(left), rel_tol=_NEAR)
             effect = f"the update is {total:.3g} times what it should be"
@@ -111,16 +111,6 @@ def _again(together: Together, left: list[Window]) -> Iterator[Finding]:
         if pairs and all(isclose(after, before * ratio, rel_tol=_NEAR * 10) for before, after in pairs):
             effect = f"a backward pass counts {ratio:g} times as much as the one before"
             yield _finding(window, "watch/every-backward", _AGAIN, effect)
-
-
-def _total(together: Together, left: list[Window]) -> float | None:
-    """What all targets of a step weigh together, 1 for their mean; None if that is not seen."""
-    kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
-    weights = [weight_of(window) for window in left]
-    if len(kappas) != 1 or any(one.of_any for window in left for one in window.backwards.values()):
-        return None
-    known = [weight for weight in weights if weight]
-    return sum(known) * kappas.pop() / together.ranks if len(known) == len(weights) else None
 
 
 def _on_old(together: Together, out: list[Window]) -> Iterator[Finding]:

@@ -21,7 +21,6 @@ from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.clipped_aside import ClippedAside
-from conformance.watch.judging.counted import Counted
 from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.epochs import Epochs
@@ -69,7 +68,7 @@ class Launch:
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs, self._epochs = Inputs(ranks, findings), Epochs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
-        self._losses, self._counted = Losses(findings, self._steady), Counted(findings)
+        self._losses = Losses(findings, self._steady)
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
         self._between, self._order = Between(findings), Order(findings)
         self._modes, self._leftovers = Modes(findings), Leftovers(findings)
@@ -197,7 +196,6 @@ class Launch:
         judges = (
             self._order,
             self._losses,
-            self._counted,
             self._modes,
             self._same,
             self._leftovers,
@@ -269,7 +267,6 @@ class Launch:
                 self._suspicions.is_averaged(here[0].optimizer)
                 self._inputs.averaged(is_alike=together.is_alike)
             self._losses.judge(together)
-            self._counted.judge(together)
             self._modes.feed(here)
             self._same.feed(here)
             self._leftovers.feed(here)

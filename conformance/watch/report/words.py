@@ -34,4 +34,19 @@ def sentence(says: Said | str) -> str:
     return says if isinstance(says, str) else _Words().vformat(WORDS[says.code], (), says.values)
 
 
-WORDS: Mapping[str, str] = {}
+WORDS: Mapping[str, str] = {
+    # Denominators.
+    "ranks.means-added": "the update is {times:g} times the mean over all targets: the ranks' means are added up",
+    "ranks.divided-again": "the update is {times} times the mean: losses are divided by the ranks, and averaged",
+    "ranks.divided-by-all": "losses are divided by {targets:target} of all ranks, and averaged over ranks again",
+    "micro-batches.sum": "losses of {passes} micro-batches are added up, and nothing divides them",
+    "micro-batches.short": "a window of {passes:micro-batch} divides each loss by {number}",
+    "micro-batches.divided": "each loss is divided by {number}, and its window has {passes:backward pass}",
+    "micro-batches.divided-twice": "each of {number} losses is divided by {number} twice",
+    "micro-batches.last-only": "{batches} batches are loaded, but only one loss, divided by {batches}, goes backward",
+    "micro-batches.uneven": "some losses of a window count {times:g} times as much as the others",
+    "micro-batches.means": "micro-batches of {least} to {most} targets count alike: a target weighs {times}x another",
+    "micro-batches.target-weighs": "the largest weight of a target in the update is {times} times the smallest",
+    "micro-batches.total": "the targets of a step weigh {least} to {most} together, and 1 in a mean",
+    "times-the-mean": "the update is {times} times the mean",
+}

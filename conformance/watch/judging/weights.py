@@ -1,0 +1,79 @@
+"""What backward passes and their targets weigh in an update.
+
+A loss shows how many targets it is a mean or a sum of and what multiplies it, and `Together.kappas` shows what the step
+makes of the gradients: 1 is the mean over ranks. So each pass has a weight, and each of its targets a part of that. A
+step is right if its passes or its targets weigh the same, and 1 together, by whatever route. Any other total says what
+is wrong: the number of ranks, of passes, of a full window, or 1 over one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import isclose
+
+from conformance.watch import records
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.multiplied import factor_of, weight_of
+from conformance.watch.judging.windows import Window
+
+NEAR = 1e-4
+
+
+def near(one: float | None, other: float) -> bool:
+    """Whether a weight is this number; not if it is unknown."""
+    return one is not None and isclose(one, other, rel_tol=NEAR)
+
+
+def are_alike(numbers: Collection[float]) -> bool:
+    return not numbers or max(numbers) <= min(numbers) * (1 + NEAR)
+
+
+def kappa_of(together: Together) -> float | None:
+    """By which factor the step uses the mean over ranks; None if it is not one number."""
+    kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
+    return kappas.pop() if len(kappas) == 1 else None
+
+
+def passes_of(windows: Iterable[Window]) -> list[records.Backward]:
+    return [one for window in windows for one in window.backwards.values()]
+
+
+def targets_of(backward: records.Backward) -> int:
+    """How many targets a loss is a mean or sum of; 0 if it is not known."""
+    return backward.targets or backward.summed
+
+
+def of_one_target(backward: records.Backward) -> float:
+    """What one target weighs in its rank's losses."""
+    return factor_of(backward) / (backward.targets or 1)
+
+
+def is_mean(backward: records.Backward) -> bool:
+    """Whether it is a mean of cross entropy or a similar loss over targets."""
+    return bool(backward.targets) and not backward.of_any
+
+
+def total_of(together: Together, windows: Collection[Window]) -> float | None:
+    """What all targets of these windows weigh in the step, 1 for their mean; None if it is not known."""
+    kappa, weights = kappa_of(together), [weight_of(window) or 0.0 for window in windows]
+    if kappa is None or not all(weights) or any(one.of_any for one in passes_of(windows)):
+        return None
+    return sum(weights) * kappa / together.ranks
+
+
+def is_mean_of_all(together: Together) -> bool:
+    """Whether the sum over ranks is right in this step: their losses weigh 1 together, as sums that are divided by the
+    number of all targets do, or means that are divided by the number of ranks."""
+    here = together.here
+    weights = [weight_of(window) or 0.0 for window in here]
+    targets = [of_one_target(one) for one in passes_of(here) if factor_of(one)]
+    is_of_all = len(here) == together.ranks and near(sum(weights), 1)
+    return is_of_all and min(targets) > 0 and (are_alike(weights) or are_alike(targets))
+
+
+def are_batches(passes: Collection[records.Backward]) -> bool:
+    """Whether each pass has a batch of one loader: micro-batches, not terms of a loss. All batches may come first. A
+    batch sampler of the script's own may draw tasks or episodes."""
+    loaders = {one.loader for one in passes if one.batches}
+    is_of_one = len(loaders) == 1 and None not in loaders and not any(one.draws for one in passes)
+    return is_of_one and sum(one.batches for one in passes) == len(passes)
