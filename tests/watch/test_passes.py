@@ -173,7 +173,7 @@ def test_an_evaluation_before_a_step(evaluations, moves, of, expected):
     ("clears", "is_joint", "expected"), [(True, False, set()), (False, False, {OTHER}), (False, True, set())]
 )
 def test_a_pass_that_another_optimizer_has_stepped_on(clears, is_joint, expected):
-    """A maker, whose loss goes through the critic, is stepped first. is_joint: the critic's loss goes through it, too."""
+    """A maker, whose loss goes through the critic, steps first. is_joint: the critic's loss goes through it, too."""
 
     def run():
         maker, critic = nn.Linear(2, 6), nn.Linear(6, 1)
