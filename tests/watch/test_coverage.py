@@ -47,10 +47,6 @@ def takes_away(model, step, since=0, until=99):
         model[0].weight.grad = None
 
 
-def freezes(model, step):
-    model[0].requires_grad_(step >= 3)
-
-
 def with_unused(model):
     return [*model.parameters(), nn.Parameter(torch.ones(2))]
 
@@ -63,7 +59,6 @@ HEAD = partial(steps, held=lambda model: model[2].parameters())
     [
         (steps, {}),
         (HEAD, {"coverage.unheld": {"count": 2}}),
-        (partial(HEAD, freezes), {"coverage.unheld": {"count": 2}}),
         (partial(steps, held=with_unused), {"coverage.no-gradient": {"count": 1, "all": 5, "names": ["parameter 4"]}}),
         (partial(steps, takes_away), {"coverage.taken-away": {"count": 1, "all": 4, "names": ["0.weight"]}}),
         (partial(steps, partial(takes_away, until=10)), {}),
@@ -221,6 +216,61 @@ def goes_backward(makes, by_hand=False):
 )
 def test_calls_on_tensors_that_no_step_uses(trains, expected):
     assert {law for law, _ in watched(trains).causes} == expected
+
+
+def forgets(model, optimizer, step):
+    if step == 3:
+        model[0].requires_grad_(True)
+
+
+def adds(model, optimizer, step, *names):
+    forgets(model, optimizer, step)
+    if step == 3:
+        optimizer.add_param_group({"params": [getattr(model[0], name) for name in names]})
+
+
+def by_hand(model, optimizer, step):
+    forgets(model, optimizer, step)
+    for parameter in model[0].parameters():
+        if parameter.grad is not None:
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+            parameter.grad = None
+
+
+def looks_now_and_then(model, optimizer, step):
+    model[0].requires_grad_(step in (4, 8, 16))
+    for parameter in model[0].parameters():
+        parameter.grad = None
+
+
+def is_never_frozen(model, optimizer, step):
+    model[0].requires_grad_(True)
+
+
+def unfreezes(changes):
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    for step in range(20):
+        changes(model, optimizer, step)
+        model(torch.randn(8, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (forgets, {"watch/held"}),
+        (lambda *args: adds(*args, "weight", "bias"), set()),
+        (lambda *args: adds(*args, "bias"), set()),  # a part of them, on purpose
+        (by_hand, set()),
+        (looks_now_and_then, set()),
+        (is_never_frozen, set()),
+    ],
+)
+def test_parameters_that_are_unfrozen(changes, expected):
+    assert {law for law, _ in watched(partial(unfreezes, changes)).causes} == expected
 
 
 def copies(returns, start=1.0, count=28):

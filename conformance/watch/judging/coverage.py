@@ -87,8 +87,16 @@ class Coverage:
             if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
                 self._judge_stopped(rank, stream, optimizer, of)
         if stream.unheld is not None:
-            names = stream.unheld.names
-            self._findings.leave_open(said("coverage.unheld", count=len(names), names=names), len(names))
+            self._judge_unheld(rank, stream.unheld)
+
+    def _judge_unheld(self, rank: int, unheld: records.Unheld) -> None:
+        """Parameters that are to stay as they are stay frozen: nobody unfreezes them for good for no optimizer."""
+        if unheld.unfrozen:
+            says = said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen)
+            effect = said("held.stays", count=len(unheld.unfrozen))
+            self._findings.add(Finding("watch/held", says, None, (rank,), None, effect))
+        says = said("coverage.unheld", count=len(unheld.names), names=unheld.names)
+        self._findings.leave_open(says, len(unheld.names))
 
     def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:
         """Finds an optimizer whose parameters get no gradients while as many alike, which none holds, get them: all of
@@ -107,8 +115,13 @@ class Coverage:
         self._findings.add(Finding("watch/held", says, last or None, (rank,), None, effect, optimizer))
 
     def _judge_copies(self, rank: int, stream: Stream, optimizer: int) -> None:
+<<<<<<< HEAD
         """Finds an optimizer that steps copies of the model's parameters, on gradients that are put there by hand,
         while the model itself never changes. Master weights are copied back, if only now and then."""
+=======
+        """Finds an optimizer that steps copies of the model's parameters, on gradients put there by hand, while the
+        model itself never changes. Master weights are copied back, if only now and then."""
+>>>>>>> one-ends
         held, unheld = stream.held[optimizer], stream.unheld
         if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
             return

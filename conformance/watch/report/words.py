@@ -288,6 +288,7 @@ WORDS: Mapping[str, str] = {
     "held.replaced": "{count:parameter} get no gradient in {steps:step}, as many in no optimizer do: {names}",
     "held.left-over": "each of {ranks} ranks steps {each} parameters, and none steps {count} more: {names}",
     "held.copies": "the optimizer steps {count} copies of parameters, which stay the same for {steps:step}: {names}",
+    "held.unfrozen": "no optimizer got {count:parameter} that were unfrozen while others trained: {names}",
     "held.stays": "{count:parameter} of the model never change",
     "held.stale": "FSDP2 still uses the old weights of {count:parameter}: call `set_reshard_after_backward(True)`",
     "held.old": "gradients are of weights that are {steps:step} old",
