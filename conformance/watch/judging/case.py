@@ -44,12 +44,11 @@ LETS_APART = "post_localSGD_hook"
 class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
-    ranks: how many average together. partitioned: parameters that differ between ranks from the start, outside of a
-    wrapper, in a model whose backward pass has collectives: each rank has a part. is_joined: whether ranks may run out
-    of data. hooks: communication hooks. factors: by the parameters that were clipped together and by rank, what a step
-    used of the sum of all gradients, where there are equations enough. own: those of them where this rank's gradients alone explain the step as well.
-    kappas: by rank, the factors over the right ones. shortened: by rank, factors below 1, with the norms of what was
-    used with them.
+    ranks: how many average together. partitioned: parameters of which each rank has a part, see `apart.py`. is_joined:
+    whether ranks may run out of data. hooks: communication hooks. factors: by the parameters that were clipped together
+    and by rank, what a step used of the sum of all gradients, where there are equations enough. own: those of them where
+    this rank's gradients alone explain the step as well. kappas: by rank, the factors over the right ones. shortened: by
+    rank, factors below 1, with the norms of what was used with them.
     """
 
     windows: Sequence[Window | None]

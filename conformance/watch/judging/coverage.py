@@ -115,13 +115,8 @@ class Coverage:
         self._findings.add(Finding("watch/held", says, last or None, (rank,), None, effect, optimizer))
 
     def _judge_copies(self, rank: int, stream: Stream, optimizer: int) -> None:
-<<<<<<< HEAD
-        """Finds an optimizer that steps copies of the model's parameters, on gradients that are put there by hand,
-        while the model itself never changes. Master weights are copied back, if only now and then."""
-=======
         """Finds an optimizer that steps copies of the model's parameters, on gradients put there by hand, while the
         model itself never changes. Master weights are copied back, if only now and then."""
->>>>>>> one-ends
         held, unheld = stream.held[optimizer], stream.unheld
         if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
             return

@@ -37,6 +37,7 @@ from conformance.watch.judging.other_passes import OtherPasses
 from conformance.watch.judging.owners import Owners
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.passes import Passes
+from conformance.watch.judging.related import are_stages
 from conformance.watch.judging.replicas import Replicas
 from conformance.watch.judging.samples import Samples
 from conformance.watch.judging.scenes import Scene
@@ -271,7 +272,7 @@ class Launch:
         self._replicas.see(here if len(here) == self.ranks else ())
         own = Findings()
         together = Together(
-            windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks), partitioned=self._partitioned
+            windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks), self._partitioned(here)
         )
         conservation.judge(together, own)
         agreement.judge(together, own)
@@ -301,10 +302,10 @@ class Launch:
         self._remember(key, together, is_good=0 < own.steps == own.conserved and not own.causes and not broken)
         self._take(own, here)
 
-    @property
-    def _partitioned(self) -> frozenset[int]:
-        """Those that differ from the start, outside of a wrapper, in a model whose backward pass has collectives."""
-        is_split = len(self._suspicions.exchanging) == self.ranks > 1
+    def _partitioned(self, here: Sequence[Window]) -> frozenset[int]:
+        """Parameters that differ from the start, outside of a wrapper, in a model that the ranks compute together: its
+        backward pass has collectives, or each rank has the loss of another line, as the stages of a pipeline do."""
+        is_split = len(self._suspicions.exchanging) == self.ranks > 1 or are_stages(here)
         return frozenset(self._replicas.apart - self._suspicions.inside) if is_split else frozenset()
 
     def _judge_right(self, together: Together) -> None:

@@ -23,8 +23,7 @@ class Related:
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
         window = here[0]
-        calls = [{one.calls for one in each.backwards.values()} for each in here]
-        if len(here) == 1 or set.intersection(*calls) or not all(calls):
+        if not are_stages(here):
             self._alike.add(window.optimizer)
         passes = {*window.backwards}
         for other, theirs in self._passes:
@@ -39,3 +38,9 @@ class Related:
     def have(self, optimizer: int, others: Iterable[int]) -> bool:
         """Whether it trains a part of a model of which one of the others trains another part."""
         return any(frozenset((optimizer, other)) in self._pairs for other in others)
+
+
+def are_stages(here: Sequence[Window]) -> bool:
+    """Whether the losses of all ranks come from different lines."""
+    calls = [{one.calls for one in each.backwards.values()} for each in here]
+    return len(here) > 1 and all(calls) and not set.intersection(*calls)

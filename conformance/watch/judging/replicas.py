@@ -19,9 +19,9 @@ class Replicas:
 
     def see(self, here: Sequence[Window]) -> None:
         """The windows of all ranks in a step: the weights are those from before it."""
-        first, *others = here
-        if not others:
+        if len(here) < 2:
             return
+        first, *others = here
         for number in first.weights.keys() - self._known:
             if any(number not in other.weights for other in others):
                 continue
