@@ -17,10 +17,10 @@ Expected: TypeAlias = Mapping[Property, str]
 
 @dataclass(frozen=True)
 class Row:
-    """A property. proven, judged: in how many steps or other cases it was looked at, and was as expected. value: what
+    """of: a property. proven, judged: in how many steps or other cases it was looked at, and was as expected. value: what
     that is. wrong: violations. open: facts that are not judged."""
 
-    property: Property
+    of: Property
     value: str
     proven: int
     judged: int
@@ -32,6 +32,12 @@ class Row:
         if self.wrong:
             return "WRONG"
         return "PROVEN" if self.proven and self.proven == self.judged and not self.open else "OPEN"
+
+    @property
+    def is_of_each_step(self) -> bool:
+        """Whether each step was as expected. Gradients that were cleared before any step used them are in none."""
+        open_ = [fact for fact in self.open if fact.shows[1] != "discarded"]
+        return bool(self.proven) and self.proven == self.judged and not open_
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,8 @@ class Outcome:
     def verdict(self) -> Verdict:
         if any(row.wrong for row in self.rows):
             return "DOES NOT CONFORM"
-        core = {row.property: row.state for row in self.rows if row.property in CORE}
-        are_proven = len(core) == len(CORE) and {*core.values()} == {"PROVEN"}
+        core = [row for row in self.rows if row.of in CORE]
+        are_proven = len(core) == len(CORE) and all(row.is_of_each_step for row in core)
         return "CONFORMS" if are_proven and not self.lacks else "UNDECIDED"
 
     @property
@@ -94,9 +100,9 @@ def _counts(of: Property, findings: Findings, stated: Expected) -> tuple[int, in
         return findings.seen[of], findings.seen[of]
     proven = 0
     for shows, count in findings.outcomes.items():
-        blocking = [(one, value) for one, value in shows if not (one in stated and stated[one] == value)]
+        blocking = [(one, shown) for one, shown in shows if one in CORE and stated.get(Property(one)) != shown]
         # What is not known of a step is not known of any of the three.
-        proven += count * (not any(one == of or value is None for one, value in blocking if one in CORE))
+        proven += count * (not any(one == of or shown is None for one, shown in blocking))
     return proven, findings.steps
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from conformance.watch.judging import factors, hypotheses, limits, shares
-from conformance.watch.judging.case import HOOKS, Case, Together
+from conformance.watch.judging.case import AMPLE, HOOKS, Case, Together
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, Shown, said
-from conformance.watch.judging.system import AMPLE, System
+from conformance.watch.judging.system import System
 from conformance.watch.judging.windows import Window
 
 _SAME = 1e-4
@@ -49,7 +49,7 @@ def _step(together: Together, window: Window, findings: Findings) -> set[Shown] 
     return _gradients(together, window, findings)
 
 
-def _gradients(together: Together, window: Window, findings: Findings) -> set[Shown]:
+def _gradients(together: Together, window: Window, findings: Findings) -> set[Shown] | None:
     of_others = {number for number in window.of_others - window.new.keys() if is_as_it_was(window, number)}
     shows: set[Shown] = set()
     for clips, parameters in _clip_sets(window):
@@ -59,6 +59,9 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
             shows |= _set(limits.undone(case) or case, findings)
     if of_others:
         shows |= _open(window, findings, "clearing.shared")
+    if FACTS["changed.coarse"] in shows:
+        findings.coarse += 1
+        return None
     if not shows:
         # On purpose for an average over disturbed weights; a bug where one should have been cleared.
         if window.saw_several_weights:
@@ -137,7 +140,7 @@ def _set(case: Case, findings: Findings) -> set[Shown]:
     if factor is None:
         return _unexplained(case, findings)
     if not factor.is_known:
-        return _open(window, findings, "changed.coarse")
+        return {FACTS["changed.coarse"]}
     case.remember(factor)
     shows = factors.judge(case, case.kappa(factor), findings)
     if not shows and hypotheses.adds_to_the_last(case):

@@ -101,7 +101,8 @@ class Findings:
     """causes: violations. open: facts that are not judged, by code. lacks: why the watch did not see all.
 
     steps: how many steps of a rank were judged, by what each shows beyond the usual: nothing in a step that is right.
-    seen: by property, how often something of the kind was looked at and right.
+    coarse: how many more have gradients that are too coarse or too small to judge. seen: by property, how often something
+    was looked at and right.
     unsolved: systems of equations of steps that say nothing alone. factors: of each set of parameters that were clipped
     together the rank, what its factor looks like, and whether it is right. histories: of each optimizer, see
     `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: of each line that a site names, by
@@ -112,6 +113,7 @@ class Findings:
     open: dict[str, Open] = field(default_factory=dict)
     lacks: list[Said] = field(default_factory=list)
     outcomes: Counter[frozenset[Shown]] = field(default_factory=Counter)
+    coarse: int = 0
     seen: Counter[Property] = field(default_factory=Counter)
     old: dict[str, int] = field(default_factory=dict)
     unsolved: list[Any] = field(default_factory=list)
@@ -189,6 +191,7 @@ class Findings:
         for lack in other.lacks:
             self.lack(lack)
         self.outcomes.update(other.outcomes)
+        self.coarse += other.coarse
         self.seen.update(other.seen)
 
 

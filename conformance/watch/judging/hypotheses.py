@@ -14,13 +14,14 @@ from typing import TypeAlias
 
 from conformance.watch.judging import apart, factors
 from conformance.watch.judging.agreement import use_the_same
-from conformance.watch.judging.case import Case, Choose
+from conformance.watch.judging.case import AMPLE, Case, Choose
 from conformance.watch.judging.divided_alone import divided_alone
 from conformance.watch.judging.exchanged import exchanged
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
 from conformance.watch.judging.repeated import Column, are_added_again, done_again
-from conformance.watch.judging.system import AMPLE, System, factors_of, system_of
+from conformance.watch.judging.system import System, factors_of, system_of
+from conformance.watch.judging.weights import weigh_alike
 
 _MANY_ELEMENTS = 64
 
@@ -177,13 +178,13 @@ def _is_known(factor: Factor | None) -> bool:
     return factor is not None and factor.is_known
 
 
-def solved(system: System) -> Finding | Said:
+def solved(system: System) -> Finding | Said | set[Shown]:
     """What the factors of the ranks and backward passes say."""
     of = factors_of(system)
     return of if isinstance(of, Said) else _of_factors(system.case, of)
 
 
-def _of_factors(case: Case, of: dict[Column, float]) -> Finding | Said:
+def _of_factors(case: Case, of: dict[Column, float]) -> Finding | Said | set[Shown]:
     table = _table(of)
     if any(is_old and factor for (_, _, is_old), factor in of.items()):
         # A backward pass adds to what is left over, so both count alike, unless the script shrinks what is left.
@@ -197,6 +198,8 @@ def _of_factors(case: Case, of: dict[Column, float]) -> Finding | Said:
             return found
     if case.clipped_between:
         return said("clipping.between", table=table)
+    if weigh_alike(case.together, of):
+        return set()
     return (
         said("micro.weighted", table=table)
         if len({place for _, place, _ in of}) > 1

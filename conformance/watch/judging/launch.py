@@ -215,6 +215,8 @@ class Launch:
                 self._detached[rank].finish(rank, stream)
         if "watch/means-averaged" in laws_of(self.findings.causes.values()):
             self.findings.open.pop("ranks.sum", None)
+        if self.findings.coarse > self.findings.steps:
+            self.findings.leave_open(said("changed.coarse"), self.findings.coarse)
         groups = self._suspicions.groups
         if groups - {self.ranks} and self.ranks > 1:
             self.findings.leave_open(said("ranks.groups", size=min(groups), ranks=self.ranks))
@@ -349,6 +351,8 @@ class Launch:
             return
         self._unsolved.pop(at, None)
         found = hypotheses.solved(system)
+        if isinstance(found, set):
+            return
         if isinstance(found, Said):
             self._solved.feed([(window.rank, None, False)], here)
             self.findings.leave_open(found, step=window.index, site=window.site)

@@ -8,7 +8,7 @@ is wrong: the number of ranks, of passes, of a full window, or 1 over one of the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from math import isclose
 
 from conformance.watch import records
@@ -69,6 +69,21 @@ def is_mean_of_all(together: Together) -> bool:
     targets = [of_one_target(one) for one in passes_of(here) if factor_of(one)]
     is_of_all = len(here) == together.ranks and near(sum(weights), 1)
     return is_of_all and min(targets) > 0 and (are_alike(weights) or are_alike(targets))
+
+
+def weigh_alike(together: Together, factors: Mapping[tuple[int, int, bool], float]) -> bool:
+    """Whether all targets of a step weigh the same, although its passes count with different factors: it is a mean over
+    all targets. factors: by rank, place of the pass in its window, and whether an earlier step left it."""
+    passes = {
+        (window.rank, place, False): window.backwards[number]
+        for window in together.here
+        for place, number in enumerate(sorted(window.backwards))
+    }
+    if not all(column in passes and targets_of(passes[column]) for column in factors):
+        return False
+    weights = [factor * of_one_target(passes[column]) for column, factor in factors.items()]
+    total = sum(weight * targets_of(passes[column]) for weight, column in zip(weights, factors, strict=True))
+    return are_alike(weights) and near(total, 1)
 
 
 def are_batches(passes: Collection[records.Backward]) -> bool:

@@ -51,15 +51,15 @@ def headline(of: Outcome, findings: Findings) -> str:
         return f"{sentence(findings.lacks[0])}."
     if not of.steps:
         return "No step of a torch optimizer was seen."
-    proven = min((row.proven for row in of.rows if row.property in CORE), default=0)
+    proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
     openly = f"; {plural(of.open, 'row')} open" if of.open else ""
     return f"{proven} of {plural(of.steps, 'step')} used the correct gradients{openly}."
 
 
 def counted(row: Row) -> str:
     """How often the property was as expected."""
-    unit = _UNITS.get(row.property, "step")
-    if row.property in CORE:
+    unit = _UNITS.get(row.of, "step")
+    if row.of in CORE:
         return f"{row.proven} of {plural(row.judged, unit)}"
     return plural(row.proven, unit) if row.proven else ""
 
@@ -69,7 +69,7 @@ def open_facts(row: Row) -> list[str]:
     found = []
     for fact in row.open:
         value = fact.shows[1]
-        settles = f"; if intended: --expect {row.property.value}={value}" if value is not None else ""
+        settles = f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
         found.append(f"{sentence(fact.says)} ({times(fact.count)}){settles}")
     return found
 
@@ -93,7 +93,7 @@ def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | 
     yield f"{whole.summary.title}: {whole.summary.detail}"
     for row in of.rows:
         for text in row_texts(row):
-            yield f"  {row.property.value:13} {row.state:6}  {visible(one_line(text))}"
+            yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"
     yield from (f"  not seen: {visible(one_line(lack))}" for lack in lacks(findings))
     for card in whole.cards:
         yield ""

@@ -40,7 +40,7 @@ def _rows(of: Outcome) -> Table:
     table.add_column()
     for row in of.rows:
         for number, text in enumerate(row_texts(row)):
-            name = f"  {row.property.value}" if number == 0 else ""
+            name = f"  {row.of.value}" if number == 0 else ""
             state = Text(row.state if number == 0 else "", STYLES[_TONES[row.state]])
             table.add_row(name, state, Text(one_line(text)))
     return table
