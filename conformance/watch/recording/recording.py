@@ -119,6 +119,11 @@ class Recording:
         return zlib.crc32(repr(self.sites.own(sys._getframe(1))).encode())
 
     @property
+    def within(self) -> int | None:
+        """The number of the backward pass that is running; None between passes."""
+        return self.backwards if "backward" in self.inside else None
+
+    @property
     def is_with_others(self) -> bool:
         """Whether there are ranks to compare this one with."""
         return surroundings.world() > 1

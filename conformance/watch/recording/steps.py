@@ -246,6 +246,7 @@ class _Steps:
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
             is_own=not self._reader(optimizer).__module__.startswith("torch."),
             is_elsewhere=self._is_elsewhere,
+            within=recording.within,
         )
         return record, gradients
 
