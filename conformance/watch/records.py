@@ -396,12 +396,13 @@ class Weighed(Record):
 
 @dataclass(slots=True)
 class Buffers(Record):
-    """What a model keeps that is not trained, after some steps: buffers, and then so many frozen parameters. values: a
-    sketch of each."""
+    """What models keep that is not trained, after some steps of an optimizer: buffers, and then so many frozen
+    parameters. values: a sketch of each."""
 
     names: list[str]
     values: Sketches
     frozen: int = 0
+    optimizer: int = -1
 
 
 @dataclass(slots=True)

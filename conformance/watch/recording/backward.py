@@ -71,8 +71,9 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
             times = None
         is_given = times != 1.0
         divided = losses.of(root, times)
-        coverage.look(root)
-        note_weights(recording)
+        calls = recording.own_calls()
+        coverage.look(root, calls)
+        note_weights(recording, calls)
         moving.begin()
         recording.backwards += 1
         recording.seen = recording.versions()
@@ -104,7 +105,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 divided.of_terms,
                 divided.ignored,
                 any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
-                recording.own_calls(),
+                calls,
                 divided.made_by,
             )
         )

@@ -16,7 +16,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
 from conformance.watch.recording import elsewhere
-from conformance.watch.recording.buffers import note_buffers
+from conformance.watch.recording.buffers import Buffers
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
@@ -77,6 +77,7 @@ class _Steps:
         self._versions: records.Versions = {}
         self._is_elsewhere = False
         self._search = Search()
+        self._buffers = Buffers(recording)
 
     @property
     def is_in_one(self) -> bool:
@@ -147,7 +148,7 @@ class _Steps:
             if number not in self._recording.steps:
                 note_wrapped(self._recording, number, optimizer)
             self._recording.steps[number] = self._recording.steps.get(number, 0) + 1
-            note_buffers(self._recording)
+            self._buffers.note(number)
             self._recording.flush()
             limit = self._recording.settings.steps
             if limit is not None and all(count >= limit for count in self._recording.counts()):
