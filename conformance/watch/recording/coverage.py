@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.watch import records
+from conformance.watch.recording import holders
 from conformance.watch.recording.parameters import own
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
@@ -30,6 +31,7 @@ class Coverage:
         self._unheld: dict[int, torch.nn.Parameter] = {}
         self._frozen: dict[int, weakref.ref[torch.Tensor]] = {}
         self._unfrozen: dict[int, tuple[int, torch.Tensor, torch.nn.Parameter]] = {}
+        self._names: dict[int, str] = {}
         self._windows: dict[int, tuple[int, int]] = {}
         self._left: dict[int, list[str]] = {}
         self._first: dict[int, tuple[int, torch.Tensor]] = {}
@@ -62,6 +64,7 @@ class Coverage:
         held = [key for key, one in self._unheld.items() if known(one)]
         for key in held:
             del self._unheld[key]
+        self._name_all(found)
         before, self._left[calls] = self._left.get(calls, []), self._left_behind(found, steps)
         is_known = found.keys() <= self._unheld.keys() and not held
         self._unheld |= found
@@ -141,11 +144,26 @@ class Coverage:
         """(3,): of what this rank has of it, wherever it is moved in between."""
         return self._recording.parameters.sketches([(WHOLE, parameter.data)])[0].cpu()
 
+    def _name_all(self, found: dict[int, torch.nn.Parameter]) -> None:
+        """Of models that never go forward by themselves, or not first, no names are known yet."""
+        for key in self._names.keys() - self._unheld.keys() - found.keys():
+            del self._names[key]
+        nameless = [one for key, one in found.items() if key not in self._names and self._known_name(one) is None]
+        if nameless:
+            # One that no module holds is looked for once.
+            self._names |= {id(one): _by_shape(one) for one in nameless} | holders.names(nameless)
+
     def _name(self, parameter: torch.nn.Parameter) -> str:
+        return self._known_name(parameter) or self._names.get(id(parameter)) or _by_shape(parameter)
+
+    def _known_name(self, parameter: torch.nn.Parameter) -> str | None:
         # While FSDP2 has gathered it, the model holds another one in its place.
         whole = getattr(parameter, "_conformance_whole", lambda: None)()
-        name = self._recording.parameters.name(parameter) or getattr(whole, "_param_fqn", None)
-        return name or f"a parameter of shape {tuple(parameter.shape)}"
+        return self._recording.parameters.name(parameter) or getattr(whole, "_param_fqn", None)
+
+
+def _by_shape(parameter: torch.Tensor) -> str:
+    return f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def _has_values(parameter: torch.Tensor) -> bool:
