@@ -95,7 +95,8 @@ class Backward(Record):
     samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
     with something that is not known. of_terms: what single terms of it are divided by. ignored: how many targets were
     left out of the mean or sum. waits: DDP was told not to synchronize after it. own_calls: as calls, of those in the
-    script's own files. made_by: the node of the loss below all that it is multiplied with, by name."""
+    script's own files. made_by: the node of the loss below all that it is multiplied with, by name. global_divisors:
+    the divisors that are sums or means over ranks, reduced since the last step."""
 
     backward: int
     scale: float | None
@@ -125,6 +126,7 @@ class Backward(Record):
     waits: bool = False
     own_calls: int = 0
     made_by: str = ""
+    global_divisors: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -23,10 +23,13 @@ from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.loading import Loading
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.reduced import Reduced
 from conformance.watch.recording.weights import note_weights
 
 
-def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving) -> Seams:
+def observe(
+    recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving, reduced: Reduced
+) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
     again, coverage, gathered = Again(), Coverage(recording), Gathered(recording, leaves.see)
     cut_off = CutOff()
@@ -107,6 +110,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
                 calls,
                 divided.made_by,
+                reduced.among(divided.divisors),
             )
         )
         inputs.begin()
