@@ -45,6 +45,14 @@ def gathered_into_one(count):
     return parts.sum()
 
 
+def nothing(count):
+    """Nor what differs in size."""
+    dist.all_reduce(torch.zeros(0))
+    dist.all_gather([torch.zeros(0), torch.zeros(0)], torch.zeros(0))
+    dist.all_gather([torch.zeros(1), torch.zeros(2)], torch.zeros(1))
+    return torch.tensor(count)
+
+
 def large(count):
     total = torch.full((100,), count)
     dist.all_reduce(total)
@@ -65,6 +73,7 @@ def large(count):
         (lambda loss: loss / gathered_into_one(7.0), [14.0]),
         (lambda loss: loss / summed(7.0) / 4, [7.0]),
         (lambda loss: loss / 7.0, []),
+        (lambda loss: loss / nothing(7.0), []),
         (lambda loss: loss / (summed(8.0) - 1), []),
         (lambda loss: loss / large(7.0), []),
     ],

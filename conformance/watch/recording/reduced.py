@@ -13,6 +13,7 @@ import torch
 
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.watch.recording.holdings import is_plain
 from conformance.watch.recording.recording import Recording
 
 _MOST, _MOST_ELEMENTS = 32, 8
@@ -48,12 +49,20 @@ class Reduced:
         if ranks < 2 or name not in _SUMS:
             return
         tensors = [result] if isinstance(result, torch.Tensor) else [*_flat(result)]
-        if _SUMS[name] and len(tensors) == 1 and tensors[0].numel() % ranks == 0:
-            tensors = [*tensors[0].detach().reshape(ranks, -1)] if tensors[0].numel() <= ranks * _MOST_ELEMENTS else []
-        if any(one.numel() > _MOST_ELEMENTS or one.is_complex() or one.layout != torch.strided for one in tensors):
+        if not tensors or not all(map(is_plain, tensors)):
             return
-        groups = [tensors] if _SUMS[name] else [[one] for one in tensors]
-        self._found += [_Reduced(self._steps, ranks, [one.detach() for one in group]) for group in groups if group]
+        is_one, size = len(tensors) == 1, tensors[0].numel()
+        if not _SUMS[name]:
+            for one in tensors:
+                self._add(ranks, [one])
+        elif is_one and 0 < size <= ranks * _MOST_ELEMENTS and size % ranks == 0:
+            self._add(ranks, [*tensors[0].detach().reshape(ranks, -1)])
+        elif not is_one and all(one.numel() == size for one in tensors):
+            self._add(ranks, tensors)
+
+    def _add(self, ranks: int, parts: Sequence[torch.Tensor]) -> None:
+        if parts[0].numel() <= _MOST_ELEMENTS and not parts[0].is_complex():
+            self._found.append(_Reduced(self._steps, ranks, [one.detach() for one in parts]))
 
     def among(self, numbers: Sequence[float]) -> list[float]:
         """Those of these numbers that ranks have summed up or averaged since the last step."""
