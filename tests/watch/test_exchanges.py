@@ -33,6 +33,19 @@ class Summed(torch.autograd.Function):
         return gradient, None
 
 
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        # torch has renamed it.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(torch.zeros(2 * len(gradient), *gradient.shape[1:]), gradient.contiguous())
+        return gradient
+
+
 def of_batch_norm(namespace):
     """As if torch's own synchronized batch norm did so."""
     exec("def reduce(dist, tensor): dist.all_reduce(tensor)", namespace)
@@ -55,6 +68,7 @@ class Normed(torch.autograd.Function):
     [
         (lambda value: Summed.apply(value, True), False, [[2, 3]]),
         (lambda value: Summed.apply(value, False), False, []),
+        (Gathered.apply, False, [[2, 3]]),
         (Normed.apply, False, []),
         (torch.clone, False, []),
         (torch.clone, True, []),

@@ -85,7 +85,7 @@ class Launch:
         self._owners = Owners(ranks, findings)
         self._lacking = Lacking(findings)
         self._blind: set[int] = set()
-        self._buffers: dict[int, records.Buffers] = {}
+        self._buffers: dict[int, dict[int, records.Buffers]] = defaultdict(dict)
         self._histories: dict[Key, History] = {}
 
     def begin(self, rank: int, stream: Stream) -> None:
@@ -110,9 +110,10 @@ class Launch:
                     self.findings.lack(said("recorder-failed", observer=record.observer, error=record.error))
                 self.blind(rank)
             case records.Buffers():
-                self._buffers[rank] = record
-                if len(self._buffers) == self.ranks > 1:
-                    agreement.judge_buffers(self._buffers, self.findings)
+                of_step = self._buffers[record.optimizer]
+                of_step[rank] = record
+                if len(of_step) == self.ranks > 1:
+                    agreement.judge_buffers(of_step, self.findings)
             case records.Weighed():
                 self._pairing.weigh(rank, self.streams[rank].clock, record)
                 self._owners.weigh(rank, record)

@@ -23,10 +23,13 @@ from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.loading import Loading
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.reduced import Reduced
 from conformance.watch.recording.weights import note_weights
 
 
-def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving) -> Seams:
+def observe(
+    recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving, reduced: Reduced
+) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
     again, coverage, gathered = Again(), Coverage(recording), Gathered(recording, leaves.see)
     cut_off = CutOff()
@@ -71,8 +74,9 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
             times = None
         is_given = times != 1.0
         divided = losses.of(root, times)
-        coverage.look(root)
-        note_weights(recording)
+        calls = recording.own_calls()
+        coverage.look(root, calls)
+        note_weights(recording, calls)
         moving.begin()
         recording.backwards += 1
         recording.seen = recording.versions()
@@ -104,8 +108,9 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 divided.of_terms,
                 divided.ignored,
                 any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
-                recording.own_calls(),
+                calls,
                 divided.made_by,
+                reduced.among(divided.divisors),
             )
         )
         inputs.begin()

@@ -68,7 +68,7 @@ def observe(recording: Recording, moving: Moving) -> Seams:
         numbers = recording.parameters.numbers(parameters)
         if numbers:
             moved = recording.parameters.waits(parameters) and moving.has_moved(numbers)
-            recording.note(records.Cleared(numbers, recording.versions(), recording.site(), moved))
+            recording.note(records.Cleared(numbers, recording.versions(), recording.site(), moved, recording.within))
 
     yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
     yield replaced(torch.nn.Module, "zero_grad", by_module)

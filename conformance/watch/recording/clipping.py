@@ -67,6 +67,7 @@ def around(recording: Recording, function: Callable[..., Any]) -> Callable[..., 
                 recording.site(),
                 used_up,
                 strange,
+                recording.within,
             )
         )
         return result

@@ -38,7 +38,8 @@ def observe(recording: Recording) -> Seams:
         limit, norm = getattr(wrapper, "clip_grad", 0.0), getattr(wrapper, "_global_grad_norm", None)
         if limit and norm is not None:
             held = [known.number for known, _ in recording.parameters.held(optimizer)]
-            recording.note(records.Clipped("norm", held, float(limit), float(norm), len(held), recording.site()))
+            given, site, within = len(held), recording.site(), recording.within
+            recording.note(records.Clipped("norm", held, float(limit), float(norm), given, site, within=within))
 
     def classes(module: ModuleType) -> Seams:
         yield replaced(getattr(module, WRAPPERS[module.__name__]), "__init__", construct)

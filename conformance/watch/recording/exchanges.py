@@ -1,8 +1,10 @@
-"""Collectives of a script's own within a backward pass, as those around a layer that is split over the ranks."""
+"""Collectives of a script's own: those in a backward pass, as around a layer that is split over the ranks, and those
+of small tensors."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -12,10 +14,12 @@ from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.reduced import Reduced
 
 _NAMES = (
-    *("allreduce", "allgather", "_allgather_base", "reduce_scatter", "_reduce_scatter_base"),
-    *("alltoall", "alltoall_base", "broadcast", "reduce", "gather", "scatter", "send", "recv"),
+    *("allreduce", "allgather", "_allgather_base", "all_gather_single"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "broadcast", "reduce", "gather", "scatter", "send", "recv"),
 )
 """Methods of a process group. What DDP reduces in C++ calls none of them."""
 
@@ -25,25 +29,36 @@ _MOST = 64
 """Of such records: gradients may come in another order each time."""
 
 
-def observe(recording: Recording, leaves: Leaves) -> Seams:
-    """Notes `Exchanged`."""
+def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
+    """Notes `Exchanged`, and keeps what is reduced outside of backward passes."""
     if not torch.distributed.is_available():
         return
     from torch.distributed.distributed_c10d import ProcessGroup
 
     noted: set[frozenset[int]] = set()
 
-    def issue(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-        if "backward" in recording.inside and len(noted) < _MOST and _is_of_a_function(sys._getframe()):
+    def around(name: str) -> Callable[..., Any]:
+        def issue(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+            if "backward" in recording.inside:
+                note(group, sys._getframe())
+                return original(group, *args, **kwargs)
+            result = original(group, *args, **kwargs)
+            if args:
+                reduced.keep(name, group.size(), args[0])
+            return result
+
+        return issue
+
+    def note(group: Any, frame: FrameType) -> None:
+        if len(noted) < _MOST and _is_of_a_function(frame):
             numbers = frozenset(leaves.reached)
             if numbers and numbers not in noted and group.size() > 1:
                 noted.add(numbers)
                 recording.note(records.Exchanged(sorted(numbers)))
-        return original(group, *args, **kwargs)
 
     for name in _NAMES:
         if name in vars(ProcessGroup):
-            yield replaced(ProcessGroup, name, issue)
+            yield replaced(ProcessGroup, name, around(name))
 
 
 def _is_of_a_function(frame: FrameType | None) -> bool:

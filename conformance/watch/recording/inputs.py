@@ -98,6 +98,7 @@ class Inputs:
         self.end()
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)
+            self._recording.numbers.of("root", module)
             self._recording.parameters.note_names(module)
         self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")

@@ -87,7 +87,9 @@ class Known:
         self.is_in_window, self.sample = True, sample_of(self.windows)
         turns = self.beside // AT_ONCE
         if self.sample != WHOLE and turns > 1:
-            self.sample = UNREAD if (self.number + self.windows) % turns else self.sample // turns
+            # Each round begins one later: what has a gradient in every other window has its turn, too.
+            turn = self.number + self.windows + self.windows // turns
+            self.sample = UNREAD if turn % turns else self.sample // turns
 
     def step(self, gradient: torch.Tensor | None, *, is_looked_at: bool) -> None:
         """A window ends, in which `gradient` was used."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +34,7 @@ class Recording:
     numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
     given. inside: what is being done, such as "step". backwards: how many there have been, and seen: the weights that
     the last one saw. roots: the outermost modules that went forward to train. wrappers: DDP's. steps: how many each
-    optimizer has made. stop: ends the recording.
+    optimizer has made. passes: how many backward passes came from the same calls. stop: ends the recording.
     """
 
     def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
@@ -58,6 +59,7 @@ class Recording:
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.steps: dict[int, int] = {}
+        self.passes: Counter[int] = Counter()
         self.parameters = Parameters(self.note, self.sketching, self.roots)
         self.stop: Callable[[], None] = lambda: None
         self.before_writing: list[Callable[[], None]] = []
@@ -117,6 +119,11 @@ class Recording:
     def own_calls(self) -> int:
         """A fingerprint of the calls in the user's own files that led here."""
         return zlib.crc32(repr(self.sites.own(sys._getframe(1))).encode())
+
+    @property
+    def within(self) -> int | None:
+        """The number of the backward pass that is running; None between passes."""
+        return self.backwards if "backward" in self.inside else None
 
     @property
     def is_with_others(self) -> bool:

@@ -33,7 +33,8 @@ def observe(recording: Recording) -> Seams:
         if not begins(scaler, "unscale"):
             return original(scaler, optimizer)
         sizes = _sizes(optimizer) if looks(optimizer) else (None, None)
-        recording.note(records.Unscaled(recording.optimizer(optimizer), scaler.get_scale(), recording.site(), *sizes))
+        number, factor = recording.optimizer(optimizer), scaler.get_scale()
+        recording.note(records.Unscaled(number, factor, recording.site(), *sizes, within=recording.within))
         with _Inside(recording, "unscale"):
             return original(scaler, optimizer)
 

@@ -21,6 +21,7 @@ from conformance.watch.recording import (
     inputs,
     leaves,
     loading,
+    reduced,
     scaling,
     schedules,
     steps,
@@ -69,7 +70,7 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
     has a recorder of its own, from the start. ledger: that of the folder, if it is mapped already."""
     recording = Recording(folder, settings, ledger)
     at_leaves, moving, loaded = leaves.Leaves(recording), clearing.Moving(recording), loading.Loading()
-    fed = inputs.Inputs(recording, loaded)
+    fed, small = inputs.Inputs(recording, loaded), reduced.Reduced(recording)
     _follow_forks()
     _latest.append(recording)
     with ExitStack() as stack:
@@ -95,7 +96,7 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
             (leaves, partial(leaves.observe, recording, at_leaves)),
             (inputs, partial(inputs.observe, recording, fed)),
             (loading, partial(loading.observe, recording, loaded)),
-            (backward, partial(backward.observe, recording, at_leaves, fed, loaded, moving)),
+            (backward, partial(backward.observe, recording, at_leaves, fed, loaded, moving, small)),
             (deepspeed, partial(deepspeed.observe, recording)),
             (steps, partial(steps.observe, recording)),
             (clearing, partial(clearing.observe, recording, moving)),
@@ -103,7 +104,8 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
             (scaling, partial(scaling.observe, recording)),
             (schedules, partial(schedules.observe, recording)),
             (groups, partial(groups.observe, recording)),
-            (exchanges, partial(exchanges.observe, recording, at_leaves)),
+            (exchanges, partial(exchanges.observe, recording, at_leaves, small)),
+            (reduced, partial(reduced.observe, small)),
             (weights, partial(weights.observe, recording)),
         ):
             harmless(enter, observer.__name__)(observe)

@@ -12,11 +12,19 @@ from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 
 
-def note_weights(recording: Recording) -> None:
-    """Note `Weighed` after 1 to 8 backward passes, after 10, 12, 14, 16, 20, 24 ..., if there are other ranks."""
-    done = recording.backwards
-    if recording.is_with_others and not done & ((1 << max(0, done.bit_length() - 3)) - 1):
+def note_weights(recording: Recording, calls: int) -> None:
+    """Note `Weighed` after 0 to 8 backward passes, after 10, 12, 14, 16, 20, 24 ..., of all that there are or of those
+    with these calls, if there are other ranks."""
+    if not recording.is_with_others:
+        return
+    done = recording.passes[calls]
+    recording.passes[calls] += 1
+    if _is_time(recording.backwards) or _is_time(done):
         _note(recording, last=False)
+
+
+def _is_time(done: int) -> bool:
+    return not done & ((1 << max(0, done.bit_length() - 3)) - 1)
 
 
 def observe(recording: Recording) -> Seams:

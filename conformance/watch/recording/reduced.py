@@ -1,0 +1,110 @@
+"""Numbers that the ranks have reduced together, such as how many targets a step has: losses may be divided by them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isclose
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from conformance.trace.seams.importing import when_imported
+from conformance.trace.seams.patching import Seams, replaced
+from conformance.watch.recording.holdings import is_plain
+from conformance.watch.recording.recording import Recording
+
+_MOST, _MOST_ELEMENTS = 32, 8
+"""Tensors of a window, and elements of each: gradients are larger."""
+
+_NEAR = 1e-6
+"""Relative: how the inverse of a float32 is rounded."""
+
+_SUMS = {"allreduce": False, "allgather": True, "all_gather_single": True, "_allgather_base": True}
+"""Methods of a process group that tell each rank of all, and whether the script has to sum up what it gets."""
+
+_HOROVOD = "horovod.torch.mpi_ops"
+
+
+@dataclass(slots=True)
+class _Reduced:
+    """steps: how many all optimizers had made by then. ranks: how many were asked. parts: what is summed up."""
+
+    steps: int
+    ranks: int
+    parts: Sequence[torch.Tensor]
+
+
+class Reduced:
+    """Keeps the small tensors themselves: what the script does with them in place, they show."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._found: deque[_Reduced] = deque(maxlen=_MOST)
+
+    def keep(self, name: str, ranks: int, result: Any) -> None:
+        """name: of the method. result: the first that it is given, which is changed."""
+        if ranks < 2 or name not in _SUMS:
+            return
+        tensors = [result] if isinstance(result, torch.Tensor) else [*_flat(result)]
+        if not tensors or not all(map(is_plain, tensors)):
+            return
+        is_one, size = len(tensors) == 1, tensors[0].numel()
+        if not _SUMS[name]:
+            for one in tensors:
+                self._add(ranks, [one])
+        elif is_one and 0 < size <= ranks * _MOST_ELEMENTS and size % ranks == 0:
+            self._add(ranks, [*tensors[0].detach().reshape(ranks, -1)])
+        elif not is_one and all(one.numel() == size for one in tensors):
+            self._add(ranks, tensors)
+
+    def _add(self, ranks: int, parts: Sequence[torch.Tensor]) -> None:
+        if parts[0].numel() <= _MOST_ELEMENTS and not parts[0].is_complex():
+            self._found.append(_Reduced(self._steps, ranks, [one.detach() for one in parts]))
+
+    def among(self, numbers: Sequence[float]) -> list[float]:
+        """Those of these numbers that ranks have summed up or averaged since the last step."""
+        while self._found and self._found[0].steps != self._steps:
+            self._found.popleft()
+        if not numbers or not self._found:
+            return []
+        values = [value for one in self._found for value in _values(one)]
+        return [number for number in numbers if any(isclose(number, value, rel_tol=_NEAR) for value in values)]
+
+    @property
+    def _steps(self) -> int:
+        return sum(self._recording.steps.values())
+
+
+def _flat(several: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for one in several:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _flat(one)
+
+
+def _values(one: _Reduced) -> list[float]:
+    """Sums, and means over the ranks, of each element."""
+    sums = torch.stack([part.flatten().double() for part in one.parts]).sum(0).tolist()
+    return sums + [value / one.ranks for value in sums]
+
+
+def observe(reduced: Reduced) -> Seams:
+    """Keeps what Horovod reduces. torch's process groups are seen elsewhere."""
+
+    def around(module: ModuleType, name: str) -> Callable[..., Any]:
+        def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            reduced.keep(name, module.size(), result)
+            return result
+
+        return call
+
+    def functions(module: ModuleType) -> Seams:
+        for name in _SUMS.keys() & vars(module).keys():
+            yield replaced(module, name, around(module, name))
+
+    yield when_imported(_HOROVOD, functions)
