@@ -17,8 +17,8 @@ Expected: TypeAlias = Mapping[Property, str]
 
 @dataclass(frozen=True)
 class Row:
-    """of: a property. proven, judged: in how many steps or other cases it was looked at, and was as expected. value: what
-    that is. wrong: violations. open: facts that are not judged."""
+    """of: a property. proven, judged: in how many steps or other cases it was as expected, and was looked at. value:
+    what is expected. wrong: violations. open: facts that are not judged."""
 
     of: Property
     value: str
@@ -100,10 +100,14 @@ def _counts(of: Property, findings: Findings, stated: Expected) -> tuple[int, in
         return findings.seen[of], findings.seen[of]
     proven = 0
     for shows, count in findings.outcomes.items():
-        blocking = [(one, shown) for one, shown in shows if one in CORE and stated.get(Property(one)) != shown]
+        blocking = [(one, shown) for one, shown in shows if one in CORE and not _is_stated(one, shown, stated)]
         # What is not known of a step is not known of any of the three.
         proven += count * (not any(one == of or shown is None for one, shown in blocking))
     return proven, findings.steps
+
+
+def _is_stated(of: object, shown: object, stated: Expected) -> bool:
+    return isinstance(of, Property) and of in stated and stated[of] == shown
 
 
 def _against(fact: Open, of: Property, value: str) -> Cause:

@@ -46,9 +46,9 @@ class Together:
 
     ranks: how many average together. partitioned: parameters of which each rank has a part, see `apart.py`. is_joined:
     whether ranks may run out of data. hooks: communication hooks. factors: by the parameters that were clipped together
-    and by rank, what a step used of the sum of all gradients, where there are equations enough. own: those of them where
-    this rank's gradients alone explain the step as well. kappas: by rank, the factors over the right ones. shortened: by
-    rank, factors below 1, with the norms of what was used with them.
+    and by rank, what a step used of the sum of all gradients, where there are equations enough. own: those of them
+    where this rank's gradients alone explain the step as well. kappas: by rank, the factors over the right ones.
+    shortened: by rank, factors below 1, with the norms of what was used with them.
     """
 
     windows: Sequence[Window | None]

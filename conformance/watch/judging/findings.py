@@ -101,8 +101,8 @@ class Findings:
     """causes: violations. open: facts that are not judged, by code. lacks: why the watch did not see all.
 
     steps: how many steps of a rank were judged, by what each shows beyond the usual: nothing in a step that is right.
-    coarse: how many more have gradients that are too coarse or too small to judge. seen: by property, how often something
-    was looked at and right.
+    coarse: how many more have gradients that are too coarse or too small to judge. seen: by property, how often
+    something was looked at and right.
     unsolved: systems of equations of steps that say nothing alone. factors: of each set of parameters that were clipped
     together the rank, what its factor looks like, and whether it is right. histories: of each optimizer, see
     `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: of each line that a site names, by
