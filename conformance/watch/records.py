@@ -52,7 +52,8 @@ class Source(Record):
 @dataclass(slots=True)
 class Parameter(Record):
     """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
-    that sketches do not follow. shard: which of them is on this rank."""
+    that sketches do not follow. shard: which of them is on this rank. is_part: each rank has a part, and its backward
+    passes compute the whole gradient of that."""
 
     parameter: int
     shape: list[int]
@@ -60,6 +61,7 @@ class Parameter(Record):
     shards: int
     name: str | None
     shard: int = 0
+    is_part: bool = False
 
 
 @dataclass(slots=True)

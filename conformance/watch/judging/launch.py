@@ -76,7 +76,7 @@ class Launch:
         self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
         self._numbering, self._replicas = Numbering(), Replicas()
         self._hand_clips = HandClips(findings)
-        self._is_joined = False
+        self._is_joined = self._is_split = False
         self._first: Window | None = None
         self._discarded = Discarded(findings)
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
@@ -192,7 +192,8 @@ class Launch:
         if is_whole and not self._blind:
             self._owners.judge_left_over(self.streams)
         self._kept.finish(self._first, self._pairing, is_sampled=self._epochs.is_sampled)
-        averages = self._suspicions.averages
+        # Ranks that compute one model together read the same samples.
+        averages = self._suspicions.averages and not self._is_split
         self._samples.finish(averages=averages)
         self._epochs.finish(averages=averages)
         judges = (
@@ -306,10 +307,14 @@ class Launch:
         self._take(own, here)
 
     def _partitioned(self, here: Sequence[Window]) -> frozenset[int]:
-        """Parameters that differ from the start, outside of a wrapper, in a model that the ranks compute together: its
-        backward pass has collectives, or each rank has the loss of another line, as the stages of a pipeline do."""
+        """Parameters that are parts of one tensor, as in tensor parallelism; or that differ from the start, outside of
+        a wrapper, in a model that the ranks compute together: its backward pass has collectives, or each rank has the
+        loss of another line, as the stages of a pipeline do."""
         is_split = len(self._suspicions.exchanging) == self.ranks > 1 or are_stages(here)
-        return frozenset(self._replicas.apart - self._suspicions.inside) if is_split else frozenset()
+        parts = {number for number, one in self.streams[here[0].rank].parameters.items() if one.is_part}
+        found = frozenset(parts | (self._replicas.apart - self._suspicions.inside if is_split else set()))
+        self._is_split |= bool(found)
+        return found
 
     def _judge_right(self, together: Together) -> None:
         """A step that used what was computed, and nothing else."""

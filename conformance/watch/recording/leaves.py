@@ -62,7 +62,7 @@ class Leaves:
         self._left: list[_Left] = []
         self._before: list[tuple[Known, Taken]] = []
         self._entries: list[tuple[Known, Taken]] = []
-        self._see = harmless(self._noting)
+        self._see, self._see_part = harmless(self._noting), harmless(self._noting_part)
         self._see_first = harmless(self._noting_first)
         recording.before_writing.append(harmless(self.close))
 
@@ -73,7 +73,7 @@ class Leaves:
         known_ones = self._recording.parameters.all()
         self._begin([(known, parameter) for known, parameter in known_ones if not known.is_in_window])
         for known, parameter in known_ones:
-            if (known.pieces and not known.is_flat) or known.is_cut_otherwise or not parameter.requires_grad:
+            if known.is_cut_otherwise or not parameter.requires_grad:
                 continue
             hooks = parameter._backward_hooks
             if known.handle is not None and hooks and next(reversed(hooks)) == known.handle.id:
@@ -86,7 +86,9 @@ class Leaves:
                 for key in [key for key in hooks if key != known.first.id]:
                     # The engine goes by the order in which they were put in.
                     hooks[key] = hooks.pop(key)
-            known.handle = parameter.register_hook(_unsaved(partial(self._see, known, None)))
+            is_cut = known.pieces and not known.is_flat
+            see = partial(self._see_part, known) if is_cut else partial(self._see, known, None)
+            known.handle = parameter.register_hook(_unsaved(see))
 
     def disarm(self) -> None:
         """Take our hooks off."""
@@ -203,6 +205,15 @@ class Leaves:
             return
         if self._is_armed and known.is_read and not (self._recording.in_grad or self._recording.in_node):
             self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
+
+    def _noting_part(self, known: Known, gradient: torch.Tensor | None) -> None:
+        """A tensor that is cut over the ranks gets a gradient itself. FSDP2's get none, and what was gathered in the
+        forward pass was seen there."""
+        if not self._is_armed or gradient is None or any(one is known for one, _ in self._taken):
+            return
+        if known.pieces:
+            self._recording.parameters.take_part(known)
+        self._noting(known, None, gradient)
 
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
         # Autograd has no gradient where nobody uses an output of a node of several.

@@ -44,6 +44,7 @@ class Known:
         "is_cut_otherwise",
         "is_flat",
         "is_in_window",
+        "is_part",
         "left",
         "looked_at",
         "number",
@@ -69,7 +70,7 @@ class Known:
         layout = _layout(parameter)
         self.is_cut_otherwise = layout is None
         self.pieces, self.piece, self.cut = layout or ((), 0, 0)
-        self.is_flat = False
+        self.is_flat = self.is_part = False
 
     def split(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a gradient for all ranks that hold the parameter."""
@@ -156,7 +157,14 @@ class Parameters:
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
         shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
         name = self.name(parameter)
-        self._note(records.Parameter(known.number, shape, str(parameter.dtype)[6:], shards, name, known.piece))
+        dtype = str(parameter.dtype)[6:]
+        self._note(records.Parameter(known.number, shape, dtype, shards, name, known.piece, known.is_part))
+
+    def take_part(self, known: Known) -> None:
+        """A backward pass gives this rank the whole gradient of its piece, as in tensor parallelism."""
+        known.pieces, known.is_part = (), True
+        if (parameter := known.reference()) is not None:
+            self._describe(known, parameter)
 
     def divide(self, parameter: torch.Tensor, part: Part, pieces: Sequence[tuple[int, int]], piece: int) -> None:
         """Of a parameter, each rank steps one of these pieces, and this one has it in a flat tensor."""

@@ -180,7 +180,10 @@ class Recording:
         self._write()
 
     def _write(self) -> None:
-        if not self._waiting or not self.parameters.any:
+        # A process without an optimizer leaves nothing, unless that is because a part of the recorder failed.
+        if not (self.parameters.any or any(isinstance(one, records.Failed) for one in self._waiting)):
+            return
+        if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
         if not self._output.is_open:
