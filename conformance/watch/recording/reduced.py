@@ -88,7 +88,7 @@ def _flat(several: Iterable[Any]) -> Iterable[torch.Tensor]:
 
 def _values(one: _Reduced) -> list[float]:
     """Sums, and means over the ranks, of each element."""
-    sums = torch.stack([part.flatten().double() for part in one.parts]).sum(0).tolist()
+    sums = [*map(sum, zip(*(part.flatten().tolist() for part in one.parts), strict=True))]
     return sums + [value / one.ranks for value in sums]
 
 
