@@ -14,7 +14,7 @@ import pytest
 from fixtures.faults import trial
 from fixtures.faults.__main__ import commit, every
 from fixtures.faults.complaints import complaints
-from fixtures.faults.fault import OPEN, RIGHT, Fault, Sent, Surroundings, shell
+from fixtures.faults.fault import CODES, OPEN, RIGHT, WRONG, Fault, Sent, Surroundings, shell
 from fixtures.faults.trial import Trial, tried
 
 CASE = '{"kind":"case","trainer":"%s","verdict":"%s","headline":"%s"}'
@@ -28,7 +28,7 @@ while True: signal.pause()
 
 def fault(script: str = "echo spoken", **changed: object) -> Fault:
     """A watch of a shell that trains nothing, and what is to be said of it."""
-    stated = {"verdict": (OPEN,), "code": (1,), "says": ("^spoken UNDECIDED",)} | changed
+    stated = {"verdict": (OPEN,), "code": (), "says": ("^spoken UNDECIDED",)} | changed
     return Fault("name", ("watch", "--", "bash", "-c", script), **stated)
 
 
@@ -50,7 +50,7 @@ def differences(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         (fault(), []),
         (fault(verdict=(RIGHT,)), ["the verdict is UNDECIDED, stated: CONFORMS"]),
         (fault(verdict=()), ["the verdict is UNDECIDED, stated: none"]),
-        (fault(code=(0, 7)), ["the exit code is 1, stated: 0 or 7"]),
+        (fault(code=(0, 7)), ["the exit code is 4, stated: 0 or 7"]),
         (fault(says=("sung",)), ["it does not say 'sung'"]),
         (fault(undecided_says=("sung",)), ["it does not say 'sung'"]),
         (fault(never=("spoken",)), ["it says 'spoken'"]),
@@ -109,7 +109,7 @@ def test_what_a_machine_does_not_permit_is_listed(capsys: pytest.CaptureFixture[
 def test_each_that_differs_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert commit([fault(code=(0,))]) == 1
     line, last = capsys.readouterr().out.splitlines()
-    assert line == "name: the exit code is 1, stated: 0"
+    assert line == "name: the exit code is 4, stated: 0"
     assert last.startswith("1 faults: 0 as stated, 1 not, 0 unavailable here; ")
 
 
@@ -129,8 +129,15 @@ def test_those_that_share_a_command_are_judged_by_their_own_cases(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("stated", [RIGHT, WRONG, OPEN])
+def test_a_verdict_has_its_exit_code(tmp_path: Path, stated: str) -> None:
+    one = fault(verdict=(RIGHT, WRONG, OPEN), says=())
+    found = [complaints(one, Trial(tmp_path, code, f"{stated}: ...", "", (), ())) for code in range(5)]
+    assert [code for code, differing in enumerate(found) if not [*differing]] == [CODES[stated]]
+
+
 def test_there_are_enough_and_each_states_something() -> None:
     faults = every()
     assert len(faults) >= 120
     assert {fault.command[0] for fault in faults} >= {"run", "watch", "report"}
-    assert [fault.name for fault in faults if not fault.code] == []
+    assert [one.name for one in faults if not (one.code or {*one.verdict} & CODES.keys())] == []
