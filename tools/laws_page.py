@@ -11,6 +11,7 @@ from conformance.laws.chapters import CHAPTERS
 from conformance.laws.explain import HARMLESS
 from conformance.laws.law import Law, laws
 from conformance.watch.judging import laws as of_watch
+from conformance.watch.listing import settled_by
 
 PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
 
@@ -120,7 +121,7 @@ def _law(law: Law) -> str:
 
 
 def _law_of_watch(law: of_watch.Law) -> str:
-    return f"### {law.id}\n\n**{law.says}**\n\n{law.why}\n\nFix: {law.fix}."
+    return f"### {law.id}\n\n**{law.says}**\n\n{law.why}\n\nProperty: {settled_by(law)}.\n\nFix: {law.fix}."
 
 
 def _link(id: str) -> str:

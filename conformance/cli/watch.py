@@ -18,27 +18,33 @@ from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMI
 from conformance.cli.files import WATCH_REPORT, OutputFolder
 from conformance.cli.signals import ended_like_ctrl_c
 from conformance.results import ResultsError
+from conformance.watch.judging.properties import VALUES, Property
 
 if TYPE_CHECKING:
     from conformance.watch.judging.judge import Judge
-    from conformance.watch.judging.properties import Property
     from conformance.watch.verdict import Outcome
 
 SUMMARY = "watch any training script, without an adapter"
-DESCRIPTION = """Run a training script as it is, and say whether each optimizer step used the average of what the ranks
-and micro-batches computed, whether the ranks agree, and whether the calls of a window came in a right order."""
-EXAMPLES = """examples:
+DESCRIPTION = """Run a training script as it is, and report nine properties of its steps: whether each uses the mean of
+what all ranks and micro-batches computed, whether gradients are cleared, unscaled and clipped in time, whether the
+ranks agree, and what data, schedules and parameters they use. A property is proven, wrong or open."""
+EPILOG = """properties, and their values; the first is expected unless you state another one:
+{values}
+
+examples:
   conformance watch -- python train.py
   conformance watch -- torchrun --nproc-per-node=2 train.py --epochs 1
+  conformance watch --expect ranks=sum --strict -- python train.py
 
-exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 4 undecided;
+exit codes: 0 conforms, 1 does not conform, 2 usage error, 3 the harness failed, 4 undecided;
 that of the script, if it failed: 128 + N if signal N ended it, so 130 after Ctrl-C
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "conformance watch [options] -- COMMAND ..."
-    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG.format(values="\n".join(f"  {of.value:14} {', '.join(VALUES[of])}" for of in Property))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--steps",
         type=_count,
@@ -71,20 +77,19 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.report.formats.markdown import markdown
     from conformance.report.formats.sarif import sarif
     from conformance.report.writing import write
-    from conformance.suite.configuration import ConfigurationError, configuration
+    from conformance.suite.configuration import ConfigurationError
     from conformance.watch.recording.settings import Settings
     from conformance.watch.report.digest import digest
     from conformance.watch.report.html import page
     from conformance.watch.report.junit import junit
     from conformance.watch.report.terminal import render
-    from conformance.watch.verdict import outcome, stated
+    from conformance.watch.verdict import outcome
     from conformance.watch.watching import GRACE, CannotStart, NoRoom, watch
 
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     try:
-        written = configuration().watch
-        expected = {**dict(stated(f"{name}={value}") for name, value in written.items()), **dict(options.expect or ())}
-    except (ConfigurationError, ValueError) as error:
+        expected = _written() | dict(options.expect or ())
+    except ConfigurationError as error:
         return say(str(error), USAGE)
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
@@ -143,6 +148,18 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if code:
         return _as_in_a_shell(code)
     return _exit(outcome(findings, expected), strict=options.strict)
+
+
+def _written() -> dict[Property, str]:
+    """What the configuration expects. Raises ConfigurationError."""
+    from conformance.suite.configuration import ConfigurationError, configuration
+    from conformance.watch.verdict import stated
+
+    found = configuration()
+    try:
+        return dict(stated(f"{name}={value}") for name, value in found.watch.items())
+    except ValueError as error:
+        raise ConfigurationError(f"{found.file}: [tool.conformance.watch] expect: {error}") from error
 
 
 def _exit(of: Outcome, *, strict: bool) -> int:

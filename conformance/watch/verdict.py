@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from conformance.watch.judging.findings import Cause, Finding, Findings, Open, said
+from conformance.watch.judging.laws import AS_EXPECTED
 from conformance.watch.judging.properties import CORE, VALUES, Property, usual
 
 Verdict: TypeAlias = Literal["CONFORMS", "DOES NOT CONFORM", "UNDECIDED"]
@@ -112,9 +113,7 @@ def _is_stated(of: object, shown: object, stated: Expected) -> bool:
 
 def _against(fact: Open, of: Property, value: str) -> Cause:
     """A stated expectation that does not hold."""
-    finding = Finding(
-        "watch/as-expected", fact.says, fact.step, (), fact.site, said("expected", of=of.value, value=value)
-    )
+    finding = Finding(AS_EXPECTED, fact.says, fact.step, (), fact.site, said("expected", of=of.value, value=value))
     return Cause(finding, set(), fact.count)
 
 
@@ -124,7 +123,7 @@ def _never(of: Property, value: str, findings: Findings, judged: int) -> Iterato
     if judged and (of, value) not in shown:
         says = said("never-shown", of=of.value, value=value, usual=usual(of))
         yield Cause(
-            Finding("watch/as-expected", says, None, (), None, said("expected", of=of.value, value=value)),
+            Finding(AS_EXPECTED, says, None, (), None, said("expected", of=of.value, value=value)),
             set(),
             judged,
         )

@@ -16,6 +16,7 @@ from fixtures.specimens import read
 
 ROOT = Path(__file__).parents[2]
 ALONE = {
+    "watch/as-expected",
     "watch/dealt-once",
     "watch/has-gradient",
     "watch/held",

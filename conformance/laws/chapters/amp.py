@@ -48,7 +48,7 @@ SEVERAL = (
         scaler.update()
         """,
     watched=("watch/one-scale",),
-    unwatched="Without any in a window, the step is UNDECIDED: an initial gradient may have been the scale.",
+    unwatched="Without any in a window, the step stays OPEN: an initial gradient may have been the scale.",
     needs=(ScalerStep,),
 )
 def backward_on_scaled_loss(window: Window) -> Outcomes:

@@ -130,7 +130,7 @@ def _inspection(scaling: Scaling, look: Norm, still: _StillScaled) -> Broken:
         scaler.step(optimizer)
         scaler.update()
         """,
-    unwatched="A change by hand is no call that is seen: one factor may be right, and all else is UNDECIDED.",
+    unwatched="A change by hand is no call that is seen: one factor may be right, and all else stays OPEN.",
     needs=(GradientChange,),
 )
 def unscale_before_change(window: Window) -> Outcomes:

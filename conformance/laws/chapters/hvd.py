@@ -25,7 +25,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    unwatched="Horovod's calls are not recorded, only what they do to gradients: a sum of sums is UNDECIDED.",
+    unwatched="Horovod's calls are not recorded, only what they do to gradients: a sum of sums stays OPEN.",
     needs=(Synchronize,),
 )
 def synchronize_at_most_once(window: Window) -> Outcomes:
@@ -49,7 +49,7 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    unwatched="Horovod's calls are not recorded, only what they do to gradients: a sum of sums is UNDECIDED.",
+    unwatched="Horovod's calls are not recorded, only what they do to gradients: a sum of sums stays OPEN.",
     unless=("apex/step-in-skip-synchronize",),
     needs=(Synchronize,),
 )

@@ -20,11 +20,14 @@ class Law:
     fix: str
 
 
+AS_EXPECTED = "watch/as-expected"
+"""The law of all properties: what the user states is so."""
+
 LAWS: dict[str, Law] = {
     law.id: law
     for law in (
         Law(
-            "watch/as-expected",
+            AS_EXPECTED,
             Property.RANKS,
             None,
             "A script MUST do what `--expect` states.",
