@@ -128,7 +128,7 @@ class Backward(Record):
     waits: bool = False
     own_calls: int = 0
     made_by: str = ""
-    global_divisors: list[float] = field(default_factory=list)
+    global_divisors: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -44,11 +44,12 @@ LETS_APART = "post_localSGD_hook"
 class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
-    ranks: how many average together. partitioned: parameters of which each rank has a part, see `apart.py`. is_joined:
-    whether ranks may run out of data. hooks: communication hooks. factors: by the parameters that were clipped together
-    and by rank, what a step used of the sum of all gradients, where there are equations enough. own: those of them
-    where this rank's gradients alone explain the step as well. kappas: by rank, the factors over the right ones.
-    shortened: by rank, factors below 1, with the norms of what was used with them.
+    ranks: how many average together. partitioned: parameters of which each rank has a part, see `apart.py`. is_split:
+    the ranks compute the same samples, so what they compute for one parameter is to be summed. is_joined: whether
+    ranks may run out of data. hooks: communication hooks. factors: by the parameters that were clipped together and by
+    rank, what a step used of the sum of all gradients, where there are equations enough. own: those of them where this
+    rank's gradients alone explain the step as well. kappas: by rank, the factors over the right ones. shortened: by
+    rank, factors below 1, with the norms of what was used with them.
     """
 
     windows: Sequence[Window | None]
@@ -56,6 +57,7 @@ class Together:
     is_joined: bool
     hooks: frozenset[str]
     partitioned: frozenset[int] = frozenset()
+    is_split: bool = False
     factors: dict[tuple[int, ...], dict[int, Factor]] = field(default_factory=lambda: defaultdict(dict))
     own: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     kappas: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -203,7 +205,7 @@ class Case:
     def kappa(self, factor: Factor, ranks: int | None = None) -> Factor:
         """The factor relative to the mean over so many ranks, with the loss scale and clipping undone: 1 is right."""
         scale = self.window.scales[0] if self.window.scales else 1.0
-        over = self.together.ranks if ranks is None else ranks
+        over = (1 if self.together.is_split else self.together.ranks) if ranks is None else ranks
         return factor.within(self.after).times(over * scale / (self.step.grad_scale or 1.0) / self.clipped)
 
     def remember(self, factor: Factor) -> None:
@@ -218,12 +220,13 @@ class Case:
     def norm(self) -> float | None:
         """The norm of the gradients used, over all that the ranks hold of them; None if not all of it was read."""
         square = 0.0
-        for number in self.parameters:
-            parts = [self.window]
-            if number in self.together.partitioned or self.window.shards.get(number, 1) > 1:
-                parts = self.together.here
-            for part in parts:
-                if number not in part.used or (part.sample(number) != WHOLE and part.sizes.get(number, 1) > SMALL):
+        others = {number for part in self.together.here for number in part.used} if self.together.is_split else set()
+        for number in {*self.parameters} | others:
+            holders = [part for part in self.together.here if number in part.used]
+            is_cut = number in self.together.partitioned or self.window.shards.get(number, 1) > 1
+            own = [part for part in holders if part is self.window] or holders[:1]
+            for part in holders if is_cut else own:
+                if part.sample(number) != WHOLE and part.sizes.get(number, 1) > SMALL:
                     return None
                 square += float(part.used[number][2]) ** 2
         return sqrt(square)

@@ -169,6 +169,19 @@ class Findings:
     def note(self, what: str) -> None:
         self.old[what] = self.old.get(what, 0) + 1
 
+    def drop_consequences(self) -> None:
+        """Weights that come apart after a wrong average belong to that."""
+        steps: dict[str, int] = {}
+        for one in self.causes.values():
+            if one.first.step is not None:
+                steps[one.first.law] = min(one.first.step, steps.get(one.first.law, one.first.step))
+
+        def follows(cause: Cause) -> bool:
+            own = cause.first.step or 0
+            return any(steps.get(law, own) < own for law in cause.first.text.follows)
+
+        self.causes = {key: cause for key, cause in self.causes.items() if not follows(cause)}
+
     def lack(self, says: Said) -> None:
         """Something was not seen, so the script cannot conform."""
         if says not in self.lacks:

@@ -42,6 +42,7 @@ from conformance.watch.judging.replicas import Replicas
 from conformance.watch.judging.samples import Samples
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
+from conformance.watch.judging.stages import Stages
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.suspicions import Suspicions
@@ -75,7 +76,7 @@ class Launch:
         self._hooked: dict[int, Hooked] = defaultdict(Hooked)
         self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
         self._numbering, self._replicas = Numbering(), Replicas()
-        self._hand_clips = HandClips(findings)
+        self._hand_clips, self._stages = HandClips(findings), Stages(ranks, findings)
         self._is_joined = self._is_split = False
         self._first: Window | None = None
         self._discarded = Discarded(findings)
@@ -207,6 +208,7 @@ class Launch:
             judge.finish()
         for _ in self._unsolved:
             self.findings.leave_open(said("changed.few"))
+        self._stages.finish()
         self._hand_clips.finish()
         self._discarded.name_lines()
         for rank, stream in self.streams.items():
@@ -266,8 +268,10 @@ class Launch:
             self._hand_clips.take(together)
             self._remember(key, together, is_good=True)
             self.findings.take(own)
-        else:
-            self._leave_open(here, said("ranks.some", type=key.type))
+            return
+        for window in here:
+            for joined in self._stages.take(window):
+                self._hand_clips.take(joined)
 
     def _judge_all(self, key: Key, windows: Sequence[Window | None], here: list[Window]) -> None:
         self._suspicions.see(here)

@@ -10,7 +10,7 @@ from conformance.watch.judging.properties import Property
 @dataclass(frozen=True)
 class Law:
     """property, value: what a script that breaks it shows; None if no value makes it right. says: one sentence. why:
-    what goes wrong. fix: what to do."""
+    what goes wrong. fix: what to do. follows: laws that explain it if they were broken in an earlier step."""
 
     id: str
     property: Property
@@ -18,6 +18,7 @@ class Law:
     says: str
     why: str
     fix: str
+    follows: tuple[str, ...] = ()
 
 
 AS_EXPECTED = "watch/as-expected"
@@ -217,6 +218,14 @@ LAWS: dict[str, Law] = {
             "The weights of all ranks MUST be equal before each step.",
             "The average of gradients of different models belongs to none of them.",
             "broadcast weights and states of optimizers before training, and average all gradients, in one order",
+            follows=(
+                "watch/averaged",
+                "watch/own-gradient",
+                "watch/one-factor",
+                "watch/one-scale",
+                "watch/same-rates",
+                "watch/same-steps",
+            ),
         ),
         Law(
             "watch/same-rates",

@@ -26,6 +26,7 @@ from conformance.watch.judging.weights import (
     of_one_target,
     passes_of,
     targets_of,
+    total_by_count,
     total_of,
 )
 from conformance.watch.judging.windows import Window
@@ -110,6 +111,11 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[Finding]:
     if near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
         for window in here:
             yield _finding(window, "watch/means-averaged", said("ranks.means-added", times=ranks), ranks)
+    total = total_by_count(together, kappa)
+    if total is not None and near(total, 1 / ranks):
+        for window in here:
+            yield _finding(window, "watch/averaged-once", said("ranks.divided-by-count"), 1 / ranks)
+        return
     passes = passes_of(here)
     everything = sum(map(targets_of, passes))
     # Were the counts equal, what divides might be each rank's own, times a factor of the script's. Half of a loss may

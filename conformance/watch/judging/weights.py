@@ -61,10 +61,28 @@ def total_of(together: Together, windows: Collection[Window]) -> float | None:
     return sum(weights) * kappa / together.ranks
 
 
+def total_by_count(together: Together, kappa: float) -> float | None:
+    """What all that the ranks have counted weighs in the step, where each loss is divided by one number that the ranks
+    have summed up or averaged, and by nothing else: 1 for its mean. None if there is no such number."""
+    passes = passes_of(together.here)
+    if not passes or any(len(one.global_divisors) != 1 for one in passes):
+        return None
+    by_rank = [{tuple(one.global_divisors[0]) for one in window.backwards.values()} for window in together.here]
+    divisors = {divisor for of_rank in by_rank for divisor, _ in of_rank}
+    if len(by_rank) < together.ranks or len(divisors) != 1 or any(len(of_rank) != 1 for of_rank in by_rank):
+        return None
+    [divisor] = divisors
+    if not divisor or not all(near(factor_of(one) * divisor, 1) for one in passes):
+        return None
+    return sum(own for of_rank in by_rank for _, own in of_rank) / divisor * kappa / together.ranks
+
+
 def is_mean_of_all(together: Together) -> bool:
     """Whether the sum over ranks is right in this step: their losses weigh 1 together, as sums that are divided by the
     number of all targets do, or means that are divided by the number of ranks."""
     here = together.here
+    if (total := total_by_count(together, together.ranks)) is not None:
+        return near(total, 1)
     weights = [weight_of(window) or 0.0 for window in here]
     targets = [of_one_target(one) for one in passes_of(here) if factor_of(one)]
     is_of_all = len(here) == together.ranks and near(sum(weights), 1)

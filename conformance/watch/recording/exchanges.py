@@ -42,9 +42,10 @@ def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
             if "backward" in recording.inside:
                 note(group, sys._getframe())
                 return original(group, *args, **kwargs)
+            given = reduced.given(name, args[0]) if args else []
             result = original(group, *args, **kwargs)
             if args:
-                reduced.keep(name, group.size(), args[0])
+                reduced.keep(name, group.rank(), group.size(), given, args[0])
             return result
 
         return issue

@@ -30,11 +30,13 @@ _HOROVOD = "horovod.torch.mpi_ops"
 
 @dataclass(slots=True)
 class _Reduced:
-    """steps: how many all optimizers had made by then. ranks: how many were asked. parts: what is summed up."""
+    """steps: how many all optimizers had made by then. ranks: how many were asked. parts: what is summed up. own: what
+    this rank has added."""
 
     steps: int
     ranks: int
     parts: Sequence[torch.Tensor]
+    own: torch.Tensor
 
 
 class Reduced:
@@ -44,34 +46,43 @@ class Reduced:
         self._recording = recording
         self._found: deque[_Reduced] = deque(maxlen=_MOST)
 
-    def keep(self, name: str, ranks: int, result: Any) -> None:
+    def given(self, name: str, argument: Any) -> list[torch.Tensor]:
+        """Copies of what a method is given to sum up, before it changes that."""
+        if _SUMS.get(name, True):
+            return []
+        return [one.detach().clone() if _is_small(one) else one for one in _tensors(argument)]
+
+    def keep(self, name: str, rank: int, ranks: int, given: Sequence[torch.Tensor], result: Any) -> None:
         """name: of the method. result: the first that it is given, which is changed."""
         if ranks < 2 or name not in _SUMS:
             return
-        tensors = [result] if isinstance(result, torch.Tensor) else [*_flat(result)]
+        tensors = _tensors(result)
         if not tensors or not all(map(is_plain, tensors)):
             return
         is_one, size = len(tensors) == 1, tensors[0].numel()
         if not _SUMS[name]:
-            for one in tensors:
-                self._add(ranks, [one])
+            for one, own in zip(tensors, given, strict=True):
+                self._add(ranks, [one], own)
         elif is_one and 0 < size <= ranks * _MOST_ELEMENTS and size % ranks == 0:
-            self._add(ranks, [*tensors[0].detach().reshape(ranks, -1)])
-        elif not is_one and all(one.numel() == size for one in tensors):
-            self._add(ranks, tensors)
+            parts = [*tensors[0].detach().reshape(ranks, -1)]
+            self._add(ranks, parts, parts[rank])
+        elif len(tensors) == ranks and all(one.numel() == size for one in tensors):
+            self._add(ranks, tensors, tensors[rank])
 
-    def _add(self, ranks: int, parts: Sequence[torch.Tensor]) -> None:
-        if parts[0].numel() <= _MOST_ELEMENTS and not parts[0].is_complex():
-            self._found.append(_Reduced(self._steps, ranks, [one.detach() for one in parts]))
+    def _add(self, ranks: int, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+        if _is_small(parts[0]) and _is_small(own):
+            self._found.append(_Reduced(self._steps, ranks, [one.detach() for one in parts], own.detach()))
 
-    def among(self, numbers: Sequence[float]) -> list[float]:
-        """Those of these numbers that ranks have summed up or averaged since the last step."""
+    def among(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Those of these numbers that ranks have summed up or averaged since the last step, each with what this rank
+        has added."""
         while self._found and self._found[0].steps != self._steps:
             self._found.popleft()
         if not numbers or not self._found:
             return []
-        values = [value for one in self._found for value in _values(one)]
-        return [number for number in numbers if any(isclose(number, value, rel_tol=_NEAR) for value in values)]
+        values = [pair for one in self._found for pair in _values(one)]
+        found = ((n, next((own for value, own in values if isclose(n, value, rel_tol=_NEAR)), None)) for n in numbers)
+        return [[number, own] for number, own in found if own is not None]
 
     @property
     def _steps(self) -> int:
@@ -86,10 +97,19 @@ def _flat(several: Iterable[Any]) -> Iterable[torch.Tensor]:
             yield from _flat(one)
 
 
-def _values(one: _Reduced) -> list[float]:
-    """Sums, and means over the ranks, of each element."""
+def _tensors(argument: Any) -> list[torch.Tensor]:
+    return [argument] if isinstance(argument, torch.Tensor) else [*_flat(argument)]
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.numel() <= _MOST_ELEMENTS and not tensor.is_complex()
+
+
+def _values(one: _Reduced) -> list[tuple[float, float]]:
+    """Sums, and means over the ranks, of each element, with what this rank has added."""
+    own = one.own.flatten().tolist()
     sums = [*map(sum, zip(*(part.flatten().tolist() for part in one.parts), strict=True))]
-    return sums + [value / one.ranks for value in sums]
+    return [*zip(sums, own, strict=True), *((value / one.ranks, mine) for value, mine in zip(sums, own, strict=True))]
 
 
 def observe(reduced: Reduced) -> Seams:
@@ -97,8 +117,10 @@ def observe(reduced: Reduced) -> Seams:
 
     def around(module: ModuleType, name: str) -> Callable[..., Any]:
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+            given = reduced.given(name, args[0]) if args else []
             result = original(*args, **kwargs)
-            reduced.keep(name, module.size(), result)
+            if args:
+                reduced.keep(name, module.rank(), module.size(), given, result)
             return result
 
         return call

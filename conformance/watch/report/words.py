@@ -98,6 +98,7 @@ WORDS: Mapping[str, str] = {
     "unscaled-by-another": "gradients carry the loss scale {scale:g} and were divided by {divisor:g}",
     "never-scaled": "gradients were divided by the loss scale {scale:g}, which no loss was multiplied with",
     "divided-twice": "each loss was divided by {passes}, and the sum of their gradients again",
+    "ranks.divided-by-count": "each loss is divided by a count of all ranks, and the gradients are averaged over them",
     "averaged-twice": "the mean over {ranks} ranks was divided by {ranks} again",
     "divided-by-all-and-averaged": "sums were divided by the {targets:g} targets of all ranks, then averaged",
     "own-gradients": "the step used this rank's gradients only",
