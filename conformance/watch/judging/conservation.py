@@ -170,7 +170,7 @@ def _unexplained(case: Case, findings: Findings) -> set[Shown]:
         return found
     if isinstance(found, System):
         findings.unsolved.append(found)
-        return {FACTS["changed.few"]}
+        return {(window.optimizer, window.rank)}
     if not isinstance(found, Finding):
         findings.factors.append((window.rank, None, False))
         findings.leave_open(found, step=window.index, site=window.site)

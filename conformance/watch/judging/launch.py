@@ -206,8 +206,9 @@ class Launch:
         )
         for judge in (*judges, self._steady, self._solved, self._clipping):
             judge.finish()
-        for _ in self._unsolved:
+        for rank, optimizer, _ in self._unsolved:
             self.findings.leave_open(said("changed.few"))
+            self.findings.resolve((optimizer, rank), FACTS["changed.few"])
         self._stages.finish()
         self._hand_clips.finish()
         self._discarded.name_lines()
@@ -362,7 +363,10 @@ class Launch:
         self._unsolved.pop(at, None)
         found = hypotheses.solved(system)
         if isinstance(found, set):
+            self.findings.resolve((window.optimizer, window.rank), None)
             return
+        shows = FACTS[found.code] if isinstance(found, Said) else found.shows
+        self.findings.resolve((window.optimizer, window.rank), shows)
         if isinstance(found, Said):
             self._solved.feed([(window.rank, None, False)], here)
             self.findings.leave_open(found, step=window.index, site=window.site)

@@ -58,6 +58,10 @@ class Stages:
                 self._waiting.append(cause.first)
             else:
                 self._findings.add(cause.first, here, cause.count)
+        for system in found.unsolved:
+            window = system.case.window
+            found.leave_open(said("changed.few"), step=window.index, site=window.site)
+            found.resolve((window.optimizer, window.rank), FACTS["changed.few"])
         self._findings.take(found)
         return together
 
