@@ -30,7 +30,7 @@ def watched(run):
 def laws_or_facts(findings):
     """The laws that are broken, or the facts of clipping where none is."""
     laws = {cause.first.law for cause in findings.causes.values()}
-    return laws or {code for code in findings.facts if code.startswith("clipping.")}
+    return laws or {code for code in findings.open if code.startswith("clipping.")}
 
 
 def training(window, steps=4):
