@@ -30,7 +30,7 @@ def watched(run):
 def laws_or_facts(findings):
     """The laws that are broken, or the facts of clipping where none is."""
     laws = {cause.first.law for cause in findings.causes.values()}
-    return laws or {code for code in findings.facts if code.startswith("clipping.")}
+    return laws or {code for code in findings.open if code.startswith("clipping.")}
 
 
 def training(window, steps=4):
@@ -134,7 +134,7 @@ def before_the_pass(limit):
         (clipped(1.0, None), {"clipping.before-last-pass"}),
         (clipped(1e9, 1e9), {"clipping.before-last-pass"}),  # a limit that only measures
         (clipped(1.0, 1.0, keeps=lambda one: one.data.zero_()), {"clipping.before-last-pass"}),
-        (penalty_last(clip_grad_norm_), {"clipping.before-change"}),
+        (penalty_last(clip_grad_norm_), {"clipping.before-change", "clipping.between"}),
         (penalty_last(clip_grad_value_), {"clipping.by-value"}),
         (scaled_later, {"clipping.before-change"}),
         (in_hooks, {"clipping.parts"}),

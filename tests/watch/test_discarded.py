@@ -14,8 +14,8 @@ def laws(findings):
 
 
 def discarded(findings):
-    said = findings.facts.get("clearing.discarded")
-    return None if said is None else tuple(said.says.values[name] for name in ("passes", "windows", "steps"))
+    fact = findings.open.get("clearing.discarded")
+    return None if fact is None else tuple(fact.says.values[name] for name in ("passes", "windows", "steps"))
 
 
 @pytest.mark.parametrize(

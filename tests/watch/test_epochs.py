@@ -17,9 +17,9 @@ def told(findings, law, code):
     [*causes] = [cause for (of, _), cause in findings.causes.items() if of == law]
     assert all(cause.first.says.code == code and cause.first.site == LINE for cause in causes)
     if causes:
-        assert code not in findings.facts
+        assert code not in findings.open
         return WRONG, causes[0].first.says.values
-    return (OPEN, findings.facts[code].says.values) if code in findings.facts else (NEITHER, {})
+    return (OPEN, findings.open[code].says.values) if code in findings.open else (NEITHER, {})
 
 
 def train(script, samplers):
@@ -112,7 +112,7 @@ def test_samplers_are_forgotten():
         script.each(records.Epoch(number, 0, True, 2, number // 2))
         script.each(records.First(number, 0, [1, 2], [1, 2], True, False, LINE))
     train(script, [0])
-    assert not script.findings().facts
+    assert not script.findings().open
 
 
 def dealt(
@@ -183,5 +183,5 @@ def test_parts_that_nobody_reads(replicas, samplers, averages, values):
         computed = script.backward()
         script.step([total(computed, 0.5)] * 2 if averages else computed)
         script.clear()
-    facts = script.findings().facts
-    assert ({code: one.says.values for code, one in facts.items()}) == ({"data.unread-parts": values} if values else {})
+    fact = script.findings().open.get("data.unread-parts")
+    assert (fact and fact.says.values) == values

@@ -2,6 +2,7 @@
 
 import pytest
 
+from conformance.watch.judging.findings import said
 from conformance.watch.verdict import verdict
 
 from .scripts import SHAPES, Script, total
@@ -28,7 +29,7 @@ def test_an_exchange_is_wrong():
     findings = taken([6, 1, 2, 3, 4, 5, 0, *RIGHT[7:]])
     assert {law for law, _ in findings.causes} == {"watch/own-gradient"}
     [cause] = findings.causes.values()
-    assert "p0, p6, in this order, have those of p6, p0" in cause.first.says
+    assert cause.first.says == said("exchanged", names=["p0", "p6"], others=["p6", "p0"])
 
 
 def test_several_at_once():

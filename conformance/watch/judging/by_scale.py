@@ -33,8 +33,10 @@ ROWS: Mapping[str, Row] = {
     # What is unscaled: its largest element, and its norm, which rounds. Both grow with the scale, unless limited.
     "largest": Row("watch/unscale-before-clip", 1e-6),
     "norm": Row("watch/unscale-before-clip", 1e-4),
-    # The limit of a clip call that gets scaled gradients. Nobody limits a norm to less than a thousandth.
+    # The limit of a clip call that gets scaled gradients. Nobody limits the norm of a model to less than a thousandth;
+    # that of a small layer may have such a limit.
     "limit": Row("watch/unscale-before-clip", 1e-9, least=1e-3 * (1 - 1e-6)),
+    "part-limit": Row("watch/unscale-before-clip", 1e-9),
     "element-limit": Row("watch/unscale-before-clip", 1e-9),
     # The weights' share in the gradients times the scale. The share itself is constant if it is added after unscaling.
     "weights": Row("watch/unscaled", 0.02),

@@ -107,8 +107,10 @@ class Launch:
             case records.Stale():
                 coverage.judge_stale(rank, self.streams[rank], record, self.findings)
             case records.Failed():
-                if record.observer or rank not in self._blind:
+                if record.observer:
                     self.findings.lack(said("recorder-failed", observer=record.observer, error=record.error))
+                elif rank not in self._blind:
+                    self.findings.lack(said("recorder-ended", reason=record.error))
                 self.blind(rank)
             case records.Buffers():
                 of_step = self._buffers[record.optimizer]

@@ -11,9 +11,6 @@ from conformance.watch.judging.findings import Finding, Findings, Open, Said, sa
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Clipped
 
-_ROWS = {"norm": "limit", "value": "element-limit"}
-"""Of `by_scale.ROWS`, by how a call clips."""
-
 
 class Unscaling:
     """Of the processes that train together.
@@ -38,7 +35,7 @@ class Unscaling:
             if at < max(own, default=last) or not clip.limit:
                 continue
             if scale == 1.0 or any(unscaled < at for unscaled, _ in window.unscales):
-                self._by_scale.add(_ROWS[clip.how], window, 1.0, clip.limit, clip.site, shows=False)
+                self._by_scale.add(_row(window, clip), window, 1.0, clip.limit, clip.site, shows=False)
                 continue
             # Without one the script has divided by itself, before or after.
             is_unscaled_later = step.grad_scale is not None or any(unscaled > at for unscaled, _ in window.unscales)
@@ -53,7 +50,7 @@ class Unscaling:
             self._findings.add(finding)
             window.broken.append(finding.key)
             return
-        row = _ROWS[clip.how]
+        row = _row(window, clip)
         self._by_scale.add(row, window, scale, clip.limit, clip.site)
         at = row, window.optimizer, window.rank
         self._open.setdefault(at, Open(says, 0, window.index, clip.site)).count += 1
@@ -62,6 +59,15 @@ class Unscaling:
         for at, one in self._open.items():
             if not self._by_scale.is_wrong(*at):
                 self._findings.leave_open(one.says, one.count, one.step, one.site)
+
+
+def _row(window: Window, clip: Clipped) -> str:
+    """Which of `by_scale.ROWS` its limit is in."""
+    if clip.how == "value":
+        return "element-limit"
+    clipped = sum(window.sizes.get(number, 1) for number in {*clip.parameters})
+    is_most = 2 * clipped >= sum(window.sizes.get(number, 1) for number in window.used)
+    return "limit" if is_most else "part-limit"
 
 
 def _is_written(limit: float, scale: float, passes: int) -> bool:

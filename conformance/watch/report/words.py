@@ -164,6 +164,7 @@ WORDS: Mapping[str, str] = {
     "parameters-differ": "{parameters:parameter} differ between the ranks",
     # What was not seen.
     "recorder-failed": "a part of the recorder failed ({observer}): {error}",
+    "recorder-ended": "{reason}",
     "foreign-file": "the folder of the records holds a file that no recorder wrote: {name}",
     "processes-unknown": "not all processes are known: {reason}",
     "no-account": "a process has no account in the ledger, so nothing is known of it",
@@ -239,6 +240,8 @@ WORDS: Mapping[str, str] = {
     "scale.norm.effect": "A limit of {value:.4g} applies to gradients times {scale:g}",
     "scale.limit": "Clipping compares gradients with {value:g} at the loss scales {scales:g}",
     "scale.limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
+    "scale.part-limit": "Clipping compares a part of the gradients with {value:g} at the loss scales {scales:g}",
+    "scale.part-limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
     "scale.element-limit": "Clipping compares elements of gradients with {value:g} at the loss scales {scales:g}",
     "scale.element-limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
     "scale.weights": "Unscaling divides a term of {value:.3g} times the weights at the loss scales {scales:g}",
