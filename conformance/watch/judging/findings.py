@@ -115,7 +115,6 @@ class Findings:
     outcomes: Counter[frozenset[Shown]] = field(default_factory=Counter)
     coarse: int = 0
     seen: Counter[Property] = field(default_factory=Counter)
-    old: dict[str, int] = field(default_factory=dict)
     unsolved: list[Any] = field(default_factory=list)
     factors: list[tuple[int, Finding | None, bool]] = field(default_factory=list)
     histories: list[Any] = field(default_factory=list)
@@ -162,12 +161,6 @@ class Findings:
             self.open[says.code] = Open(says, count, step, site)
         else:
             known.count += count
-
-    def undecided(self, why: str, count: int = 1) -> None:
-        self.old[why] = self.old.get(why, 0) + count
-
-    def note(self, what: str) -> None:
-        self.old[what] = self.old.get(what, 0) + 1
 
     def lack(self, says: Said) -> None:
         """Something was not seen, so the script cannot conform."""
