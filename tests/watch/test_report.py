@@ -12,6 +12,7 @@ from conformance.report.formats.annotations import annotations
 from conformance.report.formats.markdown import markdown
 from conformance.report.formats.sarif import sarif
 from conformance.watch import records
+from conformance.watch.judging.findings import said
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
 from conformance.watch.judging.judge import judged
 from conformance.watch.report.card import cards
@@ -19,6 +20,7 @@ from conformance.watch.report.digest import digest, lines
 from conformance.watch.report.html import page
 from conformance.watch.report.junit import junit
 from conformance.watch.report.terminal import render
+from conformance.watch.report.words import sentence
 
 from .scripts import Script, accused, total
 
@@ -36,7 +38,7 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     assert averaged.title.endswith("(watch/averaged)")
     assert averaged.own_line == ("/home/me/train.py", 7)
     assert list(averaged.source_lines()) == ["  7 | optimizer.step()  # <b>"]
-    assert averaged.effect == "the gradients of 1 of 2 ranks are in the update of rank 0"
+    assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
     assert (averaged.extent, averaged.scope) == ("2 times, first at step 1", "ranks 0, 1")
     assert "layer.0, layer.1" in weights.details[0]
@@ -105,23 +107,24 @@ def test_the_terminal_prints_the_same_cards(findings):
     console = Console(width=100, record=True)
     render(findings, COMMAND, console)
     text = console.export_text()
-    for line in ("DOES NOT CONFORM: In 2 of 6 steps", "watch/averaged", "7 | optimizer.step()", "effect: ", "fix: "):
+    rows = ("ranks          WRONG", "micro-batches  PROVEN  6 of 6 steps: mean", "agreement      WRONG")
+    for line in ("DOES NOT CONFORM: ", *rows, "watch/averaged", "7 | optimizer.step()", "effect: ", "fix: "):
         assert line in text
         assert line in "\n".join(lines(findings, COMMAND))
 
 
-def test_what_is_undecided_is_no_failure_of_a_law_and_has_a_way_out():
+def test_an_open_fact_is_no_failure_of_a_law_and_has_a_way_out():
     script = Script()
     script.step([total(script.backward(), 0.37)] * 2)
     findings = script.findings()
+    fact = sentence(findings.open["ranks.factor"].says)
     text = "\n".join(lines(findings, COMMAND))
-    assert text.startswith("UNDECIDED: In 0 of 2 steps")
-    assert "gradients are multiplied, or changed in another way, as if by 0.74 (2 times)" in text
-    assert "conformance init" in text
-    assert "Undecided" in page(findings, COMMAND)
+    assert text.startswith("UNDECIDED: 0 of 2 steps")
+    assert f"  ranks         OPEN    {fact} (2 times); if intended: --expect ranks=weighted" in text
+    assert fact in page(findings, COMMAND)
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
-    assert "multiplied, or changed" in suite.find(".//failure").text
+    assert fact in suite.find(".//failure").text
 
 
 def test_a_right_script_leaves_no_failure():
@@ -139,9 +142,8 @@ def test_a_long_window_keeps_its_end():
     computed = [script.backward(factors=[0.01])[0] for _ in range(100)]
     script.step([total(computed, 0.01)])
     findings = script.findings()
-    assert [cause.first.effect for cause in findings.causes.values()] == [
-        "the gradients used are 0.01 of what they should be"
-    ]
+    [effect] = [cause.first.effect for cause in findings.causes.values()]
+    assert (effect.code, effect.values["factor"]) == ("factor", pytest.approx(0.01))
     [scene] = findings.scenes.values()
     assert len(scene.of[0]) == 64
     assert isinstance(scene.of[0][-1], records.Stepped)
