@@ -39,8 +39,8 @@ def test_parameters_that_get_no_gradients_any_more(since, expected):
     assert [(one.code, one.values["count"], one.values["all"], one.values["step"]) for one in facts] == expected
 
 
-@pytest.mark.parametrize(("divides_first", "expected"), [(True, []), (False, ["clipping.divided-after"])])
-def test_gradients_are_clipped_before_they_are_divided(divides_first, expected):
+@pytest.mark.parametrize("divides_first", [True, False])
+def test_gradients_are_clipped_before_they_are_divided(divides_first):
     def window(step, model, optimizer):
         model(torch.randn(4, 6)).square().mean().backward()
         for clips in (not divides_first, divides_first):
@@ -52,4 +52,5 @@ def test_gradients_are_clipped_before_they_are_divided(divides_first, expected):
         optimizer.step()
 
     findings = watched(window)
-    assert (findings.causes, [*findings.open]) == ({}, expected)
+    assert findings.causes == {}
+    assert ("clipping.divided-after" in findings.open) != divides_first
