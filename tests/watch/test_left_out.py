@@ -61,8 +61,8 @@ def ranks_with_own(
     return script.findings()
 
 
-OF_MODELS = ("weight", "bias") * 3
-"""As three models have them, one after the other."""
+OF_MODELS = ("weight", "bias", "weight", "weight", "weight", "bias")
+"""As four models have them, one after the other."""
 
 ALIKE = (*SHAPES[:2], *SHAPES[4:5] * 4)
 

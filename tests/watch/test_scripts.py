@@ -75,16 +75,6 @@ def test_a_right_script_that_is_accused_is_a_false_alarm() -> None:
     assert "a false alarm" in str(complaint(RIGHT, "DOES NOT CONFORM", PRINTED, PRINTED))
 
 
-def test_the_documentation_lists_each_wrong_script_that_is_not_flagged() -> None:
-    text = Path(__file__).parents[2].joinpath("docs", "watch.md").read_text()
-    listed = re.findall(r"^\| \[(\w+)\]\(\S+\) \| (\w+) \| (.+) \| .+ \|$", text, re.MULTILINE)
-    assert listed == [
-        (script.name, script.expected, f"{why[0].upper()}{why[1:]}")
-        for script in scripts()
-        if script.cause is not None and (why := script.undecided or script.unseen)
-    ]
-
-
 def test_what_a_script_prints_must_not_change() -> None:
     assert "loss 0.25" in str(complaint(RIGHT, "CONFORMS", PRINTED, Run(0, "loss 0.25", "", None)))
     assert "fails by itself" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))

@@ -199,10 +199,15 @@ class Suspicions:
 
 
 def _modules(names: Mapping[int, str | None]) -> dict[int, tuple[str, int] | None]:
-    """The module of each parameter; None if it is not known. A name that comes again is of another model."""
-    times = Counter[str]()
+    """The module of each parameter; None if it is not known. Where a name comes again, another model begins."""
     modules: dict[int, tuple[str, int] | None] = {}
+    models = Counter[str]()
+    seen: dict[str, set[str]] = defaultdict(set)
     for number, name in names.items():
-        modules[number] = None if name is None else (name.rpartition(".")[0], times[name])
-        times[name or ""] += 1
+        module, _, own = (name or "").rpartition(".")
+        if own in seen[module]:
+            models[module] += 1
+            seen[module].clear()
+        seen[module].add(own)
+        modules[number] = None if name is None else (module, models[module])
     return modules
