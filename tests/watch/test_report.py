@@ -47,7 +47,7 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
     assert (averaged.extent, averaged.scope) == ("2 times, first at step 1", "ranks 0, 1")
-    assert "layer.0, layer.1" in weights.details[0]
+    assert "layer.0, layer.1" in weights.title.lower()
 
 
 def test_the_first_wrong_window_is_beside_a_right_one(findings):
