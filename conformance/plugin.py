@@ -65,4 +65,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         with stack:
             return (yield)
     except NotConforming as error:
-        pytest.fail(str(error), pytrace=False)
+        reason = str(error)
+    # Outside of the handler, or pytest shows it twice.
+    pytest.fail(reason, pytrace=False)

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from conformance.cli.exits import NOT_CONFORMING, UNDECIDED
 from conformance.watch.ledger import FAILED, NAME, Ledger
 from conformance.watch.watching import environment
 
@@ -63,7 +64,7 @@ def test_output_random_numbers_and_weights_are_those_without_it(tmp_path):
     assert plain.returncode == 0, plain.stderr
     assert b"ran ['--lr', 'a b'] True" in plain.stdout
     assert watched.stdout.startswith(plain.stdout)
-    assert b"CONFORMS: In 6 of 6 steps" in watched.stdout[len(plain.stdout) :]
+    assert b"CONFORMS: 6 of 6 steps" in watched.stdout[len(plain.stdout) :]
     assert watched.stderr == plain.stderr
     assert watched.returncode == 0
 
@@ -81,14 +82,17 @@ def test_the_scripts_own_failure_wins_and_is_told_apart(tmp_path, ends, code):
     watched = run(tmp_path, f"{SCRIPT}\n    {ends}\n", watch=True)
     assert watched.returncode == code
     assert b"conformance: the script itself failed with exit code" in watched.stderr
-    assert b"UNDECIDED: In 6 of 6 steps" in watched.stdout
+    assert b"UNDECIDED: the command failed" in watched.stdout
 
 
 @pytest.mark.parametrize(
     ("perturbed", "observers"),
     [
-        ("torch.Tensor.index_add_ = lambda *args: 1 / 0", ["leaves: ZeroDivisionError", "steps: ZeroDivisionError"]),
-        ("import zlib; zlib.crc32 = None", ["inputs: TypeError"]),
+        (
+            "torch.Tensor.index_add_ = lambda *args: 1 / 0",
+            ["(leaves): ZeroDivisionError", "(steps): ZeroDivisionError"],
+        ),
+        ("import zlib; zlib.crc32 = None", ["(inputs): TypeError"]),
     ],
 )
 def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, observers):
@@ -100,8 +104,8 @@ def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, o
     said = watched.stdout[len(plain.stdout) :].decode()
     assert said.startswith("UNDECIDED: ")
     for observer in observers:
-        assert f"a part of the recorder failed: {observer}" in " ".join(said.split())
-    assert watched.returncode == 1
+        assert observer in " ".join(said.split())
+    assert watched.returncode == UNDECIDED
 
 
 def recorded(tmp_path, source):
@@ -179,7 +183,7 @@ def test_a_script_may_look_whether_torch_is_there_first(tmp_path):
         """
     found = run(tmp_path, source, watch=True)
     assert found.returncode == 0
-    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
+    assert b"CONFORMS: 4 of 4 steps" in found.stdout
 
 
 TRAINS = """
@@ -209,7 +213,7 @@ def test_a_module_of_the_scripts_own_may_have_our_name(tmp_path, first):
     (tmp_path / "own" / "train.py").write_text(f"{first}\n{last}")
     found = watched(tmp_path, sys.executable, "own/train.py")
     assert found.stdout.startswith(f"its own {package / '__init__.py'}\n".encode()), found.stderr
-    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
+    assert b"CONFORMS: 4 of 4 steps" in found.stdout
 
 
 @pytest.mark.parametrize("is_package", [False, True])
@@ -221,7 +225,7 @@ def test_a_sitecustomize_of_any_kind_is_the_module_of_this_name(tmp_path, is_pac
     (tmp_path / "train.py").write_text(f"import sitecustomize\nprint(sitecustomize.OWN){TRAINS}")
     found = watched(tmp_path, sys.executable, "train.py", PYTHONPATH=str(hidden))
     assert found.stdout.startswith(f"{file}\n".encode()), found.stderr
-    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
+    assert b"CONFORMS: 4 of 4 steps" in found.stdout
 
 
 @pytest.mark.parametrize(
@@ -235,7 +239,7 @@ def test_names_of_any_bytes_are_recorded(tmp_path, name, variables):
     found = watched(tmp_path, sys.executable, os.fsdecode(path), **variables)
     assert found.stdout.startswith(b"DOES NOT CONFORM"), found.stderr
     assert b"7 | " in found.stdout
-    assert found.returncode == 1
+    assert found.returncode == NOT_CONFORMING
 
 
 @pytest.mark.parametrize("how", ["-I", "-E", "env -i"])
@@ -247,7 +251,6 @@ def test_a_process_that_cannot_be_reached_is_named(tmp_path, how):
     assert said.startswith(b"UNDECIDED")
     assert b"used torch without a recorder" in said
     assert b"train.py" in said
-    assert b"no step of a torch optimizer was seen" not in said
 
 
 @pytest.mark.parametrize("name", ["fcntl", "resource", "queue"])
@@ -258,7 +261,7 @@ def test_a_module_of_the_scripts_own_may_have_the_name_of_one_of_pythons(tmp_pat
     plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, check=False, timeout=300)
     found = watched("/", sys.executable, str(tmp_path / "train.py"))
     assert found.stdout.startswith(plain.stdout)
-    assert plain.returncode or b"CONFORMS: In 4 of 4 steps" in found.stdout
+    assert plain.returncode or b"CONFORMS: 4 of 4 steps" in found.stdout
 
 
 @pytest.mark.parametrize("ends", ["exec", "at exit", "hooks"])
@@ -272,5 +275,5 @@ def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
     }[ends]
     (tmp_path / "train.py").write_text(source)
     found = watched(tmp_path, sys.executable, "train.py")
-    assert found.returncode == 1, found.stderr
-    assert not found.stdout.startswith(b"CONFORMS")
+    assert found.returncode == UNDECIDED, found.stderr
+    assert found.stdout.startswith(b"UNDECIDED")

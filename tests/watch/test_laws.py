@@ -1,16 +1,16 @@
-"""The laws of a watch are listed and explained beside the others."""
+"""The laws of a watch are listed and explained next to the others."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+import conformance
 from conformance.cli import main
-from conformance.watch.judging import laws as module
 from conformance.watch.judging.laws import AS_EXPECTED, LAWS
 from conformance.watch.judging.properties import VALUES, Property
 
-JUDGING = Path(module.__file__).parent
+WATCH = Path(conformance.__file__).parent / "watch"
 
 
 def test_the_list_has_all_of_them(capsys):

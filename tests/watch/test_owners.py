@@ -44,7 +44,7 @@ def trained(shares, moves=(), names=NAMES, reached=ALL, unknown=False, still=Tru
             stream.append(records.Unheld(unheld, shapes, still=unheld if still else []))
         stream.append(records.Ended())
         streams.append(stream)
-    return [cause.first.says for (law, _), cause in judged(streams).causes.items() if law == "watch/held"]
+    return [cause.first.says.code for (law, _), cause in judged(streams).causes.items() if law == "watch/held"]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def found(loss, batches=12, divisor=None, given=False):
                 if number % WINDOW == WINDOW - 1 or number == batches - 1:
                     optimizer.step()
                     optimizer.zero_grad()
-    return {law for law, _ in findings.causes} | findings.facts.keys()
+    return {law for law, _ in findings.causes} | findings.open.keys()
 
 
 ALL = [mean, elements, weighed_elements, weighed_targets, smoothed, terms, one_term, half, batch_mean]

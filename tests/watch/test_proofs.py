@@ -125,30 +125,6 @@ def test_what_is_added_up_is_added_again(weights, counts, windows, expected):
     assert laws(script.findings()) == expected
 
 
-@pytest.mark.parametrize(
-    ("shapes", "steps", "expected"),
-    [
-        ([[6, 5], [6], [4, 6], [4], [9, 3], [9], [6, 5]], 3, {"watch/held"}),
-        ([[6, 5], [6]], 3, set()),  # another model
-        ([[6, 5], [6], [4, 6], [4], [9, 3], [9]], 0, set()),  # the optimizer has done its work
-    ],
-)
-def test_training_goes_on_with_a_copy(shapes, steps, expected):
-    script = Script(ranks=1)
-    for _ in range(3):
-        script.step(script.backward())
-        script.clear()
-    script.each(records.Unheld([f"p{n}" for n in range(len(shapes))], shapes))
-    for _ in range(steps):
-        stream = script.streams[0]
-        stream.append(
-            records.Stepped(
-                0, "SGD", [0.1], script.numbers, [], False, None, False, False, "float32", [], [], [], [], LINE
-            )
-        )
-    assert laws(script.findings()) & {"watch/held"} == expected
-
-
 def weighed(script, apart, last=False):
     """apart: the number of the parameters that differ between ranks."""
     for rank, stream in enumerate(script.streams):

@@ -3,6 +3,7 @@
 import pytest
 
 from conformance.watch import reading
+from conformance.watch.judging.findings import said
 from conformance.watch.judging.judge import Judge
 from conformance.watch.ledger import Ledger
 from conformance.watch.lines import encoded
@@ -99,7 +100,7 @@ def test_a_stream_that_is_not_what_the_account_says_is_undecided(tmp_path, damag
     assert not reading.Reader(tmp_path, judge).finish()
     findings = judge.finish(is_whole=False)
     assert verdict(findings) == "UNDECIDED"
-    assert any(f"process {entry.process} " in reason for reason in findings.open)
+    assert {lack.values["pid"] for lack in findings.lacks} == {entry.process}
 
 
 def test_a_process_that_could_not_write_says_why_and_since_when(tmp_path):
@@ -110,8 +111,8 @@ def test_a_process_that_could_not_write_says_why_and_since_when(tmp_path):
     entry.fail("No space left on device")
     judge = Judge()
     reading.Reader(tmp_path, judge).finish()
-    [reason] = judge.finish(is_whole=False).open
-    assert reason == f"nothing is recorded of process {entry.process} after step 3: No space left on device"
+    reason = {"pid": entry.process, "step": 3, "reason": "No space left on device"}
+    assert judge.finish(is_whole=False).lacks == [said("records-stopped", **reason)]
 
 
 def test_a_process_without_an_account_and_a_foreign_file_are_undecided(tmp_path):
@@ -121,7 +122,4 @@ def test_a_process_without_an_account_and_a_foreign_file_are_undecided(tmp_path)
     (tmp_path / "5.0.jsonl").write_text("no record\n")
     judge = Judge()
     assert not reading.Reader(tmp_path, judge).finish()
-    assert sorted(judge.finish().open) == [
-        "a process has no account in the ledger of the watch, so nothing is known of it",
-        "the folder of the records holds a file that no recorder wrote: 5.0.jsonl",
-    ]
+    assert judge.finish().lacks == [said("foreign-file", name="5.0.jsonl"), said("no-account")]

@@ -151,13 +151,13 @@ def steps_by_argument(model, *, forgets):
             partial(goes_back_by_parts, twice=True),
             "watch/backward-once",
         ),
-        (partial(leaves_out, every=False), "UNDECIDED", partial(leaves_out, every=True), "watch/used"),
+        (partial(leaves_out, every=False), "CONFORMS", partial(leaves_out, every=True), "watch/used"),
         (partial(perturbs, goes=1), "CONFORMS", partial(perturbs, goes=0), "watch/used"),
         (
             partial(steps_by_argument, forgets=False),
             "UNDECIDED",
             partial(steps_by_argument, forgets=True),
-            "watch/has-gradient",
+            "watch/used",
         ),
     ],
 )

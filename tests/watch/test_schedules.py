@@ -1,7 +1,11 @@
 """Schedules and learning rates: what breaks a law, what is stated as a fact, and what is counted as right."""
 
-import pytest
+from contextlib import suppress
 
+import pytest
+import torch
+
+import conformance
 from conformance.watch import records
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.properties import Property
@@ -111,13 +115,25 @@ def test_a_rate_below_zero(events, rate, own, expected):
 )
 def test_facts(events, rate, horizon, expected):
     findings = seen(events, rate, horizon=horizon)
-    assert {code: dict(one.says.values) for code, one in findings.facts.items()} == expected
-    assert not findings.causes and not findings.notes and not findings.open
+    assert {code: dict(one.says.values) for code, one in findings.open.items()} == expected
+    assert not findings.causes
     assert {FACTS[code] for code in expected} <= {(Property.SCHEDULE, "any")}
 
 
 def test_what_is_told_where_the_training_is_may_step_at_any_time():
-    assert not seen("sboss" * 6, is_told=True).facts
+    assert not seen("sboss" * 6, is_told=True).open
+
+
+@pytest.mark.parametrize(("argument", "expected"), [((), {LAW}), ((0.5,), set())])
+def test_a_schedule_is_told_by_an_argument(argument, expected):
+    model = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=2)
+    with suppress(AssertionError), conformance.watching() as findings:
+        model(torch.randn(8, 6)).square().mean().backward()
+        schedule.step(*argument)
+        optimizer.step()
+    assert {law for law, _ in findings.causes} == expected
 
 
 @pytest.mark.parametrize(
@@ -133,7 +149,7 @@ def test_what_is_told_where_the_training_is_may_step_at_any_time():
 def test_a_schedule_that_ends_early(events, rate, expected):
     findings = seen(events, rate)
     assert causes(findings) == expected
-    assert not expected or "schedule.low-rate" not in findings.facts
+    assert not expected or "schedule.low-rate" not in findings.open
 
 
 @pytest.mark.parametrize(
@@ -165,7 +181,7 @@ def test_a_schedule_of_an_optimizer_that_does_not_step(base, holds, first, code)
         after = base * 0.5**number
         script.each(records.Scheduled(1, "StepLR", [after], [after / 2], BY_HAND, number + 1, base=[base]))
     findings = script.findings()
-    stated = {*findings.facts, *(one.first.says.code for one in findings.causes.values())}
+    stated = {*findings.open, *(one.first.says.code for one in findings.causes.values())}
     assert {one for one in stated if one.startswith("schedule.")} == {code}
     assert (AGAIN in {law for law, _ in findings.causes}) == (code == "schedule.of-another")
 

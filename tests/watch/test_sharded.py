@@ -80,4 +80,4 @@ def test_parameters_of_fsdp2(tmp_path, alone, make, expected, says):
     findings = judge.finish()
     assert verdict(findings) == expected, findings
     assert ("watch/held" in {law for law, _ in findings.causes}) == (expected == "DOES NOT CONFORM")
-    assert says is None or any(name.startswith(says) for name in findings.facts["coverage.unheld"].says.values["names"])
+    assert says is None or any(name.startswith(says) for name in findings.open["coverage.unheld"].says.values["names"])

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.steady import VARIES, WITHOUT, Steady
+from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.steady import Steady
 from conformance.watch.verdict import verdict
 
 from .scripts import Script, total
@@ -39,7 +39,7 @@ def test_the_count_is_that_of_all_steps():
         script.clear()
     [cause] = script.findings().causes.values()
     assert (cause.count, cause.ranks, cause.first.step) == (6, {0, 1}, 0)
-    assert cause.first.effect == "the gradients used are 0.5 of what they should be"
+    assert cause.first.effect == said("factor", factor=0.5)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_a_run_is_ended_once_several_steps_say_the_same(steps, expected):
     """Of right (r) and wrong (w) steps, those of another factor (o) and those that break another law (v)."""
     window = SimpleNamespace(optimizer=0, rank=0, index=0, moments=[], cut=0)
     says = {
-        "w": (0, Finding("watch/averaged-once", "", 0, (0,)), False),
-        "v": (0, Finding("watch/divided-once", "", 0, (0,)), False),
+        "w": (0, Finding("watch/averaged-once", said("no-gradient"), 0, (0,)), False),
+        "v": (0, Finding("watch/divided-once", said("no-gradient"), 0, (0,)), False),
         "r": (0, None, True),
         "o": (0, None, False),
     }
@@ -61,13 +61,14 @@ def test_a_run_is_ended_once_several_steps_say_the_same(steps, expected):
     assert steady.accuses == expected
 
 
-@pytest.mark.parametrize(("other", "says"), [(True, WITHOUT), (False, VARIES)])
-def test_steps_without_gradients_beside_right_ones(other, says):
+@pytest.mark.parametrize(("other", "code"), [(True, "coverage.some-steps"), (False, "ranks.varies")])
+def test_steps_without_gradients_next_to_right_ones(other, code):
     """other: all others are right."""
     window = SimpleNamespace(optimizer=0, rank=0, index=0, moments=[], cut=0)
     findings = Findings()
     steady = Steady(findings)
-    for one in (Finding("watch/has-gradient", "", 0, (0,)), None, Finding("watch/has-gradient", "", 0, (0,))):
+    without = Finding("watch/has-gradient", said("no-gradient"), 0, (0,))
+    for one in (without, None, without):
         steady.feed([(0, one, one is None and other)], [window])
     steady.finish()
-    assert list(findings.open) == [says]
+    assert [*findings.open] == [code]

@@ -80,7 +80,7 @@ def clears_the_first_half(model, backward):
         (looks_first, "UNDECIDED"),
         (looks_first_and_clears, "CONFORMS"),
         (loses_the_first, "DOES NOT CONFORM"),
-        (clears_the_first, "UNDECIDED"),  # of a memory, to compare with
+        (clears_the_first, "CONFORMS"),  # of a memory, to compare with
         (clears_the_first_half, "DOES NOT CONFORM"),
     ],
 )

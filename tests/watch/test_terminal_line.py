@@ -43,11 +43,11 @@ def test_on_a_terminal_a_line_on_stderr_says_how_it_stands(tmp_path):
         out = process.stdout.read()
     text = seen.decode()
     assert "\rwatching: " in text
-    assert " conserved, 0 undecided, 0 causes, " in text
+    assert " right, 0 problems, " in text
     assert text.endswith("\r\x1b[K")
     assert "\n" not in text
     assert b"watching:" not in out
-    assert out.startswith(b"done\nCONFORMS: In 40 of 40 steps")
+    assert out.startswith(b"done\nCONFORMS: 40 of 40 steps")
 
 
 def test_elsewhere_there_is_no_such_line(tmp_path):
@@ -72,7 +72,7 @@ def test_stop_lets_a_right_script_come_to_its_end(tmp_path):
 
 def test_every_looks_at_one_window_of_so_many(tmp_path):
     ended = run(tmp_path, RIGHT, 10, "--every", "5")
-    assert "CONFORMS: In 2 of 2 steps" in ended.stdout
+    assert "CONFORMS: 2 of 2 steps" in ended.stdout
     # Of eight numbers a single step shows too little: the first one is right.
     wrong = run(tmp_path, WRONG, 20, "--every", "5")
     assert "(watch/cleared)" in wrong.stdout

@@ -11,11 +11,15 @@ from conformance.watch.judging import factors, hypotheses, limits, shares
 from conformance.watch.judging.case import AMPLE, HOOKS, Case, Together
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, Shown, said
+from conformance.watch.judging.properties import Property
 from conformance.watch.judging.system import System
 from conformance.watch.judging.windows import Window
 
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
+
+_COARSE: Shown = (Property.RANKS, "too coarse to tell")
+"""What a step shows that is not judged: its factor is not known."""
 
 
 def judge(together: Together, findings: Findings) -> None:
@@ -59,7 +63,7 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
             shows |= _set(limits.undone(case) or case, findings)
     if of_others:
         shows |= _open(window, findings, "clearing.shared")
-    if FACTS["changed.coarse"] in shows:
+    if _COARSE in shows:
         findings.coarse += 1
         return None
     if not shows:
@@ -140,7 +144,7 @@ def _set(case: Case, findings: Findings) -> set[Shown]:
     if factor is None:
         return _unexplained(case, findings)
     if not factor.is_known:
-        return {FACTS["changed.coarse"]}
+        return {_COARSE}
     case.remember(factor)
     shows = factors.judge(case, case.kappa(factor), findings)
     if not shows and hypotheses.adds_to_the_last(case):

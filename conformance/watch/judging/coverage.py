@@ -25,15 +25,16 @@ class _Optimizer:
     """Describes what reaches one optimizer.
 
     made: the parameters that it was made with. passes: backward passes that gave these gradients since its last step.
-    most: the most such passes before a step. last: the last of them. zero: steps on gradients that are zero, and were
-    computed as zero. other: all other steps. calls: the calls that produced the losses of its steps. first: the line of
-    its first step.
+    most: the most such passes before a step. last: the last of them. lost: those in skipped windows that were added to
+    gradients that are not finite. zero: steps on gradients that are zero, and were computed as zero. other: all other
+    steps. calls: the calls that produced the losses of its steps. first: the line of its first step.
     """
 
     made: frozenset[int] = frozenset()
     passes: int = 0
     most: int = 0
     last: int = -1
+    lost: int = 0
     zero: int = 0
     other: int = 0
     calls: set[int] = field(default_factory=set)
@@ -64,9 +65,11 @@ class Coverage:
                 self._stepped = stream.clock
 
     def see(self, window: Window) -> None:
-        if window.step is None:
-            return
         of = self._of[window.optimizer]
+        if window.step is None:
+            of.lost = of.lost + len(window.backwards) if _adds_to_infinite(window) else 0
+            return
+        of.lost = 0
         of.first = of.first or window.site
         of.calls |= {one.calls for one in window.backwards.values()}
         computed = [one.sketch[..., 2].any() for every in window.new.values() for one in every]
@@ -150,9 +153,8 @@ class Coverage:
         optimizer stepped, and the passes of the same losses were added to it, that is why."""
         steps, pending = stream.steps.get(optimizer, 0), stream.pending(stream.held[optimizer])
         infinite = max((number for number, is_finite in pending.items() if not is_finite), default=-1)
-        added = sum(number > infinite for number in pending)
-        is_why = infinite > self._stepped and added >= _LONG * of.most and stream.calls(pending) <= of.calls
-        if is_why and steps:
+        added = sum(number > infinite for number in pending) if infinite > self._stepped else of.lost
+        if steps and added and added >= _LONG * of.most and stream.calls(pending) <= of.calls:
             says, effect = said("cleared.not-finite", passes=added), said("cleared.no-step", step=steps)
             self._findings.add(Finding("watch/cleared", says, steps, (rank,), of.first, effect, optimizer))
         says = said("coverage.no-more-steps", steps=steps, passes=of.passes)
@@ -169,6 +171,12 @@ def judge_stale(rank: int, stream: Stream, stale: records.Stale, findings: Findi
 
 def named(stream: Stream, numbers: Collection[int]) -> list[str]:
     return [stream.parameters[number].name or f"parameter {number}" for number in sorted(numbers)]
+
+
+def _adds_to_infinite(window: Window) -> bool:
+    """Whether gradients that nobody has cleared are not finite, and those of this window are."""
+    is_left = not all(one.is_finite for several in window.old.values() for one in several)
+    return is_left and all(one.is_finite for several in window.new.values() for one in several)
 
 
 def _is_left(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:

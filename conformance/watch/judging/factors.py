@@ -140,12 +140,12 @@ def _by_number(case: Case, of: _Numbers, findings: Findings) -> set[Shown]:
             says = said("divided-by-all-and-averaged", targets=ranks * total)
             return _wrong(case, findings, "watch/averaged-once", says, 1 / ranks)
         return _open(case, findings, said("ranks.factor", factor=of.kappa.middle))
+    findings.factors.append((case.window.rank, None, False))
     norm = case.norm
     if of.kappa.high < 1 and norm is not None:
         # A clip by hand, if the norm is the same in each such step.
         case.together.shortened[case.window.rank].append((of.kappa.middle, norm))
         return {(case.window.optimizer, case.window.rank)}
-    findings.factors.append((case.window.rank, None, False))
     return _open(case, findings, said("ranks.factor", factor=of.kappa.middle))
 
 

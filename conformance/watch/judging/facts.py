@@ -34,7 +34,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "changed.alike": (Property.MICRO_BATCHES, None),
     "changed.few": (Property.MICRO_BATCHES, None),
     "changed.long": (Property.MICRO_BATCHES, None),
-    "changed.coarse": (Property.RANKS, "too coarse to tell"),
+    "changed.coarse": (Property.RANKS, None),
     "changed.by-hand": (Property.RANKS, None),
     "changed.captured": (Property.RANKS, None),
     "changed.by-element": (Property.RANKS, None),

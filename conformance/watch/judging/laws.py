@@ -80,7 +80,7 @@ LAWS: dict[str, Law] = {
             Property.CLEARING,
             "kept",
             "Gradients MUST be cleared between a step and the next backward pass.",
-            "The step uses gradients of earlier windows again, of weights that no longer are.",
+            "The step uses gradients of earlier windows again, which are stale.",
             "call `optimizer.zero_grad()` once after each step, or before the first backward pass of each window",
         ),
         Law(

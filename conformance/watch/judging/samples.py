@@ -124,7 +124,7 @@ class Samples:
             effect = said("data.same-inputs.effect", ranks=self._ranks)
             self._findings.add(Finding("watch/own-data", says, None, tuple(range(self._ranks)), self._site, effect))
         elif not are_alike and shared > _SHARED:
-            says = said("data.same-epoch", share=shared, ranks=ranks)
+            says = said("data.same-epoch", share=shared)
             effect = said("data.same-epoch.effect", share=shared)
             self._findings.add(Finding("watch/own-data", says, None, ranks, self._site, effect))
         elif (share := max(shared, inputs.alike_share, drawn.shared()[0], drawn.alike_share)) > _PADDED:

@@ -156,11 +156,11 @@ class Suspicions:
             return False
         found = [one.parameters for one in self._waiting if one.optimizer == finding.optimizer]
         own = frozenset().union(*found)
-        names = {number: stream.parameters[number].name for number in held}
+        modules = _modules({number: stream.parameters[number].name for number in sorted(held)})
         # It is not always seen of a few numbers whether they are averaged.
         seen = {number for number in held if prod(stream.parameters[number].shape) > _FEW}
-        shared = {_module(names[number]) for number in seen - own}
-        apart = {_module(names[number]) for number in own}
+        shared = {modules[number] for number in seen - own}
+        apart = {modules[number] for number in own}
         steps_apart = any(one.waits for one in self._waiting) or 0 in self._apart.get(finding.optimizer or 0, [])
         return all(found) and steps_apart and bool(shared) and not (shared & apart) - {None}
 
@@ -198,5 +198,16 @@ class Suspicions:
         return found == {True} and bool(self._elsewhere & held)
 
 
-def _module(name: str | None) -> str | None:
-    return None if name is None else name.rpartition(".")[0]
+def _modules(names: Mapping[int, str | None]) -> dict[int, tuple[str, int] | None]:
+    """The module of each parameter; None if it is not known. Where a name comes again, another model begins."""
+    modules: dict[int, tuple[str, int] | None] = {}
+    models = Counter[str]()
+    seen: dict[str, set[str]] = defaultdict(set)
+    for number, name in names.items():
+        module, _, own = (name or "").rpartition(".")
+        if own in seen[module]:
+            models[module] += 1
+            seen[module].clear()
+        seen[module].add(own)
+        modules[number] = None if name is None else (module, models[module])
+    return modules

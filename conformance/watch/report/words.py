@@ -265,8 +265,6 @@ WORDS: Mapping[str, str] = {
     "schedule.without-steps": "{name} steps {times:time} after the last step of its optimizer",
     "schedule.zero-rate": "The learning rate of some parameters is 0 in all {steps:step}",
     "schedule.low-rate": "The learning rate is below 1e-4 of its maximum {most:.3g} in {low} of {steps:step}",
-    "loss.cut-off": "No graph leads from any of {losses} losses to a parameter: each is a new number",
-    "loss.cut-off.effect": "{steps:step} change nothing",
     # Denominators.
     "ranks.means-added": "the update is {times:g} times the mean over all targets: the ranks' means are added up",
     "ranks.divided-again": "the update is {times} times the mean: losses are divided by the ranks, and averaged",
