@@ -54,7 +54,7 @@ def test_the_help_lists_each_property_and_its_values(capsys):
 def test_each_is_judged_and_each_that_is_judged_exists():
     judged = {
         law
-        for path in JUDGING.glob("*.py")
+        for path in (WATCH / "judging").glob("*.py")
         if path.name != "laws.py"
         for law in re.findall(r"watch/[\w-]+", path.read_text())
     }
