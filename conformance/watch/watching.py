@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from errno import EFBIG
@@ -77,7 +77,13 @@ def watch(
         reader = Reader(folder, judge)
         env = {**environment(str(folder), os.environ), **settings.variables()}
         was_stopped = False
-        with _supervised(command, env, grace, folder) as (process, report), _passed_on(process) as came:
+        # Until they are passed on, they wait: one of them would end this process before the command.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.PASSED_ON)
+        with (
+            _unblocking(before),
+            _supervised(command, env, grace, folder) as (process, report),
+            _passed_on(process, before) as came,
+        ):
             trainers = Trainers(process.pid, folder)
             while not select.select([report], [], [], _PAUSE)[0]:
                 trainers.look()
@@ -170,13 +176,10 @@ def _supervised(
     script = [sys.executable, "-I", "-S", str(Path(supervisor.__file__)), str(os.getpid()), str(write), str(grace)]
     try:
         try:
-            # A signal would end it before it has blocked signals itself.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.PASSED_ON)
             process = subprocess.Popen([*script, str(folder), *command], env=env, close_fds=False)
         except OSError as error:
             raise CannotStart(f"{sys.executable}: {error.strerror}") from error
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(write)
         with process:
             try:
@@ -203,8 +206,18 @@ def _report(report: int) -> dict[str, int | None]:
 
 
 @contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[signal.Signals]]:
-    """Signals go to the supervisor until the end of the block; yields those that came."""
+def _unblocking(before: Collection[int]) -> Iterator[None]:
+    """Unblocks signals after the block, whatever happened in it."""
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes], blocked: Collection[int]) -> Iterator[list[signal.Signals]]:
+    """Signals go to the supervisor until the end of the block; yields those that came. blocked: those that still are
+    after that."""
     came: list[signal.Signals] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -218,6 +231,7 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[signal.Signals
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         yield came
     finally:
         for number, handler in before.items():
