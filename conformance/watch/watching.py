@@ -78,7 +78,7 @@ def watch(
         env = {**environment(str(folder), os.environ), **settings.variables()}
         was_stopped = False
         # Until they are passed on, they wait: one of them would end this process before the command.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.PASSED_ON)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
         with (
             _unblocking(before),
             _supervised(command, env, grace, folder) as (process, report),
