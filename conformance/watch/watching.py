@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from errno import EFBIG
@@ -77,13 +78,9 @@ def watch(
         reader = Reader(folder, judge)
         env = {**environment(str(folder), os.environ), **settings.variables()}
         was_stopped = False
-        # Until they are passed on, they wait: one of them would end this process before the command.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
-        with (
-            _unblocking(before),
-            _supervised(command, env, grace, folder) as (process, report),
-            _passed_on(process, before) as came,
-        ):
+        with _Signals() as signals, _supervised(command, env, grace, folder) as (process, report):
+            came = signals.came
+            signals.pass_to(process)
             trainers = Trainers(process.pid, folder)
             while not select.select([report], [], [], _PAUSE)[0]:
                 trainers.look()
@@ -176,10 +173,13 @@ def _supervised(
     script = [sys.executable, "-I", "-S", str(Path(supervisor.__file__)), str(os.getpid()), str(write), str(grace)]
     try:
         try:
+            # The supervisor inherits this. A signal would end it before it has blocked signals itself.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
             process = subprocess.Popen([*script, str(folder), *command], env=env, close_fds=False)
         except OSError as error:
             raise CannotStart(f"{sys.executable}: {error.strerror}") from error
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(write)
         with process:
             try:
@@ -205,37 +205,43 @@ def _report(report: int) -> dict[str, int | None]:
     return found
 
 
-@contextmanager
-def _unblocking(before: Collection[int]) -> Iterator[None]:
-    """Unblocks signals after the block, whatever happened in it."""
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+class _Signals:
+    """Passes signals on to the supervisor within its block. Those that come before there is one wait for it.
 
+    came: all of them. It does not block them: a signal that one thread blocks goes to another one.
+    """
 
-@contextmanager
-def _passed_on(process: subprocess.Popen[bytes], blocked: Collection[int]) -> Iterator[list[signal.Signals]]:
-    """Signals go to the supervisor until the end of the block; yields those that came. blocked: those that still are
-    after that."""
-    came: list[signal.Signals] = []
-
-    def pass_on(number: int, _: object) -> None:
-        came.append(signal.Signals(number))
-        process.send_signal(supervisor.TOLD + number)
-
-    before = {
-        number: signal.signal(number, pass_on)
-        for number in supervisor.PASSED_ON
+    def __init__(self) -> None:
+        self.came: list[signal.Signals] = []
+        self._waiting: deque[int] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
         # What `nohup` ignores stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        yield came
-    finally:
-        for number, handler in before.items():
+        heard = [one for one in supervisor.PASSED_ON if signal.getsignal(one) is not signal.SIG_IGN]
+        self._before = {number: signal.getsignal(number) for number in heard}
+
+    def __enter__(self) -> _Signals:
+        for number in self._before:
+            signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def pass_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._send()
+
+    def _take(self, number: int, _: object) -> None:
+        self.came.append(signal.Signals(number))
+        self._waiting.append(number)
+        self._send()
+
+    def _send(self) -> None:
+        # A handler may run here, too: each signal is taken out once.
+        with suppress(IndexError):
+            while self._process is not None:
+                self._process.send_signal(supervisor.TOLD + self._waiting.popleft())
 
 
 def environment(folder: str, given: Mapping[str, str]) -> dict[str, str]:

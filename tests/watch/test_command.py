@@ -79,13 +79,14 @@ def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
 
 
 def test_a_signal_that_comes_while_the_command_starts_is_passed_on(monkeypatch):
-    passed_on = watching._passed_on
+    start = subprocess.Popen
 
-    def late(*arguments):
+    def interrupted(*arguments, **options):
+        process = start(*arguments, **options)
         os.kill(os.getpid(), signal.SIGINT)
-        return passed_on(*arguments)
+        return process
 
-    monkeypatch.setattr(watching, "_passed_on", late)
+    monkeypatch.setattr(watching.subprocess, "Popen", interrupted)
     watched = watch(["sleep", "600"])
     assert (watched.by, watched.code) == (signal.SIGINT, -signal.SIGINT)
 
