@@ -30,7 +30,9 @@ def against_passing(case: CaseRecord, required: Collection[str]) -> str | None:
 def _against(case: CaseRecord, required: Collection[str]) -> str | None:
     broken = [finding.law for finding in case.findings if finding.level == "MUST" or finding.law in required]
     failing = [guard.name for guard in case.guards if not guard.holds]
-    failed = [rank for rank in case.ranks if not rank.finished or rank.stack or rank.traceback]
+    failed = [
+        rank for rank in case.ranks if (rank.exit != "exited 0" and not rank.delivered) or rank.stack or rank.traceback
+    ]
     if broken:
         return f"it broke {broken[0]}"
     if failing:

@@ -256,8 +256,8 @@ class Rank:
 
     rank: Annotated[int, "which rank"]
     exit: Annotated[str, "how the process ended, in words"]
-    finished: Annotated[bool, "whether it delivered all that it recorded, however it ended after that"]
     output: Annotated[str, "the end of what it printed"] = ""
+    delivered: Annotated[bool, "whether it failed after it had delivered all that it recorded"] = False
     stack: Annotated[str | None, "where it was at the time limit"] = None
     traceback: Annotated[str | None, "what it raised"] = None
     host: Annotated[str | None, "the machine that it ran on, if there were several"] = None

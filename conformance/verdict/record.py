@@ -180,7 +180,7 @@ def _rank(rank: RankEvidence) -> records.Rank:
     return records.Rank(
         rank=rank.outcome.rank,
         exit=rank.outcome.exit,
-        finished=rank.outcome.finished,
+        delivered=rank.outcome.finished and rank.outcome.exit != "exited 0",
         output=shortened(rank.outcome.output),
         stack=rank.outcome.stack and shortened(rank.outcome.stack),
         traceback=shortened(failed.traceback) if failed else None,

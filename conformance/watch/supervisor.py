@@ -34,7 +34,7 @@ _ORPHANED = signal.SIGRTMIN + 1
 """From the kernel: the watch has died."""
 TOLD = signal.SIGRTMIN + 2
 """From the watch: it received signal N, sent as TOLD + N. Unlike other signals, real-time ones queue."""
-_ALL = {*PASSED_ON, signal.SIGCHLD, END, _ORPHANED, *(TOLD + number for number in PASSED_ON)}
+SIGNALS = {*PASSED_ON, signal.SIGCHLD, END, _ORPHANED, *(TOLD + number for number in PASSED_ON)}
 _ORPHANS = 5.0
 """Seconds that the command has to end if the watch was killed."""
 _KILLING = 5.0
@@ -176,7 +176,7 @@ def _send(pid: int, number: int) -> None:
 
 def _next(seconds: float | None) -> signal.struct_siginfo | None:
     """The next signal; None if there is none in time."""
-    return signal.sigwaitinfo(_ALL) if seconds is None else signal.sigtimedwait(_ALL, max(seconds, 0))
+    return signal.sigwaitinfo(SIGNALS) if seconds is None else signal.sigtimedwait(SIGNALS, max(seconds, 0))
 
 
 def main(watch: str, report: str, grace: str, folder: str, *command: str) -> None:
@@ -184,13 +184,13 @@ def main(watch: str, report: str, grace: str, folder: str, *command: str) -> Non
     os.set_inheritable(int(report), False)
     # A signal that is ignored, as under `nohup`, stays ignored: a blocked one would be queued.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    heard = {number for number in _ALL if signal.getsignal(number) is not signal.SIG_IGN}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL - heard)
+    heard = {number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - heard)
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         process = subprocess.Popen(
-            command, close_fds=False, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
+            command, close_fds=False, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         )
     except OSError as error:
         _say(int(report), errno=error.errno or errno.EINVAL)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -77,7 +78,9 @@ def watch(
         reader = Reader(folder, judge)
         env = {**environment(str(folder), os.environ), **settings.variables()}
         was_stopped = False
-        with _supervised(command, env, grace, folder) as (process, report), _passed_on(process) as came:
+        with _Signals() as signals, _supervised(command, env, grace, folder) as (process, report):
+            came = signals.came
+            signals.pass_to(process)
             trainers = Trainers(process.pid, folder)
             while not select.select([report], [], [], _PAUSE)[0]:
                 trainers.look()
@@ -167,8 +170,8 @@ def _supervised(
     script = [sys.executable, "-I", "-S", str(Path(supervisor.__file__)), str(os.getpid()), str(write), str(grace)]
     try:
         try:
-            # A signal would end it before it has blocked signals itself.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.PASSED_ON)
+            # The supervisor inherits this. A signal would end it before it has blocked signals itself.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
             process = subprocess.Popen([*script, str(folder), *command], env=env, close_fds=False)
         except OSError as error:
             raise CannotStart(f"{sys.executable}: {error.strerror}") from error
@@ -199,26 +202,43 @@ def _report(report: int) -> dict[str, int | None]:
     return found
 
 
-@contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[signal.Signals]]:
-    """Signals go to the supervisor until the end of the block; yields those that came."""
-    came: list[signal.Signals] = []
+class _Signals:
+    """Passes signals on to the supervisor within its block. Those that come before there is one wait for it.
 
-    def pass_on(number: int, _: object) -> None:
-        came.append(signal.Signals(number))
-        process.send_signal(supervisor.TOLD + number)
+    came: all of them. It does not block them: a signal that one thread blocks goes to another one.
+    """
 
-    before = {
-        number: signal.signal(number, pass_on)
-        for number in supervisor.PASSED_ON
+    def __init__(self) -> None:
+        self.came: list[signal.Signals] = []
+        self._waiting: deque[int] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
         # What `nohup` ignores stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
+        heard = [one for one in supervisor.PASSED_ON if signal.getsignal(one) is not signal.SIG_IGN]
+        self._before = {number: signal.getsignal(number) for number in heard}
+
+    def __enter__(self) -> _Signals:
+        for number in self._before:
+            signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def pass_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._send()
+
+    def _take(self, number: int, _: object) -> None:
+        self.came.append(signal.Signals(number))
+        self._waiting.append(number)
+        self._send()
+
+    def _send(self) -> None:
+        # A handler may run here, too: each signal is taken out once.
+        with suppress(IndexError):
+            while self._process is not None:
+                self._process.send_signal(supervisor.TOLD + self._waiting.popleft())
 
 
 def environment(folder: str, given: Mapping[str, str]) -> dict[str, str]:

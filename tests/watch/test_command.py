@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from conformance.watch import watching
 from conformance.watch.reading import Reader
 from conformance.watch.watching import watch
 
@@ -74,6 +75,19 @@ def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
     # Python exits with 1 where a signal comes while it starts.
     watched = watch(["sleep", "600"])
     assert (watched.by, watched.code, seen) == (signal.SIGINT, -signal.SIGINT, ["began", "ended"])
+
+
+def test_a_signal_that_comes_while_the_command_starts_is_passed_on(monkeypatch):
+    start = subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        process = start(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(watching.subprocess, "Popen", interrupted)
+    watched = watch(["sleep", "600"])
+    assert (watched.by, watched.code) == (signal.SIGINT, -signal.SIGINT)
 
 
 @pytest.mark.parametrize(
