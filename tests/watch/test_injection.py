@@ -198,8 +198,12 @@ for _ in range(4):
 
 
 def watched(folder, *command, **variables):
-    command = [sys.executable, "-m", "conformance", "watch", "--", *command]
-    env = {**os.environ, **variables}
+    return ran(folder, sys.executable, "-m", "conformance", "watch", "--", *command, **variables)
+
+
+def ran(folder, *command, **variables):
+    # With PYTHONSAFEPATH, a script cannot import the modules next to it.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | variables
     return subprocess.run(command, capture_output=True, cwd=folder, env=env, timeout=300, check=False)
 
 
@@ -258,7 +262,7 @@ def test_a_module_of_the_scripts_own_may_have_the_name_of_one_of_pythons(tmp_pat
     (tmp_path / f"{name}.py").write_text("OWN = 'its own'\n")
     before = "" if name == "queue" else f"import {name}\nprint({name}.OWN)\n"
     (tmp_path / "train.py").write_text(f"import torch\n{before}{TRAINS}")
-    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, check=False, timeout=300)
+    plain = ran(tmp_path, sys.executable, "train.py")
     found = watched("/", sys.executable, str(tmp_path / "train.py"))
     assert found.stdout.startswith(plain.stdout)
     assert plain.returncode or b"CONFORMS: 4 of 4 steps" in found.stdout
