@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.workloads.exercise import LINE, NOISY_LINE, TWO_WORKERS
+from conformance.workloads.data_sets import LINE, NOISY_LINE, TWO_WORKERS
 
 
 @dataclass(frozen=True)

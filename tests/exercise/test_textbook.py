@@ -16,7 +16,7 @@ from conformance.exercise.mistakes import CATALOGUE, answering, candidates
 from conformance.exercise.questions import CASES, QUESTIONS
 from conformance.exercise.right import answer
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.exercise import exercise
+from conformance.workloads.data_sets import exercise
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
