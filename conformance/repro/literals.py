@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conformance.adapter.settings import OptimizerSettings
+from conformance.adapter.optimizer_settings import OptimizerSettings
 
 _WIDTH = 116
 

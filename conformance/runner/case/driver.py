@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from conformance.adapter.job import Job
+from conformance.adapter.declaration import Job
 from conformance.adapter.loading import Train
 from conformance.runner.rank.rank import Pipes, call, file_of
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
