@@ -13,11 +13,13 @@ from torch.utils._pytree import tree_map_with_path
 from torch.utils.data import DataLoader, DistributedSampler
 
 from conformance.adapter.data import Batch
+from conformance.adapter.declaration import UnsupportedGroups
+from conformance.adapter.optimizer_settings import LossScaling
 from conformance.adapter.task import Task
 from conformance.cases.case import Case
 from conformance.workloads.registry import STANDARD
 
-from ..trainers.tasks import WEIGHT, X, Y, make_spec, scaler
+from ..trainers.tasks import WEIGHT, X, Y, make_spec, scaler, sgd
 
 
 class Watcher:
@@ -75,6 +77,156 @@ def test_under_apex_torch_neither_casts_nor_scales():
     assert not task.grad_scaler().is_enabled()
     with task.autocast():
         assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("fp64", torch.float64),
+        ("fp32", torch.float32),
+        ("bf16", torch.float32),
+        ("fp16", torch.float32),
+        ("fp16-compression", torch.float32),
+        ("apex-O1", torch.float32),
+    ],
+)
+def test_everything_has_the_tasks_dtype(precision, dtype):
+    task = Task(make_spec(precision=precision), 0)
+    assert task.dtype is dtype
+    assert {parameter.dtype for parameter in task.model().parameters()} == {dtype}
+    assert {column.dtype for column in next(iter(task.dataloader()))} == {dtype}
+    assert task.compression == (precision == "fp16-compression")
+
+
+def test_a_model_holds_its_ranks_start_weights():
+    spec = make_spec(world_size=2, size=4)
+    spec["model"]["weights"] = [[0.5, -0.5, 0.25], [1.5, 2.5, 3.5]]
+    watcher = Watcher()
+    model = Task(spec, 1, watcher).model()
+    assert model.weight.tolist() == [[1.5, 2.5]]
+    assert model.bias.tolist() == [3.5]
+    assert all(parameter.is_leaf and parameter.requires_grad for parameter in model.parameters())
+    assert watcher.models == [model]
+
+
+def test_each_model_is_fresh():
+    task = Task(make_spec(model={"kind": "linear", "features": 2, "bias": False, "weights": [[0.5, -0.5]]}), 0)
+    first, second = task.model(), task.model()
+    assert first.bias is None
+    with torch.no_grad():
+        first.weight.zero_()
+    assert second.weight.tolist() == task.model().weight.tolist() == [[0.5, -0.5]]
+
+
+GROUPS = [
+    {"lr": 0.125, "weight_decay": 0.0},
+    {"lr": 0.25, "weight_decay": 0.0, "momentum": 0.0, "schedule": [0.5, 1.0]},
+]
+MANY = {"kind": "many-tensors", "features": 18, "weights": [[0.0] * 18]}
+
+
+def test_frozen_parameters_do_not_require_gradients():
+    task = Task(make_spec(model={**MANY, "frozen": True}, unfreeze_at=3), 0)
+    frozen = {name for name, parameter in task.model().named_parameters() if not parameter.requires_grad}
+    assert frozen == {"temperature", "scale", "convolution.weight"}
+    assert task.unfreeze_at == 3
+    assert Task(make_spec(), 0).unfreeze_at is None
+
+
+def test_an_expert_that_no_sample_takes_has_no_gradient():
+    task = Task(make_spec(model={**MANY, "experts": True}, unused_parameters=True), 0)
+    assert task.unused_parameters
+    model = task.model()
+    for taken in ([0.0], [1.0], [0.0, 1.0]):
+        inputs = torch.ones(len(taken), 18, dtype=task.dtype)
+        inputs[:, 6] = torch.tensor(taken)
+        model.zero_grad()
+        model(inputs).sum().backward()
+        gradients = [expert.weight.grad for expert in model.experts]
+        assert [number for number, gradient in enumerate(gradients) if gradient is not None] == taken
+
+
+def settings_of(optimizer, names=("lr", "momentum", "weight_decay")):
+    return [tuple(group[name] for name in names) for group in optimizer.param_groups]
+
+
+def test_groups_have_settings_and_schedules_of_their_own():
+    task = Task(make_spec(model=MANY, groups=GROUPS, schedule=[1.0, 0.5]), 0)
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    schedule = task.scheduler(optimizer)
+    assert settings_of(optimizer) == [(0.0625, 0.5, 0.0), (0.125, 0.5, 0.0), (0.125, 0.0, 0.0)]
+    assert [{one.ndim for one in group["params"]} for group in optimizer.param_groups] == [{2, 3, 4}, {1}, {0}]
+    optimizer.step()
+    schedule.step()
+    assert settings_of(optimizer, ["lr"]) == [(0.03125,), (0.0625,), (0.25,)]
+
+
+def test_groups_of_ones_own_are_divided_and_keep_their_settings():
+    task = Task(make_spec(groups=GROUPS[:1]), 0)
+    model = task.model()
+    named = [{"params": [("bias", model.bias)], "lr": 1.0}, {"params": [("weight", model.weight)]}]
+    assert settings_of(task.optimizer(named)) == [(1.0, 0.5, 0.0), (0.0625, 0.5, 0.0)]
+
+
+def test_parameters_of_several_groups_have_the_schedule_of_the_first():
+    task = Task(make_spec(model=MANY, groups=GROUPS, schedule=[1.0, 0.5]), 0)
+    optimizer = torch.optim.SGD(task.model().parameters(), lr=1.0)
+    assert [one(0) for one in task.scheduler(optimizer).lr_lambdas] == [1.0]
+
+
+@pytest.mark.parametrize(("elements", "world_size"), [(3, 1), (5, 1), (2, 2)])
+def test_a_flat_parameter_cannot_have_groups(elements, world_size):
+    task = Task(make_spec(groups=GROUPS[:1], world_size=world_size), 0)
+    with pytest.raises(UnsupportedGroups, match=f"one tensor of {elements} elements"):
+        task.optimizer([torch.zeros(elements, requires_grad=True)])
+
+
+def test_what_cannot_be_a_parameter_has_the_settings_of_the_first_group():
+    task = Task(make_spec(groups=GROUPS[:1]), 0)
+    assert settings_of(task.optimizer([torch.zeros(1, 1, requires_grad=True)])) == [(0.0625, 0.5, 0.0)]
+
+
+def test_settings_for_optimizers_of_ones_own():
+    """A framework that makes optimizer and schedule of these trains as with the task's own."""
+    task = Task(make_spec(model=MANY, groups=GROUPS, schedule=[1.0, 0.5], steps=2), 0)
+    settings = task.optimizer_settings
+    assert settings.kind == "sgd"
+    assert settings.arguments == settings.groups[0].arguments == {name: sgd()[name] for name in sgd() if name != "kind"}
+    given = task.optimizer(task.model().parameters())
+    names = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
+    assert [tuple(group.arguments[name] for name in names) for group in settings.groups] == settings_of(given, names)
+    schedule, rates = task.scheduler(given), []
+    for _ in range(task.steps):
+        rates.append(settings_of(given, ["lr"]))
+        given.step()
+        schedule.step()
+    by_group = [one.learning_rates for one in settings.groups]
+    assert [[(rate,) for rate in row] for row in zip(*by_group, strict=True)] == rates
+    assert task.learning_rates == settings.groups[0].learning_rates == (0.0625, 0.03125)
+
+
+@pytest.mark.parametrize("workload", ["adamw", "nesterov", "adagrad"])
+def test_arguments_are_torchs_own(workload):
+    task = Task(Case("single", 1, 2, "fp32", workload).spec(), 0)
+    settings = task.optimizer_settings
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}[settings.kind]
+    own, given = (kind(task.model().parameters(), **settings.arguments), task.optimizer(task.model().parameters()))
+    assert own.defaults == given.defaults
+    assert len(task.learning_rates) == task.steps
+
+
+def test_rates_by_epoch_are_as_many_as_there_are_epochs():
+    task = Task(make_spec(steps=4, epochs=[0, 0], schedule=[1.0, 0.5, 0.25], schedule_by="epoch"), 0)
+    assert task.learning_rates == (0.0625, 0.03125)
+
+
+def test_loss_scaling_has_the_settings_of_the_scaler():
+    task = Task(make_spec(precision="fp16", scaler=scaler(init_scale=8.0, growth_interval=3)), 0)
+    assert task.loss_scaling == LossScaling(8.0, 2.0, 0.5, 3)
+    made = torch.amp.GradScaler("cpu", **vars(task.loss_scaling))
+    assert made.state_dict() == task.grad_scaler().state_dict()
+    assert Task(make_spec(precision="bf16", scaler=scaler()), 0).loss_scaling is None
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
