@@ -150,45 +150,6 @@ def test_every_law_of_its_guide_was_checked_and_but_for_one_holds(judged):
     assert {law.id for law in laws()} - checked == NOT_CHECKED
 
 
-def test_horovod_steps_once_on_zeros_before_training(run):
-    """The Trainer calls `broadcast_optimizer_state` on new optimizers, which have no state."""
-    case = Case("horovod", 2, 1, "fp64", "decay")
-    spec = case.spec()
-    decay = 1 - spec["optimizer"]["lr"] * spec["optimizer"]["weight_decay"]
-    decayed = [weight * decay for weight in spec["model"]["weights"][0]]
-    for rank in run(TARGET, case):
-        assert [event["weights"] for event in rank.events if event["event"] in ("state_init", "start")] == [decayed] * 2
-
-
-def test_data_that_do_not_go_round_are_filled_up_from_their_start(run):
-    """The loader repeats before it deals, so the rank that is left without a micro-batch gets the first one again.
-
-    92 samples are 23 micro-batches of 4, of which rank 1 gets the twelfth. In fact its twelfth is number 24.
-    """
-    case = Case("ddp", 2, 2, "fp64", "uneven-batch")
-    spec = case.spec()
-    samples = [tuple(row) for row in spec["samples"]["x"]]
-    distinct = list(dict.fromkeys(samples))
-    first = [distinct.index(row) for row in samples[: spec["micro_batch_size"]]]
-    rows = [[event["rows"] for event in rank.events if event["event"] == "forward"] for rank in run(TARGET, case)]
-    assert [forwards[-1] == first for forwards in rows] == [False, True]
-    assert rows[0][0] == first
-
-
-def test_a_short_last_window_is_never_stepped(run):
-    [rank] = run(TARGET, Case("single", 1, 2, "fp64", "short-window"))
-    kinds = [event["event"] for event in rank.events if event["event"] in ("forward", "step")]
-    assert kinds == ["forward", "forward", "step"] * 5 + ["forward"]
-
-
-def test_averaging_is_all_that_is_added_up_again(run):
-    """DDP averages in every backward, because its forward was not in `no_sync()`."""
-    for rank in run(TARGET, Case("ddp", 2, 3, "fp32", "momentum")):
-        sent = [event for event in rank.events if event["event"] == "collective" and event["of"] == "gradients"]
-        backwards = [event for event in rank.events if event["event"] == "backward_begin"]
-        assert len(sent) == len(backwards) == 3 * sum(event["event"] == "step" for event in rank.events)
-
-
 def test_use_amp_on_a_cpu_is_float32(run, trial):
     """Which is why the adapter brings its own scaler and autocast."""
     [rank] = run(trial(AUTOMATIC), Case("single", 1, 1, "fp16", "momentum"))

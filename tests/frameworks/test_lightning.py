@@ -36,16 +36,6 @@ PLAIN = """
 """
 
 
-def test_the_schedule_goes_on_when_a_step_is_skipped(run):
-    case = Case("single", 1, 1, "fp16", "overflow")
-    [rank] = run(TARGET, case)
-    [skipped] = [event["forwards"] for event in rank.events if event["event"] == "skip"]
-    rates = {event["forwards"]: event["lr"] for event in rank.events if event["event"] == "step"}
-    spec = case.spec()
-    by_window = enumerate((spec["optimizer"]["lr"] * multiplier for multiplier in spec["schedule"]), start=1)
-    assert rates == {window: rate for window, rate in by_window if window != skipped}
-
-
 def test_sixteen_mixed_on_a_cpu_is_bfloat16(run, write):
     """Which is why the adapter hands over the plugin that "16-mixed" stands for."""
     target = write(PLAIN.format(precision="16-mixed"))
