@@ -13,8 +13,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import chain
 from pathlib import Path
 
-from conformance.adapter.importing import last_name, package_root, parsed
 from conformance.adapter.loading import TrainerError, file_of, place_of, reference_names
+from conformance.adapter.trainer_files import last_name, package_root, parsed
 
 #: Their versions are in every header. A checkout of one of them has thousands of files.
 _VERSIONED = frozenset({"conformance", "torch", "numpy"})
