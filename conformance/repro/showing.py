@@ -8,8 +8,7 @@ from conformance.cases.case import Resumed
 from conformance.repro.kinds import TIMEOUT, Calls, CannotShow, Counts, Ending, Reading, Shows
 from conformance.repro.numbers import answers, wrong_numbers
 from conformance.trace.events import Raised
-from conformance.verdict.guard import AVERAGES, BUFFERS, DRAWS, RESTORED, WEIGHTS
-from conformance.verdict.judgement import Judgement
+from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, WEIGHTS, Judgement
 from conformance.workloads.model import Counting
 from conformance.workloads.problem import Problem
 

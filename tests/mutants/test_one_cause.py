@@ -8,7 +8,7 @@ import pytest
 
 from conformance.report.causes import causes
 from conformance.suite.servers import Servers
-from conformance.verdict.guard import OTHER_ORDER
+from conformance.verdict.judgement import OTHER_ORDER
 from fixtures.kill import judged
 from fixtures.specimens import named
 

@@ -16,8 +16,7 @@ from conformance.repro.kinds import TIMEOUT, Calls, CannotShow, Counts, Ending, 
 from conformance.repro.numbers import Answer, wrong_numbers
 from conformance.repro.showing import WATCHES, shown
 from conformance.verdict.evidence import Attempt
-from conformance.verdict.guard import BUFFERS, DRAWS, not_held
-from conformance.verdict.judgement import Judgement
+from conformance.verdict.judgement import BUFFERS, DRAWS, Judgement, not_held
 
 WINDOWS = 3
 PROBLEM = Case("single", 1, 2, "fp32", "momentum").problem

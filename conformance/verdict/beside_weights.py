@@ -1,8 +1,4 @@
-"""What became of a model's buffers: a count of its samples, and a sum over them.
-
-Who owns them is open: DistributedDataParallel sends those of rank 0 to all, Horovod leaves each rank its own. What is
-judged is that each sample that is trained counts once, and that nothing is lost.
-"""
+"""What becomes of what a model has beside its weights: buffers, random numbers, running averages of weights."""
 
 from __future__ import annotations
 
@@ -12,11 +8,14 @@ from fractions import Fraction
 from itertools import count, pairwise, takewhile
 from typing import TypeAlias
 
-from conformance.cases.case import Case
+from conformance.cases.case import INSIDE_WINDOW, Case
 from conformance.laws.run import Rank, Run
-from conformance.trace.events import Buffers, Forward, Vector
+from conformance.results.records import PASSED
+from conformance.trace.events import Average, Buffers, Draw, Forward, Vector
+from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, not_held
+from conformance.verdict.resuming import other_bits
 from conformance.workloads.behaviour import Way
-from conformance.workloads.model import Counting
+from conformance.workloads.model import Counting, WithDropout
 
 #: A number of samples, and what is summed up of them.
 Sums: TypeAlias = tuple[Fraction, Fraction]
@@ -35,6 +34,33 @@ class Fate:
     wrong: str | None = None
     unknown: str | None = None
     owner: Way | None = None
+
+
+def look_beside_weights(case: Case, judgement: Judgement) -> None:
+    """What became of what a model has beside its weights, where these are right."""
+    model, runs, fates = case.problem.workload.model, judgement.runs, list[tuple[str, str, Fate]]()
+    if judgement.verdict == "PASS (bounded)":
+        fates.append((RESTORED, "to the bit", Fate(wrong=other_bits(model, judgement.ranks))))
+    if isinstance(model, Counting):
+        fates.append((BUFFERS, "each trained sample counts once", counted_buffers(case, runs)))
+    if isinstance(model, WithDropout) and len(runs) > 1:
+        fates.append((DRAWS, "those that come next", resumed_draws(runs)))
+    # A process that is killed may have updated its averages after what it had saved, and other ranks have other parts.
+    if case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
+        at_epoch = any(end.index + 1 == case.resumed_at for end in case.problem.ends)
+        fates.append((AVERAGES, "those of the stop", resumed_averages(runs, at_epoch=at_epoch)))
+    for name, expected, found in fates:
+        if found.owner is not None:
+            judgement.ways = (*judgement.ways, found.owner)
+        if found.unknown is not None and judgement.verdict in PASSED:
+            judgement.overrule("INCONCLUSIVE", found.unknown)
+        if found.wrong is not None:
+            judgement.guards += (not_held(name, expected, found.wrong),)
+            judgement.overrule("FAIL (numerics)", found.wrong)
+
+
+# Buffers: a count of a model's samples, and a sum over them. Who owns them is open: DistributedDataParallel sends those
+# of rank 0 to all, Horovod leaves each rank its own. Each sample that is trained must count once.
 
 
 @dataclass(frozen=True)
@@ -56,7 +82,7 @@ class _Counted:
 _Chain: TypeAlias = Sequence[_Counted]
 
 
-def fate(case: Case, runs: Sequence[Run]) -> Fate:
+def counted_buffers(case: Case, runs: Sequence[Run]) -> Fate:
     """Of the buffers in a run with right numbers."""
     lives = [[run.ranks[at] for run in runs] for at in range(case.world_size)]
     if any(None in map(_exactly, event.after) for own in lives for rank in own for event in rank.of(Buffers)):
@@ -217,3 +243,83 @@ def _sums(values: Vector) -> Sums:
 
 def _exactly(value: float | str | None) -> Fraction | None:
     return Fraction(value) if isinstance(value, float | int) else None
+
+
+def resumed_draws(runs: Sequence[Run]) -> Fate:
+    """What ranks draw after a resume; ``runs``: one for each life. The first draw begins in the state that the last
+    one left. In one of those from which it drew before, it draws the same again; in others, it may still be right, as
+    the trainer may have drawn in between."""
+    first, second = runs
+    drawn = [_once(rank.of(Draw)) for rank in first.ranks]
+    left = [draws[-1].after if draws else None for draws in drawn]
+    for rank, resumed in enumerate(second.ranks):
+        earlier, later = drawn[rank], resumed.of(Draw)
+        if not earlier or not later:
+            return Fate(
+                unknown=f"no forward of rank {rank} that draws random numbers is seen before and after the stop: call "
+                "the module that task.model() returns, in training mode"
+            )
+        begins = later[0].before
+        if begins == left[rank]:
+            continue
+        again = next((number for number, draw in enumerate(earlier, start=1) if draw.before == begins), None)
+        if again is not None:
+            return Fate(
+                f"rank {rank} draws the random numbers of its forward {again} again after the resume, and not those "
+                "that come next: save `torch.get_rng_state()` on each rank, and set it last when the checkpoint is "
+                "loaded"
+            )
+        if begins in left:
+            return Fate(
+                f"rank {rank} goes on with the random numbers of rank {left.index(begins)} after the resume: save the "
+                "state of each rank's generator, and load its own"
+            )
+        return Fate(
+            unknown=f"rank {rank} draws other random numbers after the resume than those that come next for its model, "
+            "which may be right if it draws some itself in between: set the state of the generator last, before the "
+            "first forward"
+        )
+    return Fate()
+
+
+def _once(draws: Sequence[Draw]) -> Sequence[Draw]:
+    """Without those that draw the same again, as activation checkpointing does in a backward, and sets back."""
+    first: dict[str, Draw] = {}
+    for draw in draws:
+        first.setdefault(draw.before, draw)
+    return list(first.values())
+
+
+def resumed_averages(runs: Sequence[Run], *, at_epoch: bool) -> Fate:
+    """What became of each average of each rank; ``runs``: one for each life. Its first update after the resume must
+    find what the last one before the stop has left. Who keeps others after the resume, or none, may mean it, and so
+    may who begins one anew now and then, as in each epoch; ``at_epoch``: the resume is at the beginning of one."""
+    first, second = runs
+    for number, (one, other) in enumerate(zip(first.ranks, second.ranks, strict=True)):
+        before, after = _of(one), _of(other)
+        if before.keys() != after.keys():
+            continue
+        for average, updates in before.items():
+            last, next_ = updates[-1], after[average][0]
+            if next_.updates == 0:
+                if at_epoch or len(before) > 1 or any(update.updates == 0 for update in updates[1:]):
+                    continue
+                return Fate(
+                    f"rank {number} begins its average of the weights anew after the resume, where it had "
+                    f"{last.updates + 1} updates before the stop: save and load the `state_dict()` of the "
+                    "`AveragedModel`"
+                )
+            if (next_.updates, next_.before) != (last.updates + 1, last.after):
+                return Fate(
+                    f"rank {number} goes on with another average of the weights after the resume than that of the "
+                    "stop: save and load the `state_dict()` of the `AveragedModel`, which counts its updates, too"
+                )
+    return Fate()
+
+
+def _of(rank: Rank) -> dict[int, list[Average]]:
+    """The updates of each average, in order."""
+    found: dict[int, list[Average]] = {}
+    for update in rank.of(Average):
+        found.setdefault(update.average, []).append(update)
+    return found
