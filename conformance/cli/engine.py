@@ -32,11 +32,10 @@ from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
 from conformance.results.records import CaseRecord, Header, LawText
 from conformance.runner.system import linux
-from conformance.suite.hooks import FINISHED, SERVERS
+from conformance.suite.hooks import FINISHED, SERVERS, SlowPath
 from conformance.suite.items import BadInput
 from conformance.suite.options import arguments, sendable
 from conformance.suite.servers import Servers
-from conformance.suite.warned import SlowPath
 from conformance.workloads.multivariate import SEED
 
 SUITE = Path(suite.__file__).parent

@@ -15,8 +15,7 @@ from pathlib import Path
 from conformance.adapter.loading import file_of, function_of
 from conformance.cases.case import Case
 from conformance.report.card import Card
-from conformance.report.text import visible
-from conformance.report.writing import write
+from conformance.report.text import visible, write
 from conformance.repro.kinds import CannotShow, Shows
 from conformance.repro.proof import Run, is_shown, run
 from conformance.repro.script import function_in, script

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.laws.law import Broken, Law
 from conformance.laws.run import Run
-from conformance.report.chrome import COLLECTIVES, SPANS, WINDOWS, chrome
+from conformance.report.traces import COLLECTIVES, SPANS, WINDOWS, chrome
 from conformance.runner.front.client import ForkServer
 from conformance.trace.events import read
 

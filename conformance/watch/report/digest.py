@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
+from conformance.report.ci import Digest
 from conformance.report.command import shown
-from conformance.report.digest import Digest
 from conformance.report.summary import Summary
 from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings

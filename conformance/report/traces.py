@@ -1,19 +1,25 @@
-"""Traces in Chrome's format, which Perfetto opens.
+"""Traces in the terminal, in the order of time, and in Chrome's format, which Perfetto opens.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
-A rank is a process, and has a lane for each kind of event. Most events have no duration, and Perfetto draws those
+There a rank is a process, and has a lane for each kind of event. Most events have no duration, and Perfetto draws those
 without their name: the name of the lane says what they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from conformance.laws.law import Broken, Law
 from conformance.laws.timeline import STILL, joined
 from conformance.trace.events import Collective, Event
+
+from .text import visible
 
 Drawn: TypeAlias = dict[str, Any]
 
@@ -164,3 +170,31 @@ def _arguments(event: Event) -> dict[str, Any]:
         elif isinstance(value, str) and "\n" in value:
             arguments[name] = value.splitlines()
     return arguments
+
+
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+
+
+def render_trace(ranks: Iterable[Sequence[Event]], console: Console) -> None:
+    """Prints the events of all `ranks` by time, one line each."""
+    events = sorted((event for events in ranks for event in events), key=lambda event: event.time)
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("ms", "rank", "seq", "window", "batch"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("event", overflow="fold")
+    table.add_column("called at", overflow="fold", style="dim")
+    for event in events:
+        table.add_row(
+            f"{(event.time - events[0].time) * 1e3:.3f}",
+            Text(str(event.rank), COLOURS[event.rank % len(COLOURS)]),
+            str(event.seq),
+            _number(event.window),
+            _number(event.micro_batch),
+            Text(visible(event.label)),
+            Text("" if event.where is None else visible(event.line)),
+        )
+    console.print(table)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
