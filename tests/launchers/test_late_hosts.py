@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.launchers.spread_case import NodeMember, SpreadCase
+from conformance.launchers.hosts import NodeMember, SpreadCase
 from conformance.runner.case.supervision import Limits, Supervision
 from conformance.runner.outcome import Outcome, RankOutcome
 
@@ -16,7 +16,7 @@ FAILED = {"failed": 0, "raised": True}
 
 
 @pytest.mark.parametrize(("messages", "kept"), [([LATE, FAILED], []), ([FAILED, LATE], ["raised"])])
-def test_an_exception_counts_if_it_came_first(messages: list[dict[str, Any]], kept: list[str]) -> None:
+def test_an_exception_counts_if_it_came_first(messages, kept):
     starter: Any = SimpleNamespace(name="host")
     server: Any = SimpleNamespace()
     raises, hangs = (NodeMember(starter, server, [rank]) for rank in range(2))
