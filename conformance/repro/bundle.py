@@ -23,7 +23,7 @@ _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS
 #: What may be long, and says little.
 _DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS", "LATER"})
 #: The parts that come after the trainer, in this order.
-_AFTER_TRAINER = ("calls", "own_order", "ranks", "ending")
+_AFTER_TRAINER = ("calls", "ranks", "ending")
 
 
 @dataclass

@@ -12,9 +12,19 @@ from conformance.cases.case import Case
 from conformance.laws.law import laws
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, ScalerHistory, Step
-from conformance.repro.kinds import TIMEOUT, Calls, CannotShow, Counts, Ending, Numbers, Reading
-from conformance.repro.numbers import Answer, wrong_numbers
-from conformance.repro.showing import WATCHES, shown
+from conformance.repro.showing import (
+    TIMEOUT,
+    WATCHES,
+    Answer,
+    Calls,
+    CannotShow,
+    Counts,
+    Ending,
+    Numbers,
+    Reading,
+    shown,
+    wrong_numbers,
+)
 from conformance.verdict.evidence import Attempt
 from conformance.verdict.guard import BUFFERS, DRAWS, not_held
 from conformance.verdict.judgement import Judgement
@@ -23,11 +33,11 @@ WINDOWS = 3
 PROBLEM = Case("single", 1, 2, "fp32", "momentum").problem
 
 
-def box(value: float, radius: Fraction = Fraction(0)) -> Enclosure:
+def box(value, radius=Fraction(0)):
     return Enclosure((Fraction(value),), (radius,))
 
 
-def rank(*weights: float, gradients: tuple[float, ...] = (1.0,) * WINDOWS, raised: dict[str, str] | None = None):
+def rank(*weights, gradients=(1.0,) * WINDOWS, raised=None):
     """One that takes a step in each window, after which it has these weights."""
     attempts = tuple(
         Attempt(window, window, True, (gradient,), (weight,), None)
@@ -36,21 +46,21 @@ def rank(*weights: float, gradients: tuple[float, ...] = (1.0,) * WINDOWS, raise
     return SimpleNamespace(steps=attempts, attempts=attempts, raised=raised, final_weights=weights[-1:])
 
 
-def answer(*weights: float, radius: Fraction = Fraction(0), name: str = "") -> Answer:
+def answer(*weights, radius=Fraction(0), name=""):
     """All gradients are 1."""
     steps = (Step(window, box(1.0, radius), box(weight, radius)) for window, weight in enumerate(weights))
     return Answer(name, tuple(steps))
 
 
-def numbers(*ranks: Any, right: tuple[Answer, ...] = (answer(1.0, 2.0, 3.0),)) -> list[Numbers]:
-    return list(wrong_numbers(ranks, right))
+def numbers(*ranks, right=()):
+    return list(wrong_numbers(ranks, right or [answer(1.0, 2.0, 3.0)]))
 
 
-def judgement(*ranks: object, verdict: str = "FAIL (numerics)") -> Judgement:
+def judgement(*ranks, verdict="FAIL (numerics)"):
     return Judgement(verdict, "the headline", ranks=ranks)  # type: ignore[arg-type]
 
 
-def right_judgement(verdict: str, problem=PROBLEM, **more: Any) -> Any:
+def right_judgement(verdict, problem=PROBLEM, **more):
     """Of one rank that does all as it should."""
     right = Recurrence(problem).run()
     attempts = [
@@ -189,7 +199,7 @@ def test_an_order_of_the_trainers_own():
     assert shown(judgement(ended), problem) == [Reading(len(problem.windows), (0.5, 0.25))]
 
 
-def ended(exit: str, raised: tuple[str, str] | None = None, *, finished: bool = False, steps: int = 1) -> Any:
+def ended(exit, raised=None, *, finished=False, steps=1):
     error = None if raised is None else SimpleNamespace(type=raised[0], message=raised[1])
     outcome = SimpleNamespace(exit=exit, finished=finished)
     return SimpleNamespace(attempts=(None,) * steps, raised=error, outcome=outcome)

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from conformance.repro.parts.case import SAMPLES
 from conformance.repro.parts.task import Task
 
 
@@ -262,3 +263,14 @@ def watch_averages(task: Task, seen: list[Any]) -> None:
         note(average)
 
     average_class.update_parameters = noted
+
+
+def note_reading(task: Task, read: list[int]) -> None:
+    """Lets ``read`` have the numbers of the samples that go forward for a gradient."""
+    numbers = {tuple(row): number for number, row in enumerate(SAMPLES[0])}
+
+    def note(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if module in task.models and outputs.requires_grad:
+            read.extend(numbers[tuple(row)] for row in inputs[0].tolist())
+
+    register_module_forward_hook(note)
