@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 
 from .checks import Checks, keys_of_batches, outside_of_modules
 from .commands import commands, options
-from .loops import Loops, is_counted
-from .losses import is_mean_of_squares
-from .schedules import linked, steps_of_schedulers
-from .shapes import reshapes
-from .source import Change, Node, Source, is_module, keyword, last_name
-from .windows import lengths, shares
+from .loops import Loops, is_counted, lengths, linked, shares, steps_of_schedulers
+from .shapes import is_mean_of_squares, reshapes
+from .source import Change, Node, Source, every, is_module, keyword, last_name, made
 
 #: The name under which the adapter keeps the task.
 TASK = "TASK"
@@ -97,15 +94,12 @@ def spots(source: Source) -> Found:
 class _Finder(ast.NodeVisitor):
     def __init__(self, source: Source) -> None:
         self.found, self._source = Found(), source
-        self._modules = {
-            node.name for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and is_module(node)
-        }
+        self._modules = {node.name for node in every(source.tree, ast.ClassDef) if is_module(node)}
         #: Of the script itself, without those of its models.
         self._functions = set(self._defined(source.tree))
         self._trained = {*_MODELS, *self._stepped()} - {"self", ""}
         self._loops = Loops(source.tree)
-        calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
-        self.found.accelerate = any(last_name(call) == "Accelerator" for call in calls)
+        self.found.accelerate = any(last_name(call) == "Accelerator" for call in every(source.tree, ast.Call))
         self._unpacked: dict[ast.expr, int] = {}
         self._options = options(source.tree)
         self.visit(source.tree)
@@ -129,11 +123,10 @@ class _Finder(ast.NodeVisitor):
 
     def _stepped(self) -> Iterator[str]:
         """The names of what an optimizer gets the parameters of."""
-        for node in ast.walk(self._source.tree):
-            if isinstance(node, ast.Call) and last_name(node) in _OPTIMIZERS and node.args:
-                for part in ast.walk(node.args[0]):
-                    if isinstance(part, ast.Call) and last_name(part) in ("parameters", "named_parameters"):
-                        yield last_name(part.func.value if isinstance(part.func, ast.Attribute) else part.func)
+        for node in every(self._source.tree, ast.Call):
+            for part in every(node.args[0], ast.Call) if last_name(node) in _OPTIMIZERS and node.args else ():
+                if last_name(part) in ("parameters", "named_parameters"):
+                    yield last_name(part.func.value if isinstance(part.func, ast.Attribute) else part.func)
 
     def _change(self, node: Node, why: str, *parts: str | Node) -> None:
         had = " ".join(self._source.of(node).split())
@@ -149,7 +142,7 @@ class _Finder(ast.NodeVisitor):
                 self.visit(statement)
 
     def visit_For(self, node: ast.For) -> None:
-        named, calls = last_name(node.target), {last_name(one) for one in ast.walk(node) if isinstance(one, ast.Call)}
+        named, calls = last_name(node.target), {last_name(one) for one in every(node, ast.Call)}
         counted = is_counted(node)
         if isinstance(node.iter, ast.Name) and node.iter.id in self._trained:
             self._change(node.iter, "the layers of the task's model, if it has any", node.iter, ".children()")
@@ -157,7 +150,7 @@ class _Finder(ast.NodeVisitor):
             pass
         elif named.startswith(("epoch", "ep", "_")) or (counted and self._loops.trains_in_a_loop(node)):
             self._change(node.iter, _WHOLE, "range(1)")
-        elif counted and "next" in calls and not any(isinstance(one, ast.For) for one in ast.walk(node) if one != node):
+        elif counted and "next" in calls and not any(one != node for one in every(node, ast.For)):
             self._change(node.iter, "as many micro-batches as the task has", f"range(len({TASK}.dataloader()))")
         elif counted and "next" in calls:
             self._change(node.iter, "as many windows as the task has", f"range({TASK}.steps)")
@@ -196,7 +189,7 @@ class _Finder(ast.NodeVisitor):
             if any(variable in of(target.slice) for variable in ("MASTER_", "RANK", "WORLD_SIZE")):
                 self._change(value, "set for each rank already", target)
         elif name == "device" and "accelerator" not in of(value):
-            is_text = not any(isinstance(one, ast.Call) and last_name(one) == "device" for one in ast.walk(value))
+            is_text = not any(last_name(one) == "device" for one in every(value, ast.Call))
             self._change(value, "the device of the task", f"str({TASK}.device)" if is_text else f"{TASK}.device")
         elif _AMP.match(name) and not isinstance(value, ast.Constant | ast.Attribute):
             self._change(value, _CASTS, f'{TASK}.precision != "fp32"')
@@ -302,9 +295,7 @@ class _Finder(ast.NodeVisitor):
     def _losses(self) -> set[str]:
         """The names of what is called for the loss."""
         found = {"mse_loss", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "criterion", "loss_fn"}
-        for node in ast.walk(self._source.tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                found |= {last_name(node.targets[0])} if last_name(node.value).endswith("Loss") else set()
+        found |= {last_name(target) for target, call in made(self._source.tree) if last_name(call).endswith("Loss")}
         return found - {""}
 
     def _reshaped(self, losses: set[str]) -> None:
@@ -345,19 +336,12 @@ class _Finder(ast.NodeVisitor):
         """Batches that a function of the script gives one after the other."""
         if self.found.loader:
             return
-        taken = {
-            last_name(one.args[0])
-            for one in ast.walk(self._source.tree)
-            if isinstance(one, ast.Call) and last_name(one) == "next" and one.args
-        }
-        for node in ast.walk(self._source.tree):
-            if (
-                isinstance(node, ast.Assign)
-                and last_name(node.targets[0]) in taken
-                and isinstance(node.value, ast.Call)
-            ):
+        calls = every(self._source.tree, ast.Call)
+        taken = {last_name(one.args[0]) for one in calls if last_name(one) == "next" and one.args}
+        for target, call in made(self._source.tree):
+            if last_name(target) in taken:
                 self.found.loader = True
-                self._change(node.value, f"{_DATA}, pairs of x and y", f"iter({TASK}.dataloader())")
+                self._change(call, f"{_DATA}, pairs of x and y", f"iter({TASK}.dataloader())")
         for loop in self._loops.over_data if not self.found.loader else ():
             if isinstance(loop.iter, ast.Call) and last_name(loop.iter) in self._functions:
                 self.found.loader = True
@@ -369,14 +353,12 @@ class _Finder(ast.NodeVisitor):
 
     def _find_by_name(self) -> None:
         """What is made elsewhere, and shows by its name alone."""
-        made = {one.name for one in ast.walk(self._source.tree) if isinstance(one, ast.FunctionDef)}
-        for node in ast.walk(self._source.tree):
-            if not (isinstance(node, ast.Assign) and isinstance(call := node.value, ast.Call)):
-                continue
-            targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets[:1]
+        own = {one.name for one in every(self._source.tree, ast.FunctionDef)}
+        for target, call in made(self._source.tree):
+            targets = target.elts if isinstance(target, ast.Tuple) else [target]
             for what in self.found.missing:
                 pattern, why = _BY_NAME.get(what, (re.compile("$^"), ""))
-                is_own = what == "loader" and last_name(call) in {*made, *_PASSES}
+                is_own = what == "loader" and last_name(call) in {*own, *_PASSES}
                 if all(pattern.match(last_name(one)) for one in targets) and not is_own:
                     self._by_name(what, call, why)
 
