@@ -5,27 +5,20 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from conformance.runner.front.client import ForkServer, RunnerError
+from conformance.runner.front.client import RunnerError
 from conformance.runner.front.zygote_client import ZygoteClient, shared
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
 
 
-def test_all_servers_share_one() -> None:
+def test_all_servers_share_one():
     assert shared.get() is shared.get()
 
 
-def test_one_that_died_is_replaced(
-    write: Write, make_spec: MakeSpec, descendants: Callable[[int], dict[int, Path]]
-) -> None:
+def test_one_that_died_is_replaced(write, ran, descendants):
     before = shared.get()
     # Other tests in this process may have left one of their own: multiprocessing's resource tracker stays to the end.
     below = descendants(os.getpid()).items()
@@ -34,13 +27,12 @@ def test_one_that_died_is_replaced(
     os.kill(pid, signal.SIGKILL)
     select.select([process], [], [])
     os.close(process)
-    with ForkServer(write(), "single") as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    (rank,) = ran(write(), "single").ranks
     assert rank.finished
     assert shared.get() is not before
 
 
-def test_one_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_start(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("raise ImportError('built for another machine')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RunnerError, match=r"^the process that imports torch .* built for another machine$"):
