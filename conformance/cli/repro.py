@@ -182,7 +182,7 @@ def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: A
     from conformance.repro.script import why_not
     from conformance.repro.showing import CannotShow
     from conformance.repro.writing import written
-    from conformance.runner.front.lives import run_case
+    from conformance.runner.front.client import run_case
     from conformance.verdict.judge import judge
     from conformance.verdict.record import record
 

@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from .calls import TASK, Found
 from .source import Change, Source, every, last_name
-from .spots import TASK, Found, spots
+from .spots import spots
 
 _HEAD = '''"""Shows `conformance` how {script} trains: a copy of it, made by `conformance init`.
 
@@ -127,7 +128,7 @@ def _is_definition(node: ast.stmt) -> bool:
 
 def _makes_decorator(node: ast.stmt, tree: ast.Module) -> bool:
     """Whether a function needs at import what a statement makes: `app = typer.Typer()`, for `@app.command()`."""
-    functions = [*every(tree, ast.FunctionDef), *every(tree, ast.ClassDef)]
+    functions: list[ast.FunctionDef | ast.ClassDef] = [*every(tree, ast.FunctionDef), *every(tree, ast.ClassDef)]
     needed = {name.id for one in functions for made in one.decorator_list for name in every(made, ast.Name)}
     return isinstance(node, ast.Assign) and any(last_name(one) in needed for one in node.targets)
 

@@ -53,7 +53,7 @@ class Loops:
 
     def in_epochs(self) -> set[ast.AST]:
         """What is done once an epoch: around the loops over the data, and in none that trains step by step."""
-        around = [*every(self._tree, ast.For), *every(self._tree, ast.While)]
+        around: list[ast.For | ast.While] = [*every(self._tree, ast.For), *every(self._tree, ast.While)]
         whole: list[ast.stmt] = [one for one in around if self.trains_in_a_loop(one)]
         whole += [one for one in self._functions if one.name in self.looping]
         steps = [one for one in around if one not in whole and self.trains(one)]

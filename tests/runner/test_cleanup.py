@@ -94,29 +94,26 @@ def test_a_client_that_is_gone_leaves_no_checkpoints(write, make_spec, tmp_path)
     assert not folder.exists()
 
 
-def test_failed_cases_leave_nothing_behind(write, make_spec, open_descriptors):
-    with ForkServer(write("if task.rank == 1: os.abort()\nthreading.Event().wait()"), "ddp") as server:
-        before = open_descriptors()
+# Only a helper that has answered is past its loader, which opens libraries and closes them again.
+HELPER = """
+import subprocess
+helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+helper.stdin.write(b"x")
+helper.stdin.flush()
+helper.stdout.read(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "before"),
+    [("if task.rank == 1: os.abort()\nthreading.Event().wait()", ""), ("", HELPER)],
+    ids=["ranks that fail", "what the import started stays"],
+)
+def test_a_case_leaves_all_as_it_was(write, make_spec, open_descriptors, inside, before):
+    with ForkServer(write(inside, before), "ddp") as server:
+        opened = open_descriptors()
         server.run(make_spec("ddp"), LIMIT)
-        assert open_descriptors() == before
-
-
-def test_a_process_that_the_import_started_stays(write, make_spec, open_descriptors):
-    # Only a helper that has answered is past its loader, which opens libraries and closes them again.
-    target = write(
-        "",
-        """
-        import subprocess
-        helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        helper.stdin.write(b"x")
-        helper.stdin.flush()
-        helper.stdout.read(1)
-        """,
-    )
-    with ForkServer(target, "single") as server:
-        before = open_descriptors()
-        server.run(make_spec("single", 1), LIMIT)
-        assert open_descriptors() == before
+        assert open_descriptors() == opened
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance.runner.front.client import ForkServer, RunnerError, TrainerError
-from conformance.runner.front.zygote_client import Shared, ZygoteClient, ZygoteProcess
+from conformance.runner.front.zygote_client import Shared, ZygoteClient, ZygoteProcess, shared
 from conformance.runner.outcome import ZygoteLost
 
 LIMIT = 60.0
@@ -135,10 +136,10 @@ def test_workers_share_the_import_of_a_trainer(process, write, make_spec, monkey
 
     def serving(worker):
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
-        (shared := Shared()).join(process.address)
-        server = ForkServer(target, "single", starter=shared.get)
+        (own := Shared()).join(process.address)
+        server = ForkServer(target, "single", starter=own.get)
         server.__enter__()
-        return shared, server
+        return own, server
 
     def printed(server):
         return server.run(make_spec("single", 1), LIMIT).ranks[0].output
@@ -150,9 +151,9 @@ def test_workers_share_the_import_of_a_trainer(process, write, make_spec, monkey
     workers.append(serving("gw2"))
     assert imports.read_text() == "xx"
     assert [printed(server) for _, server in workers][1:] == ["gw1 before\n", "gw2 another\n"]
-    for shared, server in workers:
+    for own, server in workers:
         server.__exit__()
-        shared.close()
+        own.close()
 
 
 def test_what_an_import_has_changed_is_imported_again(joined, write):
@@ -226,22 +227,22 @@ def test_an_import_after_which_its_process_fails(refused):
 def test_without_it_a_worker_starts_its_own(descendants):
     ended = ZygoteProcess()
     ended.close()
-    shared = Shared()
-    shared.join(ended.address)
+    own = Shared()
+    own.join(ended.address)
     before = set(descendants(os.getpid()))
-    assert shared.get().running
+    assert own.get().running
     assert len(set(descendants(os.getpid())) - before) == 1
-    shared.close()
+    own.close()
 
 
 def test_why_torch_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("raise ImportError('built for another machine')")
     monkeypatch.syspath_prepend(tmp_path)
     process = ZygoteProcess()
-    shared = Shared()
-    shared.join(process.address)
+    own = Shared()
+    own.join(process.address)
     with pytest.raises(RunnerError, match=r"^the process that imports torch .* built for another machine$"):
-        shared.get()
+        own.get()
     process.close()
 
 
@@ -273,3 +274,14 @@ def test_a_process_whose_front_was_killed_leaves_no_folder(tmp_path):
     select.select([process], [], [])
     os.close(process)
     assert not list(tmp_path.glob("conformance-*"))
+
+
+def test_one_of_a_worker_s_own_that_died_is_replaced(write, ran):
+    before = shared.get()
+    assert shared.get() is before
+    process = os.pidfd_open(pid := before._process._process.pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([process], [], [])
+    os.close(process)
+    assert ran(write(), "single").ranks[0].finished
+    assert shared.get() is not before
