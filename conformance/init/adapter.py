@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .calls import TASK, Found
+from .replaced import TASK, Found
 from .source import Change, Source, every, last_name
 from .spots import spots
 

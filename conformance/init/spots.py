@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from .calls import CASTS, DATA, LOSSES, OPTIMIZERS, SCHEDULE, TASK, Calls, Found
 from .checks import Checks, outside_of_modules
 from .commands import commands, options
 from .loops import is_counted, lengths, linked, shares, steps_of_schedulers
+from .replaced import CASTS, DATA, LOSSES, OPTIMIZERS, SCHEDULE, TASK, Calls, Found
 from .shapes import reshapes
 from .source import Change, Node, Source, every, last_name, made
 

@@ -1,4 +1,4 @@
-"""Common mistakes in the exercise, each a replacement in the text of the right answers: `mistakes.json` lists them.
+"""Common mistakes in the exercise, each a replacement in the text of the right answers: `wrong.json` lists them.
 
 By the text that is replaced it has what stands there instead, which functions may have the mistake, and what to say
 about it, where {places} stands for each number of decimal places from 1 to 8.
