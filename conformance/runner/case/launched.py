@@ -20,8 +20,8 @@ from typing import Any
 from conformance.adapter.job import Job
 from conformance.adapter.loading import Train
 from conformance.runner.case import rendezvous_host
-from conformance.runner.case.case import Case
 from conformance.runner.case.member import RankMember
+from conformance.runner.case.started import Case
 from conformance.runner.case.supervision import DRIVER, Failure
 from conformance.runner.outcome import RankOutcome
 from conformance.runner.rank.environment import LOOPBACK

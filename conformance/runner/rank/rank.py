@@ -19,10 +19,10 @@ from os import getpid, read
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train, place_of
-from conformance.runner.rank import loading
 from conformance.runner.rank.killing import killed_in_save
 from conformance.runner.rank.preparing import preload, remember, report_locks, separate_groups
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
+from conformance.runner.rank.requirements import load_for
 from conformance.runner.system import stacks
 from conformance.runner.system.child import fresh_python
 from conformance.runner.system.descriptors import Known, nameless_file
@@ -173,7 +173,7 @@ def main(descriptor: str, target: str) -> None:
     stacks.answer_requests(pipes.stack)
 
     def load() -> Train:
-        return loading.load_for(target, job["backend"])[0]
+        return load_for(target, job["backend"])[0]
 
     preload()
     remember()

@@ -18,8 +18,8 @@ from typing import Any
 
 from conformance.adapter.loading import Import
 from conformance.runner.outcome import describe_status
-from conformance.runner.rank.loading import remembered
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
+from conformance.runner.rank.requirements import remembered
 from conformance.runner.system import stacks
 from conformance.runner.system.child import POLL, Child
 from conformance.runner.system.descriptors import Known, Output, last_line, print_to

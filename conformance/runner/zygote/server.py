@@ -18,13 +18,14 @@ from conformance.adapter.backends import BACKENDS
 from conformance.adapter.declaration import session_of
 from conformance.adapter.loading import Import, Train, TrainerError, imported
 from conformance.runner.case import rendezvous_host
-from conformance.runner.case.case import Case, ClientDisconnected, StartedCase
 from conformance.runner.case.launched import LaunchedCase, make_importable_for_workers
+from conformance.runner.case.started import Case, ClientDisconnected, StartedCase
 from conformance.runner.case.supervision import START_LIMIT
 from conformance.runner.outcome import Outcome, RunnerError, Unavailable
-from conformance.runner.rank import loading, rank
+from conformance.runner.rank import rank
 from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.rank.reporting import described
+from conformance.runner.rank.requirements import load_for, refused, versions, why_no_gpu
 from conformance.runner.system import patches
 from conformance.runner.system.child import Child, adopt_orphans, outlive_parent, sweep
 from conformance.runner.system.protocol import Channel
@@ -159,9 +160,9 @@ def _prepare(
     if request["spawn"]:
         rendezvous_host.preload(backend)
         if request["spawn"] == "driver":
-            return _launched(lambda: loading.load_for(target, backend)[0], closing), {}
+            return _launched(lambda: load_for(target, backend)[0], closing), {}
         return partial(StartedCase, partial(rank.spawn, target, backend), start_limit=START_LIMIT), {}
-    train, declaration = loading.load_for(target, backend, imported)
+    train, declaration = load_for(target, backend, imported)
     needs_loopback = declaration.launches_workers or BACKENDS[backend].paths != "single"
     if needs_loopback and (reason := rendezvous_host.why_down(LOOPBACK)) is not None:
         raise Unavailable(reason, None, declaration)
@@ -170,10 +171,10 @@ def _prepare(
     packages = [*declaration.requires, *filter(None, [BACKENDS[backend].package])]
     hello = {
         "declaration": declaration.to_dict(),
-        "versions": loading.versions(packages),
+        "versions": versions(packages),
         "why_slow": _why_slow(target, unsafe, forking.why_not_fork()),
-        "no_gpu": loading.why_no_gpu(backend),
-        "refused": loading.refused(backend),
+        "no_gpu": why_no_gpu(backend),
+        "refused": refused(backend),
     }
 
     def load() -> Train:
