@@ -16,7 +16,7 @@ from conformance.cli.files import RESULTS, unwritable
 from conformance.suite.options import add_options
 
 if TYPE_CHECKING:
-    from conformance.repro.writing import Written
+    from conformance.repro.proof import Written
     from conformance.results.records import CaseRecord
     from conformance.suite.items import Item
     from conformance.suite.servers import Servers
@@ -179,9 +179,9 @@ def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: A
     RunnerError."""
     from conformance.oracle.faults import CATALOGUE
     from conformance.report.card import card_of
+    from conformance.repro.proof import written
     from conformance.repro.script import why_not
     from conformance.repro.showing import CannotShow
-    from conformance.repro.writing import written
     from conformance.runner.front.client import run_case
     from conformance.verdict.judge import judge
     from conformance.verdict.record import record

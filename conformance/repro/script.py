@@ -228,7 +228,7 @@ def _model(spec: Mapping[str, Any], described: model.Model) -> Given:
     lines += [f"    model.get_parameter({literal(one)}).requires_grad_(False)" for one in frozen]
     needs = () if kind == "linear" else ((MODELS, name),)
     lines += ["    return model"] if frozen else []
-    return Given("\n".join(lines), needs or ((f"{PARTS}.task", "torch"),))
+    return Given("\n".join(lines), needs or ((f"{PARTS}.stand_in", "torch"),))
 
 
 _CLASSES = {

@@ -62,8 +62,8 @@ class Calls:
     """What a trainer calls, where its numbers are right, or what it goes on with where it is resumed.
 
     ``rule``: what it must do. ``watch``: the name in `parts.calls` of what notes it, if anything is; ``compares``: of
-    what in `parts.ending` tells whether it is wrong; ``launch``: of what in `parts.ranks` starts the ranks, if not as
-    ever.
+    what in `parts.conclusions` tells whether it is wrong; ``launch``: of what in `parts.ranks` starts the ranks, if
+    not as ever.
     """
 
     windows: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.repro import writing
+from conformance.repro import proof
 from conformance.results import read_results
 from fixtures.written import file_of
 
@@ -28,7 +28,7 @@ def test_a_script_for_a_case_of_a_run(conformance, folder):
     assert script.startswith('"""Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)\n')
     assert script.count(WRONG) == 1
     Path("mine.py").write_text(script.replace(WRONG, RIGHT))
-    assert writing.run(Path("mine.py"), folder) == writing.Run(0, "after step 0, all values are as expected\n")
+    assert proof.run(Path("mine.py"), folder) == proof.Run(0, "after step 0, all values are as expected\n")
     assert "conformance repro single-acc2-fp16-clip-value" in Path("conformance-report.html").read_text()
     [shown] = [one for one in read_results(Path("conformance-results.jsonl")).cases if one.id == CASE]
     assert shown.repro_command == f"conformance repro {CASE} {mutant}"

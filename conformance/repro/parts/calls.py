@@ -17,8 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance.repro.parts.case import SAMPLES
-from conformance.repro.parts.task import Task
+from conformance.repro.parts.stand_in import Task
+from conformance.repro.parts.values import SAMPLES
 
 
 def watch(task: Task, seen: list[Any]) -> None:

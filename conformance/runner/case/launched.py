@@ -34,7 +34,7 @@ from conformance.runner.system.protocol import Caller, Callers, Channel, Lines, 
 
 
 def drive(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
-    """Run the function that ``load`` returns; the result is the exit code."""
+    """Be the driver: run the function that ``load`` returns; the result is the exit code."""
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     make_importable_for_workers()

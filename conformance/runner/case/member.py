@@ -22,7 +22,10 @@ class MalformedEvidence(ValueError):
 
 
 class Evidence:
-    """The events of ``rank``, which are checked as they come. Those of the driver have no numbers."""
+    """The events of ``rank``, which are checked as they come. Those of the driver have no numbers.
+
+    A trainer can write to any descriptor of its process, so nothing is assumed.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -82,7 +82,10 @@ Notify: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 
 def report_locks(notify: Notify) -> None:
-    """Have the server told which lock files this process holds, and which one it waits for."""
+    """Have the server told which lock files of builds of torch extensions this process holds or waits for.
+
+    A lock outlives a rank that is killed, and every later build waits for ever.
+    """
     baton: Any = import_module("torch.utils.file_baton").FileBaton
     acquire, release, wait = baton.try_acquire, baton.release, baton.wait
 

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 
 def wait_for_the_rest(notify: Callable[[Mapping[str, Any]], object]) -> None:
-    """Wait for them, after the trainer's function has returned; ``notify`` is told their names if there are any."""
+    """Wait, after the trainer's function has returned, for what Python waits for when it exits: threads and processes
+    but daemons. ``notify`` is told their names if there are any.
+
+    A rank leaves without Python's teardown, which would also run what libraries have registered for it.
+    """
     own = threading.current_thread()
     threads = [thread.name for thread in threading.enumerate() if thread is not own and not thread.daemon]
     processes = _processes()

@@ -1,4 +1,7 @@
-"""Processes: fresh interpreters, and children, which end together with everything that they started."""
+"""Processes: fresh interpreters, and children, which end together with everything that they started.
+
+Linux keeps track of children; on other systems its calls here do nothing, and less is cleaned up.
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ _REST = 32
 
 
 class Output:
-    """The end of what comes out of the pipe ``source``.
+    """The end of what comes out of the pipe ``source``; a file would grow as long as a process prints.
 
     Attributes:
         count: bytes that were read until now.

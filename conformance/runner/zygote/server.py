@@ -44,7 +44,10 @@ class SessionFailed(Exception):
 
 
 class Session:
-    """Enters the session of the trainer that ``load`` returns: when first needed, and again after it has died."""
+    """The session of the trainer that ``load`` returns, such as a local cluster, which its cases share.
+
+    A separate process enters it when it is first needed, and again after it has died.
+    """
 
     def __init__(self, load: Callable[[], Train]) -> None:
         self._load = load

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from conformance.repro.parts.case import (
+from conformance.repro.parts.ranks import launch
+from conformance.repro.parts.stand_in import Task
+from conformance.repro.parts.values import (
     COUNTED,
     EXPECTED,
     GROUPS,
@@ -23,8 +25,6 @@ from conformance.repro.parts.case import (
     WORLD_SIZE,
     make_model,
 )
-from conformance.repro.parts.ranks import launch
-from conformance.repro.parts.task import Task
 
 
 def compare() -> None:
