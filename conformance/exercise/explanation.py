@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from conformance.exercise.answers import Answers
-from conformance.exercise.checking import Finding, Tried
-from conformance.exercise.mistakes import Mistake
+from conformance.exercise.asking import Answers
+from conformance.exercise.marking import Finding, Tried
 from conformance.exercise.questions import QUESTIONS
+from conformance.exercise.wrong import Mistake
 from conformance.report.text import plural, visible
 
 _STYLES = {"right": "green", "wrong": "red", "missing": "yellow"}

@@ -1,8 +1,7 @@
-"""Whether this process can still be forked into ranks that start clean.
+"""Whether this process can be forked into ranks that start clean, and counts GPUs without starting CUDA in it.
 
-`conformance.runner.zygote.importer` asks after it has imported a trainer, and `conformance.runner.server.server` tells
-why ranks are started by fresh interpreters instead.
-"""
+`conformance.runner.zygote.importer` asks after it has imported a trainer, and `conformance.runner.zygote.server` tells
+why ranks are started by fresh interpreters instead."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import torch
 import torch.distributed
@@ -82,3 +82,14 @@ def _cuda_started() -> bool:
         return True
     # Asking the runtime once more does no further harm.
     return answer_of_child(torch.cuda._is_in_bad_fork) != 0 and torch.cuda.device_count() > 0
+
+
+def gpus() -> dict[str, Any]:
+    """{"devices": how many CUDA devices ranks can use, "reason": why there are none, or None}."""
+    if torch.version.cuda is None:
+        return {"devices": 0, "reason": f"torch {torch.__version__} is built without CUDA"}
+    # Without NVML, as on a machine without a driver, torch asks the CUDA runtime, which starts CUDA.
+    count = answer_of_child(torch.cuda.device_count)
+    if count is None:
+        return {"devices": 0, "reason": "torch cannot count the CUDA devices: torch.cuda.device_count() fails"}
+    return {"devices": count, "reason": None if count else "no NVIDIA GPU or driver was found"}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, DistributedSampler
 
-from conformance.repro.parts.case import DROP_LAST, ORDERS, SAMPLES, TURNS, WORLD_SIZE
+from conformance.repro.parts.values import DROP_LAST, ORDERS, SAMPLES, TURNS, WORLD_SIZE
 
 
 class Batch(NamedTuple):

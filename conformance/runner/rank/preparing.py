@@ -1,8 +1,12 @@
-"""Imports what every rank needs before it counts as started."""
+"""Prepares a process for ranks: what is imported and done once, and what each rank changes of torch."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeAlias
 
 # What DDP, autocast and the optimizers import only when first used, and sympy by way of torch._dynamo.
 _MODULES = (
@@ -72,3 +76,53 @@ def remember() -> None:
     from conformance.trace.seams.ours import ours
 
     ours.remember()
+
+
+Notify: TypeAlias = Callable[[Mapping[str, Any]], None]
+
+
+def report_locks(notify: Notify) -> None:
+    """Have the server told which lock files of builds of torch extensions this process holds or waits for.
+
+    A lock outlives a rank that is killed, and every later build waits for ever.
+    """
+    baton: Any = import_module("torch.utils.file_baton").FileBaton
+    acquire, release, wait = baton.try_acquire, baton.release, baton.wait
+
+    def path(self: Any) -> str:
+        return str(Path(self.lock_file_path).absolute())
+
+    def try_acquire(self: Any) -> Any:
+        acquired = acquire(self)
+        if acquired:
+            notify({"event": "locked", "path": path(self)})
+        return acquired
+
+    def release_and_report(self: Any) -> None:
+        release(self)
+        notify({"event": "unlocked", "path": path(self)})
+
+    def wait_and_report(self: Any) -> None:
+        notify({"event": "waits", "path": path(self)})
+        wait(self)
+        notify({"event": "waits", "path": None})
+
+    baton.try_acquire, baton.release, baton.wait = try_acquire, release_and_report, wait_and_report
+
+
+def separate_groups() -> None:
+    """Give each `init_process_group` of this process its own prefix in the store.
+
+    With torchrun's defaults rank 0 hosts a new store each time. Ours outlives a destroyed group, so the next group
+    would find the old addresses and hang (as it does with `torchrun --standalone`).
+    """
+    # The attribute `torch.distributed.rendezvous` is a function of the same name.
+    module: Any = import_module("torch.distributed.rendezvous")
+    store: Any = import_module("torch.distributed").PrefixStore
+    create = module._create_c10d_store
+    numbers = itertools.count()
+
+    def create_with_prefix(*arguments: Any, **options: Any) -> Any:
+        return store(f"group-{next(numbers)}", create(*arguments, **options))
+
+    module._create_c10d_store = create_with_prefix

@@ -30,8 +30,8 @@ from conformance.runner.case.supervision import (
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, describe_status
 from conformance.runner.rank.environment import NodeShare, rank_environment
 from conformance.runner.rank.rank import Pipes
-from conformance.runner.system import linux, stacks
-from conformance.runner.system.child import POLL, Child, sweep
+from conformance.runner.system import stacks
+from conformance.runner.system.child import POLL, Child, children, sweep
 from conformance.runner.system.descriptors import Descriptors
 from conformance.runner.system.protocol import Channel
 
@@ -69,7 +69,7 @@ class Case(ABC):
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
         limits = Limits(self._time_limit + patience, self._start_limit)
         with ExitStack() as self._clearing:
-            self._clearing.callback(sweep, linux.children())
+            self._clearing.callback(sweep, children())
             self._descriptors = Descriptors()
             self._clearing.callback(self._descriptors.close_all_but, ())
             self._clearing.callback(self._end_all)

@@ -11,11 +11,10 @@ from typing import Literal
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
-from conformance.exercise.answers import Answer, Answers
-from conformance.exercise.inputs import DISTINGUISHING, calls
-from conformance.exercise.mistakes import Mistake, answering, candidates
-from conformance.exercise.questions import CASES, QUESTIONS, Call, Question
+from conformance.exercise.asking import Answer, Answers
+from conformance.exercise.questions import CASES, DISTINGUISHING, QUESTIONS, Call, Question, calls
 from conformance.exercise.right import answer as right_answer
+from conformance.exercise.wrong import Mistake, answering, candidates
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from conformance.exercise import child
+from conformance.exercise import sandbox
 from conformance.exercise.questions import Call
 
 # Seconds: for the process to be scheduled and to answer, beyond the time that calls may take; for it to leave.
@@ -77,7 +77,7 @@ class Answers:
 
     def _start(self) -> None:
         ours, theirs = Pipe()
-        command = [sys.executable, "-P", child.__file__, str(self.file), str(theirs.fileno()), str(self.limit)]
+        command = [sys.executable, "-P", sandbox.__file__, str(self.file), str(theirs.fileno()), str(self.limit)]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         self._pipe = ours

@@ -1,4 +1,4 @@
-"""The server of one trainer and backend: runs cases in processes that are forked from here."""
+"""The server of one trainer and backend: runs cases in processes forked from here, and holds what they share."""
 
 from __future__ import annotations
 
@@ -6,27 +6,107 @@ import faulthandler
 import gc
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
 
 from conformance.adapter.backends import BACKENDS
+from conformance.adapter.declaration import session_of
 from conformance.adapter.loading import Import, Train, TrainerError, imported
 from conformance.runner.case import rendezvous_host
-from conformance.runner.case.case import Case, ClientDisconnected, StartedCase
-from conformance.runner.case.launched import LaunchedCase
+from conformance.runner.case.launched import LaunchedCase, make_importable_for_workers
+from conformance.runner.case.started import Case, ClientDisconnected, StartedCase
 from conformance.runner.case.supervision import START_LIMIT
 from conformance.runner.outcome import Outcome, RunnerError, Unavailable
-from conformance.runner.rank import loading, rank
+from conformance.runner.rank import rank
 from conformance.runner.rank.environment import LOOPBACK
-from conformance.runner.server import forking
-from conformance.runner.server.session import Session, SessionFailed
-from conformance.runner.system import linux, patches
-from conformance.runner.system.child import sweep
+from conformance.runner.rank.reporting import described
+from conformance.runner.rank.requirements import load_for, refused, versions, why_no_gpu
+from conformance.runner.system import patches
+from conformance.runner.system.child import Child, adopt_orphans, outlive_parent, sweep
 from conformance.runner.system.protocol import Channel
+from conformance.runner.zygote import forking
+
+# Seconds to leave the session's context; then it is killed.
+_END_LIMIT = 8.0
+
+
+class SessionFailed(Exception):
+    """The session could not be entered: one line. ``timed_out``: because that took too long."""
+
+    def __init__(self, message: str, *, timed_out: bool) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+class Session:
+    """The session of the trainer that ``load`` returns, such as a local cluster, which its cases share.
+
+    A separate process enters it when it is first needed, and again after it has died.
+    """
+
+    def __init__(self, load: Callable[[], Train]) -> None:
+        self._load = load
+        self._child: Child | None = None
+        self._value: Any = None
+        # The session is left when this closes.
+        self._channel: Channel
+
+    def value(self, limit: float) -> Any:
+        """What the session yields. Raises SessionFailed, also after ``limit`` seconds."""
+        if self._child is not None and self._child.poll() is not None:
+            self.end()
+        if self._child is None:
+            self._start(limit)
+        return self._value
+
+    def end(self) -> None:
+        """Leave the session, and end everything that it has started."""
+        if self._child is not None:
+            self._channel.close()
+            self._child.end(_END_LIMIT)
+            self._child = None
+
+    def _start(self, limit: float) -> None:
+        self._channel, server = map(Channel, socket.socketpair())
+
+        def body() -> int:
+            self._channel.close()
+            return _enter(self._load, server)
+
+        self._child = Child(body)
+        server.close()
+        timed_out = False
+        try:
+            answer = self._channel.receive(limit) or {"failed": "ended before it began"}
+        except TimeoutError:
+            answer, timed_out = {"failed": f"had not begun after {limit:g} s"}, True
+        if "failed" in answer:
+            self.end()
+            raise SessionFailed(f"the trainer's session {answer['failed']}", timed_out=timed_out)
+        self._value = answer["value"]
+
+
+def _enter(load: Callable[[], Train], server: Channel) -> int:
+    """Stay in the session until ``server`` disconnects; returns the exit code."""
+    make_importable_for_workers()
+    with ExitStack() as stack:
+        try:
+            session = session_of(load()) or nullcontext
+            value = stack.enter_context(session())
+        except BaseException as error:
+            what = described(error)
+            print(what["traceback"], flush=True)
+            server.send({"failed": " ".join(f"raised {what['type']}: {what['message']}".split())})
+        else:
+            server.send({"value": value})
+            server.receive()
+    return 0
+
 
 #: Makes the case that a request of the client asks for.
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
@@ -51,8 +131,8 @@ def serve(
         except TrainerError as error:
             hello = {"error": str(error)}
         # From here on the end of the connection ends this process, which first ends its ranks.
-        linux.outlive_parent()
-        linux.adopt_orphans()
+        outlive_parent()
+        adopt_orphans()
         try:
             client.send(hello)
             if make_case is None:
@@ -83,9 +163,9 @@ def _prepare(
     if request["spawn"]:
         rendezvous_host.preload(backend)
         if request["spawn"] == "driver":
-            return _launched(lambda: loading.load_for(target, backend)[0], closing), {}
+            return _launched(lambda: load_for(target, backend)[0], closing), {}
         return partial(StartedCase, partial(rank.spawn, target, backend), start_limit=START_LIMIT), {}
-    train, declaration = loading.load_for(target, backend, imported)
+    train, declaration = load_for(target, backend, imported)
     needs_loopback = declaration.launches_workers or BACKENDS[backend].paths != "single"
     if needs_loopback and (reason := rendezvous_host.why_down(LOOPBACK)) is not None:
         raise Unavailable(reason, None, declaration)
@@ -94,10 +174,10 @@ def _prepare(
     packages = [*declaration.requires, *filter(None, [BACKENDS[backend].package])]
     hello = {
         "declaration": declaration.to_dict(),
-        "versions": loading.versions(packages),
+        "versions": versions(packages),
         "why_slow": _why_slow(target, unsafe, forking.why_not_fork()),
-        "no_gpu": loading.why_no_gpu(backend),
-        "refused": loading.refused(backend),
+        "no_gpu": why_no_gpu(backend),
+        "refused": refused(backend),
     }
 
     def load() -> Train:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from conformance.repro.parts.case import GROUPS, OPTIMIZER, SAMPLES, SCHEDULES, START, USED, WINDOWS, make_model
-from conformance.repro.parts.data import Batch, Epoch, GlobalOrder, Order, Samples, batch_of, collate
+from conformance.repro.parts.samples import Batch, Epoch, GlobalOrder, Order, Samples, batch_of, collate
+from conformance.repro.parts.values import GROUPS, OPTIMIZER, SAMPLES, SCHEDULES, START, USED, WINDOWS, make_model
 
 
 class Task:
