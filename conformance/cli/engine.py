@@ -36,7 +36,7 @@ from conformance.suite.hooks import FINISHED, SERVERS, SlowPath
 from conformance.suite.items import BadInput
 from conformance.suite.options import arguments, sendable
 from conformance.suite.servers import Servers
-from conformance.workloads.multivariate import SEED
+from conformance.workloads.data_sets import SEED
 
 SUITE = Path(suite.__file__).parent
 # Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.

@@ -65,9 +65,9 @@ def _cases(options: argparse.Namespace, console: Console) -> int:
 
 
 def _workloads(options: argparse.Namespace, console: Console) -> int:
-    from conformance.workloads.registry import STANDARD, summary
+    from conformance.workloads.registry import STANDARD, asking
 
-    console.print(_table((name, summary(name)) for name in STANDARD))
+    console.print(_table((name, asking(name).summary) for name in STANDARD))
     return CONFORMING
 
 

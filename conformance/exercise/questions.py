@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.workloads.exercise import LINE, NOISY_LINE, TWO_WORKERS
+from conformance.workloads.data_sets import LINE, NOISY_LINE, TWO_WORKERS
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from conformance.exercise.questions import CASES, DISTINGUISHING, QUESTIONS, cal
 from conformance.exercise.right import answer
 from conformance.exercise.wrong import CATALOGUE, answering, candidates
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.exercise import exercise
+from conformance.workloads.data_sets import exercise
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from conformance.adapter.job import Job
+from conformance.adapter.declaration import Job
 from conformance.adapter.loading import Train
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.member import RankMember

@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from conformance.adapter.topology import Topology
+from conformance.adapter.backends import Topology
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.member import RankMember
 from conformance.runner.case.rank_process import RankProcess

@@ -1,26 +1,28 @@
-"""The standard workloads with a model of many tensors: two epochs over three batches, in another order in each."""
+"""The standard workloads of several epochs, in another order in each: of many tensors, and about the ends of epochs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
-from conformance.workloads.designed import Design, designed
-from conformance.workloads.model import LargeTensors, ManyTensors
+from conformance.workloads.designed import Design
+from conformance.workloads.model import LargeTensors, Linear, ManyTensors
 from conformance.workloads.outliers import in_one_row, last_target
 from conformance.workloads.recipes import ADAMW, HALF, SCHEDULE
-from conformance.workloads.workload import SGD, Clip, Group, Workload
+from conformance.workloads.workload import SGD, Clip, Group
 
 ONE = Fraction(1)
-_Made = TypeVar("_Made", Design, Workload)
 #: In a second row, in the second quarter of all elements, and of the fourth parameter.
 SECOND_OF_CUBE = 5
 #: A window inside an epoch: what a trainer makes anew there is told from what it makes anew in each epoch.
 _INSIDE = 2
 #: After one step and after two, the rate is another than the first: where a schedule goes on shows there, too.
 _ONCE_DOWN = (ONE, HALF, HALF, HALF, ONE, ONE)
+
+#: Of 24 samples, all norms are above the threshold, no course of an element stays on its grid, or there is a window in
+#: which nothing moves.
+_NOT_OF_24 = (32,)
 
 DESIGNS: dict[str, Design] = {
     design.name: design
@@ -78,6 +80,7 @@ DESIGNS: dict[str, Design] = {
             schedule=SCHEDULE,
             stops=(3,),
             ranks_start_apart=True,
+            batch_sizes=_NOT_OF_24,
         ),
         Design(
             "unfrozen",
@@ -88,6 +91,7 @@ DESIGNS: dict[str, Design] = {
             schedule=_ONCE_DOWN,
             stops=(1, 2, 3),
             unfreeze_at=_INSIDE,
+            batch_sizes=_NOT_OF_24,
         ),
         Design(
             "unfrozen-clip-value",
@@ -98,6 +102,7 @@ DESIGNS: dict[str, Design] = {
             unfreeze_at=_INSIDE,
             clip=Clip("value", Fraction(3)),
             unit=Fraction(1, 8),
+            batch_sizes=_NOT_OF_24,
         ),
         Design(
             "unused",
@@ -108,6 +113,7 @@ DESIGNS: dict[str, Design] = {
             schedule=SCHEDULE,
             idle=2,
             seed=4,
+            batch_sizes=_NOT_OF_24,
         ),
         Design(
             "many-clip-value",
@@ -122,12 +128,14 @@ DESIGNS: dict[str, Design] = {
             SGD(HALF, momentum=HALF),
             clip=Clip("norm", Fraction(5)),
             kernel="fused",
+            batch_sizes=_NOT_OF_24,
         ),
         Design(
             "many-weighted",
             "Ten parameters, and a weighted mean whose weight differs from window to window.",
             SGD(ONE, momentum=HALF),
             weights=((1, 3), (2, 6), (3, 1)),
+            batch_sizes=(64, 48),  # Weights take half of the orthogonal columns.
         ),
         Design(
             "many-overflow",
@@ -143,6 +151,7 @@ DESIGNS: dict[str, Design] = {
             batches=1,
             ranks_start_apart=True,
             seed=1,
+            batch_sizes=_NOT_OF_24,
         ),
         Design(
             "large-clip-norm",
@@ -151,6 +160,7 @@ DESIGNS: dict[str, Design] = {
             model=LargeTensors(),
             clip=Clip("norm", Fraction(5)),
             batches=1,
+            batch_sizes=_NOT_OF_24,
         ),
     )
 }
@@ -188,6 +198,7 @@ _BOTH: dict[str, dict[str, Any]] = {
     "large-clip-value": {"largest_weight": 8},
     "large-weighted": {"schedule": (ONE, HALF, HALF, ONE)},
 }
+_NOT_OF_48 = ("groups-clip-value", "large-weighted", *(f"{kind}-clip-norm" for kind in _KINDS))
 #: The kind and the recipe of workloads that have one of each; torch clips no sparse gradients.
 OF_KINDS: dict[str, tuple[str, str]] = {
     f"{kind}-{recipe}": (kind, f"many-{recipe}")
@@ -202,6 +213,8 @@ DESIGNS |= {
             "name": name,
             "summary": DESIGNS[like].summary.replace("Ten parameters", _SUMMARIES[kind], 1),
             "kernel": None,
+            # Of 48, no course of an element stays on its grid, or the bound is too wide to tell what is clipped.
+            "batch_sizes": (DESIGNS[like].batch_sizes[0], *(() if name in _NOT_OF_48 else (48,))),
             **_KINDS[kind],
             **_BOTH.get(name, {}),
         },
@@ -209,14 +222,19 @@ DESIGNS |= {
     for name, (kind, like) in OF_KINDS.items()
 }
 
-#: The workload with AdamW, which has the data of another one.
-MANY_ADAMW = "many-adamw"
+
+def _with_data_of(like: str, name: str, summary: str, **changes: Any) -> Design:
+    """Without parameters that have no dimension, and so for all backends, or with sparse gradients."""
+    # Torch's fused SGD steps neither shards nor sparse gradients.
+    return replace(DESIGNS[like], name=name, summary=summary, kernel=None, data_of=DESIGNS[like], **changes)
+
 
 _SHARDS = ManyTensors(scalars=False), "of at least one dimension"
 _SPARSE = ManyTensors(sparse=True), "with sparse gradients of the embedding"
-#: Workloads that have the data of another one: without parameters that have no dimension, and so for all backends, or
-#: with sparse gradients.
-OF_OTHERS = {
+_MODELS = {
+    "sparse": ("many-tensors", *_SPARSE),
+    "sparse-weighted": ("many-weighted", *_SPARSE),
+    "sparse-overflow": ("many-overflow", *_SPARSE),
     "many-shards": ("many-tensors", *_SHARDS),
     "many-shards-coarse": ("many-coarse", *_SHARDS),
     "many-shards-clip-value": ("many-clip-value", *_SHARDS),
@@ -224,67 +242,77 @@ OF_OTHERS = {
     "many-shards-unfrozen": ("unfrozen", ManyTensors(scalars=False, frozen=True), _SHARDS[1]),
     "many-shards-unused": ("unused", ManyTensors(scalars=False, experts=True), _SHARDS[1]),
     "many-shards-sparse": ("many-tensors", ManyTensors(scalars=False, sparse=True), f"{_SHARDS[1]} and {_SPARSE[1]}"),
-    "sparse": ("many-tensors", *_SPARSE),
-    "sparse-weighted": ("many-weighted", *_SPARSE),
-    "sparse-overflow": ("many-overflow", *_SPARSE),
 }
-OF_KINDS |= {name: ("sparse", like) for name, (like, model, _) in OF_OTHERS.items() if model is _SPARSE[0]}
-
-#: The workloads, each with the global batches that are tried in turn.
-BATCH_SIZES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys((*DESIGNS, MANY_ADAMW), (32, 24)),
-    # Weights take half of the orthogonal columns.
-    "many-weighted": (64, 48),
-    # Of 24 samples, all norms are above the threshold, no course of an element stays on its grid, or there is a window
-    # in which nothing moves.
-    **dict.fromkeys(
-        ("many-clip-norm", "large-tensors", "large-clip-norm", "frozen", "unfrozen", "unfrozen-clip-value", "unused"),
-        (32,),
+#: The workloads that have the data of another one.
+OF_OTHERS: dict[str, Design] = {
+    "many-adamw": _with_data_of(
+        "many-groups",
+        "many-adamw",
+        "Ten parameters and AdamW; judged by its rounding-error bound.",
+        optimizer=ADAMW,
+        groups=(Group(2 * ADAMW.lr, Fraction(0)),),
     ),
+    **{
+        name: _with_data_of(
+            like, name, DESIGNS[like].summary.replace(" parameters", f" parameters {which}", 1), model=model
+        )
+        for name, (like, model, which) in _MODELS.items()
+    },
 }
-# Nor of 48, or the bound is too wide to tell what is clipped.
-_NOT_OF_48 = ("groups-clip-value", "large-weighted", *(f"{kind}-clip-norm" for kind in _KINDS))
-BATCH_SIZES |= {
-    name: (BATCH_SIZES[like][0], *(() if name in _NOT_OF_48 else (48,))) for name, (_, like) in OF_KINDS.items()
+OF_KINDS |= {name: ("sparse", like) for name, (like, model, _) in _MODELS.items() if model is _SPARSE[0]}
+
+#: With fewer features some samples would have the same ones, and no trace would tell which of them was read.
+_NINE = Linear(9, bias=True)
+UNEVEN_BATCHES = "uneven-epochs"
+#: One that begins again in each epoch shows, also where short windows are dropped.
+_DOWN_AND_UP = (ONE, HALF, HALF, HALF, HALF, ONE)
+#: Here it also shows where it goes on after the third window, or after the third step of who drops short ones.
+_RESUMED = (ONE, HALF, Fraction(2), HALF, ONE, ONE)
+
+
+def _ending(name: str, summary: str, short: Fraction, **changes: Any) -> Design:
+    settings = {"schedule": _DOWN_AND_UP, "short": short, **changes}
+    return Design(name, summary, SGD(HALF, momentum=HALF), _NINE, **settings)
+
+
+ENDS: dict[str, Design] = {
+    design.name: design
+    for design in (
+        _ending(
+            "short-epochs",
+            "Two epochs, of which each ends with a short accumulation window.",
+            HALF,
+            schedule=_RESUMED,
+            stops=(3,),
+            seed=3,
+            batch_sizes=(32, 48),
+        ),
+        _ending(
+            UNEVEN_BATCHES,
+            "Two epochs, of which each ends with a smaller micro-batch.",
+            Fraction(3, 4),
+            unit=Fraction(1, 8),
+            seed=2,
+            batch_sizes=(32,),
+        ),
+        _ending(
+            "uneven-ranks-epochs",
+            "Two epochs, at the end of which some ranks have no samples left.",
+            HALF,
+            batch_sizes=(32,),
+            in_whole_shares=True,
+        ),
+        Design(
+            "epoch-schedule",
+            # Of two epochs, the rate of the second is also that of an optimizer whose schedule begins again.
+            "Three epochs, after each of which the learning-rate schedule advances.",
+            SGD(HALF, momentum=HALF),
+            model=_NINE,
+            schedule=(ONE, HALF, ONE),
+            schedule_by="epoch",
+            batches=2,
+            epochs=3,
+            batch_sizes=(16, 32),
+        ),
+    )
 }
-BATCH_SIZES |= {name: BATCH_SIZES[like] for name, (like, *_) in OF_OTHERS.items()}
-
-
-def design(name: str) -> Design:
-    """What the workload ``name`` is made of, with what it changes if it has the data of another one.
-
-    Raises:
-        KeyError: no such workload.
-    """
-    return DESIGNS[name] if name in DESIGNS else _changed(name, design(_like(name)))
-
-
-@cache
-def many_tensors(name: str, batch_size: int) -> Workload:
-    """The workload ``name`` with global batches of ``batch_size`` samples.
-
-    Raises:
-        KeyError: no such workload.
-    """
-    if name in DESIGNS:
-        return designed(DESIGNS[name], batch_size)
-    return _changed(name, many_tensors(_like(name), batch_size))
-
-
-def _like(name: str) -> str:
-    """The workload whose data it has."""
-    return "many-groups" if name == MANY_ADAMW else OF_OTHERS[name][0]
-
-
-def _changed(name: str, like: _Made) -> _Made:
-    """``name``, made from the workload, or from the design of the workload, whose data it has."""
-    changes: dict[str, Any]
-    if name == MANY_ADAMW:
-        summary = "Ten parameters and AdamW; judged by its rounding-error bound."
-        changes = {"optimizer": ADAMW, "groups": (Group(2 * ADAMW.lr, Fraction(0)),)}
-    else:
-        _, model, which = OF_OTHERS[name]
-        summary = like.summary.replace(" parameters", f" parameters {which}", 1)
-        changes = {"model": model}
-    # Torch's fused SGD steps neither shards nor sparse gradients.
-    return replace(like, name=name, summary=summary, kernel=None, **changes)
