@@ -18,10 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.laws.explain import UnknownLaw, explained
-    from conformance.watch.listing import explained as of_watch
 
     try:
-        console.print(of_watch(options.law) or explained(options.law))
+        console.print(explained(options.law))
     except UnknownLaw as error:
         return say(str(error), USAGE)
     return CONFORMING

@@ -18,8 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.laws.explain import listing
-    from conformance.watch.listing import listing as of_watch
 
     console.print(listing())
-    console.print(of_watch())
     return CONFORMING
