@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from conformance.report.writing import is_replaced
+from conformance.report.text import is_replaced
 
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
 WATCH_REPORT = "conformance-watch.html"

@@ -13,10 +13,18 @@ from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
 from conformance.adapter.loading import reference_names
-from conformance.cli import formats, gate, verbosity
-from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
+from conformance.cli import formats, judging
+from conformance.cli.exits import (
+    CONFORMING,
+    HARNESS,
+    INTERRUPTED,
+    NOT_CONFORMING,
+    USAGE,
+    ended_like_ctrl_c,
+    ignore,
+    say,
+)
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
-from conformance.cli.signals import ended_like_ctrl_c, ignore
 from conformance.launchers import NAMES, LaunchError
 from conformance.suite.options import add_options
 
@@ -71,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of the Ray cluster, as HOST:PORT (default: that of this machine)",
     )
-    verbosity.add_for_results(parser)
+    judging.add_for_results(parser)
     formats.add_arguments(parser)
 
 
@@ -156,7 +164,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
 
 def _finish(engine: Engine, folder: RunFolder, console: Console, options: argparse.Namespace) -> int:
     """Put the results in place, report them, and say what went wrong; returns the exit code."""
-    from conformance.report.digest import digest
+    from conformance.report.ci import digest
     from conformance.report.html import render_html
     from conformance.report.terminal import render_terminal
     from conformance.results import ResultsError, read_results
@@ -177,7 +185,7 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
         except (ResultsError, OSError) as error:
             return say(f"the harness failed: {error}{_where(folder)}", HARNESS)
         render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
-        code = gate.ended(results, options.configuration, console, whole=not options.selects)
+        code = judging.ended(results, options.configuration, console, whole=not options.selects)
         try:
             formats.write(options, formats.of_run(options, results))
             formats.in_github_actions(digest(results), options.configuration.expected)

@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from conformance.cli import formats
-from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, UNDECIDED, USAGE, say
+from conformance.cli.exits import (
+    CONFORMING,
+    HARNESS,
+    INTERRUPTED,
+    NOT_CONFORMING,
+    UNDECIDED,
+    USAGE,
+    ended_like_ctrl_c,
+    say,
+)
 from conformance.cli.files import WATCH_REPORT, OutputFolder
-from conformance.cli.signals import ended_like_ctrl_c
 from conformance.results import ResultsError
 from conformance.watch.judging.properties import VALUES, Property
 
@@ -73,10 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.report.ci import markdown, sarif
     from conformance.report.command import shown
-    from conformance.report.formats.markdown import markdown
-    from conformance.report.formats.sarif import sarif
-    from conformance.report.writing import write
+    from conformance.report.text import write
     from conformance.suite.configuration import ConfigurationError
     from conformance.watch.recording.settings import Settings
     from conformance.watch.report.digest import digest

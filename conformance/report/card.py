@@ -15,8 +15,7 @@ from conformance.results.records import CaseRecord, Moment
 from .command import relative
 from .grouping import Failure, failures, failures_of
 from .signs import Cause
-from .sites import looked_at
-from .text import distinct, number, one_line, plural, visible
+from .text import distinct, listed, number, one_line, plural, visible
 
 _LINE = re.compile(r"([^\s,]+\.py):(\d+)")
 _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
@@ -243,3 +242,31 @@ def _counted(cases: Sequence[CaseRecord], example: CaseRecord) -> str:
 
 def _is_end_of(path: str, place: str) -> bool:
     return os.path.normpath(place) == path or os.path.normpath(place).endswith(os.sep + path)
+
+
+#: By the kind of event, in the order of a window.
+_CALLS = {
+    "forward": "forward",
+    "backward_begin": "backward",
+    "unscale": "unscale",
+    "clip": "clip",
+    "step": "step",
+    "schedule": "schedule",
+    "report": "report",
+}
+
+
+def looked_at(case: CaseRecord) -> str | None:
+    """The calls of one rank, each with its line, in a sentence; None if none was seen."""
+    timeline = case.timeline
+    if timeline is None:
+        return None
+    lines: dict[str, dict[str, None]] = {}
+    for moment in timeline.moments:
+        if moment.event in _CALLS and moment.where is not None:
+            lines.setdefault(_CALLS[moment.event], {})[moment.where] = None
+    if not lines:
+        return None
+    calls = [f"{call} ({', '.join(map(one_line, lines[call]))})" for call in _CALLS.values() if call in lines]
+    when = "before training" if timeline.window is None else f"in window {timeline.window}"
+    return f"no line is to blame by itself; looked at {when}: {listed(calls)}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from conformance.results import Results
 from conformance.results.records import NOT_RUN, PASSED, CaseRecord
 
+from .ci import escaped
 from .grouping import Failure, failures
 from .text import one_line
 
@@ -112,11 +113,6 @@ def markdown(comparison: Comparison, most: int) -> Iterator[str]:
     yield f"**{comparison.verdict[0]}**"
     for section in comparison.sections if most else ():
         yield f"\n### {section.title} ({len(section.lines)})\n"
-        yield from (f"- `{name}` {_escaped(what)}" for name, what in section.lines[:most])
+        yield from (f"- `{name}` {escaped(what)}" for name, what in section.lines[:most])
         if len(section.lines) > most:
             yield f"- and {len(section.lines) - most} more"
-
-
-def _escaped(text: str) -> str:
-    """Without what Markdown would take for its own."""
-    return "".join(f"\\{sign}" if sign in "\\`*_[]<>#|~" else sign for sign in text)

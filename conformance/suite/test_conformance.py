@@ -13,10 +13,9 @@ from conformance.results.plain import plain
 from conformance.results.records import NOT_RUN, PASSED
 from conformance.runner.front.client import RunnerError
 from conformance.runner.outcome import HostLost
-from conformance.suite.hooks import servers
+from conformance.suite.hooks import Undeclared, servers, warn
 from conformance.suite.items import BadInput, Item
 from conformance.suite.running import run
-from conformance.suite.warned import Undeclared, warn
 from conformance.workloads.behaviour import WORDS, warning
 
 

@@ -13,12 +13,7 @@ import pytest
 from conformance.cli import main
 from conformance.cli.formats import in_github_actions
 from conformance.report.card import cards
-from conformance.report.digest import digest
-from conformance.report.formats.annotations import annotations
-from conformance.report.formats.badge import endpoint, svg
-from conformance.report.formats.junit import junit
-from conformance.report.formats.markdown import escaped, markdown
-from conformance.report.formats.sarif import sarif
+from conformance.report.ci import digest, endpoint, escaped, junit, markdown, sarif, svg, workflow_commands
 from conformance.report.html import render_html
 from conformance.results import Results, read_results
 from conformance.results.plain import NON_FINITE
@@ -155,14 +150,16 @@ def test_nothing_of_a_trainer_is_markup(results, hostile):
     assert "\x1b" not in text and "\n# heading" not in text and "<script" not in text.replace("\\<", "")
     assert ElementTree.fromstring(junit(run)).findall(".//failure")
     jsonschema.validate(json.loads(sarif(digest(run))), SCHEMA)
-    assert len(list(annotations(digest(run)))) == len(cards(run)) and "\n" not in "".join(annotations(digest(run)))
+    assert len(list(workflow_commands(digest(run)))) == len(cards(run)) and "\n" not in "".join(
+        workflow_commands(digest(run))
+    )
     ElementTree.fromstring(svg(run))
 
 
 def test_an_annotation_is_at_the_line_of_the_trainer(failing):
-    lines = list(annotations(digest(failing)))
+    lines = list(workflow_commands(digest(failing)))
     first = digest(failing).cards[0]
-    of_expected = list(annotations(digest(failing), lambda card: card.title == first.title))
+    of_expected = list(workflow_commands(digest(failing), lambda card: card.title == first.title))
     assert of_expected == [lines[0].replace("::error ", "::notice ", 1), *lines[1:]]
     assert len(lines) == len(cards(failing))
     [line, *_] = [line for line in lines if line.startswith("::error file=src/loop.py,line=41,title=")]
@@ -230,7 +227,7 @@ def test_a_job_of_github_actions(failing, tmp_path: Path, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     in_github_actions(digest(failing))
-    assert capsys.readouterr().out.splitlines() == list(annotations(digest(failing)))
+    assert capsys.readouterr().out.splitlines() == list(workflow_commands(digest(failing)))
     in_github_actions(digest(failing), [case.id for case in failing.cases])
     assert all(line.startswith("::notice ") for line in capsys.readouterr().out.splitlines())
 

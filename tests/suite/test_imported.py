@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cli.imported import imported
+from conformance.cli.surroundings import imported
 
 
 def names(target):

@@ -9,9 +9,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from conformance.report.formats.annotations import annotations
-from conformance.report.formats.markdown import markdown
-from conformance.report.formats.sarif import sarif
+from conformance.report.ci import markdown, sarif, workflow_commands
 from conformance.watch import records
 from conformance.watch.judging.findings import said
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
@@ -106,7 +104,8 @@ def test_all_formats_say_the_same(findings):
     assert run["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 7}
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
-    assert [line.split(",title")[0] for line in annotations(whole)] == ["::error file=/home/me/train.py,line=7"] * 2
+    lines = [line.split(",title")[0] for line in workflow_commands(whole)]
+    assert lines == ["::error file=/home/me/train.py,line=7"] * 2
 
 
 def test_the_terminal_prints_the_same_cards(findings):
@@ -148,7 +147,7 @@ def test_a_right_script_leaves_no_failure():
     findings = script.findings()
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
-    assert list(annotations(digest(findings, COMMAND))) == []
+    assert list(workflow_commands(digest(findings, COMMAND))) == []
     assert "CONFORMS" in page(findings, COMMAND)
 
 

@@ -10,9 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.report.console import STYLES
-from conformance.report.printing import print_card
-from conformance.report.text import one_line
+from conformance.report.terminal import print_card
+from conformance.report.text import STYLES, one_line
 from conformance.watch.judging.findings import Findings
 from conformance.watch.report.digest import digest, lacks, row_texts
 from conformance.watch.verdict import Expected, Outcome, outcome
