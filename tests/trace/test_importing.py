@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from conformance.trace.seams.importing import when_imported
+from conformance.trace.seams.patching import when_imported
 
 NAME = "imported_by_a_test"
 

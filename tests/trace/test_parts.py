@@ -8,7 +8,7 @@ import torch
 
 from conformance.trace.emit import Recording
 from conformance.trace.state import deepspeed
-from conformance.trace.state.settings import algorithm
+from conformance.trace.state.optimizers import algorithm
 
 
 def zero(*, part):

@@ -10,7 +10,7 @@ import pytest
 
 import conformance
 from conformance.trace.recorder import Recorder
-from conformance.trace.seams import c10d, patching
+from conformance.trace.seams import patching
 from conformance.watch.ledger import Ledger
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
@@ -28,7 +28,7 @@ def places(monkeypatch):
 
     def note(seam):
         frame = sys._getframe(2)
-        while frame.f_code.co_filename in (patching.__file__, c10d.__file__) or "<" in frame.f_code.co_name:
+        while frame.f_code.co_filename == patching.__file__ or "<" in frame.f_code.co_name:
             frame = frame.f_back
         found[seam].add(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
 
@@ -41,7 +41,7 @@ def places(monkeypatch):
             note((namespace, name))
         return intercepted(arounds, namespace)
 
-    replaced, intercepted = patching._replaced, c10d.intercepted
+    replaced, intercepted = patching._replaced, patching.intercepted
     monkeypatch.setattr(patching, "_replaced", of_function)
     for module in [one for one in sys.modules.values() if getattr(one, "intercepted", None) is intercepted]:
         monkeypatch.setattr(module, "intercepted", of_operators)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conformance.trace.state.rows import Rows
+from conformance.trace.state.finding import Rows
 
 
 def test_samples_that_are_equal_in_the_inputs_dtype_cannot_be_told_apart():

@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from conformance.trace.state.stamp import Stamp
+from conformance.trace.state.numbers import Stamp
 
 
 def test_the_same_tensor_in_the_same_version():

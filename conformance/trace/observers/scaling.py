@@ -1,4 +1,4 @@
-"""GradScaler: scaling, unscaling, steps that it skipped, and updates of the scale."""
+"""GradScaler, and the learning rates of schedulers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
-from conformance.trace.common import note_skip
-from conformance.trace.emit import Recording
+from conformance.trace.emit import Recording, note_skip
 from conformance.trace.seams.patching import Seams
-from conformance.trace.seams.probes import scaling
-from conformance.trace.state.loss_scale import mark
-from conformance.trace.values import number
+from conformance.trace.seams.probes import scaling, schedules
+from conformance.trace.state.graphs import mark
+from conformance.trace.values import Number, number
 
 Original = Callable[..., Any]
 Scaler = torch.amp.GradScaler
 Optimizer = torch.optim.Optimizer
 
 
-def observe(recording: Recording) -> Seams:
+def _scalers(recording: Recording) -> Seams:
     """Records what enabled scalers do. A subclass that calls super() is recorded once."""
 
     def scale(original: Original, scaler: Scaler, outputs: Any) -> Any:
@@ -98,3 +98,40 @@ def observe(recording: Recording) -> Seams:
 def _found_inf(scaler: Scaler, optimizer: Optimizer) -> bool | None:
     found = scaler._per_optimizer_states.get(id(optimizer), {}).get("found_inf_per_device")
     return any(bool(flag) for flag in found.values()) if found else None
+
+
+def _schedulers(recording: Recording) -> Seams:
+    """Records the steps of schedulers. If a scheduler steps others, only the outermost step is recorded."""
+
+    def step(original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        optimizer = scheduler.optimizer
+        before = _rates(optimizer)
+        result = original(scheduler, *args, **kwargs)
+        recording.note(
+            "schedule",
+            scheduler=recording.numbers.of("scheduler", scheduler),
+            optimizer=recording.optimizer(optimizer),
+            lr_before=before,
+            lr_after=_rates(optimizer),
+            initial=recording.is_inside("initial step"),
+        )
+        return result
+
+    def initial_step(original: Callable[..., Any], scheduler: LRScheduler) -> None:
+        with recording.inside("initial step"):
+            original(scheduler)
+
+    def counts(scheduler: LRScheduler) -> bool:
+        return recording.watched.find(scheduler.optimizer) is not None
+
+    yield from schedules(recording, step, initial_step, counts)
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[Number]:
+    return [None if (rate := group.get("lr")) is None else number(float(rate)) for group in optimizer.param_groups]
+
+
+def observe(recording: Recording) -> Seams:
+    """Records what enabled scalers and schedulers do."""
+    yield from _scalers(recording)
+    yield from _schedulers(recording)
