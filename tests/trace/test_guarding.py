@@ -101,7 +101,7 @@ def test_a_training_step_goes_on_without_an_observer(record, monkeypatch):
         optimizer.zero_grad()
         assert model.weight.grad is None
     recording.recorder.finished()
-    [failed] = [event for event in recording.of_kind("observer_failed") if event["observer"] == "backward"]
+    [failed] = [event for event in recording.of_kind("observer_failed") if event["observer"] == "autograd"]
     assert failed["error"] == "ZeroDivisionError: on purpose"
     assert "in look" in failed["traceback"] or "fails" in failed["traceback"]
     assert recording.kinds("finished") == ["finished"]

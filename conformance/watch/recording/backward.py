@@ -21,8 +21,8 @@ from conformance.watch.recording.exchanges import Reduced
 from conformance.watch.recording.inputs import Inputs, Loading
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.losses import Again, CutOff
+from conformance.watch.recording.partitions import Gathered
 from conformance.watch.recording.recording import Recording
-from conformance.watch.recording.shards import Gathered
 from conformance.watch.recording.weights import note_weights
 
 

@@ -11,7 +11,7 @@ from conformance.trace.seams.guarding import CudaGraph, failures, harmless
 from conformance.trace.seams.patching import Seams
 from conformance.watch import records
 from conformance.watch.ledger import Ledger
-from conformance.watch.recording import adjusting, backward, exchanges, inputs, leaves, shards, steps, weights
+from conformance.watch.recording import adjusting, backward, exchanges, inputs, leaves, partitions, steps, weights
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.settings import Settings
 
@@ -81,7 +81,7 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
             (leaves, partial(leaves.observe, recording, at_leaves)),
             (inputs, partial(inputs.observe, recording, fed, loaded)),
             (backward, partial(backward.observe, recording, at_leaves, fed, loaded, moving, small)),
-            (shards, partial(shards.observe, recording)),
+            (partitions, partial(partitions.observe, recording)),
             (steps, partial(steps.observe, recording)),
             (adjusting, partial(adjusting.observe, recording, moving)),
             (exchanges, partial(exchanges.observe, recording, at_leaves, small)),

@@ -1,14 +1,78 @@
-"""Parts of parameters' masters that lie in flat tensors of a wrapper's, and the optimizer that steps these."""
+"""What a recorder knows again: objects, tensors, rows of samples, and parts of flat tensors."""
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import torch
 
 from conformance.trace.emit import Recording
 from conformance.trace.state import deepspeed
+from conformance.trace.state.finding import Rows
+from conformance.trace.state.numbers import Numbers, Stamp
 from conformance.trace.state.optimizers import algorithm
+
+
+class Thing:
+    pass
+
+
+def test_each_kind_is_numbered_in_order_of_first_sight():
+    numbers = Numbers()
+    one, other = Thing(), Thing()
+    assert [numbers.of("thing", thing) for thing in (one, other, one)] == [0, 1, 0]
+    assert (numbers.of("other kind", other), numbers.known("other kind", one)) == (0, None)
+    assert numbers.alive("thing") == [one, other]
+
+
+def test_what_no_longer_exists_takes_no_memory_and_no_number():
+    """Another object may be given its identity."""
+    numbers = Numbers()
+    kept = Thing()
+    assert numbers.of("thing", kept) == 0
+    assert [numbers.of("thing", Thing()) for _ in range(100)] == list(range(1, 101))
+    assert numbers.alive("thing") == [kept]
+    assert len(numbers._of["thing"]) == 1
+
+
+def test_the_same_tensor_in_the_same_version():
+    weight = torch.zeros(3, requires_grad=True)
+    weight.sum().backward()
+    stamp = Stamp(weight.grad)
+    gc.collect()
+    assert stamp == Stamp(weight.grad)
+    weight.grad.mul_(2)
+    assert stamp != Stamp(weight.grad)
+    assert stamp != Stamp(torch.zeros(3))
+
+
+def test_one_that_is_gone_is_no_other_one():
+    """Whatever is at its place in memory."""
+    stamps = []
+    for _ in range(200):
+        tensor = torch.zeros(3)
+        stamps.append(Stamp(tensor))
+        assert stamps[-1] == Stamp(tensor)
+        del tensor
+    assert all(stamp != stamps[-1] for stamp in stamps)
+    assert len({stamp._identity for stamp in stamps}) < len(stamps)
+
+
+def test_it_keeps_no_tensor():
+    tensor = torch.zeros(3)
+    reference = torch._C._WeakTensorRef(tensor)
+    stamp = Stamp(tensor)
+    del tensor
+    assert reference.expired()
+    assert stamp != 0
+
+
+def test_samples_that_are_equal_in_the_inputs_dtype_cannot_be_told_apart():
+    rows = Rows([[1.0], [1.001], [2.0]])
+    inputs = torch.tensor([[1.0], [1.001], [2.0]], dtype=torch.float64)
+    assert rows.of(inputs) == [0, 1, 2]
+    assert rows.of(inputs.bfloat16()) == [None, None, 2]
 
 
 def zero(*, part):

@@ -1,4 +1,4 @@
-"""Backward passes: which forwards they went through, with which loss scale, onto which gradients."""
+"""Backward passes: the forwards, the loss scale, the gradients that they add to; clearing and clipping."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from copy import deepcopy as copy_of
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from .places import here
@@ -239,3 +241,151 @@ def test_gradients_without_a_backward(training):
     [event] = training.recording.of_kind("autograd_grad")
     assert (event["forwards"], event["where"]) == ([1], place)
     assert training.ends("forwards") == [[0]]
+
+
+@pytest.fixture
+def recording(record):
+    return record()
+
+
+def cleared(recording):
+    fields = ("by", "optimizer", "parameters", "set_to_none")
+    return [tuple(event[field] for field in fields) for event in recording.of_kind("zero_grad")]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizers(recording, kind):
+    model = recording.task.model()
+    optimizer = kind(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    place = here(-1)
+    optimizer.zero_grad(False)
+    optimizer.zero_grad(set_to_none=False)
+    to_zero = ("optimizer", 0, [0, 1], False)
+    assert cleared(recording) == [("optimizer", 0, [0, 1], True), to_zero, to_zero]
+    assert recording.of_kind("zero_grad")[0]["where"] == place
+
+
+def test_a_modules(recording):
+    model = recording.task.model()
+    torch.nn.Sequential(model).zero_grad()
+    model.zero_grad(set_to_none=False)
+    assert cleared(recording) == [("model", None, [0, 1], True), ("model", None, [0, 1], False)]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_wrapped_modules(recording):
+    DistributedDataParallel(recording.task.model()).zero_grad()
+    assert cleared(recording) == [("model", None, [0, 1], True)]
+
+
+def test_others(recording):
+    """Of other models, and of one optimizer of several."""
+    model = recording.task.model()
+    other = torch.nn.Linear(3, 3)
+    other.zero_grad()
+    torch.optim.SGD(other.parameters()).zero_grad()
+    torch.optim.SGD([model.bias]).zero_grad()
+    assert cleared(recording) == [("optimizer", 0, [1], True)]
+
+
+def test_an_optimizer_that_does_it_itself(recording):
+    """It is seen by what it does."""
+
+    class Own(torch.optim.SGD):
+        def zero_grad(self, set_to_none=True):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.grad = None
+
+    model = recording.task.model()
+    optimizer = Own(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    assert cleared(recording) == [("hand", None, [0, 1], True)]
+
+
+@pytest.fixture
+def model(recording):
+    """With gradients 3, 0, 4: of norm 5."""
+    model = recording.task.model()
+    model.weight.grad = torch.tensor([[3.0, 0.0]])
+    model.bias.grad = torch.tensor([4.0])
+    recording.recorder.accounted()
+    recording.events.clear()
+    return model
+
+
+def test_by_norm(recording, model):
+    """The function was imported by name when the recorder was not on yet."""
+    norm = clip_grad_norm_(model.parameters(), 2.5)
+    place = here(-1)
+    [clip] = recording.events
+    assert (clip["event"], clip["kind"], clip["threshold"], clip["norm_type"]) == ("clip", "norm", 2.5, 2.0)
+    assert (clip["norm"], clip["parameters"], clip["gradients"]) == (5.0, [0, 1], [3.0, 0.0, 4.0])
+    assert clip["where"] == place
+    assert norm == 5.0
+    assert model.bias.grad.item() == pytest.approx(2.0)
+
+
+def test_through_the_module(recording, model):
+    torch.nn.utils.clip_grad_norm_(parameters=model.parameters(), max_norm=1, norm_type="inf")
+    [clip] = recording.events
+    assert (clip["threshold"], clip["norm_type"], clip["norm"]) == (1.0, "inf", 4.0)
+
+
+def test_by_value(recording, model):
+    clip_grad_value_(list(model.parameters()), clip_value=2)
+    [clip] = recording.events
+    assert (clip["kind"], clip["threshold"], clip["norm_type"], clip["norm"]) == ("value", 2.0, None, None)
+    assert model.bias.grad.item() == 2.0
+
+
+def test_with_a_norm_that_is_known(recording, model):
+    clip_grads_with_norm_(model.parameters(), 2.5, total_norm=torch.tensor(10.0))
+    [clip] = recording.events
+    assert (clip["kind"], clip["threshold"], clip["norm"], clip["norm_type"]) == ("norm", 2.5, 10.0, None)
+    assert model.bias.grad.item() == pytest.approx(1.0)
+
+
+def test_a_norm_for_inspection(recording, model):
+    norm = get_total_norm([parameter.grad for parameter in model.parameters()])
+    place = here(-1)
+    [event] = recording.events
+    assert (event["event"], event["norm"], event["parameters"]) == ("norm", 5.0, [0, 1])
+    assert event["where"] == place
+    assert norm == 5.0
+
+
+def test_a_part_of_the_model(recording, model):
+    clip_grad_norm_(model.bias, 1.0)
+    get_total_norm(model.weight.grad)
+    assert [(event["event"], event["parameters"]) for event in recording.events] == [("clip", [1]), ("norm", [0])]
+    assert recording.events[0]["gradients"] == [None, None, 4.0]
+
+
+def test_another_model(recording, model):
+    other = torch.nn.Linear(3, 3)
+    other(torch.ones(1, 3)).sum().backward()
+    recording.events.clear()
+    clip_grad_norm_(other.parameters(), 1.0)
+    get_total_norm([other.weight.grad])
+    assert recording.events == []
+
+
+def test_gradients_that_are_not_finite(recording, model):
+    model.bias.grad.fill_(float("inf"))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    clip_grad_norm_(model.parameters(), 1.0)
+    [clip] = [event for event in recording.events if event["event"] == "clip"]
+    assert clip["norm"] == "inf"
+
+
+def test_an_empty_generator_is_warned_of(recording):
+    with pytest.warns(UserWarning, match="empty generator"):
+        clip_grad_norm_(iter_nothing(), 1.0)
+
+
+def iter_nothing():
+    yield from ()
