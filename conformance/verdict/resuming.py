@@ -8,9 +8,8 @@ from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.trace import events as trace
-from conformance.trace.events import Number, Vector
+from conformance.trace.events import KEPT_BY_TORCH, Number, Vector
 from conformance.trace.lives import as_resumed
-from conformance.trace.state.torchs import KEPT_BY_TORCH
 from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.workloads.model import Model

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
 
 from conformance.watch.ledger import Ledger
-from conformance.watch.recording import loading
+from conformance.watch.recording import inputs as recorder
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.records import Entered
@@ -55,7 +55,7 @@ def drawn(tmp_path_factory, monkeypatch):
 
     def read(loader, part=slice(None), epochs=1, seed=0, ranks=2):
         torch.manual_seed(seed)
-        monkeypatch.setattr(loading, "world", lambda: ranks)
+        monkeypatch.setattr(recorder, "world", lambda: ranks)
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         folder = tmp_path_factory.mktemp("records")
@@ -146,6 +146,6 @@ def test_which_of_several_batches_a_rank_uses_is_not_known(drawn):
 
 def test_a_rank_alone_is_not_asked_what_it_draws(drawn, monkeypatch):
     asked = []
-    monkeypatch.setattr(loading, "fingerprint", asked.append)
+    monkeypatch.setattr(recorder, "fingerprint", asked.append)
     assert not any(drawn(DataLoader(Noisy(), BATCH), ranks=1)) and not asked
     assert not any(drawn(DataLoader(Noisy(), BATCH))) and asked

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conformance.trace.state.deepspeed import cuts
-from conformance.trace.state.parts import Part
+from conformance.trace.state.optimizers import Part
 from conformance.watch import records
 from conformance.watch.judging.judge import Judge
 from conformance.watch.ledger import Ledger

@@ -13,7 +13,7 @@ import torch
 
 import conformance
 from conformance.trace.seams.guarding import failures, harmless
-from conformance.watch.recording import elsewhere
+from conformance.watch.recording.weights import have_weights_changed
 from conformance.watch.verdict import verdict
 from conformance.watch.watching import watch
 
@@ -112,7 +112,7 @@ def test_threads_that_train_at_the_same_time_are_undecided():
         both()
 
 
-OBSERVERS = ("leaves", "inputs", "backward", "steps", "clearing", "clipping", "scaling", "schedules", "weights")
+OBSERVERS = ("leaves", "inputs", "backward", "steps", "adjusting", "weights")
 
 
 def train_with(fails, moment):
@@ -203,11 +203,11 @@ def test_a_learning_rate_may_be_a_tensor():
 def test_weights_may_be_moved_between_steps(now, has_changed):
     """Those on another device, or of another format, are not compared."""
     left = SimpleNamespace(left=torch.ones(3))
-    assert elsewhere.have_changed([(left, now)]) == has_changed
-    assert not elsewhere.have_changed([(left, now.double())])
-    assert not elsewhere.have_changed([(left, now.to("meta"))])
+    assert have_weights_changed([(left, now)]) == has_changed
+    assert not have_weights_changed([(left, now.double())])
+    assert not have_weights_changed([(left, now.to("meta"))])
     several = [(SimpleNamespace(left=torch.ones(2).double()), torch.ones(2).double()), (left, now)]
-    assert elsewhere.have_changed(several) == has_changed
+    assert have_weights_changed(several) == has_changed
 
 
 def test_that_a_graph_was_captured_is_said_once(monkeypatch):

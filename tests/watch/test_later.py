@@ -4,7 +4,7 @@ import torch
 
 from conformance.watch import records
 from conformance.watch.lines import decoded, encoded
-from conformance.watch.recording.later import Later, later, settle
+from conformance.watch.recording.output import Later, later, settle
 
 
 def test_what_is_on_the_cpu_is_read_at_once():

@@ -110,8 +110,7 @@ def attempt(
     """Run the function that ``load`` returns, recorded, and ``wait`` for what it leaves running; the exit code if it
     raised."""
     from conformance.adapter.task import Task
-    from conformance.trace.seams.aside import Aside
-    from conformance.trace.seams.ours import ours
+    from conformance.trace.seams.ours import Aside, ours
 
     try:
         # From here on its time is limited: what follows, an import or what else loads it, is the trainer's.

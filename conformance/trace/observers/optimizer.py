@@ -14,17 +14,13 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from conformance.trace.common import note_skip
-from conformance.trace.emit import Recording
+from conformance.trace.emit import Recording, note_skip
 from conformance.trace.seams.guarding import caller, harmless
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state import deepspeed
-from conformance.trace.state.horovod import synchronizes
-from conformance.trace.state.kept import bytes_kept
-from conformance.trace.state.optimizers import held_by
-from conformance.trace.state.parts import Parted
+from conformance.trace.state.optimizers import Parted, bytes_kept, held_by
+from conformance.trace.state.topology import synchronizes
 from conformance.trace.state.watched import Found, Watched
 from conformance.trace.values import Number, own_part
 

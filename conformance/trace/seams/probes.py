@@ -19,10 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from conformance.trace.seams.frames import passed_over
-from conformance.trace.seams.guarding import Function, Original, harmless
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced, replaced_inside, with_subclasses
+from conformance.trace.seams.guarding import Function, Original, harmless, passed_over
+from conformance.trace.seams.patching import Seams, replaced, replaced_inside, when_imported, with_subclasses
 
 CLIPS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
 """The functions that clip, each with what it clips by."""

@@ -12,19 +12,17 @@ import torch
 
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.seams.probes import begins_at, engine_calls
-from conformance.trace.state.loss_scale import carried
+from conformance.trace.state.graphs import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
-from conformance.watch.recording.again import Again
-from conformance.watch.recording.clearing import Moving
+from conformance.watch.recording.adjusting import Moving
 from conformance.watch.recording.coverage import Coverage
-from conformance.watch.recording.cut_off import CutOff
-from conformance.watch.recording.gathered import Gathered
-from conformance.watch.recording.inputs import Inputs
+from conformance.watch.recording.exchanges import Reduced
+from conformance.watch.recording.inputs import Inputs, Loading
 from conformance.watch.recording.leaves import Leaves
-from conformance.watch.recording.loading import Loading
+from conformance.watch.recording.losses import Again, CutOff
+from conformance.watch.recording.partitions import Gathered
 from conformance.watch.recording.recording import Recording
-from conformance.watch.recording.reduced import Reduced
 from conformance.watch.recording.weights import note_weights
 
 

@@ -10,8 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.watch import records
-from conformance.watch.recording import holders
-from conformance.watch.recording.parameters import own
+from conformance.watch.recording.parameters import names_of, own
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 
@@ -151,7 +150,7 @@ class Coverage:
         nameless = [one for key, one in found.items() if key not in self._names and self._known_name(one) is None]
         if nameless:
             # One that no module holds is looked for once.
-            self._names |= {id(one): _by_shape(one) for one in nameless} | holders.names(nameless)
+            self._names |= {id(one): _by_shape(one) for one in nameless} | names_of(nameless)
 
     def _name(self, parameter: torch.nn.Parameter) -> str:
         return self._known_name(parameter) or self._names.get(id(parameter)) or _by_shape(parameter)

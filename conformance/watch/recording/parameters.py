@@ -1,7 +1,8 @@
-"""The parameters that optimizers hold, each with its number."""
+"""The parameters that optimizers hold, each with its number, and the names that modules give them."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from conformance.trace.state.parts import Part
-from conformance.trace.state.stamp import Stamp
+from conformance.trace.state.numbers import Stamp
+from conformance.trace.state.optimizers import Part
 from conformance.watch import records
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 from conformance.watch.sketch import Sketching, Taken
@@ -278,3 +279,40 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
     size = -(-length // ranks)
     pieces = tuple((min(length, rank * size), min(length, (rank + 1) * size)) for rank in range(ranks))
     return pieces, mesh.get_local_rank(cut[0]), dimension
+
+
+_DEEPEST = 64
+
+
+def names_of(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
+    """By the identity of a parameter: the class of the outermost module that holds it, and its name in that.
+
+    Looks at all objects of the process, which takes a while.
+    """
+    wanted = {id(one) for one in parameters}
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    outer: dict[int, tuple[torch.nn.Module, str]] = {}
+    for module in modules:
+        for name, child in vars(module).get("_modules", {}).items():
+            outer[id(child)] = min((module, name), outer.get(id(child), (module, name)), key=_order)
+    found: dict[int, str] = {}
+    for module in modules:
+        for name, one in vars(module).get("_parameters", {}).items():
+            if id(one) in wanted:
+                full = _full(module, name, outer)
+                found[id(one)] = min(full, found.get(id(one), full))
+    return found
+
+
+def _order(place: tuple[torch.nn.Module, str]) -> tuple[str, str]:
+    """What is in several modules is named by the same one on all ranks."""
+    return type(place[0]).__name__, place[1]
+
+
+def _full(module: torch.nn.Module, name: str, outer: dict[int, tuple[torch.nn.Module, str]]) -> str:
+    for _ in range(_DEEPEST):
+        if id(module) not in outer:
+            break
+        module, place = outer[id(module)]
+        name = f"{place}.{name}"
+    return f"{type(module).__name__}.{name}"

@@ -1,4 +1,4 @@
-"""Optimizer steps: the gradients that they use, and the weights before."""
+"""Optimizer steps: the gradients that they use, the weights before, and what searches of L-BFGS evaluate."""
 
 from __future__ import annotations
 
@@ -16,16 +16,43 @@ from torch.utils.hooks import RemovableHandle
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.seams.probes import optimizer_steps
+from conformance.trace.state.numbers import Stamp
 from conformance.trace.state.optimizers import unwrapped
 from conformance.watch import records
-from conformance.watch.recording import elsewhere
-from conformance.watch.recording.buffers import Buffers
-from conformance.watch.recording.groups import note_wrapped
+from conformance.watch.recording.exchanges import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
 from conformance.watch.recording.recording import Recording
-from conformance.watch.recording.searches import Search
+from conformance.watch.recording.weights import Buffers, have_weights_changed, remember_weights
 from conformance.watch.sizes import WHOLE
+
+
+class Search:
+    """What one step of `torch.optim.LBFGS` evaluates."""
+
+    def __init__(self) -> None:
+        self._gradients: list[Stamp | None] = []
+        self._evaluated = 0
+
+    def begin(self, optimizer: Any) -> None:
+        self._gradients, self._evaluated = _gradients(optimizer), _evaluations(optimizer)
+
+    def stale(self, optimizer: Any) -> int:
+        """How many times the closure was called, if no gradient was written meanwhile."""
+        return 0 if _gradients(optimizer) != self._gradients else _evaluations(optimizer) - self._evaluated
+
+
+def _gradients(optimizer: Any) -> list[Stamp | None]:
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return []
+    return [None if one.grad is None else Stamp(one.grad) for one in optimizer._params]
+
+
+def _evaluations(optimizer: Any) -> int:
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return 0
+    return int(optimizer.state[optimizer._params[0]].get("func_evals", 0))
+
 
 THEN_EVERY = 10
 """Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
@@ -105,7 +132,7 @@ class _Steps:
             self._follow_bases(type(optimizer))
             self._backwards = self._recording.backwards
             self._versions = self._recording.versions() if _closure(args, kwargs) else {}
-            self._is_elsewhere = elsewhere.have_changed(self._recording.parameters.held(optimizer))
+            self._is_elsewhere = have_weights_changed(self._recording.parameters.held(optimizer))
             self._search.begin(unwrapped(optimizer))
         if optimizer is not self._running[0] or _closure(args, kwargs):
             return
@@ -180,7 +207,7 @@ class _Steps:
             self._recording.note(record)
             for known, gradient in gradients:
                 known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
-            elsewhere.remember(self._recording.parameters.held(optimizer))
+            remember_weights(self._recording.parameters.held(optimizer))
             number = self._recording.optimizer(optimizer)
             if number not in self._recording.steps:
                 note_wrapped(self._recording, number, optimizer)
