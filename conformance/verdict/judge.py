@@ -20,6 +20,7 @@ from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.trace.hindsight.shards import joined
 from conformance.trace.lives import by_life
+from conformance.verdict.attempts import as_it_ran
 from conformance.verdict.behaviour import observed
 from conformance.verdict.beside_weights import look_beside_weights
 from conformance.verdict.diagnosis import HORIZON, Suspects
@@ -32,15 +33,13 @@ from conformance.verdict.judgement import (
     Judgement,
     not_held,
 )
-from conformance.verdict.lives import as_it_ran
 from conformance.verdict.loss import rounded_loss
 from conformance.verdict.numbers import by_numbers
-from conformance.verdict.observability import unobserved, unplaced
+from conformance.verdict.observability import changed_after_training, unobserved, unplaced
 from conformance.verdict.orders import as_one, as_read, crosses, epoch_ways
 from conformance.verdict.precision_check import rounded
 from conformance.verdict.resuming import other_stop
 from conformance.verdict.setup import Mistake, mistake
-from conformance.verdict.watched_weights import changed_after_training
 
 
 def look_for_mistake(case: Case, judgement: Judgement) -> None:

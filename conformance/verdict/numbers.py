@@ -15,15 +15,14 @@ from conformance.oracle.rounding import odd_part
 from conformance.results.records import PASSED
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
+from conformance.verdict.attempts import evidence
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending, line_of, parameters_without_gradients, what_there_is
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
 from conformance.verdict.guards import guards
-from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, not_held
-from conformance.verdict.lives import evidence
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
 from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
@@ -91,7 +90,7 @@ _BEGAN_HIGHER = (
 
 
 def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapping[str, str]) -> Judgement:
-    ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
+    ranks = evidence(case, outcome, runs)
     ended, context = ending(ranks, outcome), how_resumed(case, outcome.altered)
     if ended is not None:
         lost = other_window(case, ranks) if len(runs) > 1 else None
