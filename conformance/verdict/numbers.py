@@ -134,7 +134,8 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
 
 def _without_oracle(judgement: Judgement) -> list[Claim]:
     """What is wrong whatever the right numbers are: guards that do not hold, or ranks that differ."""
-    wrong: list[Claim] = [(guard.ground, guard.text) for guard in judgement.broken if guard.ground != "exchange"][:1]
+    seen = [guard for guard in judgement.broken if guard.ground != "exchange"]
+    wrong: list[Claim] = [(guard.ground, guard.text) for guard in seen[:1]]
     if judgement.divergence is not None:
         judgement.verdict = "DIVERGED"
         wrong.append(("divergence", f"the ranks hold different weights after window {judgement.divergence.window}"))
