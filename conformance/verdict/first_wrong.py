@@ -38,7 +38,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     a parameter without a gradient on any rank, a gradient that is a multiple of the right one, a step at another
     learning rate, or weights that were right when the optimizer's step was over."""
     found = _first_wrong(case, ranks, difference, right)
-    return None if found is None else replace(found, gives_way=True)
+    return found and replace(found, ground="place" if found.name == PARAMETERS else "explanation")
 
 
 def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:

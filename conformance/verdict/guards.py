@@ -35,6 +35,7 @@ from conformance.verdict.orders import (
     not_once,
     resumed_in_other_order,
 )
+from conformance.verdict.precedence import Ground
 from conformance.verdict.resuming import between_windows, in_first_epoch, lost_place
 from conformance.verdict.scaling import other_scale
 from conformance.verdict.work import gave_nothing, left_over, redundant, unread
@@ -140,7 +141,7 @@ def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         sizes,
         f"the trainer has world size {sizes} instead of {asked}; initialise the process group in every rank",
         # Ranks may meet without torch.distributed's own groups.
-        may_be_unseen=all(reached in (None, size) for reached, size in processes),
+        "exchange" if all(reached in (None, size) for reached, size in processes) else "guard",
     )
 
 
@@ -151,7 +152,7 @@ def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     text = f"{named(silent)} took part in no collective or message that could average gradients while training"
     if others:
         text += f", only in {', '.join(op.strip('_') for op in others)}"
-    return replace(on_every_rank(COLLECTIVES, silent, text), may_be_unseen=True)
+    return replace(on_every_rank(COLLECTIVES, silent, text), ground="exchange")
 
 
 def _contributed(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -186,7 +187,8 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         lost = between_windows(case, ranks)
         text = lost or text
     diagnosis = POSITION if lost else ""
-    return Guard(SHARDS, False, expected, text, text, may_be_setup=not found.always, diagnosis=diagnosis)
+    ground: Ground = "guard" if found.always else "samples"
+    return Guard(SHARDS, False, expected, text, text, ground, diagnosis)
 
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -223,7 +225,7 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         _other_count(counts, len(windows))
         + ("; the ranks must agree" if len(counts) > 1 else "")
         + (f"; {lost}" if lost else ""),
-        may_be_setup=True,
+        "samples",
         diagnosis=POSITION if until_stop == {case.resumed_at} else diagnosis,
     )
 
@@ -275,7 +277,7 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         "nowhere else",
         "nowhere else" if not changed else "; ".join(changed),
         f"the weights are not those that the optimizer's steps have left: {'; '.join(changed)}",
-        gives_way=not skipped,
+        "guard" if skipped else "explanation",
         diagnosis="weights changed beside the steps",
     )
 

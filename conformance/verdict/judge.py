@@ -20,6 +20,7 @@ from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.trace.hindsight.shards import joined
 from conformance.trace.lives import by_life
+from conformance.verdict.attempts import as_it_ran
 from conformance.verdict.behaviour import observed
 from conformance.verdict.beside_weights import look_beside_weights
 from conformance.verdict.diagnosis import HORIZON, Suspects
@@ -32,20 +33,19 @@ from conformance.verdict.judgement import (
     Judgement,
     not_held,
 )
-from conformance.verdict.lives import as_it_ran
 from conformance.verdict.loss import rounded_loss
 from conformance.verdict.numbers import by_numbers
-from conformance.verdict.observability import unobserved, unplaced
+from conformance.verdict.observability import changed_after_training, unobserved, unplaced
 from conformance.verdict.orders import as_one, as_read, crosses, epoch_ways
+from conformance.verdict.precedence import Ground, overrules
 from conformance.verdict.precision_check import rounded
 from conformance.verdict.resuming import other_stop
 from conformance.verdict.setup import Mistake, mistake
-from conformance.verdict.watched_weights import changed_after_training
 
 
 def look_for_mistake(case: Case, judgement: Judgement) -> None:
     """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
-    broken = [guard for guard in judgement.guards if not (guard.holds or guard.gives_way)]
+    broken = judgement.broken
     if not judgement.has_ended_early and (stopped := other_stop(case, judgement.ranks)) is not None:
         judgement.mistake = Mistake("stop", stopped)
         judgement.overrule("SETUP", stopped)
@@ -64,16 +64,16 @@ def look_for_mistake(case: Case, judgement: Judgement) -> None:
         # What changes them later may have changed them at the start as well.
         return
     of_rows = found is not None and found.kind == "rows" and judgement.difference is not None
-    if found is not None and (not broken or (of_rows and broken[0].may_be_setup)):
+    ground: Ground = "other rows" if of_rows else "adapter"
+    if found is not None and (not broken or overrules(ground, broken[0].ground)):
         judgement.mistake = found
         judgement.overrule("SETUP", found.text)
         return
-    # What is a known bug is not the loss.
-    if judgement.suspects.explained_by or broken:
-        return
-    if (rounded := next(filter(None, map(rounded_loss, judgement.runs[0].ranks)), None)) is not None:
-        judgement.guards += (not_held(LOSS, "right to the last bit", rounded),)
-        judgement.overrule("FAIL (numerics)", rounded)
+    if judgement.allows("loss"):
+        for text in filter(None, map(rounded_loss, judgement.runs[0].ranks)):
+            judgement.guards += (not_held(LOSS, "right to the last bit", text),)
+            judgement.overrule("FAIL (numerics)", text)
+            return
 
 
 def _is_reported(judgement: Judgement) -> bool:
@@ -140,7 +140,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     if judgement.verdict not in PASSED:
         # Right numbers show that windows and weights are those of the steps.
         unseen = unseen or unplaced(case, judgement.ranks)
-        if judgement.divergence is None and all(guard.holds or guard.gives_way for guard in judgement.guards):
+        if judgement.divergence is None and not judgement.broken:
             unseen = unseen or changed_after_training(judgement.ranks, judgement.trajectory)
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.

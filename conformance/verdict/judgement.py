@@ -14,6 +14,7 @@ from conformance.results.records import Behaviour, Verdict
 from conformance.verdict.comparison import Difference, Divergence
 from conformance.verdict.diagnosis import Suspects
 from conformance.verdict.evidence import RankEvidence, named
+from conformance.verdict.precedence import Ground, overrules
 from conformance.verdict.setup import Mistake
 from conformance.workloads.behaviour import Way
 
@@ -39,10 +40,8 @@ OWN_ORDERS = "the ranks go through an epoch in different orders"
 
 @dataclass(frozen=True)
 class Guard:
-    """``text`` is the headline if the guard does not hold. ``may_be_unseen``: what it asks for may leave no trace, so
-    that right numbers can make up for it. ``gives_way``: it says nothing against right numbers. ``may_be_setup``: wrong
-    numbers may come of the rows that the adapter reads. ``diagnosis``: which mistake breaks it, where its name leaves
-    that open.
+    """``text`` is the headline if the guard does not hold. ``ground``: what that is against what else is wrong.
+    ``diagnosis``: which mistake breaks it, where its name leaves that open.
     """
 
     name: str
@@ -50,10 +49,13 @@ class Guard:
     expected: str
     observed: str
     text: str
-    may_be_unseen: bool = False
-    gives_way: bool = False
-    may_be_setup: bool = False
+    ground: Ground = "guard"
     diagnosis: str = ""
+
+    @property
+    def explains(self) -> bool:
+        """Whether it says nothing against right numbers, but explains wrong ones."""
+        return overrules("right numbers", self.ground) and self.ground != "exchange"
 
 
 def on_every_rank(name: str, without: Sequence[int], text: str) -> Guard:
@@ -96,6 +98,18 @@ class Judgement:
     def findings(self) -> tuple[Finding, ...]:
         """The broken laws, MUSTs first."""
         return findings(self.laws)
+
+    @property
+    def broken(self) -> list[Guard]:
+        """The guards that do not hold, without those that only explain wrong numbers."""
+        return [guard for guard in self.guards if not guard.holds and not guard.explains]
+
+    def allows(self, ground: Ground) -> bool:
+        """Whether nothing that was found overrules it."""
+        found: set[Ground] = {guard.ground for guard in self.guards if not guard.holds}
+        found |= {"known bug"} if self.suspects.explained_by else set()
+        found |= {"law"} if self.findings else set()
+        return not any(overrules(one, ground) for one in found)
 
     @property
     def has_ended_early(self) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
+from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
 from conformance.trace import events as trace
 from conformance.trace.events import Collective, Finished, Start
 from conformance.verdict.answers import row_numbers
-from conformance.verdict.comparison import same
+from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import RankEvidence, named, values
 from conformance.verdict.reported import is_at_start, never_written, unreported
 from conformance.verdict.resuming import resumed_unseen
@@ -201,3 +203,26 @@ def _are_placed(case: Case, rank: RankEvidence) -> bool:
         len(seen) == planned.get(at) if None in seen else batches.get(at, set()).issuperset(seen)
         for at, seen in rows.items()
     )
+
+
+def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | None) -> str | None:
+    """Why the weights that training ends with say nothing of its steps, where these are right; None if they do."""
+    if right is None or not all(rank.attempts and rank.final_weights for rank in ranks):
+        return None
+    stepped = [_as_stepped(rank) for rank in ranks]
+    if stepped == list(ranks) or not matches(stepped, right.steps):
+        return None
+    return (
+        "all steps are right, but after the last one the weights become others, and it is not known what for; return "
+        "from the function under `@trainer` before averaged or earlier weights are loaded, adapters are merged, or the "
+        "model is cast to another type, and after what the last step made of masters is copied to the model"
+    )
+
+
+def _as_stepped(rank: RankEvidence) -> RankEvidence:
+    """With what the optimizer's last step made of the weights, whatever training ends with."""
+    *earlier, last = rank.attempts
+    for step in rank.events.of(trace.Attempt)[-1:]:
+        if step.window == last.seen_in and step.weights is not None:
+            return replace(rank, attempts=(*earlier, replace(last, weights=values(step.weights))))
+    return rank

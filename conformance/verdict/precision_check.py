@@ -17,7 +17,7 @@ from conformance.trace.events import Forward
 from conformance.verdict.answers import accepted_by, fit, without_gradients
 from conformance.verdict.comparison import matches
 from conformance.verdict.evidence import RankEvidence, exactly
-from conformance.verdict.judgement import PARAMETERS, Judgement
+from conformance.verdict.judgement import Judgement
 from conformance.verdict.scaling import is_seen, shows_uneven_scale
 from conformance.workloads.precision import Precision
 from conformance.workloads.problem import Problem
@@ -92,11 +92,7 @@ _UNASKED_SCALE = (
 def rounded(case: Case, judgement: Judgement) -> str | None:
     """Why wrong numbers may be rounded ones; None if something speaks against it."""
     difference = judgement.difference
-    if difference is None or judgement.divergence:
-        return None
-    # Which parameters are wrong is no reason why.
-    speaks_against = any(not guard.holds and guard.name != PARAMETERS for guard in judgement.guards)
-    if judgement.findings or judgement.suspects.explained_by or speaks_against:
+    if difference is None or judgement.divergence or not judgement.allows("rounding"):
         return None
     precision = case.problem.precision
     if shows_uneven_scale(judgement.runs[0].ranks[0], case.problem) and _fits_uneven_scale(

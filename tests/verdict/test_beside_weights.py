@@ -1,4 +1,4 @@
-"""What becomes of a model's buffers: who owns them, and what is lost or counted too often."""
+"""What becomes of buffers, random numbers and running averages where the weights are right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.cases.case import Case
-from conformance.verdict.beside_weights import Fate, counted_buffers
+from conformance.verdict.beside_weights import Fate, counted_buffers, resumed_averages, resumed_draws
 from conformance.workloads.model import Counting
 
 CASE = Case("ddp", 2, 1, "fp32", "buffers")
@@ -165,3 +165,83 @@ def test_models_that_train_in_turn_are_not_judged():
 def test_forwards_that_nobody_sees_are_not_judged():
     found = counted_buffers(CASE, [SimpleNamespace(ranks=[Rank([])] * 2)])
     assert (found.unknown or "").startswith("no forward of the model with buffers is seen in rank 0")
+
+
+def drawing(*ranks):
+    """Two lives of ranks, each given as the states in which the draws of each life begin; a state leads to the next."""
+    lives = zip(*ranks, strict=True)
+    return [SimpleNamespace(ranks=[_drawing_rank(begins) for begins in life]) for life in lives]
+
+
+def _drawing_rank(begins):
+    draws = [SimpleNamespace(before=before, after=before + 1) for before in begins]
+    return SimpleNamespace(of=lambda kind: draws)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wrong"),
+    [
+        ([([0, 1], [2, 3])], None),
+        # A backward that computes forwards again, from the last to the first.
+        ([([0, 1, 1, 0], [2])], None),
+        ([([0, 1], [0])], "rank 0 draws the random numbers of its forward 1 again"),
+        ([([0, 1], [1])], "rank 0 draws the random numbers of its forward 2 again"),
+        ([([0, 1], [2]), ([10, 11], [2])], "rank 1 goes on with the random numbers of rank 0"),
+        ([([0, 1], [2]), ([0, 1], [2])], None),
+    ],
+)
+def test_what_is_drawn_next(ranks, wrong):
+    found = resumed_draws(drawing(*ranks))
+    assert found.unknown is None
+    assert (found.wrong or "").startswith(wrong or "")
+    assert (found.wrong is None) == (wrong is None)
+
+
+@pytest.mark.parametrize("resumed", [[7], []])
+def test_what_cannot_be_told(resumed):
+    """A trainer may draw numbers itself before its model does, and its forwards may not be seen."""
+    found = resumed_draws(drawing(([0, 1], resumed)))
+    assert found.wrong is None
+    assert found.unknown is not None
+
+
+def averaging(*ranks):
+    """Two lives of ranks. Each is given by its updates: the number of the average, how many came before, its value
+    before and after it."""
+    return [SimpleNamespace(ranks=[_rank(updates) for updates in life]) for life in zip(*ranks, strict=True)]
+
+
+def _rank(updates):
+    names = ("average", "updates", "before", "after")
+    found = [SimpleNamespace(**dict(zip(names, update, strict=True))) for update in updates]
+    return SimpleNamespace(of=lambda kind: found)
+
+
+BEFORE = [(0, 0, 0, 1), (0, 1, 1, 2)]
+RIGHT = [(0, 2, 2, 3)]
+ANEW = [(0, 0, 2, 3)]
+
+
+@pytest.mark.parametrize("after", [RIGHT, [], [(0, 2, 2, 3), (1, 0, 0, 3)]])
+@pytest.mark.parametrize("at_epoch", [False, True])
+def test_averages_that_go_on_or_that_a_trainer_may_mean(after, at_epoch):
+    assert resumed_averages(averaging((BEFORE, after)), at_epoch=at_epoch).wrong is None
+
+
+def test_an_average_that_begins_anew():
+    found = resumed_averages(averaging((BEFORE, RIGHT), (BEFORE, ANEW)), at_epoch=False)
+    assert found.wrong.startswith("rank 1 begins its average of the weights anew after the resume, where it had 2 up")
+
+
+@pytest.mark.parametrize("after", [(0, 2, 5, 6), (0, 1, 2, 3)])
+def test_an_average_of_other_values_or_of_another_number_of_updates(after):
+    found = resumed_averages(averaging((BEFORE, [after])), at_epoch=False)
+    assert found.wrong.startswith("rank 0 goes on with another average of the weights after the resume")
+
+
+def test_a_trainer_that_begins_averages_anew_before_the_stop_may_do_so_after_it():
+    again = [*BEFORE, (0, 0, 2, 7)]
+    several = [*BEFORE, (1, 0, 0, 7)]
+    assert resumed_averages(averaging((again, ANEW)), at_epoch=False).wrong is None
+    assert resumed_averages(averaging((several, [*ANEW, (1, 0, 0, 7)])), at_epoch=False).wrong is None
+    assert resumed_averages(averaging((BEFORE, ANEW)), at_epoch=True).wrong is None
