@@ -15,20 +15,20 @@ _OF_SHAPES = re.compile(
 _OF_BATCHES = re.compile(r"batch|data|loader|next\(", re.I)
 
 
-def what_there_is(workload: Workload, headline: str, line: str) -> str:
-    """Of what is not as the trainer expected, in words that follow the headline. ``line``: the text of that in which it
-    crashed."""
-    if parts := _parts_of_batches(workload, headline):
+def what_there_is(workload: Workload, message: str, line: str) -> str:
+    """Of what is not as the trainer expected, in words that follow its ``message``. ``line``: the text of that in which
+    it crashed."""
+    if parts := _parts_of_batches(workload, message):
         # A line that unpacks a batch is not about parameters.
-        return parts if _OF_BATCHES.search(line) else parts + _parameters_of(workload.model, headline)
-    if "to unpack (expected 1" in headline and _OF_BATCHES.search(line):
+        return parts if _OF_BATCHES.search(line) else parts + _parameters_of(workload.model, message)
+    if "to unpack (expected 1" in message and _OF_BATCHES.search(line):
         return _unpacked(workload)
-    if _OF_SHAPES.search(headline):
+    if _OF_SHAPES.search(message):
         return (
             f"; in this case the model takes inputs of (m, {workload.model.features}) alone, and predictions and "
             "targets are (m, 1)"
         )
-    return _parameters_of(workload.model, headline)
+    return _parameters_of(workload.model, message)
 
 
 def parameters_without_gradients(model: Model) -> Iterator[str]:
@@ -41,12 +41,12 @@ def parameters_without_gradients(model: Model) -> Iterator[str]:
         yield f"in this case some samples do not use {enumerated(unused)}, so that `.grad` may be None"
 
 
-def _parameters_of(model: Model, headline: str) -> str:
+def _parameters_of(model: Model, message: str) -> str:
     """How many parameters there are, if a trainer crashed on what may be another number of them than it expected."""
     names = [tensor.name for tensor in model.tensors]
     count = len(names)
     otherwise = rf"too many values to unpack (?!\(expected {count}\b)|not enough values to unpack .*got {count}\)"
-    if not re.search(otherwise, headline):
+    if not re.search(otherwise, message):
         return ""
     others = "" if model.name == Linear.name else ", or declare the `models` that the trainer can take"
     return (
@@ -55,11 +55,11 @@ def _parameters_of(model: Model, headline: str) -> str:
     )
 
 
-def _parts_of_batches(workload: Workload, headline: str) -> str:
+def _parts_of_batches(workload: Workload, message: str) -> str:
     """How many there are, if a trainer may have crashed on the weights."""
     if workload.loss == "weighted":
-        return _unpacked(workload) if "too many values to unpack (expected 2" in headline else ""
-    return _unpacked(workload) if re.search(r"not enough values to unpack \(expected [3-9], got 2\)", headline) else ""
+        return _unpacked(workload) if "too many values to unpack (expected 2" in message else ""
+    return _unpacked(workload) if re.search(r"not enough values to unpack \(expected [3-9], got 2\)", message) else ""
 
 
 def _unpacked(workload: Workload) -> str:

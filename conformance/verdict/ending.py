@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+from conformance.results.records import Reason
 from conformance.runner.outcome import Outcome
 from conformance.trace import events as trace
 from conformance.verdict.evidence import RankEvidence, named
@@ -22,8 +23,8 @@ _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parent
 
 def ending(
     ranks: Sequence[RankEvidence], outcome: Outcome
-) -> tuple[Literal["HANG", "CRASH", "UNSUPPORTED"], str] | None:
-    """The verdict and its headline; None if every rank delivered."""
+) -> tuple[Literal["HANG", "CRASH", "UNSUPPORTED"], str, Reason] | None:
+    """The verdict, its headline and the reason; None if every rank delivered."""
     missing = [rank for rank in ranks if not rank.outcome.finished]
     if not missing:
         return None
@@ -31,17 +32,19 @@ def ending(
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
         if not first.raised.declined:
-            return "CRASH", _what(first.raised)
+            return "CRASH", _what(first.raised), _reason(first.raised)
         if _has_trained(ranks):
-            return "CRASH", f"{_what(first.raised)}; {_TOO_LATE}"
-        return "UNSUPPORTED", _message(first.raised) or "the trainer declines this case"
+            return "CRASH", f"{_what(first.raised)}; {_TOO_LATE}", _reason(first.raised)
+        return "UNSUPPORTED", _message(first.raised) or "the trainer declines this case", Reason("declined")
     if outcome.timed_out:
         places = groupby(missing, lambda rank: (rank.outcome.exit, _stopped(rank.outcome.stack or "")))
-        return "HANG", "; ".join(
+        said = "; ".join(
             f"{named([rank.outcome.rank for rank in alike])} did not finish: {how}{where}"
             for (how, where), alike in places
         )
-    return "CRASH", _ended(first)
+        stopped = {_stopped(rank.outcome.stack or "") for rank in missing}
+        return "HANG", said, Reason(" and ".join(["hung", *sorted(stopped)]))
+    return "CRASH", _ended(first), Reason(f"{first.outcome.exit}{_at(_innermost(first.outcome.output))}")
 
 
 def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
@@ -74,13 +77,25 @@ def _what(raised: trace.Raised) -> str:
     return f"rank {raised.rank} raised {what}" + (f" ({where})" if where else "")
 
 
-def line_of(ranks: Sequence[RankEvidence]) -> str:
-    """The text of the trainer's line in which the first rank raised that was not cut off by another one."""
+def _reason(raised: trace.Raised) -> Reason:
+    """The type of what was raised, and the trainer's line."""
+    where, text = _last(_frames(raised.traceback)), _text(raised.traceback)
+    return Reason(f"raised {raised.type}", where, (text,) if where and text else ())
+
+
+def raised_by(ranks: Sequence[RankEvidence]) -> tuple[str, str]:
+    """What the first rank raised that was not cut off by another one, and the text of the trainer's line."""
     raised = [rank for rank in ranks if rank.raised is not None]
     first = next((rank for rank in raised if rank.outcome.after is None), next(iter(raised), None))
-    text = first.raised.traceback if first is not None and first.raised is not None else ""
-    ends = [frame.end() for frame in _FRAME.finditer(text) if _is_trainers(frame)]
-    return text[ends[-1] :].split("\n", 2)[1] if ends and "\n" in text[ends[-1] :] else ""
+    if first is None or first.raised is None:
+        return "", ""
+    return _message(first.raised), _text(first.raised.traceback)
+
+
+def _text(traceback: str) -> str:
+    """The text of the trainer's line in which it raised, which Python has put into the traceback."""
+    ends = [frame.end() for frame in _FRAME.finditer(traceback) if _is_trainers(frame)]
+    return traceback[ends[-1] :].split("\n", 2)[1].strip() if ends and "\n" in traceback[ends[-1] :] else ""
 
 
 def _ended(rank: RankEvidence) -> str:

@@ -32,7 +32,7 @@ class Guard:
     """``text`` is the headline if the guard does not hold. ``may_be_unseen``: what it asks for may leave no trace, so
     that right numbers can make up for it. ``gives_way``: it says nothing against right numbers. ``may_be_setup``: wrong
     numbers may come of the rows that the adapter reads. ``diagnosis``: which mistake breaks it, where its name leaves
-    that open.
+    that open. ``where``: the line that breaks it, if one is known.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Guard:
     gives_way: bool = False
     may_be_setup: bool = False
     diagnosis: str = ""
+    where: str | None = None
 
 
 def on_every_rank(name: str, without: Sequence[int], text: str) -> Guard:
@@ -52,10 +53,12 @@ def on_every_rank(name: str, without: Sequence[int], text: str) -> Guard:
     return Guard(name, not without, everywhere, f"not on {named(without)}" if without else everywhere, text)
 
 
-def not_held(name: str, expected: str, text: str, observed: str = "", diagnosis: str = "") -> Guard:
+def not_held(
+    name: str, expected: str, text: str, observed: str = "", diagnosis: str = "", where: str | None = None
+) -> Guard:
     """A guard that does not hold. ``observed``: the text, if nothing shorter says it."""
-    return Guard(name, False, expected, observed or text, text, diagnosis=diagnosis)
+    return Guard(name, False, expected, observed or text, text, diagnosis=diagnosis, where=where)
 
 
-def adds_to(left: str) -> Guard:
-    return not_held("gradients of no window", "none", left)
+def adds_to(left: str, where: str | None) -> Guard:
+    return not_held("gradients of no window", "none", left, where=where)

@@ -10,7 +10,7 @@ from conformance.laws.run import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.power import Power
 from conformance.oracle.recurrence import Trajectory
-from conformance.results.records import Behaviour, Verdict
+from conformance.results.records import Behaviour, Reason, Verdict
 from conformance.verdict.comparison import Difference, Divergence
 from conformance.verdict.diagnosis import Suspects
 from conformance.verdict.evidence import RankEvidence
@@ -25,6 +25,7 @@ class Judgement:
 
     verdict: Verdict
     headline: str
+    reason: Reason | None = None
     ranks: tuple[RankEvidence, ...] = ()
     runs: tuple[Run, ...] = ()
     laws: tuple[Verified, ...] = ()
@@ -65,7 +66,7 @@ class Judgement:
             if rank.denied
         ][:1]
 
-    def overrule(self, verdict: Verdict, headline: str) -> None:
+    def overrule(self, verdict: Verdict, headline: str, reason: Reason | None = None) -> None:
         """Replace the verdict and its headline, which becomes the first note."""
         self.notes.insert(0, self.headline)
-        self.verdict, self.headline = verdict, headline
+        self.verdict, self.headline, self.reason = verdict, headline, reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.cases.case import Case
-from conformance.results.records import PASSED
+from conformance.results.records import PASSED, Reason
 from conformance.verdict.guard import LOSS, WEIGHTS, not_held
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.loss import rounded_loss
@@ -34,14 +34,15 @@ def look_for_mistake(case: Case, judgement: Judgement) -> None:
     of_rows = found is not None and found.kind == "rows" and judgement.difference is not None
     if found is not None and (not broken or (of_rows and broken[0].may_be_setup)):
         judgement.mistake = found
-        judgement.overrule("SETUP", found.text)
+        judgement.overrule("SETUP", found.text, Reason(where=found.where))
         return
     # What is a known bug is not the loss.
     if judgement.suspects.explained_by or broken:
         return
     if (rounded := next(filter(None, map(rounded_loss, judgement.runs[0].ranks)), None)) is not None:
-        judgement.guards += (not_held(LOSS, "right to the last bit", rounded),)
-        judgement.overrule("FAIL (numerics)", rounded)
+        text, where = rounded
+        judgement.guards += (not_held(LOSS, "right to the last bit", text, where=where),)
+        judgement.overrule("FAIL (numerics)", text, Reason(where=where))
 
 
 def _is_reported(judgement: Judgement) -> bool:

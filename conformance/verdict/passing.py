@@ -6,6 +6,7 @@ from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.power import PROBE, bounded, power
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
+from conformance.results.records import Reason
 from conformance.verdict.comparison import first_difference
 from conformance.verdict.diagnosis import HORIZON, acquitted
 from conformance.verdict.judgement import Judgement
@@ -18,6 +19,7 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
+        judgement.reason = Reason("no step")
         judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
         return
     by_weights = judgement.by_weights
@@ -34,6 +36,7 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     elif judgement.power is not None and not judgement.power.sufficient:
         passes = judgement.power.fault.text
     if passes is not None:
+        judgement.reason = Reason("too little power")
         judgement.headline = _too_little_power(reading, right, by_weights)
         judgement.notes.insert(0, f"a trainer that {passes} could pass")
         return
