@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from conformance.adapter.loading import place_of
+from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
 from conformance.results.records import CaseRecord, Moment, Reason
 
@@ -122,8 +123,9 @@ def cards(results: Results) -> list[CaseCard]:
     return _linked([_card(_joined(alike)) for alike in _shared(failures(results))])
 
 
-def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> CaseCard:
-    """That of a case that failed, by itself. ``bugs``: the texts of known ones by name."""
+def card_of(case: CaseRecord) -> CaseCard:
+    """That of a case that failed, by itself."""
+    bugs = {fault.name: fault.text for fault in CATALOGUE}
     first, *_ = _linked([_card(failure) for failure in failures_of([case], bugs)])
     return first
 
