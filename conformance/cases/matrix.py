@@ -17,13 +17,11 @@ from conformance.adapter.declaration import Declaration
 from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case, Device
 from conformance.cases.covering import Values, covering
 from conformance.cases.rules import BACKEND_LAYOUTS, BACKEND_PRECISIONS, BACKEND_RULES, Rule
-from conformance.workloads.any_order import OWN_ORDER
-from conformance.workloads.many_tensors import OF_KINDS
+from conformance.workloads.data_sets import OWN_ORDER
+from conformance.workloads.designs import OF_KINDS, UNEVEN_BATCHES
 from conformance.workloads.model import Counting, WithDropout
-from conformance.workloads.own_scale import can_have_own_scale
 from conformance.workloads.precision import PRECISIONS
-from conformance.workloads.registry import STANDARD, asking
-from conformance.workloads.short_ends import UNEVEN_BATCHES
+from conformance.workloads.registry import STANDARD, asking, can_have_own_scale
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,9 @@ def _cases(options: argparse.Namespace, console: Console) -> int:
 
 
 def _workloads(options: argparse.Namespace, console: Console) -> int:
-    from conformance.workloads.registry import STANDARD, summary
+    from conformance.workloads.registry import STANDARD, asking
 
-    console.print(_table((name, summary(name)) for name in STANDARD))
+    console.print(_table((name, asking(name).summary) for name in STANDARD))
     return CONFORMING
 
 
@@ -110,10 +110,8 @@ class Laws:
     @staticmethod
     def main(options: argparse.Namespace, command: str, console: Console) -> int:
         from conformance.laws.explain import listing
-        from conformance.watch.listing import listing as of_watch
 
         console.print(listing())
-        console.print(of_watch())
         return CONFORMING
 
 
@@ -132,10 +130,9 @@ class Explain:
     @staticmethod
     def main(options: argparse.Namespace, command: str, console: Console) -> int:
         from conformance.laws.explain import UnknownLaw, explained
-        from conformance.watch.listing import explained as of_watch
 
         try:
-            console.print(of_watch(options.law) or explained(options.law))
+            console.print(explained(options.law))
         except UnknownLaw as error:
             return say(str(error), USAGE)
         return CONFORMING

@@ -12,8 +12,7 @@ import pytest
 
 from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.runner.front.client import RunnerError
-from conformance.runner.front.zygote_client import shared
-from conformance.runner.front.zygote_process import ZygoteProcess
+from conformance.runner.front.zygote_client import ZygoteProcess, shared
 from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_defaults, add_options, received
 from conformance.suite.servers import Servers

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from conformance.cases.matrix import possible
 from conformance.results.records import CaseRecord, Reason
-from conformance.runner.front.client import RunnerError
-from conformance.runner.front.lives import run_case
+from conformance.runner.front.client import RunnerError, run_case
 from conformance.suite.items import Item
 from conformance.suite.servers import Servers
 from conformance.trace import file

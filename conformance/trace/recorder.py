@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from conformance.adapter.unsupported import Unsupported
+from conformance.adapter.declaration import Unsupported
 from conformance.trace import observers
 from conformance.trace.emit import Recording
 from conformance.trace.seams.aside import Aside

@@ -13,7 +13,7 @@ from conformance.trace.events import Collective, Start, StateInit
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, exactly, values
-from conformance.verdict.guard import (
+from conformance.verdict.judgement import (
     LEFT_OUT,
     MULTIPLE,
     OTHER_ORDER,
@@ -27,11 +27,10 @@ from conformance.verdict.guard import (
     adds_to,
     not_held,
 )
-from conformance.verdict.left_over import left_over
+from conformance.verdict.observability import kept_over_step, split_apart
 from conformance.verdict.orders import in_first_order, resumed_in_other_order
 from conformance.verdict.resuming import between_windows, left_behind, other_gradients, other_state, other_weights
-from conformance.verdict.shards import kept_over_step, split_apart
-from conformance.verdict.work import unread
+from conformance.verdict.work import left_over, unread
 
 
 def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:

@@ -9,10 +9,10 @@ from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
 from conformance.results.records import Vector
-from conformance.trace.events import Finished, Step
+from conformance.trace.events import Attempt, BackwardEnd, Finished, Step
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
-from conformance.verdict.guard import (
+from conformance.verdict.judgement import (
     COLLECTIVES,
     LEFT_OUT,
     OTHER_ORDER,
@@ -27,14 +27,35 @@ from conformance.verdict.guard import (
     not_held,
     on_every_rank,
 )
-from conformance.verdict.idle_steps import idle_after
-from conformance.verdict.left_over import left_over
-from conformance.verdict.orders import in_orders_of_their_own, resumed_in_other_order
-from conformance.verdict.own_order import each_rank_reads_all, lost_at_stop, not_once
-from conformance.verdict.resuming import between_windows, in_first_epoch, lost_place, other_scale
-from conformance.verdict.shards import copies_apart, without_gradients
-from conformance.verdict.work import gave_nothing, redundant, unread
+from conformance.verdict.observability import copies_apart, without_gradients
+from conformance.verdict.orders import (
+    each_rank_reads_all,
+    in_orders_of_their_own,
+    lost_at_stop,
+    not_once,
+    resumed_in_other_order,
+)
+from conformance.verdict.resuming import between_windows, in_first_epoch, lost_place
+from conformance.verdict.scaling import other_scale
+from conformance.verdict.work import gave_nothing, left_over, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
+
+
+def idle_after(rank: RankEvidence) -> int | None:
+    """The window of the last step that found gradients, if each later one found none after a backward; None if there is
+    no later one, or no step found any."""
+    window, goes_backward, is_idle = None, False, False
+    for event in rank.events.events:
+        if isinstance(event, BackwardEnd):
+            goes_backward = True
+        elif isinstance(event, Attempt):
+            if event.gradients and all(one is None for one in event.gradients):
+                is_idle |= goes_backward
+            else:
+                window, is_idle = event.window, False
+            goes_backward = False
+    return window if is_idle else None
+
 
 _MOST_NAMED = 3
 

@@ -11,7 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case
+from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.laws.checking import Finding, check_all, without_harmless
 from conformance.laws.run import Run, no_cyclic_collection
 from conformance.oracle.power import shows_least_harm
@@ -20,24 +20,75 @@ from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.trace.hindsight.shards import joined
 from conformance.trace.lives import by_life
-from conformance.verdict import own_order
-from conformance.verdict.as_one import as_one, crosses
-from conformance.verdict.averages import resumed_averages
 from conformance.verdict.behaviour import observed
-from conformance.verdict.buffers import Fate, fate
+from conformance.verdict.beside_weights import look_beside_weights
 from conformance.verdict.diagnosis import HORIZON, Suspects
-from conformance.verdict.draws import resumed_draws
 from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.guard import AVERAGES, BUFFERS, DRAWS, RESTORED, SAMPLES, SHARDS, not_held
-from conformance.verdict.judgement import Judgement
+from conformance.verdict.judgement import (
+    LOSS,
+    SAMPLES,
+    SHARDS,
+    WEIGHTS,
+    Judgement,
+    not_held,
+)
 from conformance.verdict.lives import as_it_ran
-from conformance.verdict.mistakes import look_for_mistake
+from conformance.verdict.loss import rounded_loss
 from conformance.verdict.numbers import by_numbers
 from conformance.verdict.observability import unobserved, unplaced
-from conformance.verdict.resuming import other_bits
-from conformance.verdict.rounding import rounded
+from conformance.verdict.orders import as_one, as_read, crosses, epoch_ways
+from conformance.verdict.precision_check import rounded
+from conformance.verdict.resuming import other_stop
+from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training
-from conformance.workloads.model import Counting, WithDropout
+
+
+def look_for_mistake(case: Case, judgement: Judgement) -> None:
+    """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
+    broken = [guard for guard in judgement.guards if not (guard.holds or guard.gives_way)]
+    if not judgement.has_ended_early and (stopped := other_stop(case, judgement.ranks)) is not None:
+        judgement.mistake = Mistake("stop", stopped)
+        judgement.overrule("SETUP", stopped)
+        return
+    is_seen_right = judgement.verdict in PASSED or (not broken and _is_reported(judgement))
+    if is_seen_right and (denied := judgement.denied):
+        judgement.mistake = Mistake("report", denied[0])
+        judgement.overrule("SETUP", denied[0])
+        return
+    if judgement.verdict != "FAIL (numerics)":
+        return
+    if judgement.difference is None and not broken:
+        return
+    found = mistake(judgement.runs, judgement.suspects.explained_by)
+    if found is not None and found.kind == "start" and any(g.name == WEIGHTS and not g.holds for g in judgement.guards):
+        # What changes them later may have changed them at the start as well.
+        return
+    of_rows = found is not None and found.kind == "rows" and judgement.difference is not None
+    if found is not None and (not broken or (of_rows and broken[0].may_be_setup)):
+        judgement.mistake = found
+        judgement.overrule("SETUP", found.text, Reason(where=found.where))
+        return
+    # What is a known bug is not the loss.
+    if judgement.suspects.explained_by or broken:
+        return
+    if (rounded := next(filter(None, map(rounded_loss, judgement.runs[0].ranks)), None)) is not None:
+        text, where = rounded
+        judgement.guards += (not_held(LOSS, "right to the last bit", text, where=where),)
+        judgement.overrule("FAIL (numerics)", text, Reason(where=where))
+
+
+def _is_reported(judgement: Judgement) -> bool:
+    """Whether what is wrong first is not seen, but reported."""
+    first, ranks = judgement.divergence, judgement.ranks
+    if first is not None:
+        return any(first.window in rank.reported for rank in ranks)
+    difference = judgement.difference
+    if difference is None:
+        return any(not one.stepped and one.window in rank.reported for rank in ranks for one in rank.attempts)
+    if difference.quantity != "weights":
+        return False
+    return ranks[difference.rank].steps[difference.step].window in ranks[difference.rank].reported
+
 
 #: Verdicts that a broken law overrules. The others are failures already, and worse ones.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
@@ -58,7 +109,7 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
             judgement.notes.append(_FIRST_OF_TWO)
             return judgement
     try:
-        case, outcome = own_order.as_read(case, outcome)
+        case, outcome = as_read(case, outcome)
         found = _judged(case, outcome, declares)
         # A law is broken by right numbers alone.
         if found.verdict in (*PASSED, "FAIL (law)") or (other := as_one(case)) is None:
@@ -110,7 +161,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     judgement.laws = check_all(runs)
     has_right_numbers = judgement.verdict in PASSED
     if has_right_numbers:
-        _look_beside_weights(case, judgement)
+        look_beside_weights(case, judgement)
     if has_right_numbers or (judgement.mistake is not None and judgement.mistake.kind == "report"):
         _give_way_to_numbers(judgement)
     # Those that give way to right numbers prove nothing without wrong ones.
@@ -120,7 +171,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     if has_right_numbers:
         # Other numbers do not show how the trainer reads what is open.
         if case.problem.workload.own_order:
-            judgement.ways = (*judgement.ways, *own_order.ways(case))
+            judgement.ways = (*judgement.ways, *epoch_ways(case))
         elif not case.problem.in_order:
             judgement.ways = (*judgement.ways, "epoch_end=crossed")
         judgement.behaviour, against = observed(judgement.ways, runs[-1], declares)
@@ -140,29 +191,6 @@ def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, str | None]
         yield "unplaced", unplaced(case, judgement.ranks)
         if judgement.divergence is None and all(guard.holds or guard.gives_way for guard in judgement.guards):
             yield "changed after training", changed_after_training(judgement.ranks, judgement.trajectory)
-
-
-def _look_beside_weights(case: Case, judgement: Judgement) -> None:
-    """What became of what a model has beside its weights, where these are right."""
-    model, runs, fates = case.problem.workload.model, judgement.runs, list[tuple[str, str, Fate]]()
-    if judgement.verdict == "PASS (bounded)":
-        fates.append((RESTORED, "to the bit", Fate(wrong=other_bits(model, judgement.ranks))))
-    if isinstance(model, Counting):
-        fates.append((BUFFERS, "each trained sample counts once", fate(case, runs)))
-    if isinstance(model, WithDropout) and len(runs) > 1:
-        fates.append((DRAWS, "those that come next", resumed_draws(runs)))
-    # A process that is killed may have updated its averages after what it had saved, and other ranks have other parts.
-    if case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
-        at_epoch = any(end.index + 1 == case.resumed_at for end in case.problem.ends)
-        fates.append((AVERAGES, "those of the stop", resumed_averages(runs, at_epoch=at_epoch)))
-    for name, expected, found in fates:
-        if found.owner is not None:
-            judgement.ways = (*judgement.ways, found.owner)
-        if found.unknown is not None and judgement.verdict in PASSED:
-            judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
-        if found.wrong is not None:
-            judgement.guards += (not_held(name, expected, found.wrong),)
-            judgement.overrule("FAIL (numerics)", found.wrong)
 
 
 def _joined(case: Case, outcome: Outcome) -> Sequence[Sequence[dict[str, Any]]]:

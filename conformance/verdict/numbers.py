@@ -9,26 +9,82 @@ from conformance.cases.case import Case
 from conformance.laws.run import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
+from conformance.oracle.power import PROBE, bounded, power
 from conformance.oracle.recurrence import Trajectory
+from conformance.oracle.rounding import odd_part
 from conformance.results.records import PASSED, Reason
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
-from conformance.verdict.crashes import parameters_without_gradients, what_there_is
-from conformance.verdict.diagnosis import Suspects, suspects
-from conformance.verdict.ending import ending, raised_by
+from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
+from conformance.verdict.ending import ending, parameters_without_gradients, raised_by, what_there_is
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
-from conformance.verdict.guard import COLLECTIVES, MULTIPLE, PLACE, RESTORED, not_held
 from conformance.verdict.guards import guards
 from conformance.verdict.joined_ranks import with_joined_ranks
-from conformance.verdict.judgement import Judgement
+from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, not_held
 from conformance.verdict.lives import evidence
-from conformance.verdict.passing import passed
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
 from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
 from conformance.workloads.workload import SGD, Clip
+
+_WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used could not be read"
+
+
+def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
+    """The numbers are right; check that wrong ones would have been noticed."""
+    moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
+    judgement.verdict = "INCONCLUSIVE"
+    if not right.steps:
+        judgement.reason = Reason("no step")
+        judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
+        return
+    by_weights = judgement.by_weights
+    judgement.power = power(reading, right, HORIZON, by_weights=by_weights)
+    compared = "weights" if by_weights else "weights and gradients"
+    if any(rank.reported for rank in judgement.ranks):
+        compared = f"reported {compared}"
+        judgement.ways = (*judgement.ways, "weights=reported")
+    if by_weights:
+        judgement.notes.append(_WEIGHTS_ALONE)
+    passes = None
+    if first_difference(judgement.ranks, moved) is None:
+        passes = PROBE.text
+    elif judgement.power is not None and not judgement.power.sufficient:
+        passes = judgement.power.fault.text
+    if passes is not None:
+        judgement.reason = Reason("too little power")
+        judgement.headline = _too_little_power(reading, right, by_weights)
+        judgement.notes.insert(0, f"a trainer that {passes} could pass")
+        return
+    judgement.suspects = acquitted(reading)
+    judgement.verdict = "PASS (exact)" if right.certificate.exact else "PASS (bounded)"
+    how = "equal to the oracle to the bit" if right.certificate.exact else "within the rounding-error bound"
+    judgement.headline = f"{len(right.steps)} steps, {compared} {how} on every rank"
+
+
+def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> str:
+    """Why right numbers prove too little, and what would make them prove more."""
+    scale = reading.problem.workload.scale
+    if reading.problem.precision.scaled and right.scales[0] != scale.init_scale:
+        return (
+            f"the loss scale begins at {float(right.scales[0]):g}, which leaves the numbers for which this case shows "
+            f"mistakes: use task.grad_scaler(), or begin with {float(scale.init_scale):g}"
+        )
+    if (uneven := next((one for one in right.scales if odd_part(one.numerator) > 1), None)) is not None:
+        return (
+            f"the loss scale becomes {float(uneven):g}, at which fp16 rounds, and the error bound is too wide to tell "
+            "right from wrong: use task.grad_scaler(), or factors that are powers of two"
+        )
+    if by_weights:
+        return (
+            "the weights are right, but what would show here is in the gradients, and those that the steps used could "
+            "not be read: step with one optimizer of torch's that holds all parameters, or take the cases with SGD for "
+            "an answer"
+        )
+    return "this case's error bound is too wide to tell right from wrong: take the cases that are exact for an answer"
+
 
 _BEGAN_HIGHER = (
     "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "

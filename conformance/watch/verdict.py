@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from conformance.laws.chapters.watch_scripts import AS_EXPECTED
 from conformance.watch.judging.findings import Cause, Finding, Findings, Open, said
-from conformance.watch.judging.laws import AS_EXPECTED
 from conformance.watch.judging.properties import CORE, VALUES, Property, usual
 
 Verdict: TypeAlias = Literal["CONFORMS", "DOES NOT CONFORM", "UNDECIDED"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.adapter.topology import Topology
+from conformance.adapter.backends import Topology
 
 
 def test_without_hosts_there_is_one():

@@ -85,7 +85,7 @@ def test_an_uneven_window_counts_samples_or_micro_batches(shape):
 def test_a_mean_of_means_by_hand():
     """Six samples, of which a rank reads four and then two."""
     batch = tuple(Sample((Fraction(n),), Fraction(0)) for n in range(6))
-    workload = Workload("uneven", (*[batch + batch[:2]], batch), SGD(Fraction(1)), Linear(1), (Fraction(1),))
+    workload = Workload("uneven", SGD(Fraction(1)), Linear(1), batches=(batch + batch[:2], batch), start=(Fraction(1),))
     layout = Layout.of(workload, 1, 2)
     window = layout.windows(workload)[1]
     by_sample, by_micro_batch = (

@@ -15,8 +15,7 @@ from conformance.workloads.layout import Layout
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
-from conformance.workloads.recipes import recipe
-from conformance.workloads.registry import standard
+from conformance.workloads.registry import made, standard
 from conformance.workloads.workload import SGD, LossScale, Sample, Workload
 
 from .strategies import dyadic_jobs, recipe_jobs
@@ -87,7 +86,9 @@ def test_what_may_overflow_on_the_wire_is_not_certified():
         tuple(Sample((Fraction(x),), Fraction(y), Fraction(weight)) for x, y, weight in batch) for batch in rows
     )
     start, scale = (Fraction(-2),), LossScale(Fraction(1), 1)
-    workload = Workload("overflows", batches, SGD(Fraction(1)), Linear(len(start)), start, loss="weighted", scale=scale)
+    workload = Workload(
+        "overflows", SGD(Fraction(1)), Linear(len(start)), batches=batches, start=start, loss="weighted", scale=scale
+    )
     job = workload, Layout(1, 2, 3)
     with pytest.raises(Unbounded, match="gradients of window 1 may overflow fp16 between the ranks"):
         right_answer(job, "fp16-compression")
@@ -181,7 +182,9 @@ def small(*samples, **changes):
     """A workload of one batch, on weights of zero and ones."""
     made = tuple(Sample(tuple(map(Fraction, x)), Fraction(y), Fraction(weight)) for x, y, weight in samples)
     features = len(made[0].x)
-    return Workload("small", (made,), SGD(Fraction(1, 2)), Linear(features), (Fraction(1),) * features, **changes)
+    return Workload(
+        "small", SGD(Fraction(1, 2)), Linear(features), batches=(made,), start=(Fraction(1),) * features, **changes
+    )
 
 
 #: Each is exact but for one thing: (workload, (world size, accumulation), precision, what the refusal says).
@@ -289,6 +292,6 @@ def test_the_tightest_proof_of_a_refused_stage_is_the_first_refusal():
 
 
 def test_a_skipped_window_needs_no_proof():
-    right = right_answer((recipe("overflow", 24), Layout.of(recipe("overflow", 24))), "fp16")
+    right = right_answer((made("overflow", 24), Layout.of(made("overflow", 24))), "fp16")
     assert right.certificate.exact
     assert {proof.window for proof in right.certificate.proofs} == {0, 1, 3, 4, 5}

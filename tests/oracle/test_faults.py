@@ -80,7 +80,7 @@ def batch(*weights):
 
 
 #: Two ranks with two micro-batches of two samples each; dealt out as (0 1 | 4 5) and (2 3 | 6 7).
-WORKLOAD = Workload("eight", (batch(*[1] * 8), batch(*[1] * 8)), SGD(Fraction(1, 2)), Linear(1), (Fraction(1),))
+WORKLOAD = Workload("eight", SGD(Fraction(1, 2)), Linear(1), batches=(batch(*[1] * 8),) * 2, start=(Fraction(1),))
 WEIGHTED = replace(WORKLOAD, batches=(batch(1, 0, 2, 2, 0, 0, 3, 8),) * 2, loss="weighted")
 EIGHTH = Fraction(1, 8)
 

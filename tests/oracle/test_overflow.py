@@ -96,7 +96,9 @@ def single(x, y, w, scale=1, weight=1):
     sample = Sample((Fraction(x),), Fraction(y), Fraction(weight))
     loss = "mean" if weight == 1 else "weighted"
     scaler = LossScale(Fraction(scale))
-    workload = Workload("one", ((sample,),), SGD(Fraction(1)), Linear(1), (Fraction(w),), loss=loss, scale=scaler)
+    workload = Workload(
+        "one", SGD(Fraction(1)), Linear(1), batches=((sample,),), start=(Fraction(w),), loss=loss, scale=scaler
+    )
     return classified(workload, Layout.of(workload))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.runner.front.lives import run_case
+from conformance.runner.front.client import run_case
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError
 
 SPEC = {"case": "some", "resumed_at": 3, "resumed": "once"}

@@ -33,7 +33,6 @@ FLOORS = (
     ("conformance.runner.outcome",),
     ("conformance.runner.rank",),
     ("conformance.runner.case",),
-    ("conformance.runner.server",),
     ("conformance.runner.zygote", "conformance.runner.front"),
     ("conformance.runner",),
     # The names that a trainer imports.

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.verdict.averages import resumed_averages
+from conformance.verdict.beside_weights import resumed_averages
 
 
 def runs(*ranks):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.cases.case import Case
-from conformance.verdict.buffers import Fate, fate
+from conformance.verdict.beside_weights import Fate, counted_buffers
 from conformance.workloads.model import Counting
 
 CASE = Case("ddp", 2, 1, "fp32", "buffers")
@@ -56,7 +56,7 @@ def trained(between=lambda held, window: held, others=()):
     for rank in (0, 1):
         last = SimpleNamespace(how="at the end", model=0, training=False, before=held[rank], after=held[rank])
         events[rank].append(last)
-    return fate(CASE, [SimpleNamespace(ranks=[Rank(own) for own in events])])
+    return counted_buffers(CASE, [SimpleNamespace(ranks=[Rank(own) for own in events])])
 
 
 def mean(held, window):
@@ -153,15 +153,15 @@ def test_a_copy_that_is_only_evaluated_has_buffers_of_its_own():
             own.append(event)
         twice = 2 * held[0], held[1]
         own += [of_copy("without gradients", held, twice), of_copy("at the end", twice, twice)]
-    assert fate(CASE, [SimpleNamespace(ranks=[Rank(own) for own in events])]) == Fate(owner="buffers=own")
+    assert counted_buffers(CASE, [SimpleNamespace(ranks=[Rank(own) for own in events])]) == Fate(owner="buffers=own")
 
 
 def test_models_that_train_in_turn_are_not_judged():
     events = [SimpleNamespace(**{**vars(forward((0.0, 0.0), 1.0, "with gradients")[0]), "model": at}) for at in (0, 1)]
-    found = fate(CASE, [SimpleNamespace(ranks=[Rank(events * 2)] * 2)])
+    found = counted_buffers(CASE, [SimpleNamespace(ranks=[Rank(events * 2)] * 2)])
     assert (found.unknown or "").startswith("rank 0 trains copies of the model in turn")
 
 
 def test_forwards_that_nobody_sees_are_not_judged():
-    found = fate(CASE, [SimpleNamespace(ranks=[Rank([])] * 2)])
+    found = counted_buffers(CASE, [SimpleNamespace(ranks=[Rank([])] * 2)])
     assert (found.unknown or "").startswith("no forward of the model with buffers is seen in rank 0")

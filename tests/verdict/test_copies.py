@@ -9,7 +9,7 @@ import pytest
 from conformance.cases.case import Case
 from conformance.laws.run import Events
 from conformance.trace.events import read
-from conformance.verdict.shards import copies_apart
+from conformance.verdict.observability import copies_apart
 
 CASE = Case("deepspeed", 2, 2, "bf16", "momentum")
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.verdict.draws import resumed_draws
+from conformance.verdict.beside_weights import resumed_draws
 
 
 def runs(*ranks):

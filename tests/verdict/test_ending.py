@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conformance.adapter.data import Batch
+from conformance.adapter.declaration import Unsupported, UnsupportedGroups
 from conformance.adapter.models import module
-from conformance.adapter.unsupported import Unsupported, UnsupportedGroups
 from conformance.runner.rank.reporting import described
 
 TORCH = f"{sysconfig.get_paths()['purelib']}/torch/_tensor.py"

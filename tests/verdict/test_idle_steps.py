@@ -8,7 +8,7 @@ import pytest
 
 from conformance.laws.run import Events
 from conformance.trace.events import read
-from conformance.verdict.idle_steps import idle_after
+from conformance.verdict.guards import idle_after
 
 BACKWARD = {"event": "backward_end"}
 

@@ -14,7 +14,7 @@ def judged_by(follow, monkeypatch):
     """The judgement of a right run by one law, whose judge is given."""
 
     def judged(judges, case="single-acc2-fp32-momentum", **more):
-        law = Law("acc/by-hand", "A window MUST step.", "", "", "", judges, Window, **more)
+        law = Law("acc/by-hand", "A window MUST step.", "", "", judges=judges, scope=Window, **more)
         monkeypatch.setattr(checking, "laws", lambda: (law,))
         return follow(case).judged()
 

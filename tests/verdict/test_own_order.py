@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.cases.case import Case
-from conformance.verdict.own_order import not_once, ways
+from conformance.verdict.orders import epoch_ways, not_once
 from conformance.workloads.layout import micro_batches
 
 NAME = "ddp-w2-acc2-fp32-own-order"
@@ -112,7 +112,7 @@ def test_what_is_not_read_once_in_an_epoch(orders, text):
 )
 def test_who_shuffles_once_is_told_so(orders, found):
     """Nobody who does not shuffle."""
-    assert ways(replace(CASE, orders=orders)) == found
+    assert epoch_ways(replace(CASE, orders=orders)) == found
 
 
 def test_both_lives_of_a_resumed_run_are_read(follow):

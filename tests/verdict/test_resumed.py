@@ -14,8 +14,8 @@ from conformance.oracle.recurrence import Recurrence
 from conformance.results.records import PASSED
 from conformance.trace.events import read
 from conformance.verdict.evidence import Update
-from conformance.verdict.guard import POSITION
 from conformance.verdict.judge import judge
+from conformance.verdict.judgement import POSITION
 from conformance.verdict.resuming import other_scale, other_state
 from conformance.workloads.workload import LossScale
 

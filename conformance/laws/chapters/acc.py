@@ -40,8 +40,6 @@ from conformance.trace.words import number
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()
         """,
-    watched=("watch/backward-once", "watch/fresh", "watch/from-the-model"),
-    unwatched="A micro-batch that never goes forward or backward is missed by a plan alone.",
 )
 def one_backward_per_loss(window: Window) -> Outcomes:
     broken = _backpropagated_twice(window) or (_never_backpropagated(window) if window.ended else None)
@@ -108,14 +106,6 @@ def _never_backpropagated(window: Window) -> Broken | None:
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()  # DDP and Horovod average over the ranks
         """,
-    watched=(
-        "watch/averaged",
-        "watch/averaged-once",
-        "watch/divided-once",
-        "watch/means-averaged",
-        "watch/window-length",
-    ),
-    unwatched="What divides a loss is seen where it comes last, or where the loss is cross entropy or its kin.",
 )
 def averaged_once(window: Window) -> Outcomes:
     average = averages(window.run).get(window)
@@ -164,8 +154,6 @@ def _averaging(window: Window, until: Event) -> Sequence[Event]:
             optimizer.step()
             optimizer.zero_grad()
         """,
-    watched=("watch/fresh",),
-    unwatched="Without a plan, what comes between two steps is a window, however long it is.",
 )
 def step_after_all_backwards(window: Window) -> Outcomes:
     broken = _second_step(window) or (_backward_after(window) or _no_step(window) if window.ended else None)
@@ -269,7 +257,6 @@ def _micro_batches(window: Window) -> str:
         scaler.step(optimizer)
         scaler.update()  # once a window, after the loop
         """,
-    watched=("watch/one-scale",),
 )
 def one_scale_per_window(window: Window) -> Outcomes:
     # Losses that are scaled after a step do not belong to it.

@@ -21,7 +21,6 @@ from conformance.trace.events import BackwardBegin, BackwardEnd, Forward
         loss.backward()
         accuracy = metric(outputs.detach(), batch.targets)  # reuses the outputs
         """,
-    unwatched="Without a plan, a second forward may be one of another micro-batch; no gradient changes by it.",
 )
 def one_forward_per_loss(window: Window) -> Outcomes:
     # Without any backward, gradients have another source.

@@ -43,7 +43,6 @@ T = TypeVar("T", Clip, Norm, GradientChange)
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/unscale-before-clip",),
     needs=(Clip,),
 )
 def unscale_before_clip(window: Window) -> Outcomes:
@@ -98,7 +97,6 @@ def _effect_of_clip(clip: Clip, threshold: float, scale: float) -> str | None:
         scaler.step(optimizer)
         scaler.update()
         """,
-    unwatched="A norm that is only read changes no gradient that a step uses.",
     needs=(Norm,),
 )
 def unscale_before_inspection(window: Window) -> Outcomes:
@@ -130,7 +128,6 @@ def _inspection(scaling: Scaling, look: Norm, still: _StillScaled) -> Broken:
         scaler.step(optimizer)
         scaler.update()
         """,
-    unwatched="A change by hand is no call that is seen: one factor may be right, and all else stays OPEN.",
     needs=(GradientChange,),
 )
 def unscale_before_change(window: Window) -> Outcomes:

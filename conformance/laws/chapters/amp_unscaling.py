@@ -38,7 +38,6 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/unscaled",),
     needs=(Unscale,),
 )
 def unscale_once(window: Window) -> Outcomes:
@@ -120,7 +119,6 @@ def _samples(run: Run) -> float:
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/unscale-whole-window",),
     needs=(Unscale,),
 )
 def unscale_after_last_backward(window: Window) -> Outcomes:
@@ -171,8 +169,6 @@ def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | No
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/same-steps", "watch/finite"),
-    unwatched="It is seen once the gradients of one rank overflow, and not while all are finite.",
     latent="""Until a gradient overflows, the order of the two divisions does not matter. Once the gradients of one rank
         overflow, some ranks step and others skip.""",
     needs=(Unscale,),

@@ -54,7 +54,6 @@ def _reaches(clip: Clip) -> bool | None:
         rank's gradient exceeds the threshold t. Each rank then has its own coefficient min(1, t / ‖gᵣ‖).""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix=_FIX,
-    watched=("watch/one-factor",),
     unless=("clip/once-per-window",),
     needs=(Clip,),
 )
@@ -119,8 +118,6 @@ def _clipped_apart(clip: Clip, average: Event, index: int, clips: Sequence[Seque
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
     fix=_FIX,
-    watched=("watch/clip-something",),
-    unwatched="A clip after the step and before the gradients are cleared may be one that only reads the norm.",
     needs=(Clip,),
 )
 def before_step(window: Window) -> Outcomes:
@@ -164,8 +161,6 @@ def _clipped_late(window: Window, clip: Clip) -> Broken:
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
     "the gradients of the effective batch are complete",
     fix=_FIX,
-    watched=("watch/clip-whole-window",),
-    unwatched="A second clip of complete gradients is taken as wanted.",
     needs=(Clip,),
 )
 def once_per_window(window: Window) -> Outcomes:
@@ -214,7 +209,6 @@ def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
         ...
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         """,
-    unwatched="Some parameters may be clipped alone, or apart from others, on purpose.",
     needs=(Clip,),
 )
 def all_parameters(window: Window) -> Outcomes:

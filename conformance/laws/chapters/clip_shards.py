@@ -28,7 +28,6 @@ _Factors: TypeAlias = Mapping[Window, tuple[float, Event]]
         # Of the parameters as they are, not of their `to_local()`.
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         """,
-    watched=("watch/one-factor",),
 )
 def norm_of_all_shards(here: GlobalWindow) -> Outcomes:
     clip = here.plan.clip

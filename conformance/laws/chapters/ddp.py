@@ -37,8 +37,6 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
                 loss = criterion(model(batch.inputs), batch.targets) / len(window)
                 loss.backward()  # the last one of the window averages the gradients
         """,
-    watched=("watch/averaged",),
-    unwatched="Processes that never make a group are not known to train together.",
     unless=(
         "ddp/forward-through-wrapper",
         "ddp/wait-before-step",
@@ -64,7 +62,6 @@ def all_reduce_every_window(window: Window) -> Outcomes:
                 loss = criterion(model(batch.inputs), batch.targets) / len(window)
                 loss.backward()
         """,
-    unwatched="Collectives are not recorded, only what they do to gradients; to average more often takes time alone.",
     unless=("ddp/no-sync-around-forward",),
 )
 def all_reduce_once(window: Window) -> Outcomes:
@@ -111,8 +108,6 @@ def all_reduce_once(window: Window) -> Outcomes:
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()
         """,
-    watched=("watch/averaged", "watch/every-backward"),
-    unwatched="Collectives that change no gradient are not seen.",
     latent="""Around backwards alone it all-reduces every micro-batch. Where several go forward before the first goes
         backward, DDP reduces the gradients of that one only, and the ranks step apart.""",
 )
@@ -145,7 +140,6 @@ def no_sync_around_forward(window: Window) -> Outcomes:
         model = DistributedDataParallel(model)
         loss = criterion(model(batch.inputs), batch.targets)  # not model.module(batch.inputs)
         """,
-    watched=("watch/averaged",),
 )
 def forward_through_wrapper(window: Window) -> Outcomes:
     found = sharing(window)
@@ -178,7 +172,6 @@ def forward_through_wrapper(window: Window) -> Outcomes:
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
         model = DistributedDataParallel(model)
         """,
-    unwatched="What apex does to a model is not followed.",
 )
 def wrap_after_apex(rank: Rank) -> Outcomes:
     wraps, initialized = rank.of(Wrap), rank.of(ApexInitialize)

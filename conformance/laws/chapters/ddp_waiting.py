@@ -26,8 +26,6 @@ _FIX = """
         mixture of both, and each rank may get another one.""",
     source=_SOURCE,
     fix=_FIX,
-    watched=("watch/averaged",),
-    unwatched="It is seen if the average comes too late, and not if it happens to be there in time.",
     latent="""Whether the collective or the step comes first is a race, which a larger model or a slower network
         decides otherwise.""",
     needs=(Step,),
@@ -52,8 +50,6 @@ def wait_before_step(window: Window) -> Outcomes:
         flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         dist.all_reduce(flat, async_op=True).wait()
         """,
-    watched=("watch/averaged",),
-    unwatched="It is seen if the average comes too late, and not if it happens to be there in time.",
     latent="""Whether the collective ends before its result is read is a race, which a larger model or a slower network
         decides otherwise.""",
     unless=("ddp/wait-before-step",),

@@ -25,7 +25,6 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    unwatched="Horovod's calls are not recorded, only what they do to gradients: a sum of sums stays OPEN.",
     needs=(Synchronize,),
 )
 def synchronize_at_most_once(window: Window) -> Outcomes:
@@ -49,7 +48,6 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    unwatched="Horovod's calls are not recorded, only what they do to gradients: a sum of sums stays OPEN.",
     unless=("apex/step-in-skip-synchronize",),
     needs=(Synchronize,),
 )
@@ -71,7 +69,6 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    watched=("watch/one-factor",),
     needs=(Clip,),
 )
 def synchronize_before_clip(window: Window) -> Outcomes:
@@ -110,8 +107,6 @@ def synchronize_before_clip(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         """,
-    watched=("watch/same-steps", "watch/finite"),
-    unwatched="It is seen once the gradients of one rank overflow, and not while all are finite.",
     latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
 )
 def synchronize_before_unscale(window: Window) -> Outcomes:
@@ -146,8 +141,6 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
             criterion(model(batch.inputs), batch.targets).div(len(window)).backward()
         optimizer.step()
         """,
-    watched=("watch/averaged",),
-    unwatched="It is seen if the average comes too late, and not if it happens to be there in time.",
     latent="Whether the clearing or the average comes first is a race.",
 )
 def not_cleared_before_synchronize(window: Window) -> Outcomes:

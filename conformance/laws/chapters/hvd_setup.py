@@ -36,7 +36,6 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
             backward_passes_per_step=accumulation,  # times the losses of a micro-batch
         )
         """,
-    unwatched="Horovod's settings are not read, only what they do to gradients.",
 )
 def backward_passes_per_step(window: Window) -> Outcomes:
     optimizers = horovod_optimizers(window.rank)
@@ -66,8 +65,6 @@ def backward_passes_per_step(window: Window) -> Outcomes:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # after loading a checkpoint on rank 0
         """,
-    watched=("watch/same-weights",),
-    unwatched="The state of the optimizer is not compared.",
 )
 def broadcast_before_first_step(run: Run) -> Outcomes:
     if run.plan.world_size == 1 or not all(horovod_optimizers(rank) for rank in run.ranks):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from conformance.trace.emit import Recording
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import begins_at, engine_calls
 from conformance.trace.state.flow import Reached
 from conformance.trace.state.loss_scale import carried
 
@@ -35,7 +34,7 @@ def observe(recording: Recording) -> Seams:
         return result
 
     def accumulate(original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        root = _node(tensors)
+        root = begins_at(tensors)
         number = recording.backwards
         recording.backwards += 1
         recording.has_gradients = True
@@ -65,10 +64,4 @@ def observe(recording: Recording) -> Seams:
         )
         return result
 
-    yield replaced(torch.autograd, "_engine_run_backward", run)
-
-
-def _node(tensors: Sequence[Any]) -> Any:
-    """The node of the graph where a backward begins, unless it is a leaf. `tensors` may also be `GradientEdge`s."""
-    nodes = (tensor.grad_fn if isinstance(tensor, torch.Tensor) else tensor.node for tensor in tensors)
-    return next((node for node in nodes if node is not None), None)
+    yield from engine_calls(run)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from conformance.trace.emit import Recording
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import clearing
 from conformance.trace.state.optimizers import held_by
 
 
@@ -37,5 +38,4 @@ def observe(recording: Recording) -> Seams:
             with recording.watched.reading:
                 return original(owner, *args, **kwargs)
 
-    yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
-    yield replaced(torch.nn.Module, "zero_grad", by_model)
+    yield from clearing(by_optimizer, by_model)

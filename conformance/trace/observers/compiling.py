@@ -9,7 +9,8 @@ from typing import Any
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, originals, replaced
+from conformance.trace.seams.patching import Seams, originals
+from conformance.trace.seams.probes import compiling
 
 
 def observe(recording: Recording) -> Seams:
@@ -19,8 +20,6 @@ def observe(recording: Recording) -> Seams:
     An export must not break: there the compiler sees what it would see without the recorder."""
 
     def convert(original: Callable[..., Any], converter: Any, *args: Any, **kwargs: Any) -> Any:
-        if converter._export:
-            return export(original, converter, *args, **kwargs)
         # Functions may have been compiled, in this sense, when the trainer was imported.
         converter._one_graph = False
         return original(converter, *args, **kwargs)
@@ -29,13 +28,7 @@ def observe(recording: Recording) -> Seams:
         with originals():
             return original(*args, **kwargs)
 
-    def seams(module: ModuleType) -> Seams:
-        yield replaced(module.ConvertFrameAssert, "__call__", convert)
-        # torch 2.6 exports by the former.
-        if hasattr(module, "_fullgraph_capture_frame"):
-            yield replaced(module, "_fullgraph_capture_frame", export)
-
-    yield when_imported("torch._dynamo.convert_frame", seams)
+    yield from compiling(convert, export, "_fullgraph_capture_frame")
     yield when_imported("torch._dynamo.trace_rules", lambda module: [_left_out(module)])
 
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import Surrounded
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import wrapping
 from conformance.trace.state.payloads import GRADIENTS
 
 
@@ -51,7 +52,7 @@ def observe(recording: Recording) -> Seams:
 
         original(reducer, state, carrying)
 
-    yield replaced(DistributedDataParallel, "__init__", construct)
+    yield from wrapping(construct)
     yield replaced(DistributedDataParallel, "forward", forward)
     yield replaced(DistributedDataParallel, "no_sync", no_sync)
     yield replaced(torch.distributed, "_register_comm_hook", register_hook)

@@ -9,6 +9,7 @@ from typing import Any
 from conformance.trace.emit import Recording
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import unsharding
 from conformance.trace.state.payloads import GRADIENTS, PARAMETERS
 
 MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -41,8 +42,8 @@ def observe(recording: Recording) -> Seams:
 
     def seams(module: ModuleType) -> Seams:
         yield replaced(module.FSDPParamGroup, "__init__", construct)
-        yield replaced(module.FSDPParam, "init_unsharded_param", unshard)
         for name, what in CARRIED.items():
             yield replaced(module.FSDPParamGroup, name, carrying(what))
 
+    yield from unsharding(unshard)
     yield when_imported(MODULE, seams)

@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, Work
 from conformance.trace.emit import Recording
 from conformance.trace.seams.c10d import intercepted
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import group_calls
 from conformance.trace.values import tensors_in
 
 ISSUING = (
@@ -90,10 +91,7 @@ def observe(recording: Recording) -> Seams:
 
     operators = {name: functional for name in FUNCTIONAL if hasattr(torch.ops._c10d_functional, name)}
     yield intercepted({**operators, "wait_tensor": wait_tensor}, "_c10d_functional")
-    for name in ISSUING:
-        # Their names differ between releases of torch.
-        if name in vars(ProcessGroup):
-            yield replaced(ProcessGroup, name, issuing(name))
+    yield from group_calls({name: issuing(name) for name in ISSUING})
     for name in WAITING:
         if name in vars(Work):
             yield replaced(Work, name, waiting)

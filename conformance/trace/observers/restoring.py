@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.trace.emit import Recording
-from conformance.trace.seams.guarding import caller, harmless
+from conformance.trace.seams.guarding import caller
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state.settings import of_group, without_rates
 from conformance.trace.values import elements, number
 
@@ -45,11 +45,10 @@ def observe(recording: Recording) -> Seams:
     if recording.life is None:
         return
     if recording.life["resume_from"] is None:
-        yield register_optimizer_step_post_hook(harmless(after))
+        yield from optimizer_steps(after=after)
     else:
-        yield register_optimizer_step_pre_hook(harmless(before))
         # With a closure, the first backward is inside the step.
-        yield register_optimizer_step_post_hook(harmless(has_begun))
+        yield from optimizer_steps(before, has_begun)
         yield replaced(torch.nn.Module, "__setstate__", set_state)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from conformance.trace.common import note_skip
 from conformance.trace.emit import Recording
-from conformance.trace.seams.patching import Seams, replaced, with_subclasses
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import scaling
 from conformance.trace.state.loss_scale import mark
 from conformance.trace.values import number
 
@@ -22,20 +23,17 @@ def observe(recording: Recording) -> Seams:
     """Records what enabled scalers do. A subclass that calls super() is recorded once."""
 
     def scale(original: Original, scaler: Scaler, outputs: Any) -> Any:
-        if not begins("scale", scaler):
-            return original(scaler, outputs)
-        with recording.inside("scaler.scale"):
-            result = original(scaler, outputs)
+        result = original(scaler, outputs)
         factor = scaler.get_scale()
         mark(result, factor)
         recording.note("loss_scaled", scaler=recording.numbers.of("scaler", scaler), scale=number(factor))
         return result
 
     def unscale(original: Original, scaler: Scaler, optimizer: Optimizer) -> Any:
-        if not begins("unscale", scaler) or recording.watched.find(optimizer) is None:
+        if recording.watched.find(optimizer) is None:
             return original(scaler, optimizer)
         with recording.accounting():
-            with recording.inside("scaler.unscale"), recording.inside("unscale"):
+            with recording.inside("unscale"):
                 result = original(scaler, optimizer)
             recording.note(
                 "unscale",
@@ -50,8 +48,6 @@ def observe(recording: Recording) -> Seams:
         return result
 
     def step(original: Original, scaler: Scaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not begins("step", scaler):
-            return original(scaler, optimizer, *args, **kwargs)
         unscaled.pop(id(scaler), None)
         steps_before = recording.steps
         factor = number(scaler.get_scale())
@@ -66,7 +62,7 @@ def observe(recording: Recording) -> Seams:
             )
         recording.scale = factor
         try:
-            with recording.inside("scaler.step"), recording.inside("step"):
+            with recording.inside("step"):
                 result = original(scaler, optimizer, *args, **kwargs)
         finally:
             recording.scale = None
@@ -76,15 +72,12 @@ def observe(recording: Recording) -> Seams:
         return result
 
     def update(original: Original, scaler: Scaler, *args: Any, **kwargs: Any) -> Any:
-        if not begins("update", scaler):
-            return original(scaler, *args, **kwargs)
         before = number(scaler.get_scale())
         # The trainer has left the window out by hand, because of what it saw in the unscaled gradients.
         optimizer, steps = unscaled.pop(id(scaler), (None, 0))
         if optimizer is not None and steps == recording.steps and _found_inf(scaler, optimizer):
             note_skip(recording, optimizer, before)
-        with recording.inside("scaler.update"):
-            result = original(scaler, *args, **kwargs)
+        result = original(scaler, *args, **kwargs)
         recording.note(
             "update",
             scale_before=before,
@@ -97,15 +90,9 @@ def observe(recording: Recording) -> Seams:
         )
         return result
 
-    def begins(call: str, scaler: Scaler) -> bool:
-        return scaler.is_enabled() and not recording.is_inside(f"scaler.{call}")
-
     # The optimizer that was unscaled last, with the number of steps until then.
     unscaled: dict[int, tuple[Optimizer, int]] = {}
-    around = {"scale": scale, "unscale_": unscale, "step": step, "update": update}
-    for owner in with_subclasses(Scaler):
-        for name in around.keys() & vars(owner).keys():
-            yield replaced(owner, name, around[name])
+    yield from scaling(recording, {"scale": scale, "unscale_": unscale, "step": step, "update": update})
 
 
 def _found_inf(scaler: Scaler, optimizer: Optimizer) -> bool | None:

@@ -9,7 +9,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from conformance.trace.emit import Recording
-from conformance.trace.seams.patching import Seams, replaced, with_subclasses
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import schedules
 from conformance.trace.values import Number, number
 
 
@@ -18,11 +19,8 @@ def observe(recording: Recording) -> Seams:
 
     def step(original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         optimizer = scheduler.optimizer
-        if recording.is_inside("schedule") or recording.watched.find(optimizer) is None:
-            return original(scheduler, *args, **kwargs)
         before = _rates(optimizer)
-        with recording.inside("schedule"):
-            result = original(scheduler, *args, **kwargs)
+        result = original(scheduler, *args, **kwargs)
         recording.note(
             "schedule",
             scheduler=recording.numbers.of("scheduler", scheduler),
@@ -37,10 +35,10 @@ def observe(recording: Recording) -> Seams:
         with recording.inside("initial step"):
             original(scheduler)
 
-    yield replaced(LRScheduler, "_initial_step", initial_step)
-    for owner in with_subclasses(LRScheduler):
-        if "step" in vars(owner):
-            yield replaced(owner, "step", step)
+    def counts(scheduler: LRScheduler) -> bool:
+        return recording.watched.find(scheduler.optimizer) is not None
+
+    yield from schedules(recording, step, initial_step, counts)
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[Number]:

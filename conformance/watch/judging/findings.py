@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from conformance.laws.chapters.watch_scripts import LAWS
+from conformance.laws.law import Law
 from conformance.watch.judging.facts import FACTS
-from conformance.watch.judging.laws import LAWS, Law
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.scenes import Pass, Scene
 from conformance.watch.judging.windows import Window
@@ -64,7 +65,8 @@ class Finding:
 
     @property
     def shows(self) -> Shown:
-        return self.text.property, self.text.value
+        property, value = self.text.shows or ("", None)
+        return Property(property), value
 
     @property
     def key(self) -> tuple[str, str]:
@@ -171,7 +173,7 @@ class Findings:
 
         def follows(cause: Cause) -> bool:
             own = cause.first.step or 0
-            return any(steps.get(law, own) < own for law in cause.first.text.follows)
+            return any(steps.get(law, own) < own for law in cause.first.text.unless)
 
         self.causes = {key: cause for key, cause in self.causes.items() if not follows(cause)}
 

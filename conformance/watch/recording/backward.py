@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import begins_at, engine_calls
 from conformance.trace.state.loss_scale import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
@@ -40,7 +41,7 @@ def observe(
         if recording.gives_up():
             leaves.disarm()
             return original(tensors, *args, **kwargs)
-        if "backward" in recording.inside:
+        if recording.is_inside("backward"):
             if kwargs.get("accumulate_grad"):
                 return original(tensors, *args, **kwargs)
             # A node asks for gradients, as to compute activations again, and passes them on to the leaves or not.
@@ -65,7 +66,7 @@ def observe(
             finally:
                 recording.in_grad -= 1
                 leaves.close()
-        root = _node(tensors)
+        root = begins_at(tensors)
         # What it is multiplied with then, does not show in the graph.
         times = given.pop("times", 1.0)
         if any(
@@ -114,12 +115,10 @@ def observe(
             )
         )
         inputs.begin()
-        recording.inside.append("backward")
         try:
-            with gathered.followed(root):
+            with recording.inside("backward"), gathered.followed(root):
                 return original(tensors, *args, **kwargs)
         finally:
-            recording.inside.remove("backward")
             leaves.end()
 
     def begin(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +131,7 @@ def observe(
 
     given: dict[str, float | None] = {}
     yield replaced(torch.autograd, "backward", begin)
-    yield replaced(torch.autograd, "_engine_run_backward", run)
+    yield from engine_calls(run)
 
 
 def _times(given: Sequence[Any]) -> float | None:
@@ -148,12 +147,6 @@ def _times(given: Sequence[Any]) -> float | None:
 def _may_multiply(hook: Any) -> bool:
     """DeepSpeed's own only marks the backward pass as one of its engine's."""
     return (getattr(hook, "__module__", None) or "").partition(".")[0] != "deepspeed"
-
-
-def _node(tensors: Sequence[Any]) -> Any:
-    """The node of the graph where a backward begins, unless it is a leaf. `tensors` may also be `GradientEdge`s."""
-    nodes = (tensor.grad_fn if isinstance(tensor, torch.Tensor) else tensor.node for tensor in tensors)
-    return next((node for node in nodes if node is not None), None)
 
 
 def _calls() -> int:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import clearing
+from conformance.trace.state.optimizers import held_by
 from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
@@ -57,7 +59,7 @@ def observe(recording: Recording, moving: Moving) -> Seams:
     """Notes `Cleared`."""
 
     def by_optimizer(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        note([parameter for group in optimizer.param_groups for parameter in group["params"]])
+        note(held_by(optimizer))
         return original(optimizer, *args, **kwargs)
 
     def by_module(original: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -70,5 +72,4 @@ def observe(recording: Recording, moving: Moving) -> Seams:
             moved = recording.parameters.waits(parameters) and moving.has_moved(numbers)
             recording.note(records.Cleared(numbers, recording.versions(), recording.site(), moved, recording.within))
 
-    yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
-    yield replaced(torch.nn.Module, "zero_grad", by_module)
+    yield from clearing(by_optimizer, by_module)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import clipping, optimizer_steps
 from conformance.trace.state.deepspeed import WRAPPERS, cuts, stepped
 from conformance.watch import records
-from conformance.watch.recording import clipping, surroundings
+from conformance.watch.recording import surroundings
+from conformance.watch.recording.clipping import noted
 from conformance.watch.recording.recording import Recording
 
 
@@ -45,9 +46,10 @@ def observe(recording: Recording) -> Seams:
         yield replaced(getattr(module, WRAPPERS[module.__name__]), "__init__", construct)
 
     def engine(module: ModuleType) -> Seams:
-        yield replaced(module, "clip_grad_norm_", clipping.around(recording, module.clip_grad_norm_))
+        around = clipping(recording, partial(noted, recording), module.clip_grad_norm_, "norm")
+        yield replaced(module, "clip_grad_norm_", around)
 
     for name in WRAPPERS:
         yield when_imported(name, classes)
     yield when_imported("deepspeed.runtime.engine", engine)
-    yield register_optimizer_step_pre_hook(harmless(clip))
+    yield from optimizer_steps(clip)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import group_calls
 from conformance.watch import records
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
@@ -33,13 +34,11 @@ def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
     """Notes `Exchanged`, and keeps what is reduced outside of backward passes."""
     if not torch.distributed.is_available():
         return
-    from torch.distributed.distributed_c10d import ProcessGroup
-
     noted: set[frozenset[int]] = set()
 
     def around(name: str) -> Callable[..., Any]:
         def issue(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-            if "backward" in recording.inside:
+            if recording.is_inside("backward"):
                 note(group, sys._getframe())
                 return original(group, *args, **kwargs)
             given = reduced.given(name, args[0]) if args else []
@@ -57,9 +56,7 @@ def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
                 noted.add(numbers)
                 recording.note(records.Exchanged(sorted(numbers)))
 
-    for name in _NAMES:
-        if name in vars(ProcessGroup):
-            yield replaced(ProcessGroup, name, around(name))
+    yield from group_calls({name: around(name) for name in _NAMES})
 
 
 def _is_of_a_function(frame: FrameType | None) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import wrapping
 from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 
@@ -36,7 +37,7 @@ def observe(recording: Recording) -> Seams:
         recording.once(records.Joined())
         return original(join)
 
-    yield replaced(DistributedDataParallel, "__init__", construct)
+    yield from wrapping(construct)
     yield replaced(DistributedDataParallel, "register_comm_hook", register)
     yield replaced(DistributedDataParallel, "_register_builtin_comm_hook", register_builtin)
     yield replaced(Join, "__enter__", enter)

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import compiling
 from conformance.watch import records
 from conformance.watch.recording.holdings import MOST_ROWS, fingerprints, fingerprints_beside, is_plain, tensors
 from conformance.watch.recording.later import later
@@ -88,7 +89,7 @@ class Inputs:
     def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not torch.is_grad_enabled():
             self._loading.dealt = NONE if self._loading.dealt is not None else None
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or "backward" in self._recording.inside:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self._recording.is_inside("backward"):
             return
         if not module.training:
             if not self.evaluates:
@@ -166,19 +167,11 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
         return original(*args, **kwargs)
 
     def convert(original: Any, converter: Any, *args: Any, **kwargs: Any) -> Any:
-        if converter._export:
-            inputs.end()
         return original(converter, *args, **kwargs)
-
-    def compiling(module: ModuleType) -> Seams:
-        yield replaced(module.ConvertFrameAssert, "__call__", convert)
-        # torch 2.6 exports by the former.
-        if hasattr(module, "get_traced_fn"):
-            yield replaced(module, "get_traced_fn", export)
 
     def calling(module: ModuleType) -> Seams:
         yield replaced(module.OptimizedModule, "__call__", inputs.compiled)
 
-    yield when_imported("torch._dynamo.convert_frame", compiling)
+    yield from compiling(convert, export, "get_traced_fn")
     yield when_imported("torch._dynamo.eval_frame", calling)
     yield inputs.waiting()

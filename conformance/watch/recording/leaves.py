@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.guarding import harmless
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import unsharding
 from conformance.watch import records
 from conformance.watch.recording.parameters import Known, coarsest, own
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sketch import Taken
-
-_SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 _LIKE_THE_MEAN = 1e-2
 """So near to the mean of the entries of its row, the last one is taken for it: then nothing is said."""
@@ -327,4 +325,4 @@ def observe(recording: Recording, leaves: Leaves) -> Seams:
         original(parameter, *args, **kwargs)
         leaves.follow(parameter)
 
-    yield when_imported(_SHARDED, lambda module: [replaced(module.FSDPParam, "init_unsharded_param", unshard)])
+    yield from unsharding(unshard)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from conformance.trace.seams.patching import Seams, replaced, with_subclasses
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import scaling
 from conformance.trace.state.loss_scale import mark
 from conformance.watch import records
 from conformance.watch.recording.parameters import own, sample_of
@@ -14,48 +15,34 @@ from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.steps import THEN_EVERY
 from conformance.watch.sizes import WHOLE
 
-Scaler = torch.amp.GradScaler
-
 
 def observe(recording: Recording) -> Seams:
     """Notes what enabled scalers do."""
 
     def scale(original: Any, scaler: Any, outputs: Any) -> Any:
-        if not begins(scaler, "scale"):
-            return original(scaler, outputs)
         recording.numbers.of("scaler", scaler)
-        with _Inside(recording, "scale"):
-            result = original(scaler, outputs)
+        result = original(scaler, outputs)
         mark(result, scaler.get_scale())
         return result
 
     def unscale(original: Any, scaler: Any, optimizer: Any) -> Any:
-        if not begins(scaler, "unscale"):
-            return original(scaler, optimizer)
         sizes = _sizes(optimizer) if looks(optimizer) else (None, None)
         number, factor = recording.optimizer(optimizer), scaler.get_scale()
         recording.note(records.Unscaled(number, factor, recording.site(), *sizes, within=recording.within))
-        with _Inside(recording, "unscale"):
-            return original(scaler, optimizer)
+        return original(scaler, optimizer)
 
     def step(original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not begins(scaler, "scaler step"):
-            return original(scaler, optimizer, *args, **kwargs)
         number, factor = recording.optimizer(optimizer), scaler.get_scale()
         before = recording.steps.get(number, 0)
-        with _Inside(recording, "scaler step"):
-            result = original(scaler, optimizer, *args, **kwargs)
+        result = original(scaler, optimizer, *args, **kwargs)
         if recording.steps.get(number, 0) == before:
             recording.note(records.Skipped(number, factor, recording.site()))
             recording.flush()
         return result
 
     def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if not begins(scaler, "update"):
-            return original(scaler, *args, **kwargs)
         before = scaler.get_scale()
-        with _Inside(recording, "update"):
-            result = original(scaler, *args, **kwargs)
+        result = original(scaler, *args, **kwargs)
         recording.note(records.Updated(before, scaler.get_scale(), recording.site()))
         return result
 
@@ -65,13 +52,7 @@ def observe(recording: Recording) -> Seams:
         looked = count // recording.settings.every
         return recording.settings.looks_at(count) and (sample_of(looked) == WHOLE or looked % THEN_EVERY == 0)
 
-    def begins(scaler: Any, call: str) -> bool:
-        return scaler.is_enabled() and call not in recording.inside
-
-    around = {"scale": scale, "unscale_": unscale, "step": step, "update": update}
-    for owner in with_subclasses(Scaler):
-        for name in around.keys() & vars(owner).keys():
-            yield replaced(owner, name, around[name])
+    yield from scaling(recording, {"scale": scale, "unscale_": unscale, "step": step, "update": update})
 
 
 def _sizes(optimizer: Any) -> tuple[float | None, float | None]:
@@ -85,14 +66,3 @@ def _sizes(optimizer: Any) -> tuple[float | None, float | None]:
     norm = torch.linalg.vector_norm(torch.stack([one.double() for one in torch._foreach_norm(dense, 2.0)]))
     sizes = torch.stack([largest, norm]).tolist()
     return sizes[0], sizes[1]
-
-
-class _Inside:
-    def __init__(self, recording: Recording, what: str) -> None:
-        self._inside, self._what = recording.inside, what
-
-    def __enter__(self) -> None:
-        self._inside.append(self._what)
-
-    def __exit__(self, *error: object) -> None:
-        self._inside.remove(self._what)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-
 from conformance.trace.seams.guarding import harmless
-from conformance.trace.seams.patching import Seams, replaced, with_subclasses
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import schedules
+from conformance.trace.state.optimizers import unwrapped
 from conformance.watch import records
-from conformance.watch.recording.recording import Recording, unwrapped
+from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.steps import rates
 
 _ENDS = ("total_steps", "T_max")
@@ -23,14 +23,8 @@ def observe(recording: Recording) -> Seams:
     made: WeakKeyDictionary[Any, tuple[str, records.Site]] = WeakKeyDictionary()
 
     def step(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if "schedule" in recording.inside:
-            return original(scheduler, *args, **kwargs)
         before = rates(scheduler.optimizer)
-        recording.inside.append("schedule")
-        try:
-            result = original(scheduler, *args, **kwargs)
-        finally:
-            recording.inside.remove("schedule")
+        result = original(scheduler, *args, **kwargs)
         recording.note(
             records.Scheduled(
                 recording.optimizer(scheduler.optimizer),
@@ -47,11 +41,8 @@ def observe(recording: Recording) -> Seams:
         return result
 
     def initial(original: Any, scheduler: Any) -> Any:
-        recording.inside.append("schedule")
-        try:
+        with recording.inside("schedule"):
             result = original(scheduler)
-        finally:
-            recording.inside.remove("schedule")
         if recording.settings.steps is None:
             made.setdefault(unwrapped(scheduler.optimizer), (type(scheduler).__name__, recording.site()))
         return result
@@ -64,7 +55,4 @@ def observe(recording: Recording) -> Seams:
                 del made[optimizer]
 
     recording.before_writing.append(harmless(note_made))
-    yield replaced(LRScheduler, "_initial_step", initial)
-    for owner in {*with_subclasses(LRScheduler), ReduceLROnPlateau}:
-        if "step" in vars(owner):
-            yield replaced(owner, "step", step)
+    yield from schedules(recording, step, initial)

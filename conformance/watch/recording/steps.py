@@ -11,18 +11,19 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import optimizer_steps
+from conformance.trace.state.optimizers import unwrapped
 from conformance.watch import records
 from conformance.watch.recording import elsewhere
 from conformance.watch.recording.buffers import Buffers
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
-from conformance.watch.recording.recording import Recording, unwrapped
+from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.searches import Search
 from conformance.watch.sizes import WHOLE
 
@@ -37,7 +38,7 @@ MOST_OPTIMIZERS = 2000
 
 _MANY = f"a process makes optimizers again and again, and is watched until it has made {MOST_OPTIMIZERS:,} of them"
 
-_TORCHS = register_optimizer_step_pre_hook.__code__.co_filename
+_TORCHS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 _Read: TypeAlias = tuple[records.Record, list[tuple[Known, Any]]]
 """A step, and the gradients of all its parameters; None if there is none."""
@@ -47,10 +48,7 @@ def observe(recording: Recording) -> Seams:
     """Notes `Stepped` for each outermost step. It is read in the innermost one: a class whose step averages, and then
     calls that of its base, uses what the base finds."""
     steps = _Steps(recording)
-    hooks = (
-        register_optimizer_step_pre_hook(harmless(steps.before)),
-        register_optimizer_step_post_hook(harmless(steps.after)),
-    )
+    hooks = optimizer_steps(steps.before, steps.after)
     yield from hooks
     yield steps.bases
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
+from conformance.laws.chapters.watch_scripts import LAWS
 from conformance.report.ci import Digest
 from conformance.report.command import shown
 from conformance.report.summary import Summary
 from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.laws import LAWS
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.card import cards
 from conformance.watch.report.words import sentence
