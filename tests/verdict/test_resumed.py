@@ -16,7 +16,8 @@ from conformance.trace.events import read
 from conformance.verdict.evidence import Update
 from conformance.verdict.judge import judge
 from conformance.verdict.judgement import POSITION
-from conformance.verdict.resuming import other_scale, other_state
+from conformance.verdict.resuming import other_state
+from conformance.verdict.scaling import other_scale
 from conformance.workloads.workload import LossScale
 
 FAULTS = {fault.name: fault for fault in CATALOGUE}
