@@ -182,11 +182,12 @@ def _reason(raised: trace.Raised) -> Reason:
 
 
 def raised_by(ranks: Sequence[RankEvidence]) -> tuple[str, str]:
-    """What the first rank raised that was not cut off by another one, and the text of the trainer's line."""
+    """What the first rank raised that was not cut off by another one, and the text of the trainer's line; where none
+    raised, the last words of one that did not finish."""
     raised = [rank for rank in ranks if rank.raised is not None]
     first = next((rank for rank in raised if rank.outcome.after is None), next(iter(raised), None))
     if first is None or first.raised is None:
-        return "", ""
+        return _last_words(next((rank.outcome.output for rank in ranks if not rank.outcome.finished), "")), ""
     return _message(first.raised), _text(first.raised.traceback)
 
 
@@ -204,8 +205,12 @@ def _ended(rank: RankEvidence) -> str:
     if how.startswith("killed by"):
         # faulthandler wrote the stack when a signal killed the process.
         return f"rank {rank.outcome.rank} was {how}{_at(_innermost(output))}"
-    last_words = _last(line.strip() for line in output.splitlines() if line.strip())
+    last_words = _last_words(output)
     return f"rank {rank.outcome.rank} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
+
+
+def _last_words(output: str) -> str:
+    return _last(line.strip() for line in output.splitlines() if line.strip()) or ""
 
 
 def _stopped(stack: str) -> str:

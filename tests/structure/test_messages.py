@@ -29,7 +29,8 @@ def reads(source: str) -> Iterator[int]:
         looked_into: list[ast.expr] = []
         match node:
             case ast.Call(func=ast.Attribute(attr=method, value=text), args=arguments) if method in SEARCHES:
-                looked_into = [text, *arguments]
+                words = [one.value for one in arguments if isinstance(one, ast.Constant)]
+                looked_into = [] if words and words[0] in LEVELS else [text, *arguments]
             case ast.Compare(left=ast.Constant(value=str(word)), ops=[ast.In() | ast.NotIn()], comparators=[text]):
                 looked_into = [] if word in LEVELS else [text]
             case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[text]):
