@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.adapter.data import Batch
+    from conformance.adapter.batches import Batch
     from conformance.adapter.declaration import Job, Unsupported, trainer
     from conformance.adapter.task import Task
     from conformance.runner.rank.entering import Entry, enter
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "trainer", "watching"]
 
 _HOMES = {
-    "Batch": "conformance.adapter.data",
+    "Batch": "conformance.adapter.batches",
     "Entry": "conformance.runner.rank.entering",
     "Job": "conformance.adapter.declaration",
     "Task": "conformance.adapter.task",

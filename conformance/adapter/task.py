@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from conformance.adapter.backends import Topology
-from conformance.adapter.data import Batch, Format, GlobalOrder, MicroBatches, Order, Samples, Stream, collate
+from conformance.adapter.batches import Batch, Format, GlobalOrder, MicroBatches, Order, Samples, Stream, collate
 from conformance.adapter.declaration import Unsupported
 from conformance.adapter.models import module, parameters
 from conformance.adapter.optimizer_settings import (

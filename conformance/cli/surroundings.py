@@ -20,8 +20,8 @@ from itertools import chain
 from pathlib import Path
 
 from conformance.adapter.backends import BACKENDS
-from conformance.adapter.importing import last_name, package_root, parsed
 from conformance.adapter.loading import TrainerError, file_of, place_of, reference_names
+from conformance.adapter.trainer_files import last_name, package_root, parsed
 
 
 def machine(targets: Sequence[str], hosts: Sequence[str] = ()) -> dict[str, object]:

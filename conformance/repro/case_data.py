@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conformance.adapter.settings import OptimizerSettings
+from conformance.adapter.optimizer_settings import OptimizerSettings
 from conformance.adapter.task import Task
 from conformance.repro.bundle import Given
 from conformance.workloads.plan import PlannedWindow, order_of, planned_windows, turns_of

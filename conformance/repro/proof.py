@@ -18,8 +18,7 @@ from pathlib import Path
 from conformance.adapter.loading import file_of, function_of
 from conformance.cases.case import Case
 from conformance.report.card import Card
-from conformance.report.text import visible
-from conformance.report.writing import write
+from conformance.report.text import visible, write
 from conformance.repro.script import function_in, script
 from conformance.repro.showing import TIMEOUT, Calls, CannotShow, Counts, Ending, Reading, Shows, shown
 from conformance.repro.sources import CannotCopy, Source

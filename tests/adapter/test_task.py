@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_with_path
 from torch.utils.data import DataLoader, DistributedSampler
 
-from conformance.adapter.data import Batch
+from conformance.adapter.batches import Batch
 from conformance.adapter.declaration import UnsupportedGroups
 from conformance.adapter.optimizer_settings import LossScaling
 from conformance.adapter.task import Task

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conformance.verdict.guard import OTHER_ORDER
+from conformance.verdict.judgement import OTHER_ORDER
 
 from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE

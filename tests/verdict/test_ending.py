@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.adapter.data import Batch
+from conformance.adapter.batches import Batch
 from conformance.adapter.declaration import Unsupported, UnsupportedGroups
 from conformance.adapter.models import module
 from conformance.runner.rank.reporting import described
