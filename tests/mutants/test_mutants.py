@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conformance.verdict.judgement import OTHER_ORDER
 
 from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.causes import causes, title
+from conformance.verdict.judgement import OTHER_ORDER
 from fixtures.kill import broken, checks, items, judged
 from fixtures.specimens import named, specimens
 
