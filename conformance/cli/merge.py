@@ -37,7 +37,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
     folder = RunFolder(options.output or Path())
     if (wrong := folder.unwritable()) is not None:
-        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
+        return say(wrong, USAGE)
     rendered = folder.own.with_suffix(".html")
     try:
         together = merged([(path, read_results(path)) for path in options.results], command)

@@ -177,7 +177,6 @@ def _written(
 def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: Any) -> Written:
     """Run a case again, and write a script for it; ``how``: see `written`. Raises CannotCopy, CannotShow,
     RunnerError."""
-    from conformance.oracle.faults import CATALOGUE
     from conformance.report.card import card_of
     from conformance.repro.proof import written
     from conformance.repro.script import why_not
@@ -194,8 +193,7 @@ def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: A
     case = record(item.case, item.trainer, item.target, item.command, judgement, outcome.seconds)
     if not case.failed:
         raise CannotShow(f"{case.id} does not fail when it is run again ({case.verdict}): {case.headline}")
-    card = card_of(case, {fault.name: fault.text for fault in CATALOGUE})
-    return written(item.case, judgement, item.target, card, output, **how)
+    return written(item.case, judgement, item.target, card_of(case), output, **how)
 
 
 def _item(target: str, id: str, servers: Servers) -> Item:

@@ -26,7 +26,7 @@ from conformance.cli.exits import (
 )
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
 from conformance.launchers import NAMES, LaunchError
-from conformance.suite.options import add_options
+from conformance.suite.options import add_options, whole_number
 
 if TYPE_CHECKING:
     from conformance.cli.engine import Engine
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--processes",
-        type=_processes,
+        type=whole_number("processes"),
         metavar="N",
         help="cases at a time (default: one for each core)",
     )
@@ -125,11 +125,8 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             return CONFORMING
         hosts.time_limit = options.time_limit
     folder = RunFolder(options.output or Path())
-    wrong = folder.unwritable()
-    if wrong is not None:
-        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
-    if (reason := formats.unwritable_file(options, *folder.files)) is not None:
-        return say(reason, USAGE)
+    if (wrong := folder.unwritable() or formats.unwritable_file(options, *folder.files)) is not None:
+        return say(wrong, USAGE)
     options.trainer = [*map(relative, options.trainer)]
     surroundings = machine(options.trainer, () if hosts is None else hosts.hosts)
     files = sources(options.trainer)
@@ -207,12 +204,6 @@ def _where(folder: RunFolder) -> str:
     if (kept := folder.kept()) is not None:
         return f"; the results are in {kept}"
     return f"; somebody removed the results of this run from {folder.results.parent}"
-
-
-def _processes(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; write a whole number from 1")
-    return int(text)
 
 
 def _hosts(options: argparse.Namespace) -> Hosts | None:

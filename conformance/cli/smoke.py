@@ -96,7 +96,6 @@ def _size(item: Item) -> tuple[bool, bool, int, int]:
 
 
 def _print(case: CaseRecord, console: Console) -> None:
-    from conformance.oracle.faults import CATALOGUE
     from conformance.report.card import card_of
     from conformance.report.text import STYLES
     from conformance.report.verdicts import LOOKS
@@ -105,5 +104,5 @@ def _print(case: CaseRecord, console: Console) -> None:
     seconds = "" if case.seconds is None else f"  {case.seconds:.1f} s"
     console.print(Text.assemble((look.glyph, STYLES[look.tone]), f" {case.trainer}  {case.id}", (seconds, "dim")))
     if case.failed:
-        for line in card_of(case, {fault.name: fault.text for fault in CATALOGUE}).lines():
+        for line in card_of(case).lines():
             console.print(Text(f"  {line}"), soft_wrap=True)

@@ -26,6 +26,7 @@ from conformance.cli.exits import (
 )
 from conformance.cli.files import WATCH_REPORT, OutputFolder
 from conformance.results import ResultsError
+from conformance.suite.options import whole_number
 from conformance.watch.judging.properties import VALUES, Property
 
 if TYPE_CHECKING:
@@ -55,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--steps",
-        type=_count,
+        type=whole_number("steps"),
         metavar="N",
         help="watch the first N steps of each optimizer; the script goes on unwatched",
     )
-    parser.add_argument("--every", type=_count, default=1, metavar="N", help="look at one window of N")
+    parser.add_argument("--every", type=whole_number("steps"), default=1, metavar="N", help="look at one window of N")
     parser.add_argument("--stop", action="store_true", help="end the script at the first violation")
     parser.add_argument(
         "--grace",
@@ -102,7 +103,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
     folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
     if folder is not None and (wrong := folder.unwritable()) is not None:
-        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
+        return say(wrong, USAGE)
     if (reason := formats.unwritable_file(options, *(folder.files if folder is not None else ()))) is not None:
         return say(reason, USAGE)
     # A command that cannot be started leaves the earlier report.
@@ -178,12 +179,6 @@ def _exit(of: Outcome, *, strict: bool) -> int:
 def _as_in_a_shell(code: int | None) -> int:
     """An exit code; negative for a signal."""
     return 0 if code is None else code if code >= 0 else 128 - code
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; write a whole number from 1")
-    return int(text)
 
 
 def _expectation(text: str) -> tuple[Property, str]:

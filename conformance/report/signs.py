@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +72,7 @@ def _of(
         return
     if case.verdict == "INCONCLUSIVE":
         # Nothing is proved, so nothing is a cause.
-        yield Cause("reason", without_numbers(case.headline))
+        yield Cause("reason", _reason(case))
         return
     for finding in case.findings:
         if finding.level == "MUST" and finding.law not in (*NUMERIC_LAWS, *innocent):
@@ -88,10 +87,10 @@ def _of(
     if case.first_difference is not None or case.diverged is not None:
         yield Cause("unknown", "")
     elif case.verdict in ("CRASH", "HANG"):
-        words = _words(case.headline)
-        yield Cause("ending", CUT_SHORT if words in cut_short else f"{case.verdict}: {words}")
+        reason = _reason(case)
+        yield Cause("ending", CUT_SHORT if reason in cut_short else reason)
     else:
-        yield Cause("reason", f"{case.verdict}: {without_numbers(case.headline)}")
+        yield Cause("reason", _reason(case))
 
 
 def key_of(finding: Finding) -> str:
@@ -113,9 +112,9 @@ def _innocent(failed: Sequence[CaseRecord]) -> frozenset[str]:
 
 
 def _only_cut_short(failed: Sequence[CaseRecord]) -> frozenset[str]:
-    """The words of crashes that come only where the processes were killed while they saved."""
-    crashed = [(_words(case.headline), "killed" in case.resumed) for case in failed if case.verdict == "CRASH"]
-    return frozenset(words for words, killed in crashed if killed) - {words for words, killed in crashed if not killed}
+    """The reasons of crashes that come only where the processes were killed while they saved."""
+    crashed = [(_reason(case), "killed" in case.resumed) for case in failed if case.verdict == "CRASH"]
+    return frozenset(one for one, killed in crashed if killed) - {one for one, killed in crashed if not killed}
 
 
 def _mistakes(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> dict[Cause, Cause]:
@@ -192,14 +191,11 @@ def _common_bugs(some: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> tup
     return tuple(name for name in names if PAIR not in name and not any(speaks_against(case, name) for case in cases))
 
 
-def _words(text: str) -> str:
-    """The words in the text, in no order: which rank raises first, and tells of another one, is a race."""
-    return " ".join(sorted({word.strip("#()[].,;:'\"") for word in without_numbers(text).split()}))
-
-
-def without_numbers(text: str) -> str:
-    """The text with all numbers alike, but those of lines."""
-    return re.sub(r"(?<![:\w.-])-?\d[\w.+-]*", "#", text)
+def _reason(case: CaseRecord) -> str:
+    """What tells the reason of a verdict from others: its code and its line, or else the whole sentence."""
+    reason = case.reason
+    known = [reason.code, reason.where] if reason is not None and reason.code else [case.headline]
+    return ": ".join(filter(None, [case.verdict, *known]))
 
 
 #: Joins the names of bugs that no case tells apart.

@@ -103,6 +103,7 @@ class CaseRecord:
     device: Annotated[str, "`cpu` or `cuda`"]
     verdict: Annotated[Verdict, "one of the twelve verdicts"]
     headline: Annotated[str, "the verdict's reason in one line; for a case that did not run, why, and what to do"]
+    reason: Annotated[Reason | None, "what the headline says, as far as no other field does"] = None
     resumed_at: Annotated[
         int | None,
         "after how many windows training was stopped, to be resumed in fresh processes; null if it ran through",
@@ -167,6 +168,15 @@ class CaseRecord:
     def repro_command(self) -> str:
         """Writes a standalone script that shows why the case fails."""
         return f"conformance repro {self.id} {quoted(self.target)}"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What the headline of a case that fails says, as data."""
+
+    code: Annotated[str, "the same in all cases that fail for this reason, such as the type of what was raised"] = ""
+    where: Annotated[str | None, "the lines that it is about: `train.py:41`, as in a finding"] = None
+    source: Annotated[tuple[str, ...], "the text of each line that `where` names, as in a finding"] = ()
 
 
 @dataclass(frozen=True)

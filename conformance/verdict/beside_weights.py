@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from conformance.cases.case import INSIDE_WINDOW, Case
 from conformance.laws.run import Rank, Run
-from conformance.results.records import PASSED
+from conformance.results.records import PASSED, Reason
 from conformance.trace.events import Average, Buffers, Draw, Forward, Vector
 from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, not_held
 from conformance.verdict.resuming import other_bits
@@ -53,7 +53,7 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
         if found.owner is not None:
             judgement.ways = (*judgement.ways, found.owner)
         if found.unknown is not None and judgement.verdict in PASSED:
-            judgement.overrule("INCONCLUSIVE", found.unknown)
+            judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
         if found.wrong is not None:
             judgement.guards += (not_held(name, expected, found.wrong),)
             judgement.overrule("FAIL (numerics)", found.wrong)

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+from conformance.results.records import Reason
 from conformance.runner.outcome import Outcome
 from conformance.trace import events as trace
 from conformance.trace.words import enumerated
@@ -60,20 +61,20 @@ _OF_SHAPES = re.compile(
 _OF_BATCHES = re.compile(r"batch|data|loader|next\(", re.I)
 
 
-def what_there_is(workload: Workload, headline: str, line: str) -> str:
+def what_there_is(workload: Workload, message: str, line: str) -> str:
     """Of what is not as the trainer expected, in words that follow the headline. ``line``: the text of that in which it
     crashed."""
-    if parts := _parts_of_batches(workload, headline):
+    if parts := _parts_of_batches(workload, message):
         # A line that unpacks a batch is not about parameters.
-        return parts if _OF_BATCHES.search(line) else parts + _parameters_of(workload.model, headline)
-    if "to unpack (expected 1" in headline and _OF_BATCHES.search(line):
+        return parts if _OF_BATCHES.search(line) else parts + _parameters_of(workload.model, message)
+    if "to unpack (expected 1" in message and _OF_BATCHES.search(line):
         return _unpacked(workload)
-    if _OF_SHAPES.search(headline):
+    if _OF_SHAPES.search(message):
         return (
             f"; in this case the model takes inputs of (m, {workload.model.features}) alone, and predictions and "
             "targets are (m, 1)"
         )
-    return _parameters_of(workload.model, headline)
+    return _parameters_of(workload.model, message)
 
 
 def parameters_without_gradients(model: Model) -> Iterator[str]:
@@ -86,12 +87,12 @@ def parameters_without_gradients(model: Model) -> Iterator[str]:
         yield f"in this case some samples do not use {enumerated(unused)}, so that `.grad` may be None"
 
 
-def _parameters_of(model: Model, headline: str) -> str:
+def _parameters_of(model: Model, message: str) -> str:
     """How many parameters there are, if a trainer crashed on what may be another number of them than it expected."""
     names = [tensor.name for tensor in model.tensors]
     count = len(names)
     otherwise = rf"too many values to unpack (?!\(expected {count}\b)|not enough values to unpack .*got {count}\)"
-    if not re.search(otherwise, headline):
+    if not re.search(otherwise, message):
         return ""
     others = "" if model.name == Linear.name else ", or declare the `models` that the trainer can take"
     return (
@@ -100,11 +101,11 @@ def _parameters_of(model: Model, headline: str) -> str:
     )
 
 
-def _parts_of_batches(workload: Workload, headline: str) -> str:
+def _parts_of_batches(workload: Workload, message: str) -> str:
     """How many there are, if a trainer may have crashed on the weights."""
     if workload.loss == "weighted":
-        return _unpacked(workload) if "too many values to unpack (expected 2" in headline else ""
-    return _unpacked(workload) if re.search(r"not enough values to unpack \(expected [3-9], got 2\)", headline) else ""
+        return _unpacked(workload) if "too many values to unpack (expected 2" in message else ""
+    return _unpacked(workload) if re.search(r"not enough values to unpack \(expected [3-9], got 2\)", message) else ""
 
 
 def _unpacked(workload: Workload) -> str:
@@ -120,8 +121,8 @@ _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parent
 
 def ending(
     ranks: Sequence[RankEvidence], outcome: Outcome
-) -> tuple[Literal["HANG", "CRASH", "UNSUPPORTED"], str] | None:
-    """The verdict and its headline; None if every rank delivered."""
+) -> tuple[Literal["HANG", "CRASH", "UNSUPPORTED"], str, Reason] | None:
+    """The verdict, its headline and the reason; None if every rank delivered."""
     missing = [rank for rank in ranks if not rank.outcome.finished]
     if not missing:
         return None
@@ -129,17 +130,19 @@ def ending(
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
         if not first.raised.declined:
-            return "CRASH", _what(first.raised)
+            return "CRASH", _what(first.raised), _reason(first.raised)
         if _has_trained(ranks):
-            return "CRASH", f"{_what(first.raised)}; {_TOO_LATE}"
-        return "UNSUPPORTED", _message(first.raised) or "the trainer declines this case"
+            return "CRASH", f"{_what(first.raised)}; {_TOO_LATE}", _reason(first.raised)
+        return "UNSUPPORTED", _message(first.raised) or "the trainer declines this case", Reason("declined")
     if outcome.timed_out:
         places = groupby(missing, lambda rank: (rank.outcome.exit, _stopped(rank.outcome.stack or "")))
-        return "HANG", "; ".join(
+        said = "; ".join(
             f"{named([rank.outcome.rank for rank in alike])} did not finish: {how}{where}"
             for (how, where), alike in places
         )
-    return "CRASH", _ended(first)
+        stopped = {_stopped(rank.outcome.stack or "") for rank in missing}
+        return "HANG", said, Reason(" and ".join(["hung", *sorted(stopped)]))
+    return "CRASH", _ended(first), Reason(f"{first.outcome.exit}{_at(_innermost(first.outcome.output))}")
 
 
 def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
@@ -172,13 +175,26 @@ def _what(raised: trace.Raised) -> str:
     return f"rank {raised.rank} raised {what}" + (f" ({where})" if where else "")
 
 
-def line_of(ranks: Sequence[RankEvidence]) -> str:
-    """The text of the trainer's line in which the first rank raised that was not cut off by another one."""
+def _reason(raised: trace.Raised) -> Reason:
+    """The type of what was raised, and the trainer's line."""
+    where, text = _last(_frames(raised.traceback)), _text(raised.traceback)
+    return Reason(f"raised {raised.type}", where, (text,) if where and text else ())
+
+
+def raised_by(ranks: Sequence[RankEvidence]) -> tuple[str, str]:
+    """What the first rank raised that was not cut off by another one, and the text of the trainer's line; where none
+    raised, the last words of one that did not finish."""
     raised = [rank for rank in ranks if rank.raised is not None]
     first = next((rank for rank in raised if rank.outcome.after is None), next(iter(raised), None))
-    text = first.raised.traceback if first is not None and first.raised is not None else ""
-    ends = [frame.end() for frame in _FRAME.finditer(text) if _is_trainers(frame)]
-    return text[ends[-1] :].split("\n", 2)[1] if ends and "\n" in text[ends[-1] :] else ""
+    if first is None or first.raised is None:
+        return _last_words(next((rank.outcome.output for rank in ranks if not rank.outcome.finished), "")), ""
+    return _message(first.raised), _text(first.raised.traceback)
+
+
+def _text(traceback: str) -> str:
+    """The text of the trainer's line in which it raised, which Python has put into the traceback."""
+    ends = [frame.end() for frame in _FRAME.finditer(traceback) if _is_trainers(frame)]
+    return traceback[ends[-1] :].split("\n", 2)[1].strip() if ends and "\n" in traceback[ends[-1] :] else ""
 
 
 def _ended(rank: RankEvidence) -> str:
@@ -189,8 +205,12 @@ def _ended(rank: RankEvidence) -> str:
     if how.startswith("killed by"):
         # faulthandler wrote the stack when a signal killed the process.
         return f"rank {rank.outcome.rank} was {how}{_at(_innermost(output))}"
-    last_words = _last(line.strip() for line in output.splitlines() if line.strip())
+    last_words = _last_words(output)
     return f"rank {rank.outcome.rank} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
+
+
+def _last_words(output: str) -> str:
+    return _last(line.strip() for line in output.splitlines() if line.strip()) or ""
 
 
 def _stopped(stack: str) -> str:

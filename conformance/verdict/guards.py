@@ -180,7 +180,7 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     if (found := redundant(case, ranks)) is None:
         return Guard(SHARDS, True, expected, expected, "")
     if (left := left_over(case, ranks, found.window, repeats=True)) is not None:
-        return adds_to(left)
+        return adds_to(*left)
     text, lost = found.text, None
     if case.resumed_at is not None and found.window >= case.resumed_at:
         # Who has lost the position between two windows reads what seems to be another rank's, where samples are equal.

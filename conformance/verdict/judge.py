@@ -5,7 +5,7 @@ What the numbers alone say, and how a run that ended early is judged, is in `con
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.laws.checking import Finding, check_all, without_harmless
 from conformance.laws.run import Run, no_cyclic_collection
 from conformance.oracle.power import shows_least_harm
-from conformance.results.records import PASSED
+from conformance.results.records import PASSED, Reason
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.trace.hindsight.shards import joined
@@ -67,12 +67,12 @@ def look_for_mistake(case: Case, judgement: Judgement) -> None:
     ground: Ground = "other rows" if of_rows else "adapter"
     if found is not None and (not broken or overrules(ground, broken[0].ground)):
         judgement.mistake = found
-        judgement.overrule("SETUP", found.text)
+        judgement.overrule("SETUP", found.text, Reason(where=found.where))
         return
     if judgement.allows("loss"):
-        for text in filter(None, map(rounded_loss, judgement.runs[0].ranks)):
-            judgement.guards += (not_held(LOSS, "right to the last bit", text),)
-            judgement.overrule("FAIL (numerics)", text)
+        for text, where in filter(None, map(rounded_loss, judgement.runs[0].ranks)):
+            judgement.guards += (not_held(LOSS, "right to the last bit", text, where=where),)
+            judgement.overrule("FAIL (numerics)", text, Reason(where=where))
             return
 
 
@@ -136,16 +136,12 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     runs = Run.lives(case.spec(), whole)
     judgement = by_numbers(case, outcome, runs, declares)
     judgement.runs = runs
-    unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
-    if judgement.verdict not in PASSED:
-        # Right numbers show that windows and weights are those of the steps.
-        unseen = unseen or unplaced(case, judgement.ranks)
-        if judgement.divergence is None and not judgement.broken:
-            unseen = unseen or changed_after_training(judgement.ranks, judgement.trajectory)
+    code, unseen = next(((code, text) for code, text in _unseen(case, judgement) if text is not None), ("", None))
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.
         if not judgement.has_ended_early:
             judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen, judgement.denied
+            judgement.reason = Reason(code)
             judgement.difference = judgement.divergence = None
             judgement.suspects = Suspects()
         return judgement
@@ -181,8 +177,19 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
         if against and judgement.verdict in PASSED:
             judgement.overrule("FAIL (law)", against[0])
     if judgement.verdict == "FAIL (numerics)" and (unknown := rounded(case, judgement)) is not None:
-        judgement.overrule("INCONCLUSIVE", unknown)
+        judgement.overrule("INCONCLUSIVE", unknown, Reason("rounded"))
     return judgement
+
+
+def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, str | None]]:
+    """What may not be seen, and what of it is not, in a sentence."""
+    yield "recorder", _failed(judgement.ranks)
+    yield "unobserved", unobserved(case, judgement.ranks)
+    # Right numbers show that windows and weights are those of the steps.
+    if judgement.verdict not in PASSED:
+        yield "unplaced", unplaced(case, judgement.ranks)
+        if judgement.divergence is None and not judgement.broken:
+            yield "changed after training", changed_after_training(judgement.ranks, judgement.trajectory)
 
 
 def _joined(case: Case, outcome: Outcome) -> Sequence[Sequence[dict[str, Any]]]:
@@ -201,6 +208,7 @@ def _give_way_to_numbers(judgement: Judgement) -> None:
         "INCONCLUSIVE",
         f"{doubtful.law.id}: {doubtful.broken.however}; what that does may be smaller than the error bound of this "
         "case, so its numbers do not show whether it is a mistake: a case that is exact decides",
+        Reason(doubtful.law.id),
     )
 
 

@@ -10,7 +10,7 @@ from conformance.laws.run import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.power import Power
 from conformance.oracle.recurrence import Trajectory
-from conformance.results.records import Behaviour, Verdict
+from conformance.results.records import Behaviour, Reason, Verdict
 from conformance.verdict.comparison import Difference, Divergence
 from conformance.verdict.diagnosis import Suspects
 from conformance.verdict.evidence import RankEvidence, named
@@ -41,7 +41,8 @@ OWN_ORDERS = "the ranks go through an epoch in different orders"
 @dataclass(frozen=True)
 class Guard:
     """``text`` is the headline if the guard does not hold. ``ground``: what that is against what else is wrong.
-    ``diagnosis``: which mistake breaks it, where its name leaves that open.
+    ``diagnosis``: which mistake breaks it, where its name leaves that open. ``where``: the line that breaks it, if one
+    is known.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Guard:
     text: str
     ground: Ground = "guard"
     diagnosis: str = ""
+    where: str | None = None
 
     @property
     def explains(self) -> bool:
@@ -64,13 +66,15 @@ def on_every_rank(name: str, without: Sequence[int], text: str) -> Guard:
     return Guard(name, not without, everywhere, f"not on {named(without)}" if without else everywhere, text)
 
 
-def not_held(name: str, expected: str, text: str, observed: str = "", diagnosis: str = "") -> Guard:
+def not_held(
+    name: str, expected: str, text: str, observed: str = "", diagnosis: str = "", where: str | None = None
+) -> Guard:
     """A guard that does not hold. ``observed``: the text, if nothing shorter says it."""
-    return Guard(name, False, expected, observed or text, text, diagnosis=diagnosis)
+    return Guard(name, False, expected, observed or text, text, diagnosis=diagnosis, where=where)
 
 
-def adds_to(left: str) -> Guard:
-    return not_held("gradients of no window", "none", left)
+def adds_to(left: str, where: str | None) -> Guard:
+    return not_held("gradients of no window", "none", left, where=where)
 
 
 @dataclass
@@ -79,6 +83,7 @@ class Judgement:
 
     verdict: Verdict
     headline: str
+    reason: Reason | None = None
     ranks: tuple[RankEvidence, ...] = ()
     runs: tuple[Run, ...] = ()
     laws: tuple[Verified, ...] = ()
@@ -131,7 +136,7 @@ class Judgement:
             if rank.denied
         ][:1]
 
-    def overrule(self, verdict: Verdict, headline: str) -> None:
+    def overrule(self, verdict: Verdict, headline: str, reason: Reason | None = None) -> None:
         """Replace the verdict and its headline, which becomes the first note."""
         self.notes.insert(0, self.headline)
-        self.verdict, self.headline = verdict, headline
+        self.verdict, self.headline, self.reason = verdict, headline, reason

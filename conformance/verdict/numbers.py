@@ -13,13 +13,13 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, bounded, power
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
-from conformance.results.records import PASSED
+from conformance.results.records import PASSED, Reason
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
 from conformance.verdict.attempts import evidence
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
-from conformance.verdict.ending import ending, line_of, parameters_without_gradients, what_there_is
+from conformance.verdict.ending import ending, parameters_without_gradients, raised_by, what_there_is
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
 from conformance.verdict.guards import guards
@@ -38,6 +38,7 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
+        judgement.reason = Reason("no step")
         judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
         return
     by_weights = judgement.by_weights
@@ -54,6 +55,7 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     elif judgement.power is not None and not judgement.power.sufficient:
         passes = judgement.power.fault.text
     if passes is not None:
+        judgement.reason = Reason("too little power")
         judgement.headline = _too_little_power(reading, right, by_weights)
         judgement.notes.insert(0, f"a trainer that {passes} could pass")
         return
@@ -103,24 +105,27 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
         notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
         if ended[0] == "CRASH":
             notes += parameters_without_gradients(case.problem.workload.model)
-        verdict, headline = ended
+        verdict, headline, reason = ended
         if verdict == "CRASH":
-            headline += what_there_is(case.problem.workload, headline, line_of(ranks))
+            headline += what_there_is(case.problem.workload, *raised_by(ranks))
         if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
             headline += f"; {context}"
-        return Judgement(verdict, headline, ranks, notes=notes)
-    judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))
+        return Judgement(verdict, headline, reason, ranks, notes=notes)
+    judgement = Judgement("FAIL (numerics)", "", ranks=ranks, guards=guards(case, ranks))
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)
     try:
         _numbers(case, judgement, wrong, declares)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
+        judgement.reason = Reason("no error bound")
         wrong.append(("precision", f"no finite error bound: {error}; take the cases that are exact for an answer"))
     _make_up_for_unseen(judgement, wrong)
     _explain(judgement, wrong)
     if wrong:
         judgement.headline, *judgement.notes = spoken(wrong)
+        known = (guard.where for guard in judgement.guards if guard.text == judgement.headline and guard.where)
+        judgement.reason = next(map(_at, known), judgement.reason)
     at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.holds]
     if context is not None and judgement.headline in at_seam:
         judgement.headline += f"; {context}"
@@ -130,6 +135,10 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
         if rank.outcome.exit != "exited 0"
     ]
     return judgement
+
+
+def _at(where: str) -> Reason:
+    return Reason(where=where)
 
 
 def _without_oracle(judgement: Judgement) -> list[Claim]:
@@ -157,7 +166,7 @@ def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:
         )
     elif unseen:
         judgement.notes.append(judgement.headline)
-        judgement.verdict = "INCONCLUSIVE"
+        judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason(unseen[0].name)
         judgement.headline = (
             f"{unseen[0].text}, and which samples each rank trained on cannot be seen either; average through "
             "torch.distributed, or pass the model the inputs as they are in the batch"
@@ -190,7 +199,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
             if scaled:
                 _judge_scaler(trajectory, workload.clip, judgement, wrong, fit=True)
                 if not wrong and may_begin_higher(trajectory, ranks):
-                    judgement.verdict = "INCONCLUSIVE"
+                    judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason("began with another scale")
                     wrong.append(("precision", _BEGAN_HIGHER.format(float(workload.scale.init_scale))))
                     return
             ignored = ignored_precision(reading, trajectory, ranks)
@@ -222,6 +231,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
         if guard is not None and is_open and all(other.holds for other in judgement.guards):
             judgement.guards += (guard,)
     elif not wrong:
+        judgement.reason = Reason("number of steps")
         what = "changes of the weights" if ranks[0].steps_by_hand else "optimizer steps"
         wrong.append(("difference", f"{len(ranks[0].steps)} {what} instead of {len(right.steps)}"))
     if scaled:
@@ -236,8 +246,10 @@ def _judge_scaler(
     if stepped is not None:
         judgement.guards += (not_held("overflows are skipped", "always", stepped),)
         wrong.append(("overflow", stepped))
-    faults = scaler_faults(right, judgement.ranks, clip, fit=fit)
-    wrong += [("scaler", fault) for fault in faults if fault != stepped]
+    faults = [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault != stepped]
+    if faults and not wrong:
+        judgement.reason = Reason("loss scale")
+    wrong += [("scaler", fault) for fault in faults]
 
 
 def _closest(

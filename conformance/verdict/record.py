@@ -156,6 +156,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         steps = _steps(trajectory.steps, shown, case.arithmetic.master, wrong)
     return replace(
         without_evidence(case, trainer, target, command, judgement.verdict, judgement.headline),
+        reason=judgement.reason,
         micro_batch_size=problem.layout.micro_batch_size,
         seconds=round(seconds, 4),
         notes=tuple(judgement.notes),

@@ -19,7 +19,9 @@ Rows: TypeAlias = Sequence[int | None]
 Backward: TypeAlias = tuple[BackwardEnd, Rows]
 
 
-def left_over(case: Case, ranks: Sequence[RankEvidence], window: int, *, repeats: bool = False) -> str | None:
+def left_over(
+    case: Case, ranks: Sequence[RankEvidence], window: int, *, repeats: bool = False
+) -> tuple[str, str | None] | None:
     """Along which further gradients the step of a window goes, too; None if along none, or the rows do not show it.
 
     ``repeats``: they must be of samples that the rank also reads in the window. Who reads the samples of other ranks
@@ -30,13 +32,15 @@ def left_over(case: Case, ranks: Sequence[RankEvidence], window: int, *, repeats
         left = _left(rank, window, planned)
         again = any(row in planned for _, rows in left for row in rows)
         if left and (again or not repeats):
-            where = left[0][0].where
-            at = " ({}:{})".format(*where) if where else ""
+            event = left[0][0]
+            where = "{}:{}".format(*event.where) if event.where else None
+            at = f" ({where})" if where else ""
             several = f"{len(left)} backwards" if left[1:] else "a backward"
-            return (
+            text = (
                 f"in window {window}, rank {rank.outcome.rank} adds its gradients to those of {several}{at} before it, "
                 "which no step has used; clear these, or evaluate under `torch.no_grad()`"
             )
+            return text, where
     return None
 
 

@@ -17,6 +17,7 @@ from conformance.report.ci import digest, endpoint, escaped, junit, markdown, sa
 from conformance.report.html import render_html
 from conformance.results import Results, read_results
 from conformance.results.plain import NON_FINITE
+from conformance.results.records import Reason
 
 #: From https://github.com/oasis-tcs/sarif-spec, without its white space.
 SCHEMA = json.loads(Path(__file__).with_name("sarif-schema-2.1.0.json").read_text())
@@ -126,20 +127,14 @@ def test_numbers_alone_blame_no_line_and_say_what_was_looked_at(results):
     assert not any(line.startswith("at: ") for line in lines)
 
 
-def test_the_line_that_a_headline_names_is_the_place(results):
+def test_the_line_of_a_reason_is_the_place_also_with_spaces_and_commas_in_its_path(results):
     case = next(case for case in results.cases if case.first_difference and not case.findings and not case.diverged)
-    case = replace(case, headline="the loss (f.py:9, called from loop.py:41) is rounded", guards=())
+    reason = Reason(where="f.py:9, called from my runs, old/loop.py:41", source=("step()", "fit(x)"))
+    case = replace(case, target="my runs, old/loop.py:train", reason=reason, guards=())
     [card] = cards(replace(results, cases=(case,)))
-    assert (card.where, card.seen) == ("f.py:9, called from loop.py:41", None)
-
-
-def test_the_line_of_a_crash_comes_from_its_traceback(results):
-    case = next(case for case in results.cases if case.verdict == "CRASH")
-    trace = 'File "/a/other.py", line 7, in f\n    g()\n  File "src/loop.py", line 7, in g\n    model(x)\n    ^^^^^\n'
-    rank = replace(case.ranks[0], traceback=trace)
-    case = replace(case, headline="rank 0 raised ValueError: no (loop.py:7)", findings=(), ranks=(rank,))
-    [card] = cards(replace(results, cases=(case,)))
-    assert [*card.source_lines()] == ["  7 | model(x)"]
+    assert (card.where, card.seen) == (reason.where, None)
+    assert card.own_line == ("my runs, old/loop.py", 41)
+    assert [*card.source_lines()] == ["   9 | step()", "  41 | fit(x)"]
 
 
 def test_nothing_of_a_trainer_is_markup(results, hostile):
