@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from conformance.cases.case import Case
 from conformance.laws.sharing import averages_weights
-from conformance.oracle.averaged_weights import AVERAGES_WEIGHTS
+from conformance.oracle.accepted_readings import AVERAGES_WEIGHTS
 from conformance.oracle.rounding import odd_part
 from conformance.verdict.answers import accepted_by, fit, without_gradients
 from conformance.verdict.evidence import RankEvidence, exactly

@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from conformance.oracle.accepted_readings import readings
-from conformance.oracle.averaged_weights import AVERAGES_WEIGHTS
+from conformance.oracle.accepted_readings import AVERAGES_WEIGHTS, readings
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard

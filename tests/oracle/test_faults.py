@@ -11,11 +11,10 @@ import pytest
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.deviation import deviating, pairs
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.faults.short_windows import AddsWhatIsLeft
 from conformance.oracle.power import Power, power, separation
-from conformance.oracle.recurrence import Recurrence, Step
+from conformance.oracle.recurrence import Recurrence, Step, deviating, pairs
 from conformance.workloads.layout import Layout
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import distributed, has_epochs
+from conformance.oracle.faults.catalogue import distributed, fault, has_epochs
 from conformance.oracle.faults.stale_weights import has_room_for_other_weights
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Window
