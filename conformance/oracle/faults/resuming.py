@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import distributed, fault, has_groups, schedules
-from conformance.oracle.faults.epochs import in_first_order, shuffles
+from conformance.oracle.faults.data_and_weights import in_first_order, shuffles
 from conformance.oracle.gradient import enclosed
 from conformance.oracle.optimizers import AdamWRule
 from conformance.oracle.recurrence import Recurrence
