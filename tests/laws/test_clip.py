@@ -8,7 +8,7 @@ import pytest
 
 from .building import TWO, a_run, backward, event, forward, hold, micro_batch, step
 from .building_ddp import ALL_REDUCE
-from .findings import all_checked, broken_of, checked, found, laws_of, tables
+from .findings import all_checked, broken_of, checked, found, laws_in, tables
 
 APART = [[2.0, 0.0], [0.0, 1.0]]
 HELD = event("optimizer")
@@ -131,7 +131,7 @@ test_broken, test_allowed = tables(BREAKING, ALLOWED, "clip")
 
 
 def test_every_law_is_broken_by_a_trace():
-    assert set(BREAKING) == laws_of("clip")
+    assert set(BREAKING) == laws_in("clip")
 
 
 def test_windows_that_keep_the_laws_count():
