@@ -19,7 +19,7 @@ from conformance.workloads.registry import made, standard
 from conformance.workloads.workload import SGD, LossScale, Sample, Workload
 
 from .strategies import dyadic_jobs, recipe_jobs
-from .training import PLACEMENTS, Style, styles, train
+from .training import PLACEMENTS, Style, fitting, styles, train
 
 precisions = st.sampled_from(list(PRECISIONS))
 filtered = [HealthCheck.filter_too_much, HealthCheck.too_slow]
@@ -37,14 +37,6 @@ def is_certified(job, precision):
         # Gradients may overflow between the ranks, where no scaler sees it.
         assert PRECISIONS[precision].wire.name == "fp16"
         return False
-
-
-def fitting(style, workload, even=True):
-    """The style, with a placement that is right for this loss: means of means are not the weighted mean."""
-    if (workload.loss == "weighted" or not even) and style.placement.startswith("mean"):
-        sums = [placement for placement in PLACEMENTS if not placement.startswith("mean")]
-        return replace(style, placement=sums[style.seed % len(sums)])
-    return style
 
 
 def assert_equal_to_the_bit(job, precision, style, right):
@@ -76,7 +68,7 @@ def inexact_somewhere(job, precision, right):
 def test_certified_random_workloads(job, precision, ways):
     assume(is_certified(job, precision))
     for style in ways:
-        assert_equal_to_the_bit(job, precision, fitting(style, job[0]), right_answer(job, precision))
+        assert_equal_to_the_bit(job, precision, fitting(style, *job), right_answer(job, precision))
 
 
 def test_what_may_overflow_on_the_wire_is_not_certified():
@@ -101,7 +93,7 @@ def test_certified_random_recipes(job, order, style):
     exact = [precision for precision in order if is_certified(job, precision)]
     assume(exact)
     for precision in exact[:2]:
-        assert_equal_to_the_bit(job, precision, fitting(style, job[0]), right_answer(job, precision))
+        assert_equal_to_the_bit(job, precision, fitting(style, *job), right_answer(job, precision))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -119,7 +111,7 @@ def test_standard_workloads(name, precision, data):
     right = right_answer(job, precision)
     assert right.certificate.exact
     style = data.draw(styles())
-    assert_equal_to_the_bit(job, precision, fitting(style, job[0], even=name != "uneven-batch"), right)
+    assert_equal_to_the_bit(job, precision, fitting(style, *job), right)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

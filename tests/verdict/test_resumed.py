@@ -8,7 +8,7 @@ import pytest
 
 from conformance.laws.run import Events
 from conformance.oracle.faults import CATALOGUE
-from conformance.oracle.faults.resuming_places import WindowLeftOut
+from conformance.oracle.faults.resuming import WindowLeftOut
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Recurrence
 from conformance.results.records import PASSED

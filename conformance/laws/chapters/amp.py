@@ -1,6 +1,6 @@
 """Automatic mixed precision: the scaled loss, and its step and update.
 
-These laws, and those in amp_scaled_gradients, amp_unscaling and amp_overflow, are about `torch.amp.GradScaler`. A
+These laws, and those in amp_unscaling and amp_overflow, are about `torch.amp.GradScaler`. A
 disabled scaler leaves no events, so they check nothing then.
 """
 

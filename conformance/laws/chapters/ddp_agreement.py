@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, isclose
 from typing import Any
 
-from conformance.laws.apart import where_apart
 from conformance.laws.averaging import seen_gradients
 from conformance.laws.expected import Expectations, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
-from conformance.laws.sharing import brings_together, trained_elements
+from conformance.laws.sharing import brings_together, trained_elements, where_apart
 from conformance.trace.events import (
     Attempt,
     Clip,
