@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.watch import records
-from conformance.watch.judging import discarded
+from conformance.watch.judging import clearing
 from conformance.watch.judging.findings import said
 from conformance.watch.judging.judge import judged
 from conformance.watch.verdict import verdict
@@ -167,7 +167,7 @@ def test_changes_by_hand_are_open():
 @pytest.mark.parametrize("kept", [2, 1000])
 def test_backward_passes_that_are_cleared(kept, monkeypatch):
     """However few of them are kept until the next step."""
-    monkeypatch.setattr(discarded, "_MOST", kept)
+    monkeypatch.setattr(clearing, "_MOST", kept)
     script = Script(ranks=1)
     for _ in range(9):
         script.backward(loader=7)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.watch.judging import factors, hypotheses, limits, shares
+from conformance.watch.judging import factors, hypotheses, limits
 from conformance.watch.judging.case import AMPLE, HOOKS, Case, Together
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, Shown, said
@@ -27,11 +27,7 @@ def judge(together: Together, findings: Findings) -> None:
     for window in together.here:
         if (shows := _step(together, window, findings)) is not None:
             findings.judged(*shows)
-    clips = shares.clips_of(together)
-    if not clips:
-        _judge_ranks(together, findings)
-    elif (found := shares.by_own_norms(together, clips)) is not None:
-        findings.add(found)
+    _judge_ranks(together, findings)
 
 
 def _step(together: Together, window: Window, findings: Findings) -> set[Shown] | None:

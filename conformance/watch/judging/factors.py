@@ -13,8 +13,7 @@ from conformance.watch.judging.case import Case
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Said, Shown, said
-from conformance.watch.judging.multiplied import factor_of, scale_of, weight_of
-from conformance.watch.judging.weights import is_mean_of_all
+from conformance.watch.judging.targets import factor_of, is_mean_of_all, scale_of, weight_of
 from conformance.watch.records import ENTROPIES
 
 _SAME = 1e-4

@@ -13,7 +13,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     # How the gradients of the ranks enter a step.
     "ranks.sum": (Property.RANKS, "sum"),
     "ranks.own": (Property.RANKS, "own"),
-    "ranks.taken-over": (Property.RANKS, "own"),
     "ranks.some": (Property.RANKS, "own"),
     "ranks.factor": (Property.RANKS, "weighted"),
     "ranks.weighted": (Property.RANKS, "weighted"),
@@ -52,7 +51,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "loss-scale.own-optimizer": (Property.LOSS_SCALE, "own"),
     "clipping.divided-after": (Property.CLIPPING, "early"),
     "clipping.hooks": (Property.CLIPPING, "early"),
-    "clipping.between": (Property.CLIPPING, "early"),
     "coverage.some-steps": (Property.COVERAGE, "part"),
     "coverage.unreached": (Property.COVERAGE, "part"),
     # Whether the ranks agree.
@@ -88,7 +86,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "schedule.zero-rate": (Property.SCHEDULE, "any"),
     "schedule.low-rate": (Property.SCHEDULE, "any"),
     # Denominators.
-    "ranks.means-added": (Property.RANKS, "sum"),
     "ranks.divided-again": (Property.RANKS, "weighted"),
     "micro-batches.sum": (Property.MICRO_BATCHES, "sum"),
     "micro-batches.divided": (Property.MICRO_BATCHES, "weighted"),

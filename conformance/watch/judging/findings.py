@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.laws import LAWS, Law
 from conformance.watch.judging.properties import Property
-from conformance.watch.judging.scenes import Pass, Scene
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Pass, Scene, Window
 from conformance.watch.records import Site
 
 

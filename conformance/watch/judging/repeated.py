@@ -7,7 +7,7 @@ from math import isclose
 from typing import TypeAlias
 
 from conformance.watch.judging.case import Case
-from conformance.watch.judging.kinds import kinds
+from conformance.watch.judging.targets import kinds
 
 Column: TypeAlias = tuple[int, int, bool]
 """A rank, the position of a backward pass in its window, and whether an earlier step left it."""
