@@ -53,4 +53,4 @@ def test_gradients_are_clipped_before_they_are_divided(divides_first):
 
     findings = watched(window)
     assert findings.causes == {}
-    assert ("clipping.divided-after" in findings.open) != divides_first
+    assert ("clipping.before-change" in findings.open) != divides_first

@@ -49,7 +49,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clearing.late": (Property.CLEARING, "kept"),
     "clearing.zeroed": (Property.CLEARING, "discarded"),
     "loss-scale.own-optimizer": (Property.LOSS_SCALE, "own"),
-    "clipping.divided-after": (Property.CLIPPING, "early"),
     "clipping.hooks": (Property.CLIPPING, "early"),
     "coverage.some-steps": (Property.COVERAGE, "part"),
     "coverage.unreached": (Property.COVERAGE, "part"),

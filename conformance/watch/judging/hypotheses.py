@@ -260,6 +260,13 @@ def _counted_again(case: Case, of: dict[Column, float], table: str) -> Finding |
         return _found(case, "watch/every-backward", said(again, table=table), _shares(of))
     if are_added_again(case, of):
         return _each(_found(case, "watch/every-backward", said("added-again", table=table), _shares(of)))
+    # However a script weighs its micro-batches, it does not by a number that multiplies all of their losses.
+    [scale] = case.window.scales if len(case.window.scales) == 1 else [1.0]
+    ratios = {factor / max(of.values(), key=abs) for factor in of.values()}
+    are_divided = all(any(isclose(ratio, one, rel_tol=0.01) for one in (1.0, 1 / scale)) for ratio in ratios)
+    if scale != 1.0 and are_divided and not isclose(min(ratios), 1.0, rel_tol=0.01):
+        says = said("divided-alone", scale=scale, table=table)
+        return _each(_found(case, "watch/unscale-whole-window", says, _shares(of)))
     return None
 
 

@@ -74,7 +74,6 @@ WORDS: Mapping[str, str] = {
     "clearing.late": "a step came between a forward and its backward pass",
     "clearing.zeroed": "computed gradients were set to zero before the step",
     "loss-scale.own-optimizer": "the script's own optimizer gets gradients that still carry the loss scale {scale:g}",
-    "clipping.divided-after": "gradients were clipped first and divided by {by:g} after that",
     "clipping.hooks": "tensor hooks change gradients before they are averaged",
     "coverage.unreached": "an optimizer steps parameters that no backward pass has reached",
     # Whether the ranks agree.
@@ -113,6 +112,7 @@ WORDS: Mapping[str, str] = {
     "divided-again": "the accumulated gradients were divided after each micro-batch ({table})",
     "summed-again": "the accumulated gradients were summed over the ranks after each micro-batch ({table})",
     "added-again": "the accumulated gradients were added again with each micro-batch ({table})",
+    "divided-alone": "some micro-batches were divided by the loss scale {scale:g} once more ({table})",
     "some-not-averaged": "{parameters} of {all} parameters were not averaged over the ranks: {names}",
     "sparse-summed": "sparse gradients were summed over {ranks} ranks, and all others averaged: {names}",
     "clipped-by-value-then-averaged": "each rank clipped its own gradients by value before they were averaged",
