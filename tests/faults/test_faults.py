@@ -138,6 +138,27 @@ def test_a_verdict_has_its_exit_code(tmp_path: Path, stated: str) -> None:
 
 def test_there_are_enough_and_each_states_something() -> None:
     faults = every()
-    assert len(faults) >= 120
+    assert len(faults) >= 150
     assert {fault.command[0] for fault in faults} >= {"run", "watch", "report"}
     assert [one.name for one in faults if not (one.code or {*one.verdict} & CODES.keys())] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ended-saving-at-ctrl-c",
+        "ended-saving-at-sigterm-to-all",
+        "ended-saving-at-sigterm-wrapped",
+        "ended-saving-at-sigusr1",
+        "ended-sighup",
+        "ended-ignoring",
+        "ended-second-sigterm",
+        "ended-wrapper-at-sigterm",
+        "ended-killed-wrapper",
+        "ended-killed-with-children",
+    ],
+)
+def test_how_a_watched_command_ends(name: str) -> None:
+    """Signals are its own first, and nothing that it has started outlives its end. The other faults take longer."""
+    [named] = [one for one in every() if one.name == name]
+    assert commit([named]) == 0

@@ -197,6 +197,12 @@ _ROWS = (
         lambda of: {"targets": of.ranks * (of.total or 1.0)},
         effect=lambda of: 1 / of.ranks,
     ),
+    _Row(
+        lambda of: (1 / (of.ranks * (of.total or 1.0)),),
+        lambda of: of.total is not None and of.ranks > 1,
+        code="ranks.factor",
+        names=lambda of: {"factor": of.kappa.middle},
+    ),
 )
 
 

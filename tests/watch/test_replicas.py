@@ -1,4 +1,4 @@
-"""Two models of one script: one that all ranks train, and one beside it that each trains for itself."""
+"""Which parameters ranks hold together: models beside others, and replicas that drift apart."""
 
 from dataclasses import fields, replace
 
@@ -8,7 +8,7 @@ from conformance.watch import records
 from conformance.watch.judging.incoming import OF_PARAMETERS
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, SHAPES, Script, gradients, sketches, total
+from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total
 
 
 class Beside(Script):
@@ -41,7 +41,7 @@ def test_a_model_beside_may_be_each_rank_s_own(shares, expected, inside):
             for stream in script.streams:
                 stream[-1].backward = script.backwards
                 del stream[-2]
-        script.step(computed if inside else [total(computed, 0.5)] * 2)
+        script.step(computed if inside else averaged(computed))
         beside.step(own)
         script.clear()
         beside.clear()
@@ -72,7 +72,7 @@ def test_ranks_may_each_train_a_model_of_its_own(same_start, sampled, expected):
         script.each(records.Epoch(0, 0, True))
     script.steps = 0 if same_start else 1
     for _ in range(3):
-        script.step([total([of_rank]) for of_rank in script.backward()])
+        script.step(script.backward())
         script.clear()
     assert verdict(script.findings()) == expected
 
@@ -115,7 +115,7 @@ def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
     script = Script(drift=0.1)
     for _ in range(3):
         computed = script.backward()
-        used = [total(computed, 0.5)] * 2 if averages else computed
+        used = averaged(computed) if averages else computed
         for rank in range(2):
             script.step([used[rank]] * 2, ranks=[rank], rate=0.1 * (rank + 1))
             script.steps -= 1 - rank
@@ -132,16 +132,15 @@ def test_a_rank_may_make_an_optimizer_of_its_own_first(early, averages, expected
     for _ in range(4):
         computed = script.backward()
         script.each(records.Clipped("norm", script.numbers, 1e6, 1.0, len(SHAPES), LINE))
-        script.step([total(computed, 0.5)] * 2 if averages else computed)
+        script.step(averaged(computed) if averages else computed)
         script.clear()
     began, *rest = script.streams[0]
     probe = [records.Parameter(0, [5, 7], "float32", 1, "probe"), records.Optimizer(0, "Adam", [0])]
-    used = sketches(gradients(1, ((5, 7),)))
-    own = records.Stepped(0, "Adam", [0.1], [0], [], False, None, False, False, "float32", [0], used, [], [], LINE)
+    own = stepped([0], gradients(1, ((5, 7),)), kind="Adam")
     script.streams[0] = [began, *probe, *map(_renumbered, rest), own]
     script.streams.sort(key=lambda stream: stream[0].rank != early)
     findings = script.findings()
-    assert {law for law, _ in findings.causes} - {"watch/same-weights"} == expected
+    assert laws(findings) - {"watch/same-weights"} == expected
     assert findings.conserved == (8 if averages else 0)
     assert findings.open["ranks.some"].says.values == {"type": "Adam"}
     assert "ranks.order" not in findings.open
@@ -156,7 +155,7 @@ def test_a_rank_that_adds_a_group_of_its_own_cannot_be_compared():
     script.numbers = [*script.numbers, len(SHAPES) + 1]
     script.shapes = (*SHAPES, (3,))
     for _ in range(3):
-        script.step([total(script.backward(), 0.5)] * 2)
+        script.step(averaged(script.backward()))
         script.clear()
     findings = script.findings()
     assert (verdict(findings), findings.causes) == ("UNDECIDED", {})
@@ -192,7 +191,7 @@ def test_a_hook_lets_ranks_step_on_their_own_gradients(averages):
     for step in range(6):
         script.each(records.Hooked("post_localSGD_hook"))
         script.drift = 0.0 if averages and step == 4 else 0.1
-        script.step([total([of_rank]) for of_rank in script.backward()])
+        script.step(script.backward())
         script.clear()
     findings = script.findings()
     assert not findings.causes
@@ -205,9 +204,135 @@ def test_gradients_that_look_averaged_once_are_not(right, expected):
     script = Script()
     beside = Beside(script)
     for step in range(8):
-        script.step([total(script.backward(), 0.5)] * 2)
+        script.step(averaged(script.backward()))
         own = beside.backward()
-        beside.step([total(own, 0.5)] * 2 if step < right else own)
+        beside.step(averaged(own) if step < right else own)
         script.clear()
         beside.clear()
     assert verdict(script.findings()) == expected
+
+
+SAME_STEPS = {"watch/same-steps"}
+
+
+def weigh(script, is_apart, last=False):
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Weighed(script.numbers, sketches(gradients(rank if is_apart else 0)), last))
+
+
+@pytest.mark.parametrize(
+    ("wraps", "apart", "at_the_end", "expected"),
+    [
+        (True, [1, 1, 1], [1], SAME_STEPS),
+        (True, [1, 1, 1], [0], "UNDECIDED"),
+        (True, [1, 1, 1], [], "UNDECIDED"),
+        (True, [1, 0, 1], [1], "UNDECIDED"),
+        (True, [0, 0, 0], [0], "UNDECIDED"),
+        (True, [1], [1], "UNDECIDED"),
+        (False, [1, 1, 1], [1], "UNDECIDED"),
+    ],
+)
+def test_rank_0_alone_steps(wraps, apart, at_the_end, expected):
+    """It may send its weights to the others, before each backward pass or now and then."""
+    script = Script()
+    if wraps:
+        script.each(records.Wrapped(0))
+    for is_apart in [0, *apart]:
+        weigh(script, is_apart)
+        script.step(averaged(script.backward()), ranks=[0])
+        script.clear()
+    for is_apart in at_the_end:
+        weigh(script, is_apart, last=True)
+    assert shown(script.findings()) == expected
+
+
+def test_optimizers_that_look_alike_may_be_of_other_models():
+    """Of those DDP wraps one, which has other partners than it seems."""
+    script = Script()
+    script.streams[1].append(records.Wrapped(0))
+    for is_apart in [0, 1, 1, 1]:
+        weigh(script, is_apart)
+        script.step(averaged(script.backward()), ranks=[0])
+        script.clear()
+    weigh(script, is_apart=True, last=True)
+    assert verdict(script.findings()) == "UNDECIDED"
+
+
+@pytest.mark.parametrize(("is_apart", "expected"), [(False, "UNDECIDED"), (True, SAME_STEPS)])
+def test_ranks_take_turns(is_apart, expected):
+    script = Script()
+    script.each(records.Wrapped(0))
+    for turn in range(4):
+        weigh(script, is_apart and turn)
+        script.step(averaged(script.backward()), ranks=[turn % 2])
+        script.clear()
+    weigh(script, is_apart, last=True)
+    assert shown(script.findings()) == expected
+
+
+def test_nobody_can_step_for_a_rank_that_holds_shards():
+    script = Script()
+    for stream in script.streams:
+        for one in stream:
+            if isinstance(one, records.Parameter):
+                one.shards = 2
+    for _ in range(2):
+        script.step([gradients(1)] * 2, ranks=[0])
+    assert laws(script.findings()) == SAME_STEPS
+
+
+def ranks_with_own(
+    numbers, *, start=False, names, wraps=False, left=(), inside=(), exchanges=False, apart=(), shapes=SHAPES
+):
+    """Each rank steps these parameters on its own gradients, and the others on the average. start: they differ between
+    ranks from the start. apart: others, whose gradients are equal on all ranks, and whose weights are not. exchanges:
+    the backward pass has collectives."""
+    script = Script(shapes=shapes)
+    script.each(records.Named({str(number): name for number, name in enumerate(names)}))
+    if wraps:
+        script.each(records.Wrapped(0, [*left], [*inside]))
+    if exchanges:
+        script.each(records.Exchanged([]))
+    for step in range(4):
+        computed = script.backward()
+        average = total(computed, 0.5)
+        script.step([[own[n] if n in numbers else average[n] for n in script.numbers] for own in computed])
+        for rank, stream in enumerate(script.streams):
+            for number in (*numbers, *apart) if start or step else ():
+                stream[-1].values[number] = [one + rank for one in stream[-1].values[number]]
+        script.clear()
+    return script.findings()
+
+
+OF_MODELS = ("weight", "bias", "weight", "weight", "weight", "bias")
+"""As four models have them, one after the other."""
+
+ALIKE = (*SHAPES[:2], *SHAPES[4:5] * 4)
+
+NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"numbers": (4, 5), "start": True}, "UNDECIDED"),
+        ({"numbers": (4, 5)}, "UNDECIDED"),  # experts that start as copies, or a layer forgotten
+        ({"numbers": (4, 5), "names": OF_MODELS}, "UNDECIDED"),
+        ({"numbers": (4,), "apart": (5,), "shapes": ALIKE}, "UNDECIDED"),  # one without samples
+        ({"numbers": (4,), "apart": (3, 5), "shapes": ALIKE}, "UNDECIDED"),
+        ({"numbers": (4,), "apart": (2, 5), "shapes": ALIKE}, "DOES NOT CONFORM"),  # a part of the body
+        ({"numbers": (4, 5), "apart": (3,)}, "DOES NOT CONFORM"),  # which is no expert's copy
+        ({"numbers": (5,), "start": True}, "DOES NOT CONFORM"),  # half of one
+        ({"numbers": (5,)}, "DOES NOT CONFORM"),
+        ({"numbers": (5,), "names": OF_MODELS}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "wraps": True}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
+        ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "UNDECIDED"),  # DDP was told to leave it
+        ({"numbers": (4, 5), "start": True, "exchanges": True}, "CONFORMS"),  # partitioned
+        ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True}, "CONFORMS"),
+        ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True, "inside": (3, 4, 5)}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "exchanges": True}, "DOES NOT CONFORM"),  # replicas
+    ],
+)
+def test_modules_of_each_rank_s_own(options, expected):
+    assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
