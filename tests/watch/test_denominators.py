@@ -6,7 +6,7 @@ import pytest
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.facts import FACTS
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.targets import is_mean_of_all
 from conformance.watch.report.words import sentence
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.laws import LAWS
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.verdict import stated
 from fixtures import watched
 from fixtures.watched import HERE, Run, Script, complaint, read, run, scripts

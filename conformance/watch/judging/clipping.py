@@ -12,9 +12,8 @@ import numpy as np
 from conformance.watch import records
 from conformance.watch.judging.case import Case, Together, factor_of
 from conformance.watch.judging.chapter import Chapter, End
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, Said, said
-from conformance.watch.judging.properties import Property
+from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import kinds
 from conformance.watch.judging.windows import Contribution, Sketch, Window

@@ -16,8 +16,8 @@ from typing import Any
 from conformance.watch import records
 from conformance.watch.judging.case import Case
 from conformance.watch.judging.factor import Factor
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Shown, said
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.targets import factor_of, is_mean_of_all, passes_of, scale_of, weight_of
 from conformance.watch.records import ENTROPIES
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.laws import LAWS, Law
-from conformance.watch.judging.properties import Property
+from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.windows import Pass, Scene, Window
 from conformance.watch.records import Site
 

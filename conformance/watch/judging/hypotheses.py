@@ -17,8 +17,7 @@ from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.case import AMPLE, Case, Choose
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
-from conformance.watch.judging.repeated import Column, are_added_again, done_again
-from conformance.watch.judging.system import System, factors_of, system_of
+from conformance.watch.judging.system import Column, System, are_added_again, done_again, factors_of, system_of
 from conformance.watch.judging.targets import weigh_alike
 
 _MANY_ELEMENTS = 64

@@ -17,7 +17,6 @@ from conformance.watch.judging.clipping import Clipping
 from conformance.watch.judging.coverage import Coverage, Detached
 from conformance.watch.judging.denominators import Losses
 from conformance.watch.judging.epochs import Epochs
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
 from conformance.watch.judging.history import MOST_HISTORIES, History
 from conformance.watch.judging.incoming import Hooked, Numbering
@@ -25,6 +24,7 @@ from conformance.watch.judging.loss_scale import Finite, LossScale
 from conformance.watch.judging.pairing import Lacking, Pairing, Replicas
 from conformance.watch.judging.passes import Passes
 from conformance.watch.judging.proof import Steady
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.ranks import Suspicions, are_stages
 from conformance.watch.judging.samples import Samples
 from conformance.watch.judging.schedules import Schedules

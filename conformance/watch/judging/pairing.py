@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WIDTH

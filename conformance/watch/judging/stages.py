@@ -15,8 +15,8 @@ import numpy as np
 
 from conformance.watch.judging import conservation
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.windows import Window
 
 _MANY_ELEMENTS = 64

@@ -1,4 +1,4 @@
-"""The sentences of a watch: one for each code of `facts.py`, of `Finding.says` and of `Finding.effect`.
+"""The sentences of a watch: one for each code of `properties.FACTS`, of `Finding.says` and of `Finding.effect`.
 
 `{loss:g}` formats a number as Python does, `{passes:pass}` counts: "1 pass", "3 passes". A list is joined by commas.
 """
