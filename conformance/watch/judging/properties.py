@@ -1,5 +1,5 @@
-"""What a watch reports: nine properties, each with the values that a script can show and a user can expect, and the facts
-that it states of them without judging them.
+"""What a watch reports: nine properties, each with the values that a script can show and a user can expect, and the
+facts that it states of them without judging them.
 
 `--expect` with its value settles a fact. One without a value cannot be settled: nothing is known of the property.
 """
