@@ -152,7 +152,8 @@ class Suspicions:
 
     def _are_own_modules(self, finding: Finding) -> bool:
         """Whether it is about whole modules, of ranks without a wrapper and without collectives in their backward pass:
-        each rank may have its own, as with experts. One tensor of a module was forgotten."""
+        each rank may have its own, as with experts. One tensor of a module was forgotten. A module with the gradients
+        of all ranks is an expert without samples, and has the shapes of one with its own."""
         stream = self._streams[0]
         held = stream.held[finding.optimizer or 0]
         is_one_model = any(stream.parameters[number].shards > 1 for number in held) or bool(self.exchanging)
@@ -160,13 +161,19 @@ class Suspicions:
             return False
         found = [one.parameters for one in self._waiting if one.optimizer == finding.optimizer]
         own = frozenset().union(*found)
+        alone = frozenset().union(*(one.parameters for one in self._waiting if one.waits)) & own
         modules = _modules({number: stream.parameters[number].name for number in sorted(held)})
         # It is not always seen of a few numbers whether they are averaged.
         seen = {number for number in held if prod(stream.parameters[number].shape) > _FEW}
         shared = {modules[number] for number in seen - own}
         apart = {modules[number] for number in own}
+        shapes = defaultdict[object, set[tuple[int, ...]]](set)
+        for number, module in modules.items():
+            shapes[module].add(tuple(stream.parameters[number].shape))
+        experts = [shapes[modules[number]] for number in alone]
+        are_alike = not alone or all(shapes[module] in experts for module in apart)
         steps_apart = any(one.waits for one in self._waiting) or 0 in self._apart.get(finding.optimizer or 0, [])
-        return all(found) and steps_apart and bool(shared) and not (shared & apart) - {None}
+        return all(found) and are_alike and steps_apart and bool(shared) and not (shared & apart) - {None}
 
     def _is_mixed(self, optimizer: int) -> bool:
         """Whether DDP wraps what some ranks step with it, and not what others do: their optimizers only look alike."""
