@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import conformance
 from conformance.watch import records
-from conformance.watch.judging.hooked import Hooked
+from conformance.watch.judging.incoming import Hooked
 from conformance.watch.judging.properties import Property
 
 from .scripts import LINE, Script, total
@@ -130,11 +130,10 @@ def before_the_pass(limit):
         (clipped(0.05, 0.05, keeps=lambda one: one.data.zero_()), {"clipping.before-change"}),
         (clipped(0.01, 0.01, norm=False), WHOLE_WINDOW),
         (clipped(0.01, 0.01, norm=False, keeps=lambda one: one.zero_()), {"clipping.by-value"}),
-        (clipped(1.0, 1.0), WHOLE_WINDOW),  # by its order alone
-        (clipped(1.0, None), {"clipping.before-last-pass"}),
+        (clipped(1.0, None), {"clipping.before-last-pass"}),  # by its order alone
         (clipped(1e9, 1e9), {"clipping.before-last-pass"}),  # a limit that only measures
         (clipped(1.0, 1.0, keeps=lambda one: one.data.zero_()), {"clipping.before-last-pass"}),
-        (penalty_last(clip_grad_norm_), {"clipping.before-change", "clipping.between"}),
+        (penalty_last(clip_grad_norm_), {"clipping.before-change"}),
         (penalty_last(clip_grad_value_), {"clipping.by-value"}),
         (scaled_later, {"clipping.before-change"}),
         (in_hooks, {"clipping.parts"}),
@@ -186,13 +185,13 @@ def test_steps_that_are_clipped_after_their_last_pass_are_counted(window, steps)
 @pytest.mark.parametrize(
     ("norm", "ranks", "factor", "expected"),
     [
-        ("own", 2, 0.5, {"watch/one-factor"}),
+        ("own", 2, 0.5, {"clipping.before-change"}),
         ("mean", 2, 0.5, set()),
         ("own", 1, 1.0, set()),
         ("own", 2, 0.3, {"clipping.before-change"}),
     ],
 )
-def test_a_norm_within_its_limit_shows_whether_it_is_of_one_rank(norm, ranks, factor, expected):
+def test_a_norm_within_its_limit_that_changes_later_is_a_fact(norm, ranks, factor, expected):
     script = Script(ranks=ranks)
     for _ in range(3):
         computed = script.backward()

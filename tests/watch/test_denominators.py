@@ -6,8 +6,8 @@ import pytest
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.facts import FACTS
-from conformance.watch.judging.weights import is_mean_of_all
+from conformance.watch.judging.properties import FACTS
+from conformance.watch.judging.targets import is_mean_of_all
 from conformance.watch.report.words import sentence
 
 from .scripts import LINE, Script, total
@@ -175,7 +175,7 @@ def share(number, counts, times=1):
         ([of(16), of(16)], 1, {MEANS}),
         ([by(2), by(2)], 1, set()),
         ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
-        ([of(factors=[2.0])] * 2, 0.5, {"ranks.means-added"}),
+        ([of(factors=[2.0])] * 2, 0.5, {"ranks.sum"}),
         ([of(factors=[0.5])] * 2, 0.5, set()),  # half of a loss
         ([{"factors": [2.0]}] * 2, 0.5, set()),
         ([by(2), by(2)], 0.5, {"ranks.divided-again"}),
@@ -339,10 +339,10 @@ def test_ranks_may_have_tasks_of_their_own():
             computed[rank][other] = 0 * computed[rank][other]
         script.step([total(computed)] * 2)
         script.clear()
-    assert shown(script.findings()) == {"ranks.sum", "ranks.means-added"}
+    assert shown(script.findings()) == {"ranks.sum"}
 
 
 def test_every_fact_has_a_sentence_and_a_value_that_settles_it():
     values = {code: value for code, (_, value) in FACTS.items() if code.startswith(("ranks.", "micro-batches."))}
-    assert values["ranks.means-added"] == values[SUM] == "sum"
+    assert values["ranks.sum"] == values[SUM] == "sum"
     assert values[DIVIDED] == values["ranks.divided-again"] == "weighted"

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from conformance.watch import records
-from conformance.watch.judging.by_scale import ROWS
-from conformance.watch.judging.facts import FACTS
-from conformance.watch.judging.properties import Property
+from conformance.watch.judging.loss_scale import ROWS
+from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.report.words import WORDS
 
 from .scripts import LINE, Script, gradients, total

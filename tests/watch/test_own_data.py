@@ -1,10 +1,12 @@
 """Whether ranks, and the micro-batches of a step, see other samples."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from conformance.watch import records
+from conformance.watch.judging.chapter import End
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.samples import Samples
@@ -39,9 +41,9 @@ def judged(reads, *, beside=None, drawn=None, is_alike=False, wrapped=True, aver
                 continue
             others = beside[rank][at] if beside else []
             made_of = drawn[rank][at] if drawn else []
-            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, None, made_of, others))
-        samples.step([], is_alike=is_alike)
-    samples.finish(averages=averages)
+            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, None, made_of, others), None)
+        samples.judge_right(SimpleNamespace(here=[], is_alike=is_alike))
+    samples.finish(End({}, True, averages))
     return findings
 
 
@@ -144,9 +146,9 @@ def test_what_went_through_no_wrapper_before_is_no_shared_training():
     for wrapped, reads in ((False, SAME), (True, OWN), (False, SAME)):
         for rank, of_rank in enumerate(reads):
             for rows in of_rank:
-                samples.feed(rank, records.Entered(rows, wrapped, LINE))
-        samples.step([], is_alike=True)
-    samples.finish(averages=True)
+                samples.feed(rank, records.Entered(rows, wrapped, LINE), None)
+        samples.judge_right(SimpleNamespace(here=[], is_alike=True))
+    samples.finish(End({}, True, True))
     assert found(findings) == ({}, {})
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from conformance.watch import records
-from conformance.watch.judging.numbering import OF_PARAMETERS
+from conformance.watch.judging.incoming import OF_PARAMETERS
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total

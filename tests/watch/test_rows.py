@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from conformance.watch.judging.rows import _MOST, Rows
+from conformance.watch.judging.samples import _MOST, Rows
 
 
 def read(fingerprints, batch=100, epoch=0):

@@ -7,8 +7,7 @@ import torch
 
 import conformance
 from conformance.watch import records
-from conformance.watch.judging.facts import FACTS
-from conformance.watch.judging.properties import Property
+from conformance.watch.judging.properties import FACTS, Property
 
 from .scripts import LINE, Script, total
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.laws.chapters.watch_scripts import LAWS
-from conformance.watch.judging.facts import FACTS
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.verdict import stated
 from fixtures import watched
 from fixtures.watched import HERE, Run, Script, complaint, read, run, scripts

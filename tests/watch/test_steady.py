@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.watch.judging.findings import Finding, Findings, said
-from conformance.watch.judging.steady import Steady
+from conformance.watch.judging.proof import Steady
 from conformance.watch.verdict import verdict
 
 from .scripts import Script, total

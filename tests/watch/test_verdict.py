@@ -10,9 +10,8 @@ import pytest
 import conformance
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, UNDECIDED
 from conformance.cli.watch import _exit
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, said
-from conformance.watch.judging.properties import CORE, VALUES, Property
+from conformance.watch.judging.properties import CORE, FACTS, VALUES, Property
 from conformance.watch.report.words import WORDS
 from conformance.watch.verdict import outcome, stated
 

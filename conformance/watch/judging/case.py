@@ -9,10 +9,9 @@ from math import isfinite, prod, sqrt
 
 import numpy as np
 
-from conformance.watch.judging import bound
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.findings import Finding, Said
-from conformance.watch.judging.formats import COARSEST, ROUNDOFF
+from conformance.watch.judging.rounding import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Clipped
 from conformance.watch.sizes import SMALL, UNREAD, WHOLE
@@ -154,15 +153,15 @@ class Case:
             # Compressed for the way alone: a cast, the sum over ranks, a division.
             on_the_way = self.together.ranks + 1
             elements = self.window.sizes.get(number, 1)
-            lost = bound.of_underflow(roundings, self.roundoff, elements)
-            lost += bound.of_underflow(on_the_way, self.lossy, elements)
+            lost = of_underflow(roundings, self.roundoff, elements)
+            lost += of_underflow(on_the_way, self.lossy, elements)
             spread = (
-                bound.of_sum(roundings, self.roundoff, local[2])
-                + bound.of_sum(on_the_way, self.lossy, local[2])
-                + bound.of_sketch(self.roundoff, local[2])
+                of_sum(roundings, self.roundoff, local[2])
+                + of_sum(on_the_way, self.lossy, local[2])
+                + of_sketch(self.roundoff, local[2])
                 + lost
             )
-            slack = bound.of_sketch(self.roundoff, abs(used[2])) + lost
+            slack = of_sketch(self.roundoff, abs(used[2])) + lost
             found += [Equation(float(used[j]), float(local[j]), slack, spread, number) for j in (0, 1)]
         return found
 
@@ -186,9 +185,9 @@ class Case:
         pairs: of a parameter, the sketches after and before."""
         equations = []
         for number, after, before in pairs:
-            lost = bound.of_underflow(_BY_HAND, self.roundoff, self.window.sizes.get(number, 1))
-            slack = bound.of_sketch(self.roundoff, abs(after[2])) + lost
-            spread = bound.of_sum(_BY_HAND, self.roundoff, before[2]) + bound.of_sketch(self.roundoff, before[2]) + lost
+            lost = of_underflow(_BY_HAND, self.roundoff, self.window.sizes.get(number, 1))
+            slack = of_sketch(self.roundoff, abs(after[2])) + lost
+            spread = of_sum(_BY_HAND, self.roundoff, before[2]) + of_sketch(self.roundoff, before[2]) + lost
             equations += [Equation(float(after[j]), float(before[j]), slack, spread, number) for j in (0, 1)]
         factor = solve(equations)
         return factor if factor is not None and factor.is_known else None

@@ -1,12 +1,15 @@
-"""Compares the parameters that get gradients with those that optimizers hold and step."""
+"""Compares the parameters that get gradients with those that optimizers hold and step, and finds calls on tensors that
+no step uses."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
+from math import isfinite
 
 from conformance.watch import records
+from conformance.watch.judging.chapter import End, OneRank
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.stream import Stream
@@ -41,16 +44,15 @@ class _Optimizer:
     first: records.Site = None
 
 
-class Coverage:
+class Coverage(OneRank):
     """Judges one process."""
 
     def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+        super().__init__(findings)
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
         self._stepped = 0
 
-    def feed(self, record: records.Record, stream: Stream) -> None:
-        """Takes a record that the stream has seen."""
+    def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
         match record:
             case records.Optimizer():
                 self._of[record.optimizer].made = frozenset(record.parameters)
@@ -77,8 +79,8 @@ class Coverage:
         of.zero += is_zero
         of.other += not is_zero or any(shards != 1 for shards in window.shards.values())
 
-    def finish(self, rank: int, stream: Stream, streams: Iterable[Stream]) -> None:
-        used = set[int]().union(*(one.used_ever for one in streams))
+    def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
+        used = set[int]().union(*(one.used_ever for one in end.streams.values()))
         for optimizer, held in [*stream.held.items()]:
             self._findings.seen[Property.COVERAGE] += len(held & stream.used_ever)
             self._judge_replaced(rank, stream, optimizer)
@@ -193,3 +195,58 @@ def _computed(stream: Stream) -> set[int]:
 
 def _shapes(unheld: records.Unheld | None) -> Counter[tuple[int, ...]]:
     return Counter() if unheld is None else Counter(tuple(shape) for shape in unheld.shapes)
+
+
+_OFTEN = 3
+
+
+class Detached(OneRank):
+    """Judges one process. copies: the first calls that clipped parameters which have no gradients and no optimizer."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings)
+        self._copies: list[records.Clipped] = []
+        self._clipped: set[int] = set()
+        self._backwards = self._cut_off = 0
+        self._site: records.Site = None
+        self._has_gradients = False
+
+    def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
+        match record:
+            case records.Clipped():
+                self._clipped |= {*record.parameters}
+                if record.strange and isfinite(record.limit) and len(self._copies) < _OFTEN:
+                    self._copies.append(record)
+            case records.Backward():
+                self._backwards += 1
+                self._cut_off += record.is_cut_off
+                self._site = record.site
+            case records.Captured():
+                self._has_gradients = True
+            case records.Stepped():
+                self._has_gradients |= bool(record.used) or record.moved or record.closure
+
+    def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
+        if not end.is_whole:
+            return
+        for optimizer in stream.steps:
+            self._judge_clips(rank, stream, optimizer)
+        steps = sum(stream.steps.values())
+        if self._cut_off == self._backwards >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
+            says, effect = (
+                said("from-the-model.cut-off", passes=self._backwards),
+                said("from-the-model.idle", steps=steps),
+            )
+            self._findings.add(Finding("watch/from-the-model", says, 0, (rank,), self._site, effect))
+
+    def _judge_clips(self, rank: int, stream: Stream, optimizer: int) -> None:
+        """Finds clipping of as many tensors, all alike, that never have gradients, while nothing clips those that the
+        optimizer steps. A script without clipping has no such call, and a teacher requires no gradients."""
+        held = stream.held[optimizer]
+        shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
+        alike = [one for one in self._copies if Counter(map(tuple, one.strange)) == shapes]
+        if len(alike) >= _OFTEN and not held & self._clipped and held & stream.used_ever:
+            says = said("clip-something.copies", count=len(held))
+            effect = said("clip-something.nothing", limit=alike[0].limit)
+            law, site = "watch/clip-something", alike[0].site
+            self._findings.add(Finding(law, says, 0, (rank,), site, effect, optimizer))

@@ -8,9 +8,11 @@ from itertools import combinations
 from typing import TypeVar
 
 from conformance.watch import records
+from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
-from conformance.watch.judging.rows import Rows
+from conformance.watch.judging.samples import Rows
+from conformance.watch.judging.stream import Stream
 
 _V = TypeVar("_V")
 
@@ -121,20 +123,21 @@ class _Part:
     site: records.Site = None
 
 
-class Epochs:
+class Epochs(Chapter):
     """Collects the epochs of ranks that train together.
 
     is_sampled: whether a sampler deals the data out. dealt: the parts of each sampler, by rank. read: by how many
     replicas there are, the ranks and samplers that read a part."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
-        self._ranks, self._findings = ranks, findings
+        super().__init__(findings)
+        self._ranks = ranks
         self.is_sampled = False
         self._of: dict[int, _Rank] = defaultdict(_Rank)
         self._dealt: dict[int, dict[int, _Part]] = {}
         self._read: dict[int, set[tuple[int, int]]] = defaultdict(set)
 
-    def feed(self, rank: int, record: records.Record) -> None:
+    def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         of = self._of[rank]
         match record:
             case records.Optimizer():
@@ -164,13 +167,12 @@ class Epochs:
             part.epoch, part.data, part.whole = epoch.epoch, epoch.data, epoch.whole
             _keep(self._dealt, epoch.sampler, by_rank)
 
-    def finish(self, *, averages: bool) -> None:
-        """averages: whether the ranks are known to average gradients, so that they train one model."""
+    def finish(self, end: End) -> None:
         for rank, of in self._of.items():
             for order in of.orders:
                 if not order.are_beside and order.trained > _MOSTLY * of.passes:
                     self._judge_order(rank, order)
-        if averages:
+        if end.averages:
             for by_rank in self._dealt.values():
                 self._judge_dealt(by_rank)
             for replicas, read in self._read.items():

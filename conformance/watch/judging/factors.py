@@ -1,44 +1,209 @@
 """Judges the one factor with which a step used the sum of all gradients.
 
 Taken relative to the mean over the ranks, with the loss scale and clipping undone, it is 1. What else it may be is a
-number that the script divides or multiplies by: the loss scale, the ranks, the micro-batches, the targets.
+number that the script divides or multiplies by: the loss scale, the ranks, the micro-batches, the targets. The first
+row of a table that fits is what the factor means.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from math import isclose, prod
+from typing import Any
 
+from conformance.watch import records
 from conformance.watch.judging.case import Case
 from conformance.watch.judging.factor import Factor
-from conformance.watch.judging.facts import FACTS
-from conformance.watch.judging.findings import Findings, Said, Shown, said
-from conformance.watch.judging.multiplied import factor_of, scale_of, weight_of
-from conformance.watch.judging.weights import is_mean_of_all
+from conformance.watch.judging.findings import Findings, Shown, said
+from conformance.watch.judging.properties import FACTS
+from conformance.watch.judging.targets import factor_of, is_mean_of_all, passes_of, scale_of, weight_of
 from conformance.watch.records import ENTROPIES
 
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
 
 
-@dataclass
 class _Numbers:
-    """What a script may divide or multiply by. total: what all targets weigh, if losses are sums. own: a loss scale of
-    the script's own. alive: how many ranks still have data. unscaled: what a scaler has divided by. error: relative."""
+    """What a script may divide or multiply by, next to the factor that its step has.
 
-    kappa: Factor
-    error: float
-    ranks: int
-    passes: int
-    alive: int
-    scale: float
-    total: float | None
-    own: float
-    unscaled: float
-    divisor: float
+    alive: how many ranks still have data. unscaled: what a scaler has divided by; divisor: or the optimizer. own: a
+    loss scale of the script's own. total: what all targets weigh, if losses are sums. error: relative."""
+
+    def __init__(self, case: Case, kappa: Factor) -> None:
+        window = case.window
+        self.case, self.kappa = case, kappa
+        self.error = max(1e-5, 16 * case.roundoff)
+        self.ranks, self.alive = case.together.ranks, len(case.together.here)
+        self.passes = len(window.backwards)
+        self.scale = window.scales[0] if window.scales else 1.0
+        self.own = scale_of(window) or 1.0
+        self.unscaled = prod(one.scale for _, one in window.unscales)
+        self.divisor = case.step.grad_scale or self.unscaled
 
     def is_any(self, *values: float | None) -> bool:
         return any(value is not None and self.kappa.contains(value, self.error) for value in values)
+
+    @cached_property
+    def total(self) -> float | None:
+        """What all targets weigh in the losses of a step, on average of the ranks, if these are sums; None if it is not
+        known. What is divided by that is their mean."""
+        here = self.case.together.here
+        # A mean that is multiplied with the number of its targets is a sum.
+        are_sums = any(one.summed or (one.targets and isclose(factor_of(one), one.targets)) for one in self.every)
+        known = [weight for window in here if (weight := weight_of(window)) is not None]
+        are_known = len(known) == len(here) == self.ranks
+        return sum(known) / len(here) or None if are_sums and are_known else None
+
+    @cached_property
+    def every(self) -> list[records.Backward]:
+        """The backward passes of all ranks."""
+        return passes_of(self.case.together.here)
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether there is a loss scale, and the factor is no number by which a script may multiply or divide: a scale
+        may come down to one."""
+        others = (self.ranks, 1 / (self.total or 1.0), 1 / max(1, self.passes))
+        return self.scale != 1.0 and not self.is_any(*(one for one in others if one != 1))
+
+    @property
+    def is_scale_seen(self) -> bool:
+        """Whether a loss scale would show. By hand, a loss may be multiplied by it where its graph does not show it."""
+        own = self.case.window.backwards.values()
+        return all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in own)
+
+    @property
+    def are_divided(self) -> bool:
+        """Whether each loss of the rank is divided by the number of its passes."""
+        divided = [factor_of(one) for one in self.case.window.backwards.values()]
+        return all(isclose(one, 1 / self.passes, rel_tol=1e-6) for one in divided)
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether the losses of ranks are cross entropies over different numbers of targets, each of which weighs 1.
+        Where the ranks' numbers are equal, what divides may be each rank's own, times a factor of the script's. Half of
+        a squared error may be meant."""
+        are_bare = all(isclose(factor_of(one), one.targets or 1) for one in self.every if factor_of(one))
+        are_entropies = all(one.made_by in ENTROPIES for one in self.every)
+        return are_bare and are_entropies and len({weight_of(window) for window in self.case.together.here}) > 1
+
+    def is_a_sum(self, number: int) -> bool:
+        """Whether a loss may be a sum, to be divided by this number yet, which is that of the ranks or passes by
+        chance."""
+        if self.total is not None:
+            return not isclose(self.total, 1, rel_tol=_SAME)
+        return any((one.of_any and not one.targets) or one.terms == number for one in self.every)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a factor may be. values: the factor then; any, if there are none. when: in which steps. law: that it breaks;
+    code: what is said of that, or the fact that it is without a law; a row with neither is right. names: the values of
+    `code`, of the numbers. once: one step proves it; else all must. is_right: what a fact says of the other steps; None
+    if nothing. effect: what the update is of the right one, if it is not the factor."""
+
+    values: Callable[[_Numbers], Iterable[float | None]] | None = None
+    when: Callable[[_Numbers], bool] = lambda of: True
+    law: str | None = None
+    code: str | None = None
+    names: Callable[[_Numbers], dict[str, Any]] = lambda of: {}
+    once: bool = False
+    is_right: bool | None = None
+    effect: Callable[[_Numbers], float] | None = None
+
+
+_UNSCALED, _AVERAGED = "watch/unscaled", "watch/averaged-once"
+
+_ROWS = (
+    # Ranks that still have data may be averaged over, of those that train together.
+    _Row(lambda of: (1.0, of.ranks / of.alive if of.case.together.is_joined else None)),
+    _Row(when=lambda of: of.case.is_limited and of.kappa.high < 1, code="changed.by-element"),
+    # The loss scale.
+    _Row(
+        lambda of: (of.scale,),
+        lambda of: of.is_scale and of.case.step.is_own,
+        code="loss-scale.own-optimizer",
+        names=lambda of: {"scale": of.scale},
+        is_right=False,
+    ),
+    _Row(
+        lambda of: (of.scale,),
+        lambda of: of.is_scale,
+        _UNSCALED,
+        "still-scaled",
+        lambda of: {"scale": of.scale},
+        once=True,
+    ),
+    _Row(
+        lambda of: (1 / of.scale,),
+        lambda of: of.is_scale,
+        _UNSCALED,
+        "unscaled-twice",
+        lambda of: {"scale": of.scale},
+        once=True,
+    ),
+    # Nobody knows by how much a scale will have grown.
+    _Row(
+        lambda of: (of.scale / of.divisor,),
+        lambda of: of.is_scale and of.divisor not in (1.0, of.scale),
+        _UNSCALED,
+        "unscaled-by-another",
+        lambda of: {"scale": of.scale, "divisor": of.divisor},
+        once=True,
+    ),
+    _Row(
+        lambda of: (1 / of.unscaled,),
+        lambda of: of.scale == 1.0 != of.unscaled and of.is_scale_seen,
+        _UNSCALED,
+        "never-scaled",
+        lambda of: {"scale": of.unscaled},
+    ),
+    # The ranks.
+    _Row(lambda of: (of.ranks,), lambda of: of.ranks > 1 and is_mean_of_all(of.case.together)),
+    _Row(
+        lambda of: (of.ranks,),
+        lambda of: of.ranks > 1,
+        code="ranks.sum",
+        names=lambda of: {"ranks": of.ranks},
+        is_right=True,
+    ),
+    # The micro-batches.
+    _Row(
+        lambda of: (1 / of.passes,),
+        lambda of: of.passes > 1 and of.are_divided and not of.is_a_sum(of.passes),
+        "watch/divided-once",
+        "divided-twice",
+        lambda of: {"passes": of.passes},
+    ),
+    _Row(lambda of: (1 / of.passes,), lambda of: of.passes > 1),
+    # A number that losses are multiplied with, and gradients divided by, has no other use.
+    _Row(lambda of: (1 / of.own, of.ranks / of.own), lambda of: of.own > 1),
+    _Row(
+        lambda of: (1 / of.ranks,),
+        lambda of: of.ranks > 1 and not of.is_a_sum(of.ranks),
+        _AVERAGED,
+        "averaged-twice",
+        lambda of: {"ranks": of.ranks},
+    ),
+    # The targets.
+    _Row(lambda of: (1 / (of.total or 1.0),), lambda of: of.total is not None),
+    _Row(
+        lambda of: (1 / (of.ranks * (of.total or 1.0)),),
+        lambda of: of.total is not None and of.ranks > 1 and of.are_apart,
+        _AVERAGED,
+        "divided-by-all-and-averaged",
+        lambda of: {"targets": of.ranks * (of.total or 1.0)},
+        effect=lambda of: 1 / of.ranks,
+    ),
+    _Row(
+        lambda of: (1 / (of.ranks * (of.total or 1.0)),),
+        lambda of: of.total is not None and of.ranks > 1,
+        code="ranks.factor",
+        names=lambda of: {"factor": of.kappa.middle},
+    ),
+)
 
 
 def judge(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
@@ -48,170 +213,47 @@ def judge(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
     window = case.window
     if len(window.scales) > 1:
         ratio = max(window.scales) / min(window.scales)
-        return _wrong(case, findings, "watch/one-scale", said("several-scales", scales=window.scales), ratio, once=True)
+        says, effect = said("several-scales", scales=window.scales), said("factor", factor=ratio)
+        found = case.finding("watch/one-scale", says, effect)
+        findings.add(found)
+        return {found.shows}
     hooked = case.hooked()
     if hooked is None:
         findings.leave_open(said("clipping.hooks"), step=window.index, site=window.site)
     else:
         kappa = kappa.within(hooked)
-    of = _numbers(case, kappa)
-    case.together.kappas[window.rank].append(
-        next((one for one in (1.0, 1 / (of.total or 1.0)) if of.is_any(one)), kappa.middle)
-    )
-    if (after := _divided_after_clipping(case, of)) is not None:
-        findings.leave_open(said("clipping.divided-after", by=after), step=window.index, site=window.site)
-    # Ranks that still have data may be averaged over, of those that train together.
-    if of.is_any(1.0, of.ranks / of.alive if case.together.is_joined else None):
-        return _right(case, findings)
-    if case.is_limited and kappa.high < 1:
-        return _open(case, findings, said("changed.by-element"))
-    found = _by_scale(case, of, findings)
-    return _by_number(case, of, findings) if found is None else found
-
-
-def _numbers(case: Case, kappa: Factor) -> _Numbers:
-    window, step, ranks = case.window, case.step, case.together.ranks
-    unscaled = math.prod(one.scale for _, one in window.unscales)
-    return _Numbers(
-        kappa,
-        error=max(1e-5, 16 * case.roundoff),
-        ranks=ranks,
-        passes=len(window.backwards),
-        alive=len(case.together.here),
-        scale=window.scales[0] if window.scales else 1.0,
-        total=_total(case),
-        own=scale_of(window) or 1.0,
-        unscaled=unscaled,
-        divisor=step.grad_scale or unscaled,
-    )
-
-
-def _by_scale(case: Case, of: _Numbers, findings: Findings) -> set[Shown] | None:
-    """Whether the factor is the loss scale, or 1 over it. None if it may be another number of the script."""
-    scale, step = of.scale, case.step
-    if scale != 1.0:
-        # A scale may come down to such a number, by which a script may multiply or divide.
-        if of.is_any(*(one for one in (of.ranks, 1 / (of.total or 1.0), 1 / max(1, of.passes)) if one != 1)):
-            return None
-        if of.is_any(scale) and step.is_own:
-            findings.factors.append((case.window.rank, None, False))
-            findings.leave_open(said("loss-scale.own-optimizer", scale=scale), step=case.window.index)
-            return {FACTS["loss-scale.own-optimizer"]}
-        if of.is_any(scale):
-            return _wrong(case, findings, "watch/unscaled", said("still-scaled", scale=scale), scale, once=True)
-        if of.is_any(1 / scale):
-            return _wrong(case, findings, "watch/unscaled", said("unscaled-twice", scale=scale), 1 / scale, once=True)
-        if of.divisor not in (1.0, scale) and of.is_any(scale / of.divisor):
-            # Nobody knows by how much a scale will have grown.
-            says = said("unscaled-by-another", scale=scale, divisor=of.divisor)
-            return _wrong(case, findings, "watch/unscaled", says, scale / of.divisor, once=True)
-        return None
-    # By hand, a loss may be multiplied by it where its graph does not show it.
-    passes = case.window.backwards.values()
-    is_seen = all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in passes)
-    if of.unscaled != 1.0 and is_seen and of.is_any(1 / of.unscaled):
-        return _wrong(case, findings, "watch/unscaled", said("never-scaled", scale=of.unscaled), 1 / of.unscaled)
-    return None
-
-
-def _by_number(case: Case, of: _Numbers, findings: Findings) -> set[Shown]:
-    """Whether the factor is the number of ranks, micro-batches or targets, or 1 over it."""
-    ranks, passes, total = of.ranks, of.passes, of.total
-    if ranks > 1 and of.is_any(float(ranks)):
-        if is_mean_of_all(case.together):
-            return _right(case, findings)
-        findings.factors.append((case.window.rank, None, True))
-        return _open(case, findings, said("ranks.sum", ranks=ranks))
-    if passes > 1 and of.is_any(1 / passes):
-        divided = [math.prod(one.factors) / (one.scale or 1.0) for one in case.window.backwards.values()]
-        if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided) and not _is_a_sum(case, total, passes):
-            return _wrong(case, findings, "watch/divided-once", said("divided-twice", passes=passes), 1 / passes)
-        return _right(case, findings)
-    # A number that losses are multiplied with, and gradients divided by, has no other use.
-    if of.own > 1 and of.is_any(1 / of.own, ranks / of.own):
-        return _right(case, findings)
-    if ranks > 1 and of.is_any(1 / ranks) and not _is_a_sum(case, total, ranks):
-        return _wrong(case, findings, "watch/averaged-once", said("averaged-twice", ranks=ranks), 1 / ranks)
-    if total is not None and of.is_any(1 / total):
-        return _right(case, findings)
-    if total is not None and ranks > 1 and of.is_any(1 / (ranks * total)):
-        # Where the ranks' numbers are equal, what divides may be each rank's own, times a factor of the script's.
-        if _are_apart(case):
-            says = said("divided-by-all-and-averaged", targets=ranks * total)
-            return _wrong(case, findings, "watch/averaged-once", says, 1 / ranks)
-        return _open(case, findings, said("ranks.factor", factor=of.kappa.middle))
-    findings.factors.append((case.window.rank, None, False))
-    norm = case.norm
-    if of.kappa.high < 1 and norm is not None:
+    of = _Numbers(case, kappa)
+    right = next((one for one in (1.0, 1 / (of.total or 1.0)) if of.is_any(one)), kappa.middle)
+    case.together.kappas[window.rank].append(right)
+    for row in _ROWS:
+        if (row.values is None or of.is_any(*row.values(of))) and row.when(of):
+            return _found(of, row, findings)
+    findings.factors.append((window.rank, None, False))
+    if kappa.high < 1 and case.norm is not None:
         # A clip by hand, if the norm is the same in each such step.
-        case.together.shortened[case.window.rank].append((of.kappa.middle, norm))
-        return {(case.window.optimizer, case.window.rank)}
-    return _open(case, findings, said("ranks.factor", factor=of.kappa.middle))
+        case.together.shortened[window.rank].append((kappa.middle, case.norm))
+        return {(window.optimizer, window.rank)}
+    findings.leave_open(said("ranks.factor", factor=kappa.middle), step=window.index, site=window.site)
+    return {FACTS["ranks.factor"]}
 
 
-def _right(case: Case, findings: Findings) -> set[Shown]:
-    findings.factors.append((case.window.rank, None, True))
-    return set()
-
-
-def _open(case: Case, findings: Findings, says: Said) -> set[Shown]:
-    findings.leave_open(says, step=case.window.index, site=case.window.site)
-    return {FACTS[says.code]}
-
-
-def _wrong(case: Case, findings: Findings, law: str, says: Said, factor: float, *, once: bool = False) -> set[Shown]:
-    """once: one step proves it; else all steps must."""
-    found = case.finding(law, says, said("factor", factor=factor))
-    if once:
+def _found(of: _Numbers, row: _Row, findings: Findings) -> set[Shown]:
+    """A step that a row explains."""
+    case, rank = of.case, of.case.window.rank
+    if row.code is None:
+        findings.factors.append((rank, None, True))
+        return set()
+    says = said(row.code, **row.names(of))
+    if row.law is None:
+        if row.is_right is not None:
+            findings.factors.append((rank, None, row.is_right))
+        findings.leave_open(says, step=case.window.index, site=case.window.site)
+        return {FACTS[row.code]}
+    value = next((one for one in row.values(of) if one is not None), 1.0) if row.values is not None else 1.0
+    factor = value if row.effect is None else row.effect(of)
+    found = case.finding(row.law, says, said("factor", factor=factor))
+    if row.once:
         findings.add(found)
     else:
-        findings.factors.append((case.window.rank, found, False))
+        findings.factors.append((rank, found, False))
     return {found.shows}
-
-
-def _divided_after_clipping(case: Case, of: _Numbers) -> float | None:
-    """By which number of the script, or 1 over one, the norm that a step used is less than what its clip has left. The
-    norm of a large parameter is not known."""
-    window = case.window
-    clips = [window.clips[number][1] for number in case.clips]
-    if len(clips) != 1 or clips[0].how != "norm" or {*clips[0].parameters} != {*case.parameters}:
-        return None
-    if clips[0].norm is None or case.clipped == 1 or case.norm is None:
-        return None
-    ratio = clips[0].norm * case.clipped / case.norm
-    numbers = (of.ranks / of.alive, of.ranks, of.total, of.passes, of.own, of.own / of.ranks)
-    found = {max(one, 1 / one) for one in numbers if one}
-    return next((one for one in found if one > 1 + _SAME and math.isclose(ratio, one, rel_tol=_SAME)), None)
-
-
-def _total(case: Case) -> float | None:
-    """What all targets weigh in the losses of a step, on average of the ranks, if these are sums; None if it is not
-    known. What is divided by that is their mean."""
-    here = case.together.here
-    weights = [weight_of(window) for window in here]
-    # A mean that is multiplied with the number of its targets is a sum.
-    are_sums = any(
-        one.summed or (one.targets and math.isclose(factor_of(one), one.targets))
-        for window in here
-        for one in window.backwards.values()
-    )
-    known = [weight for weight in weights if weight is not None]
-    are_known = len(known) == len(here) == case.together.ranks
-    return sum(known) / len(here) or None if are_sums and are_known else None
-
-
-def _are_apart(case: Case) -> bool:
-    """Whether the losses of ranks are cross entropies over different numbers of targets, each of which weighs 1. Half
-    of a squared error may be meant."""
-    passes = [one for window in case.together.here for one in window.backwards.values()]
-    are_bare = all(math.isclose(factor_of(one), one.targets or 1) for one in passes if factor_of(one))
-    are_entropies = all(one.made_by in ENTROPIES for one in passes)
-    return are_bare and are_entropies and len({weight_of(window) for window in case.together.here}) > 1
-
-
-def _is_a_sum(case: Case, total: float | None, number: int) -> bool:
-    """Whether a loss may be a sum, to be divided by this number yet, which is that of the ranks or passes by chance."""
-    if total is not None:
-        return not math.isclose(total, 1, rel_tol=_SAME)
-    passes = [one for window in case.together.here for one in window.backwards.values()]
-    return any((one.of_any and not one.targets) or one.terms == number for one in passes)

@@ -9,10 +9,8 @@ from typing import Any, TypeAlias
 
 from conformance.laws.chapters.watch_scripts import LAWS
 from conformance.laws.law import Law
-from conformance.watch.judging.facts import FACTS
-from conformance.watch.judging.properties import Property
-from conformance.watch.judging.scenes import Pass, Scene
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.properties import FACTS, Property
+from conformance.watch.judging.windows import Pass, Scene, Window
 from conformance.watch.records import Site
 
 

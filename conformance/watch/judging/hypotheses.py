@@ -15,13 +15,10 @@ from typing import TypeAlias
 from conformance.watch.judging import apart, factors
 from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.case import AMPLE, Case, Choose
-from conformance.watch.judging.divided_alone import divided_alone
-from conformance.watch.judging.exchanged import exchanged
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
-from conformance.watch.judging.repeated import Column, are_added_again, done_again
-from conformance.watch.judging.system import System, factors_of, system_of
-from conformance.watch.judging.weights import weigh_alike
+from conformance.watch.judging.system import Column, System, are_added_again, done_again, factors_of, system_of
+from conformance.watch.judging.targets import weigh_alike
 
 _MANY_ELEMENTS = 64
 
@@ -148,15 +145,11 @@ def _used_again(case: Case) -> Finding | None:
     rest = [number for number in used if number not in window.again]
     if not again:
         return None
-    if rest:
-        of_rest = case.of(rest)
-        if any(case.all(number) for number in again) or not _is_known(of_rest.fits(case.all)):
-            return None
-    else:
-        elements = [window.sizes.get(number, 1) for number in again]
-        sizes = {f"{window.used[number][2] / size**0.5:.3g}" for number, size in zip(again, elements, strict=True)}
-        if len({*window.again.values()}) > 1 or sum(elements) < _MANY_ELEMENTS or len(sizes) < 2:
-            return None
+    elements = [window.sizes.get(number, 1) for number in again]
+    sizes = {f"{window.used[number][2] / size**0.5:.3g}" for number, size in zip(again, elements, strict=True)}
+    are_few = len({*window.again.values()}) > 1 or sum(elements) < _MANY_ELEMENTS or len(sizes) < 2
+    if are_few if not rest else any(case.all(number) for number in again) or not case.of(rest).is_known(case.all):
+        return None
     says = said("used-again", again=len(again), used=len(used), names=window.named(again))
     found = case.finding("watch/fresh", says, said("stale", stale=len(again), all=len(used)))
     # That of the step before may be put back, if not that of an older one.
@@ -165,17 +158,29 @@ def _used_again(case: Case) -> Finding | None:
 
 
 def _exchanged(case: Case) -> Finding | None:
-    others = exchanged(case)
-    if not others:
-        return None
+    """Whether, with one factor, parameters use each other's gradients, as those of a flat buffer do that is taken apart
+    in another order than it was put together: each in full and once, and not by one that has none itself."""
     window = case.window
-    says = said("exchanged", names=window.named([*others]), others=window.named([*others.values()]))
-    effect = said("follow-others", parameters=len(others), all=len(case.parameters))
-    return case.finding("watch/own-gradient", says, effect)
-
-
-def _is_known(factor: Factor | None) -> bool:
-    return factor is not None and factor.is_known
+    single = {number: case.of([number]) for number in case.parameters if window.used[number][2]}
+    strange = [number for number, of in single.items() if not of.is_known(of.all)]
+    like = {
+        number: [
+            other
+            for other in strange
+            if window.sizes.get(other) == window.sizes.get(number)
+            and case.sample(other) == case.sample(number)
+            and single[number].is_known(lambda _, other=other: case.all(other))  # type: ignore[misc]
+        ]
+        for number in strange
+    }
+    of = {number: others[0] for number, others in like.items() if len(others) == 1}
+    is_split = any(window.shards.get(number, 1) != 1 for number in case.parameters)
+    if is_split or len(of) < max(2, len(strange)) or len({*of.values()}) < len(of):
+        return None
+    if not case.is_known(lambda number: case.all(of.get(number, number))):
+        return None
+    says = said("exchanged", names=window.named([*of]), others=window.named([*of.values()]))
+    return case.finding("watch/own-gradient", says, said("follow-others", parameters=len(of), all=len(case.parameters)))
 
 
 def solved(system: System) -> Finding | Said | set[Shown]:
@@ -197,7 +202,8 @@ def _of_factors(case: Case, of: dict[Column, float]) -> Finding | Said | set[Sho
         if (found := explanation(case, of, table)) is not None:
             return found
     if case.clipped_between:
-        return said("clipping.between", table=table)
+        sizes = [abs(factor) for factor in of.values() if factor]
+        return said("clipping.before-change", ratio=max(sizes) / min(sizes))
     if weigh_alike(case.together, of):
         return set()
     return (
@@ -253,8 +259,11 @@ def _counted_again(case: Case, of: dict[Column, float], table: str) -> Finding |
         return _found(case, "watch/every-backward", said(again, table=table), _shares(of))
     if are_added_again(case, of):
         return _each(_found(case, "watch/every-backward", said("added-again", table=table), _shares(of)))
-    scale = divided_alone(case, of.values())
-    if scale is not None:
+    # However a script weighs its micro-batches, it does not by a number that multiplies all of their losses.
+    [scale] = case.window.scales if len(case.window.scales) == 1 else [1.0]
+    ratios = {factor / max(of.values(), key=abs) for factor in of.values()}
+    are_divided = all(any(isclose(ratio, one, rel_tol=0.01) for one in (1.0, 1 / scale)) for ratio in ratios)
+    if scale != 1.0 and are_divided and not isclose(min(ratios), 1.0, rel_tol=0.01):
         says = said("divided-alone", scale=scale, table=table)
         return _each(_found(case, "watch/unscale-whole-window", says, _shares(of)))
     return None

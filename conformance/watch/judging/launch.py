@@ -1,4 +1,5 @@
-"""Joins the windows of all ranks of a launch while they come in, and has each looked at."""
+"""Takes the records of all processes of a command, launch by launch, and joins the windows of all ranks of each while
+they come in."""
 
 from __future__ import annotations
 
@@ -8,50 +9,32 @@ from operator import attrgetter
 
 from conformance.trace.assembler import Assembler
 from conformance.watch import records
-from conformance.watch.judging import (
-    agreement,
-    conservation,
-    coverage,
-    hypotheses,
-    pairing,
-)
+from conformance.watch.judging import agreement, conservation, coverage, hypotheses, pairing
 from conformance.watch.judging.case import Together
+from conformance.watch.judging.chapter import Chapter, End, OfEachRank
+from conformance.watch.judging.clearing import Discarded, OtherPasses
 from conformance.watch.judging.clipping import Clipping
-from conformance.watch.judging.coverage import Coverage
-from conformance.watch.judging.detached import Detached
-from conformance.watch.judging.discarded import Discarded
+from conformance.watch.judging.coverage import Coverage, Detached
+from conformance.watch.judging.denominators import Losses
 from conformance.watch.judging.epochs import Epochs
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
-from conformance.watch.judging.finite import Finite
-from conformance.watch.judging.hand_clips import HandClips
 from conformance.watch.judging.history import MOST_HISTORIES, History
-from conformance.watch.judging.hooked import Hooked
-from conformance.watch.judging.joined import Joined
-from conformance.watch.judging.kept import Kept
-from conformance.watch.judging.lacking import Lacking
-from conformance.watch.judging.loss_scale import LossScale
-from conformance.watch.judging.losses import Losses
-from conformance.watch.judging.numbering import Numbering
-from conformance.watch.judging.other_passes import OtherPasses
-from conformance.watch.judging.owners import Owners
-from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.incoming import Hooked, Numbering
+from conformance.watch.judging.loss_scale import Finite, LossScale
+from conformance.watch.judging.pairing import Lacking, Pairing, Replicas
 from conformance.watch.judging.passes import Passes
-from conformance.watch.judging.related import are_stages
-from conformance.watch.judging.replicas import Replicas
+from conformance.watch.judging.proof import Steady
+from conformance.watch.judging.properties import FACTS
+from conformance.watch.judging.ranks import Suspicions, are_stages
 from conformance.watch.judging.samples import Samples
-from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.stages import Stages
-from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.suspicions import Suspicions
 from conformance.watch.judging.system import System
-from conformance.watch.judging.windows import Key, Window
+from conformance.watch.judging.windows import Key, Scene, Window
 
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
-
 
 _KNOWN = {frozenset[Shown](), frozenset([FACTS["ranks.sum"]])}
 """Outcomes of steps that used what was computed, as a mean or as a sum."""
@@ -65,26 +48,29 @@ class Launch:
         self.findings = findings
         self.streams: dict[int, Stream] = {}
         self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"), self._lacks)
-        self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
-        self._samples, self._epochs = Samples(ranks, findings), Epochs(ranks, findings)
+        self._numbering, self._hooked = Numbering(), defaultdict[int, Hooked](Hooked)
+        self._pairing, self._replicas, self._lacking = Pairing(ranks), Replicas(), Lacking(findings)
+        self._suspicions = Suspicions(ranks, self.streams, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
-        self._losses = Losses(findings, self._steady)
-        self._loss_scale = LossScale(findings)
-        self._schedules: dict[int, Schedules] = defaultdict(lambda: Schedules(findings))
-        self._clipping, self._passes, self._finite = Clipping(findings), Passes(findings), Finite(findings)
-        self._others = OtherPasses(findings)
-        self._hooked: dict[int, Hooked] = defaultdict(Hooked)
-        self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
-        self._numbering, self._replicas = Numbering(), Replicas()
-        self._hand_clips, self._stages = HandClips(findings), Stages(ranks, findings)
+        self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
+        self._stages = Stages(ranks, findings)
+        self._clipping, self._discarded = Clipping(findings), Discarded(findings)
+        self._epochs = Epochs(ranks, findings)
+        # What the first find, the next ones take into account.
+        self._chapters: Sequence[Chapter] = (
+            self._discarded,
+            Samples(ranks, findings),
+            self._epochs,
+            Losses(findings, self._steady),
+            LossScale(findings),
+            OtherPasses(findings),
+            Finite(findings),
+            Passes(findings),
+            OfEachRank(findings, Coverage),
+            OfEachRank(findings, Schedules),
+            OfEachRank(findings, Detached),
+        )
         self._is_joined = self._is_split = False
-        self._first: Window | None = None
-        self._discarded = Discarded(findings)
-        self._kept, self._joined = Kept(ranks, findings), Joined(findings)
-        self._coverage: dict[int, Coverage] = defaultdict(lambda: Coverage(findings))
-        self._detached: dict[int, Detached] = defaultdict(lambda: Detached(findings))
-        self._owners = Owners(ranks, findings)
-        self._lacking = Lacking(findings)
         self._blind: set[int] = set()
         self._buffers: dict[int, dict[int, records.Buffers]] = defaultdict(dict)
         self._histories: dict[Key, History] = {}
@@ -101,11 +87,12 @@ class Launch:
                 self._feed(rank, ordered)
 
     def _feed(self, rank: int, record: records.Record) -> None:
+        stream = self.streams[rank]
         match record:
             case records.Joined():
                 self._is_joined = True
             case records.Stale():
-                coverage.judge_stale(rank, self.streams[rank], record, self.findings)
+                coverage.judge_stale(rank, stream, record, self.findings)
             case records.Failed():
                 if record.observer:
                     self.findings.lack(said("recorder-failed", observer=record.observer, error=record.error))
@@ -118,42 +105,28 @@ class Launch:
                 if len(of_step) == self.ranks > 1:
                     agreement.judge_buffers(of_step, self.findings)
             case records.Weighed():
-                self._pairing.weigh(rank, self.streams[rank].clock, record)
-                self._owners.weigh(rank, record)
+                self._pairing.weigh(rank, stream.clock, record)
             case records.Source():
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._close(rank)
-            case records.Entered():
-                self._samples.feed(rank, record)
-        self._epochs.feed(rank, record)
         self._suspicions.feed(rank, record)
-        self._detached[rank].feed(record)
-        self._discarded.feed(rank, record, self.streams[rank])
-        self._schedules[rank].feed(rank, record)
-        self._clipping.feed(rank, record)
-        self._see(rank, self._assembler.feed(rank, (record,)))
-        for cleared in self.streams[rank].cleared:
-            self._discarded.take(cleared)
-        self._coverage[rank].feed(record, self.streams[rank])
+        for chapter in (*self._chapters, self._clipping):
+            chapter.feed(rank, record, stream)
+        self._see(self._assembler.feed(rank, (record,)))
+        for chapter in self._chapters:
+            chapter.follow(rank, record, stream)
         self._join()
 
-    def _see(self, rank: int, windows: Iterable[Window]) -> None:
+    def _see(self, windows: Iterable[Window]) -> None:
         for window in windows:
-            self._coverage[rank].see(window)
-            self._discarded.see(window)
-            self._clipping.judge(window)
-            self._passes.judge(window)
-            self._finite.judge(window)
-            self._schedules[rank].judge(window)
-            self._loss_scale.judge(window)
-            self._kept.see(window)
-            self._first = self._first or window
+            for chapter in (*self._chapters, self._clipping):
+                chapter.see(window)
 
     def _close(self, rank: int) -> None:
         for record in self._hooked[rank].flush():
             self._feed(rank, record)
-        self._see(rank, self._assembler.end(rank))
+        self._see(self._assembler.end(rank))
 
     def blind(self, rank: int) -> None:
         """Nothing more is seen of a rank, which goes on."""
@@ -175,58 +148,43 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        own = (self._clipping, self._others, self._finite)
-        found = (self._steady, self._solved, self._loss_scale, *own)
-        return bool(self.findings.causes) or any(one.accuses for one in found)
+        are_steady = self._steady.accuses or self._solved.accuses
+        return bool(self.findings.causes) or are_steady or any(chapter.accuses for chapter in self._chapters)
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
         for rank in range(self.ranks):
             self.end(rank)
-        common = self._suspicions.common
+        common, findings = self._suspicions.common, self.findings
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
         self._suspicions.finish(self._pairing, is_sampled=self._epochs.is_sampled)
-        started = max((stream.began.started for stream in self.streams.values()), default=1)
-        if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
-            self.findings.leave_open(said("ranks.no-group", started=started))
-        self._discarded.finish(self.streams, is_whole=is_whole and not self._blind)
-        if self._first is not None and not self._lacking.first:
-            self._owners.judge_unsent(self.streams, self._pairing, self._first)
-        if is_whole and not self._blind:
-            self._owners.judge_left_over(self.streams)
-        self._kept.finish(self._first, self._pairing, is_sampled=self._epochs.is_sampled)
         # Ranks that compute one model together read the same samples.
         averages = self._suspicions.averages and not self._is_split
-        self._samples.finish(averages=averages)
-        self._epochs.finish(averages=averages)
-        judges = (
-            self._losses,
-            self._loss_scale,
-            self._others,
-            self._finite,
-            self._joined,
-        )
-        for judge in (*judges, self._steady, self._solved, self._clipping):
-            judge.finish()
+        end = End(self.streams, is_whole and not self._blind, averages)
+        for chapter in self._chapters:
+            chapter.finish(end)
+        self._steady.finish()
+        self._solved.finish()
         for rank, optimizer, _ in self._unsolved:
-            self.findings.leave_open(said("changed.few"))
-            self.findings.resolve((optimizer, rank), FACTS["changed.few"])
+            findings.leave_open(said("changed.few"))
+            findings.resolve((optimizer, rank), FACTS["changed.few"])
         self._stages.finish()
-        self._hand_clips.finish()
+        self._clipping.finish(end)
         self._discarded.name_lines()
-        for rank, stream in self.streams.items():
-            is_seen = is_whole and rank not in self._blind
-            self._coverage[rank].finish(rank, stream, self.streams.values())
-            self._schedules[rank].finish(rank, stream, is_whole=is_seen)
-            if is_seen:
-                self._detached[rank].finish(rank, stream)
-        if "watch/means-averaged" in laws_of(self.findings.causes.values()):
-            self.findings.open.pop("ranks.sum", None)
-        if self.findings.coarse > self.findings.steps:
-            self.findings.leave_open(said("changed.coarse"), self.findings.coarse)
-        groups = self._suspicions.groups
-        if groups - {self.ranks} and self.ranks > 1:
-            self.findings.leave_open(said("ranks.groups", size=min(groups), ranks=self.ranks))
+        self._state_facts()
+
+    def _state_facts(self) -> None:
+        """What is of the whole run."""
+        findings, ranks, groups = self.findings, self.ranks, self._suspicions.groups
+        started = max((stream.began.started for stream in self.streams.values()), default=1)
+        if started > ranks == 1 and any(stream.steps for stream in self.streams.values()):
+            findings.leave_open(said("ranks.no-group", started=started))
+        if "watch/means-averaged" in laws_of(findings.causes.values()):
+            findings.open.pop("ranks.sum", None)
+        if findings.coarse > findings.steps:
+            findings.leave_open(said("changed.coarse"), findings.coarse)
+        if groups - {ranks} and ranks > 1:
+            findings.leave_open(said("ranks.groups", size=min(groups), ranks=ranks))
 
     def _lacks(self, rank: int, window: Window) -> bool:
         """Whether a rank that has come as far has no such optimizer."""
@@ -268,13 +226,13 @@ class Launch:
         together = Together(here, holders, self._is_joined, frozenset(self._suspicions.hooks))
         conservation.judge(together, own)
         if own.conserved == own.steps and not own.causes:
-            self._hand_clips.take(together)
+            self._clipping.take(together)
             self._remember(key, together, is_good=True)
             self.findings.take(own)
             return
         for window in here:
             for joined in self._stages.take(window):
-                self._hand_clips.take(joined)
+                self._clipping.take(joined)
 
     def _judge_all(self, key: Key, windows: Sequence[Window | None], here: list[Window]) -> None:
         self._suspicions.see(here)
@@ -300,13 +258,10 @@ class Launch:
             self._suspicions.is_averaged(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._suspicions.is_unclear(here[0].optimizer)
-        self._clipping.judge_step(together)
-        self._passes.judge_step(together)
-        self._loss_scale.judge_step(together)
-        self._joined.judge(together)
+        for chapter in (*self._chapters, self._clipping):
+            chapter.judge(together)
         self._steady.feed(own.factors, here)
-        self._hand_clips.take(together)
-        self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])
+        self._clipping.take(together)
         broken = [cause for window in here for cause in window.broken]
         for cause in broken:
             self.findings.show(cause, here)
@@ -328,9 +283,8 @@ class Launch:
         here = together.here
         if self.ranks > 1:
             self._suspicions.is_averaged(here[0].optimizer)
-        self._losses.judge(together)
-        self._samples.step(here, is_alike=together.is_alike)
-        self._others.feed(here)
+        for chapter in self._chapters:
+            chapter.judge_right(together)
 
     def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:
         """For the report."""

@@ -8,7 +8,8 @@ import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.chapter import Chapter
+from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Backward, Entered
 from conformance.watch.sizes import UNREAD
@@ -17,20 +18,17 @@ _MANY_ELEMENTS = 64
 """A gradient of fewer numbers may be another one's by chance."""
 
 
-class Passes:
+class Passes(Chapter):
     """Judges the backward passes of all ranks."""
 
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
-
-    def judge(self, window: Window) -> None:
+    def see(self, window: Window) -> None:
         """The window of a rank."""
         if window.step is not None:
             for finding in (*_unreduced(window, window.step), *_unscales(window), *_searches(window, window.step)):
                 self._findings.add(finding)
                 window.broken.append(finding.key)
 
-    def judge_step(self, together: Together) -> None:
+    def judge(self, together: Together) -> None:
         """A step of all ranks, whose factors are known: those that use all gradients in full, divided by nothing."""
         for window in together.here:
             in_full = {*together.kappas.get(window.rank, ())} in ({1.0}, {float(together.ranks)})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from conformance.watch import records
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import Property
-from conformance.watch.judging.rows import Rows
+from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
 
 _FEWEST = 3
@@ -73,7 +75,7 @@ class _Compared:
         return max(((self._rows[one].shared(self._rows[other]), (one, other)) for one, other in pairs), default=(0, ()))
 
 
-class Samples:
+class Samples(Chapter):
     """Compares what ranks that train together read.
 
     inputs: all inputs of models. drawn: the samples that these are made of, whatever augmentation does to them.
@@ -81,7 +83,8 @@ class Samples:
     the ranks are equal."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
-        self._ranks, self._findings = ranks, findings
+        super().__init__(findings)
+        self._ranks = ranks
         self._is_wrapped = False
         self._site: records.Site = None
         self._steps = self._alike = 0
@@ -91,7 +94,9 @@ class Samples:
         self._inputs, self._drawn = _Compared(self._ranks), _Compared(self._ranks)
         self._batches: set[tuple[int, ...]] = set()
 
-    def feed(self, rank: int, record: records.Entered) -> None:
+    def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
+        if not isinstance(record, records.Entered):
+            return
         if record.wrapped and not self._is_wrapped:
             # What went through no wrapper until now was no shared training.
             self._is_wrapped = True
@@ -102,19 +107,17 @@ class Samples:
             if self._inputs.enter(rank, record.whole) and len(self._batches) < _FEWEST:
                 self._batches.add(tuple(record.rows))
 
-    def step(self, here: Sequence[Window], *, is_alike: bool) -> None:
-        """A step that uses the average of the ranks' gradients. is_alike: whether these are equal, so that no rank
-        differs in targets, losses or what it draws at random."""
+    def judge_right(self, together: Together) -> None:
+        """A step on equal gradients of all ranks shows that no rank differs in targets, losses or what it draws."""
         self._steps += 1
-        self._alike += is_alike
-        for window in here:
+        self._alike += together.is_alike
+        for window in together.here:
             if _are_equal(window):
                 says = said("data.same-micro-batches", passes=len(window.backwards))
                 self._findings.leave_open(says, step=window.index, site=window.site)
 
-    def finish(self, *, averages: bool) -> None:
-        """averages: whether the ranks are known to average gradients, so that they train one model."""
-        if self._ranks == 1 or not averages:
+    def finish(self, end: End) -> None:
+        if self._ranks == 1 or not end.averages:
             return
         inputs, drawn = self._inputs, self._drawn
         are_alike = inputs.alike_share >= _MOSTLY
@@ -143,3 +146,59 @@ def _are_equal(window: Window) -> bool:
     # A projection may be much smaller than its gradient, and then its rounding is not small against it.
     are_near = all(abs(one - first).max() <= _NEAR * abs(first).max() for one, first in pairs)
     return are_near and any(first.any() for _, first in pairs)
+
+
+_MOST = 2048
+_COINCIDENCES = 5
+"""Ranks that draw at random with replacement read no row twice with a probability of exp(-5), under one percent, where
+so many repeats are expected."""
+
+
+class Rows:
+    """Fingerprints of rows, each with the epoch of its last reading.
+
+    Keeps all of few; of many every second, fourth, ..., chosen by the fingerprint, so two ranks keep the same ones.
+    again: those read in several epochs."""
+
+    def __init__(self) -> None:
+        self.again: set[int] = set()
+        self._every, self._batches = 1, 0
+        self._kept: dict[int, int] = {}
+
+    def are_new(self, rows: Iterable[int]) -> bool:
+        """Whether no row was read before, as far as is known."""
+        chosen = self._chosen(rows)
+        return len({*chosen}) == len(chosen) and self._kept.keys().isdisjoint(chosen)
+
+    def add(self, rows: Iterable[int], epoch: int = 0) -> None:
+        chosen = self._chosen(rows)
+        self.again |= {row for row in chosen if self._kept.get(row, epoch) != epoch}
+        self._kept.update(dict.fromkeys(chosen, epoch))
+        self._batches += 1
+        while len(self._kept) > _MOST:
+            self._every *= 2
+            self._kept = {row: self._kept[row] for row in self._chosen(self._kept)}
+            self.again &= self._kept.keys()
+
+    def common(self, other: Rows) -> set[int]:
+        """The rows that both have read, of those that both keep."""
+        return self._kept.keys() & other._kept.keys()
+
+    def shared(self, other: Rows) -> float:
+        """The share of common rows, of the rank that has read fewer.
+
+        It is 0 if each batch may be drawn from all rows, with replacement: ranks then have rows in common by chance.
+        The ranks' overlap tells how many rows there are (Lincoln and Petersen's estimate). Among so few, a rank that
+        draws with replacement would have read some row twice by now."""
+        common = len(self.common(other))
+        if not common:
+            return 0.0
+        every = max(self._every, other._every)
+        own, theirs = (sum(row % every == 0 for row in one._kept) for one in (self, other))
+        rows = own * theirs / common
+        # Pairs of rows from different batches, which could be the same row.
+        pairs = min(own**2 * (1 - 1 / self._batches), theirs**2 * (1 - 1 / other._batches)) / 2
+        return common / min(own, theirs) if pairs >= _COINCIDENCES * rows else 0.0
+
+    def _chosen(self, rows: Iterable[int]) -> list[int]:
+        return [row for row in rows if row % self._every == 0]

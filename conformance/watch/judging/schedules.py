@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import floor, inf, log10
 
 from conformance.watch import records
+from conformance.watch.judging.chapter import End, OneRank
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.stream import Stream
@@ -78,15 +79,15 @@ class _Optimizer:
         return self.often > _AGAIN and self.is_long(self.still)
 
 
-class Schedules:
-    """Of one process."""
+class Schedules(OneRank):
+    """Judges one process."""
 
     def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+        super().__init__(findings)
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
         self._steps = 0
 
-    def feed(self, rank: int, record: records.Record) -> None:
+    def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         match record:
             case records.Optimizer():
                 self._of[record.optimizer].parameters = frozenset(record.parameters)
@@ -130,7 +131,7 @@ class Schedules:
         of.steps, of.alone, of.first = of.steps + 1, 0, None
         self._steps += 1
 
-    def judge(self, window: Window) -> None:
+    def see(self, window: Window) -> None:
         """Does a schedule change the rate between the last backward pass and the step?"""
         if window.step is None or window.step.closure or not window.places:
             return
@@ -143,13 +144,12 @@ class Schedules:
                 self._findings.add(finding)
                 window.broken.append(finding.key)
 
-    def finish(self, rank: int, stream: Stream, *, is_whole: bool) -> None:
-        """is_whole: whether all that the process did was seen."""
+    def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
         for optimizer, of in [*self._of.items()]:
             if of.steps >= _OFTEN:
                 self._judge_schedule(rank, optimizer, of)
                 self._judge_rates(of)
-            if of.alone >= _OFTEN and of.first is not None and is_whole:
+            if of.alone >= _OFTEN and of.first is not None and end.is_whole:
                 self._judge_alone(rank, optimizer, of, of.first, stream)
 
     def _judge_schedule(self, rank: int, optimizer: int, of: _Optimizer) -> None:

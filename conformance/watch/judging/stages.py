@@ -15,8 +15,8 @@ import numpy as np
 
 from conformance.watch.judging import conservation
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.facts import FACTS
 from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.windows import Window
 
 _MANY_ELEMENTS = 64
@@ -97,8 +97,20 @@ def _renumbered(window: Window, numbers: dict[int, int]) -> Window:
         (at, replace(clip, parameters=[numbers.get(number, number) for number in clip.parameters]))
         for at, clip in window.clips
     ]
-    fields = ("new", "old", "used", "weights", "after", "shards", "shard", "sizes", "names", "samples", "again")
-    return replace(window, clips=clips, **{name: by_number(getattr(window, name)) for name in fields})
+    return replace(
+        window,
+        clips=clips,
+        new=by_number(window.new),
+        old=by_number(window.old),
+        used=by_number(window.used),
+        weights=by_number(window.weights),
+        shards=by_number(window.shards),
+        shard=by_number(window.shard),
+        sizes=by_number(window.sizes),
+        names=by_number(window.names),
+        samples=by_number(window.samples),
+        again=by_number(window.again),
+    )
 
 
 def _are_equal(here: Sequence[Window], number: int) -> bool:

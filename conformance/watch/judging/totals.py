@@ -15,19 +15,22 @@ from math import inf
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings, Said, said
-from conformance.watch.judging.kinds import kinds, may_be_one
-from conformance.watch.judging.multiplied import divisors_of, factor_of, weight_of
-from conformance.watch.judging.steady import Steady
-from conformance.watch.judging.weights import (
+from conformance.watch.judging.proof import Steady
+from conformance.watch.judging.targets import (
     are_batches,
+    divisors_of,
+    factor_of,
     is_mean,
     kappa_of,
+    kinds,
+    may_be_one,
     near,
     of_one_target,
     passes_of,
     targets_of,
     total_by_count,
     total_of,
+    weight_of,
 )
 from conformance.watch.judging.windows import Window
 
@@ -74,7 +77,7 @@ class Totals:
             self._findings.leave_open(_as_fact(one), step=one.step, site=one.site)
         self._steady.feed([(one.ranks[0], one, False) for one in proven], here)
         if kappa == 1 and is_one and _are_times_ranks(together):
-            self._findings.leave_open(said("ranks.means-added", times=together.ranks), step=here[0].index)
+            self._findings.leave_open(said("ranks.sum", ranks=together.ranks), step=here[0].index)
 
     def _count_sums(self, together: Together) -> None:
         # A batch that is made up counts nothing.
@@ -149,6 +152,8 @@ def _as_fact(finding: Finding) -> Said:
     if finding.law == "watch/divided-once":
         number = finding.says.values["number"]
         return said("micro-batches.divided", number=number**2, passes=[number])
+    if finding.says.code == "ranks.means-added":
+        return said("ranks.sum", ranks=finding.says.values["times"])
     return finding.says
 
 

@@ -9,7 +9,7 @@ from conformance.report.card import Card
 from conformance.report.command import relative, without_user
 from conformance.results.records import Timeline
 from conformance.watch.judging.findings import Cause, Finding, Findings
-from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
 from conformance.watch.report.words import sentence

@@ -1,4 +1,4 @@
-"""The sentences of a watch: one for each code of `facts.py`, of `Finding.says` and of `Finding.effect`.
+"""The sentences of a watch: one for each code of `properties.FACTS`, of `Finding.says` and of `Finding.effect`.
 
 `{loss:g}` formats a number as Python does, `{passes:pass}` counts: "1 pass", "3 passes". A list is joined by commas.
 """
@@ -38,7 +38,6 @@ WORDS: Mapping[str, str] = {
     # How the gradients of the ranks enter a step.
     "ranks.sum": "gradients are summed over {ranks:rank}, so the update is {ranks} times the mean",
     "ranks.own": "each rank steps on its own gradients",
-    "ranks.taken-over": "each rank steps on its own gradients, then all copy the weights of one rank",
     "ranks.some": "an optimizer ({type}) of these parameters exists on some ranks only",
     "ranks.factor": "the update is {factor:.4g} times the mean of the gradients",
     "ranks.weighted": "ranks count with different weights ({table})",
@@ -75,7 +74,6 @@ WORDS: Mapping[str, str] = {
     "clearing.late": "a step came between a forward and its backward pass",
     "clearing.zeroed": "computed gradients were set to zero before the step",
     "loss-scale.own-optimizer": "the script's own optimizer gets gradients that still carry the loss scale {scale:g}",
-    "clipping.divided-after": "gradients were clipped first and divided by {by:g} after that",
     "clipping.hooks": "tensor hooks change gradients before they are averaged",
     "coverage.unreached": "an optimizer steps parameters that no backward pass has reached",
     # Whether the ranks agree.
@@ -85,7 +83,6 @@ WORDS: Mapping[str, str] = {
     "agreement.frozen": "{apart} of {all} frozen parameters differ between ranks: {names}",
     "agreement.between": "the script changes weights between steps",
     "coverage.some-steps": "the optimizer steps without gradients in some steps, and with gradients in others",
-    "clipping.between": "gradients of some backward passes were clipped before the others came ({table})",
     # What is wrong with the gradients of a step.
     "no-gradient": "a step had no gradients",
     "no-backward": "a step had no backward pass since the last one",
@@ -119,7 +116,6 @@ WORDS: Mapping[str, str] = {
     "some-not-averaged": "{parameters} of {all} parameters were not averaged over the ranks: {names}",
     "sparse-summed": "sparse gradients were summed over {ranks} ranks, and all others averaged: {names}",
     "clipped-by-value-then-averaged": "each rank clipped its own gradients by value before they were averaged",
-    "clips-own-share": "each rank clipped its share by its own norm, from {low} to {high}",
     # What is wrong between the ranks.
     "some-skip": "some ranks stepped and others skipped",
     "some-step": "{stepping} of {ranks} ranks stepped",
@@ -128,13 +124,6 @@ WORDS: Mapping[str, str] = {
     "scales-differ": "the loss scales of the ranks differ, from {low:g} to {high:g}",
     "some-clip": "ranks {clipping} clipped the gradients of this step, and ranks {others} did not",
     "weights-differ": "{apart} of {all} parameters differ between ranks before step {step}: {names}",
-    "joined-mean-twice": "after ranks ran out of data, the mean of the others counts more than once",
-    "joined-averaged-again": "after ranks ran out of data, the accumulated gradients were averaged again each time",
-    "joined-stale": "a rank that ran out of data stepped its parameters with old gradients",
-    "take-over": "each rank steps on its own gradients, then all copy the weights of rank {rank}",
-    "weights-summed": "{parameters:parameter} were summed over the ranks after a step, not averaged: {names}",
-    "step-undone": "the weights that rank {rank} stepped were overwritten before its next step",
-    "average-leaves-out": "the ranks average their weights, but for {left:parameter}: {names}",
     # What it does to the update.
     "factor": "the update is {factor} times what it should be",
     "moves-nothing": "0 of {parameters:parameter} move",
@@ -158,10 +147,6 @@ WORDS: Mapping[str, str] = {
     "ranks-longer": "{without} of {ranks} ranks step with longer gradients",
     "differ-by": "these weights differ by {share:.2g} of their size",
     "steps-of-some": "{steps:step} change the weights of some ranks only",
-    "ranks-lost": "the gradients of {lost} of {ranks} ranks are in no update, {times} times",
-    "weights-times": "they become {ranks} times what they should be",
-    "parameters-stay": "{parameters:parameter} stay as they were",
-    "parameters-differ": "{parameters:parameter} differ between the ranks",
     # What was not seen.
     "recorder-failed": "a part of the recorder failed ({observer}): {error}",
     "recorder-ended": "{reason}",
@@ -199,18 +184,16 @@ WORDS: Mapping[str, str] = {
     # Order of calls in a window, and clipping.
     "clearing.other-passes": "{count} of {steps:step} also use an earlier backward pass ({at})",
     "clip.after-step": "clipping comes after the step and before the next backward pass",
-    "clip.before-averaging": "each rank clips its own gradients before they are averaged",
     "clip.before-passes": "clipping comes before the backward pass, when there are no gradients",
     "clip.between-passes": "clipping comes between two backward passes of a window",
     "clip.clipped-again": "clipped gradients are added up and clipped again",
-    "clip.limit-not-reached": "the norm of {norm} is within the limit of {limit:g}, so no gradient has changed yet",
     "clip.not-by-norm": "no gradient is clipped: the step uses a norm of at least {norm}, and the limit is {limit:g}",
     "clip.not-by-value": "no gradient is clipped: the step uses a norm of at least {norm}, "
     "and the limit of an element is {limit:g}",
     "clip.passes-unclipped": "the gradients of {passes} of {all:backward pass} are not clipped",
     "clip.used-up": "clipping gets a generator of parameters that is used up",
     "clipping.aside": "clipped gradients reach no step, and steps use gradients that are not clipped ({at})",
-    "clipping.before-change": "gradients change after clipping: the step uses {ratio:.3g}x the clipped norm",
+    "clipping.before-change": "gradients change after clipping: by a factor of up to {ratio:.3g}",
     "clipping.before-last-pass": "clipping comes before the last backward pass (norm {norm}, limit {limit:g})",
     "clipping.by-value": "gradients are clipped element by element, to {limit:g}",
     "clipping.nothing": "a clip call gets no parameters",
@@ -244,12 +227,6 @@ WORDS: Mapping[str, str] = {
     "scale.part-limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
     "scale.element-limit": "Clipping compares elements of gradients with {value:g} at the loss scales {scales:g}",
     "scale.element-limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
-    "scale.weights": "Unscaling divides a term of {value:.3g} times the weights at the loss scales {scales:g}",
-    "scale.weights.effect": "1/{scale:g} of the term along the weights is left",
-    "scale.next": "Gradients are divided by the next window's loss scale, {scale:g}x their own",
-    "scale.next.effect": "Gradients are 1/{scale:g}x of the correct ones whenever the scale grows",
-    "overflow.own": "Gradients overflowed at the script's loss scale {scale:g}, and the step uses finite ones instead",
-    "overflow.own.effect": "The gradients of {lost} of {used:parameter} are not computed",
     "rate.negative": "The learning rate is {rate:.3g}",
     "rate.negative.effect": "A negative rate steps uphill: the loss grows",
     "schedule.before-step": "{name} steps between the backward pass and the optimizer's step",
@@ -288,21 +265,17 @@ WORDS: Mapping[str, str] = {
     "coverage.no-more-steps": "the optimizer stops after {steps:step}: {passes:backward pass} follow",
     "clearing.discarded": "{passes:backward pass} cleared before a step used them, in {windows} of {steps:step}",
     "held.replaced": "{count:parameter} get no gradient in {steps:step}, as many in no optimizer do: {names}",
-    "held.left-over": "each of {ranks} ranks steps {each} parameters, and none steps {count} more: {names}",
     "held.copies": "the optimizer steps {count} copies of parameters, which stay the same for {steps:step}: {names}",
     "held.unfrozen": "no optimizer got {count:parameter} that were unfrozen while others trained: {names}",
     "held.stays": "{count:parameter} of the model never change",
     "held.stale": "FSDP2 still uses the old weights of {count:parameter}: call `set_reshard_after_backward(True)`",
     "held.old": "gradients are of weights that are {steps:step} old",
-    "same-weights.unsent": "only some ranks step {count:parameter} and never send them to the others: {names}",
-    "same-weights.differ": "{count:parameter} differ between the ranks",
     "from-the-model.cut-off": "no graph leads from the losses of {passes:backward pass} to a parameter",
     "from-the-model.idle": "{steps:step} change nothing",
     "clip-something.copies": "clipping gets {count} tensors without gradients, not the parameters of the optimizer",
     "clip-something.nothing": "no gradient is clipped to {limit:g}",
     "used.cleared-before": "{passes:backward pass} cleared before a step used them, for {steps:step}",
     "used.step-without": "{steps:step} without gradients: this line clears them after the backward pass",
-    "used.no-step": "the optimizer never steps, and its schedule steps {turns:time}",
     "used.lost": "the gradients of {passes:backward pass} are in no update",
     "cleared.not-finite": "{passes:backward pass} were added to gradients that are not finite and were never cleared",
     "cleared.no-step": "the optimizer makes no step after step {step}",

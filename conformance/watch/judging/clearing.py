@@ -1,15 +1,19 @@
-"""Finds gradients that are cleared before a step uses them."""
+"""Gradients of other windows: those that are cleared before a step uses them, and backward passes of another line or
+mode that a step uses as well."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isclose
 
 from conformance.watch import records
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Cause, Finding, Findings, said
-from conformance.watch.judging.multiplied import divisors_of
 from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.targets import divisors_of, factor_of, kinds
 from conformance.watch.judging.windows import Cleared, Window
 
 _SEVERAL = 2
@@ -36,27 +40,20 @@ class _Line:
 @dataclass
 class _Rank:
     """Describes a process. waiting: what was cleared and concerns no step yet. emptied: the lines that cleared unused
-    gradients of a parameter since its last step. first: the first pass that was cleared. cleared: how many were.
-    is_by_hand: whether the script clears by hand, or weights changed between passes that it cleared. turns: how often
-    an optimizer's schedule stepped after another backward pass. seen: how many passes there were then."""
+    gradients of a parameter since its last step."""
 
     waiting: list[Cleared] = field(default_factory=list)
     emptied: dict[int, records.Site] = field(default_factory=dict)
-    first: Cleared | None = None
-    cleared: int = 0
-    is_by_hand: bool = False
-    turns: Counter[int] = field(default_factory=Counter)
-    seen: dict[int, int] = field(default_factory=dict)
 
 
-class Discarded:
+class Discarded(Chapter):
     """Judges the processes of one launch. passes: how many were cleared before steps that used the rest alone. windows:
     how many steps these are. counts: for each optimizer how many steps follow how many cleared passes. calls: those
     that losses came from whose gradients were used. without: for each rank and optimizer the lines that cleared the
     gradients of steps which then found none."""
 
     def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+        super().__init__(findings)
         self._of: dict[int, _Rank] = defaultdict(_Rank)
         self._lines: dict[tuple[int, str], _Line] = {}
         self._passes = self._windows = 0
@@ -72,17 +69,11 @@ class Discarded:
                 for number in record.parameters:
                     if stream.pending({number}):
                         of.emptied[number] = record.site
-            case records.Scheduled() if stream.clock > of.seen.get(record.optimizer, 0):
-                of.turns[record.optimizer] += 1
-                of.seen[record.optimizer] = stream.clock
 
-    def take(self, cleared: Cleared) -> None:
-        of = self._of[cleared.rank]
-        of.waiting.append(cleared)
+    def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
+        of = self._of[rank]
+        of.waiting += stream.cleared
         del of.waiting[:-_MOST]
-        of.first = of.first or cleared
-        of.cleared += 1
-        of.is_by_hand |= cleared.site is None or cleared.backward.versions != of.first.backward.versions
 
     def see(self, window: Window) -> None:
         if window.step is None:
@@ -118,17 +109,11 @@ class Discarded:
             line.whole += is_share or (is_alike and together[one.at] >= len(window.backwards))
             line.calls.add(one.backward.calls)
 
-    def finish(self, streams: Mapping[int, Stream], *, is_whole: bool) -> None:
-        """All processes have ended. is_whole: by themselves."""
-        self._judge_lines(streams)
-        for rank, stream in streams.items() if is_whole else ():
-            self._judge_never(rank, stream)
-
-    def _judge_lines(self, streams: Mapping[int, Stream]) -> None:
+    def finish(self, end: End) -> None:
         concerned = [optimizer for optimizer, counts in self._counts.items() if any(counts)]
         if not self._passes:
             return
-        steps = sum(stream.steps.get(one, 0) for stream in streams.values() for one in concerned)
+        steps = sum(stream.steps.get(one, 0) for stream in end.streams.values() for one in concerned)
         counts = sum((self._counts[one] for one in concerned), Counter[int]())
         is_regular = max(times for count, times in counts.items() if count) >= _REGULAR * counts.total()
         whole = sum(line.whole for line in self._lines.values())
@@ -162,22 +147,144 @@ class Discarded:
             if key in self._findings.scenes:
                 self._findings.scenes[found.key] = self._findings.scenes.pop(key)
 
-    def _judge_never(self, rank: int, stream: Stream) -> None:
-        """Finds a training without steps: a schedule steps between backward passes whose gradients are all cleared, by
-        calls, while the weights stay the same. Gradients that are computed for their own sake, as for a Fisher
-        information, need no schedule."""
-        of = self._of[rank]
-        [(optimizer, turns)] = of.turns.most_common(1) or [(0, 0)]
-        if stream.steps or stream.skips or min(turns, of.cleared) < _SEVERAL or of.first is None or of.is_by_hand:
-            return
-        known = stream.clock - of.first.backward.backward + 1
-        if known <= of.cleared + len(stream.pending(stream.ever)):
-            says, effect = said("used.no-step", turns=turns), said("used.lost", passes=stream.clock)
-            self._findings.add(Finding("watch/used", says, 0, (rank,), of.first.site, effect, optimizer))
-
 
 def _is_share(one: Cleared, window: Window) -> bool:
     """Whether all losses are divided by how many passes the window has with those that were cleared. Where batches came
     without a backward pass, the script may leave out what looks wrong to it."""
     number, passes = window.lost + len(window.backwards), (one.backward, *window.backwards.values())
     return all(divisors_of(backward) == [number] and backward.batches == 1 for backward in passes)
+
+
+_SEVERAL_PASSES = 2
+"""Windows that begin with an evaluation."""
+
+
+@dataclass
+class _Passes:
+    """An optimizer of a rank. ends: by the line that windows end with, evaluations aside, how many there are.
+    began: how many of them begin in another line, or have an evaluation. lacks: the lines whose first window does not.
+    taken: how many windows have a pass that another optimizer has stepped on. alone: how many have one pass.
+    factor: of the first one's loss. more: how many windows have several passes of one line, each with this factor.
+    first: the step that uses another pass, and where that is.
+    evaluations: how many windows begin with some. at_others, of_used: how many of these are at weights that the
+    training does not see, or of what the window before has trained on. fed: what that is. evaluated: the first one.
+    """
+
+    steps: int = 0
+    ends: Counter[int] = field(default_factory=Counter)
+    began: Counter[int] = field(default_factory=Counter)
+    lacks: set[int] = field(default_factory=set)
+    taken: int = 0
+    alone: int = 0
+    factor: float | None = None
+    more: int = 0
+    first: dict[str, tuple[int, records.Site]] = field(default_factory=dict)
+    evaluations: int = 0
+    at_others: int = 0
+    of_used: int = 0
+    fed: set[tuple[int, ...]] = field(default_factory=set)
+    evaluated: Finding | None = None
+
+    @property
+    def others(self) -> tuple[str, int]:
+        """Why some steps use other passes than most do, and how many: few, or all but the first of a run, which each
+        take up what the one before has left."""
+        few = 0
+        for line, count in self.began.items():
+            is_rest = count == self.ends[line] - 1 and line in self.lacks
+            few += count if 2 * count <= self.ends[line] or is_rest else 0
+        more = self.more if 2 * self.alone > self.steps else 0
+        return next(((why, n) for why, n in (("began", few), ("taken", self.taken), ("more", more)) if n), ("", 0))
+
+    @property
+    def is_left(self) -> bool:
+        """Whether what the evaluations have left is known not to belong to the steps: a penalty that comes now and then
+        is at the weights that are trained, of what the window trains on."""
+        is_seldom = self.steps >= 2 * self.evaluations >= 2 * _SEVERAL_PASSES
+        return is_seldom and self.evaluations in (self.at_others, self.of_used)
+
+    def note(self, why: str, window: Window, backward: records.Backward) -> None:
+        self.first.setdefault(why, (window.index, backward.site))
+
+
+class OtherPasses(Chapter):
+    """Sees the steps of all ranks that are known to use all their passes."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings)
+        self._of: dict[tuple[int, int], _Passes] = defaultdict(_Passes)
+
+    @property
+    def accuses(self) -> bool:
+        return any(of.is_left for of in self._of.values())
+
+    def judge_right(self, together: Together) -> None:
+        windows = together.here
+        for window in windows:
+            if window.step is not None and not window.step.closure and window.backwards:
+                of = self._of[window.optimizer, window.rank]
+                _see(of, window)
+                is_first = of.evaluated is None
+                _see_evaluations(of, window)
+                if is_first and of.evaluated is not None:
+                    self._findings.show(of.evaluated.key, windows)
+
+    def finish(self, end: End) -> None:
+        for of in self._of.values():
+            why, count = of.others
+            if of.is_left and of.evaluated is not None:
+                self._findings.add(of.evaluated, count=of.evaluations)
+            elif count:
+                step, site = of.first[why]
+                at = "" if site is None else f"{site[0]}:{site[1]}"
+                says = said("clearing.other-passes", count=count, steps=of.steps, at=at)
+                self._findings.leave_open(says, count, step, site)
+
+
+def _see(of: _Passes, window: Window) -> None:
+    passes = [window.backwards[number] for number in sorted(window.backwards)]
+    first = passes[0]
+    last = next((one for one in reversed(passes) if not one.evaluates), passes[-1])
+    evaluation = next((one for one in passes if one.evaluates != last.evaluates), None)
+    of.steps += 1
+    of.ends[last.calls] += 1
+    is_other = first.calls != last.calls and len(kinds([window])) > 1
+    if evaluation is not None or is_other:
+        of.began[last.calls] += 1
+        of.note("began", window, evaluation or first)
+    elif of.ends[last.calls] == 1:
+        of.lacks.add(last.calls)
+    if _are_taken(window, passes):
+        of.taken += 1
+        of.note("taken", window, first)
+    if len(passes) == 1:
+        of.alone += 1
+        of.factor = factor_of(first) if of.factor is None else of.factor
+    elif of.factor is not None and all(
+        one.calls == first.calls and isclose(factor_of(one), of.factor, rel_tol=1e-6) for one in passes
+    ):
+        of.more += 1
+        of.note("more", window, first)
+
+
+def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:
+    """Whether another optimizer has stepped on one of its passes, and has no part in the last one."""
+    last = window.reached.get(passes[-1].backward, set())
+    others = {str(other) for one in passes[:-1] for other in window.users.get(one.backward, ())}
+    return not others <= last
+
+
+def _see_evaluations(of: _Passes, window: Window) -> None:
+    passes = [window.backwards[number] for number in sorted(window.backwards)]
+    evaluations = [one for one in passes if one.evaluates]
+    rest = passes[len(evaluations) :]
+    if evaluations and rest and not any(one.evaluates for one in rest):
+        of.evaluations += 1
+        of.at_others += window.version(evaluations[-1]) != window.version(rest[0])
+        of.of_used += {tuple(one.evaluated) for one in evaluations} <= of.fed - window.fed
+        says = said("passes.evaluated")
+        effect = said("passes.evaluated-of", passes=len(evaluations), all=len(passes))
+        of_evaluation = frozenset((window.rank, one.backward) for one in evaluations)
+        found = (window.index, (window.rank,), window.site, effect, window.optimizer, of_evaluation)
+        of.evaluated = of.evaluated or Finding("watch/cleared", says, *found)
+    of.fed = window.fed

@@ -1,16 +1,20 @@
-"""Keeps what is wrong if the ranks train one model together, and right if each trains its own, until the end."""
+"""Ranks that train one model, and ranks that each train their own.
+
+Keeps what is wrong of the former, and right of the latter, until the end. Optimizers train parts of one model if they
+step on the same backward pass; ranks have parts of it for themselves, as the stages of a pipeline are, if their losses
+come from other lines on each rank.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from conformance.watch import records
 from conformance.watch.judging.case import HOOKS, LETS_APART
 from conformance.watch.judging.findings import Cause, Finding, Findings, said
 from conformance.watch.judging.pairing import Pairing
-from conformance.watch.judging.related import Related
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
 
@@ -148,7 +152,8 @@ class Suspicions:
 
     def _are_own_modules(self, finding: Finding) -> bool:
         """Whether it is about whole modules, of ranks without a wrapper and without collectives in their backward pass:
-        each rank may have its own, as with experts. One tensor of a module was forgotten."""
+        each rank may have its own, as with experts. One tensor of a module was forgotten. A module with the gradients
+        of all ranks is an expert without samples, and has the shapes of one with its own."""
         stream = self._streams[0]
         held = stream.held[finding.optimizer or 0]
         is_one_model = any(stream.parameters[number].shards > 1 for number in held) or bool(self.exchanging)
@@ -156,13 +161,19 @@ class Suspicions:
             return False
         found = [one.parameters for one in self._waiting if one.optimizer == finding.optimizer]
         own = frozenset().union(*found)
+        alone = frozenset().union(*(one.parameters for one in self._waiting if one.waits)) & own
         modules = _modules({number: stream.parameters[number].name for number in sorted(held)})
         # It is not always seen of a few numbers whether they are averaged.
         seen = {number for number in held if prod(stream.parameters[number].shape) > _FEW}
         shared = {modules[number] for number in seen - own}
         apart = {modules[number] for number in own}
+        shapes = defaultdict[object, set[tuple[int, ...]]](set)
+        for number, module in modules.items():
+            shapes[module].add(tuple(stream.parameters[number].shape))
+        experts = [shapes[modules[number]] for number in alone]
+        are_alike = not alone or all(shapes[module] in experts for module in apart)
         steps_apart = any(one.waits for one in self._waiting) or 0 in self._apart.get(finding.optimizer or 0, [])
-        return all(found) and steps_apart and bool(shared) and not (shared & apart) - {None}
+        return all(found) and are_alike and steps_apart and bool(shared) and not (shared & apart) - {None}
 
     def _is_mixed(self, optimizer: int) -> bool:
         """Whether DDP wraps what some ranks step with it, and not what others do: their optimizers only look alike."""
@@ -211,3 +222,41 @@ def _modules(names: Mapping[int, str | None]) -> dict[int, tuple[str, int] | Non
         seen[module].add(own)
         modules[number] = None if name is None else (module, models[module])
     return modules
+
+
+_MOST_WINDOWS = 64
+"""Of those before, whose backward passes are compared."""
+
+
+class Related:
+    """Of the processes that train together."""
+
+    def __init__(self) -> None:
+        self._alike: set[int] = set()
+        self._pairs: set[frozenset[int]] = set()
+        self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
+
+    def see(self, here: Sequence[Window]) -> None:
+        """A step of all ranks."""
+        window = here[0]
+        if not are_stages(here):
+            self._alike.add(window.optimizer)
+        passes = {*window.backwards}
+        for other, theirs in self._passes:
+            if passes & theirs:
+                self._pairs.add(frozenset((other, window.optimizer)))
+        self._passes.append((window.optimizer, passes))
+
+    def are_stages(self, optimizer: int) -> bool:
+        """Whether the ranks never went backward from the same line before a step of this optimizer."""
+        return optimizer not in self._alike
+
+    def have(self, optimizer: int, others: Iterable[int]) -> bool:
+        """Whether it trains a part of a model of which one of the others trains another part."""
+        return any(frozenset((optimizer, other)) in self._pairs for other in others)
+
+
+def are_stages(here: Sequence[Window]) -> bool:
+    """Whether the losses of all ranks come from different lines."""
+    calls = [{one.calls for one in each.backwards.values()} for each in here]
+    return len(here) > 1 and all(calls) and not set.intersection(*calls)

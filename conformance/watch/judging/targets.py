@@ -1,4 +1,4 @@
-"""What backward passes and their targets weigh in an update.
+"""What losses are multiplied with and divided by, and what backward passes and their targets weigh in an update.
 
 A loss shows how many targets it is a mean or a sum of and what multiplies it, and `Together.kappas` shows what the step
 makes of the gradients: 1 is the mean over ranks. So each pass has a weight, and each of its targets a part of that. A
@@ -8,13 +8,104 @@ is wrong: the number of ranks, of passes, of a full window, or 1 over one of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from math import isclose
+from math import isclose, prod
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.multiplied import factor_of, weight_of
 from conformance.watch.judging.windows import Window
+
+
+def factor_of(backward: records.Backward) -> float:
+    """What the loss was multiplied with, but for the loss scale."""
+    return prod(backward.factors) / (backward.scale or 1.0)
+
+
+def divisors_of(backward: records.Backward) -> list[float]:
+    """What its loss is divided by, but for what it was multiplied with to make up for, while another divisor is left:
+    as where a mean over all is multiplied with the number of micro-batches, by which a framework divides it again."""
+    left = [*backward.divisors]
+    others = [*backward.divisors, 1 / (backward.scale or 1.0)]
+    for factor in backward.factors:
+        own = next((one for one in others if isclose(factor * one, 1)), None)
+        if own is not None:
+            others.remove(own)
+            continue
+        for divisor in [*left]:
+            if len(left) > 1 and factor >= divisor > 1 and isclose(factor / divisor, round(factor / divisor)):
+                left.remove(divisor)
+                factor /= divisor
+    return left
+
+
+def weight_of(window: Window) -> float | None:
+    """What all targets of a rank weigh in its own losses; None if it is not known."""
+    weights = [_weight_of(one) for one in window.backwards.values()]
+    known = [weight for weight in weights if weight is not None]
+    return sum(known) if len(known) == len(weights) else None
+
+
+def _weight_of(backward: records.Backward) -> float | None:
+    factor = factor_of(backward)
+    if not factor:
+        # A batch that is made up, for a rank that has none.
+        return 0.0
+    return factor * (1 if backward.targets else backward.summed) or None
+
+
+def scale_of(window: Window) -> float | None:
+    """What all losses were multiplied with last, if it is more than 1, and no scaler did it."""
+    scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
+    return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None
+
+
+_SEVERAL = 3
+
+
+def kinds(windows: Iterable[Window]) -> set[int]:
+    """The calls that their losses come from, but for those of micro-batches that go backward in two places: below one
+    line of the script, where a library has the step go through the last of them; or in one line while DDP waits, and in
+    another one in the last, where it synchronizes."""
+    found = set[int]()
+    for window in windows:
+        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        calls = Counter(one.calls for one in passes)
+        waits = [one.waits for one in passes]
+        is_of_one_line = len({one.own_calls for one in passes}) == 1
+        is_in_turn = len(passes) >= _SEVERAL and waits == [*[True] * (len(passes) - 1), False]
+        is_one = _are_of_one_loader(window) and _all_but_the_last(window) and (is_of_one_line or is_in_turn)
+        found |= {calls.most_common(1)[0][0]} if is_one else calls.keys()
+    return found
+
+
+def may_be_one(windows: Iterable[Window]) -> bool:
+    """Whether they may be of one loss all the same, as where the last of several is in a line of its own. Two losses
+    may go through batches of one loader in turn."""
+    return all(
+        len(kinds([window])) == 1 or (_are_of_one_loader(window) and _all_but_the_last(window)) for window in windows
+    )
+
+
+def _all_but_the_last(window: Window) -> bool:
+    """Whether all but the last pass come from the same calls."""
+    calls = [window.backwards[number].calls for number in sorted(window.backwards)]
+    return len({*calls}) == 2 and len({*calls[:-1]}) == 1
+
+
+def _are_of_one_loader(window: Window) -> bool:
+    """Whether each pass has a batch of its own of one loader, and they are made alike, multiplied with the same number,
+    and reach the same parameters."""
+    passes = [*window.backwards.values()]
+    factors = [factor_of(one) for one in passes]
+    reached = {number: {one.backward for one in of} for number, of in window.new.items()}
+    return (
+        all(one.batches == 1 for one in passes)
+        and len({(one.loader, one.made_by) for one in passes}) == 1
+        and all(isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
+        and all(of >= window.backwards.keys() for of in reached.values())
+    )
+
 
 NEAR = 1e-4
 
