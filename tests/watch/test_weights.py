@@ -6,7 +6,6 @@ import pytest
 
 from conformance.watch import records
 from conformance.watch.judging.judge import judged
-from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, averaged, gradients, laws, sketches, stepped, total
 
@@ -244,64 +243,35 @@ def test_what_is_left_over(shares, options, expected):
     assert bool(owned(shares, **options)) == expected
 
 
-def some_weighed(script, apart, last=False):
-    """apart: the number of the parameters that differ between ranks."""
-    for rank, stream in enumerate(script.streams):
-        values = gradients(7)
-        values = [one + rank if number < apart else one for number, one in enumerate(values)]
-        stream.append(records.Weighed(script.numbers, sketches(values), last))
+# Each rank steps a share of the parameters, and clips what it steps.
 
 
-@pytest.mark.parametrize(("apart", "expected"), [(6, {"watch/same-weights"}), (0, set())])
-def test_each_rank_steps_its_own_parameters(apart, expected):
-    """And sends them to the others, or does not."""
+SHARES, SHARED = ([0, 1, 2], [3, 4, 5]), "ZeroRedundancyOptimizer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "norms", "limit", "expected"),
+    [
+        (SHARED, SHARES, (3.0, 8.0), 4.0, {"watch/one-factor"}),
+        # The norm may be the largest element, and then the limit is above that of all.
+        (SHARED, SHARES, (3.0, 3.5), 4.0, set()),
+        (SHARED, SHARES, (3.0, 8.0), 10.0, set()),
+        (SHARED, SHARES, (5.0, 5.0), 4.0, set()),  # that of all, as it was told
+        ("SGD", SHARES, (5.0, 5.0), 4.0, {"watch/one-factor"}),  # here each rank steps all of them
+        (SHARED, ([0, 1, 2, 3, 4, 5],) * 2, (8.0, 8.0), 4.0, set()),
+    ],
+)
+def test_shares_that_are_clipped_by_their_own_norms(kind, parts, norms, limit, expected):
     script = Script()
-    for rank, stream in enumerate(script.streams):
-        stream.append(records.Optimizer(1, "Adam", script.numbers[rank::2]))
-    for _ in range(5):
-        some_weighed(script, apart if script.steps else 0)
-        [one, two] = script.backward()
-        used = total([one, two], 0.5)
-        for rank, stream in enumerate(script.streams):
-            own = script.numbers[rank::2]
-            stream.append(stepped(own, [used[number] for number in own], optimizer=1, kind="Adam"))
-        script.steps += 1
-        script.clear()
-    some_weighed(script, apart, last=True)
-    assert laws(script.findings()) == expected
-
-
-def test_ranks_with_different_weights_that_use_one_gradient_have_averaged():
-    """A body by hand, which no hook sees, beside a head that each rank trains alone."""
-    script = Script(drift=0.1)
-    script.each(records.Unheld(["base"], [[3, 3]]))
     for _ in range(3):
-        script.backward()
-        script.step([gradients(5 + script.steps)] * 2)
-        script.clear()
-    assert laws(script.findings()) == {"watch/same-weights"}
-
-
-@pytest.mark.parametrize(("is_elsewhere", "expected"), [(True, "UNDECIDED"), (False, "DOES NOT CONFORM")])
-def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, expected):
-    """As they do who average some of the weights now and then, or go halfway to those of a neighbour."""
-    script = Script(drift=0.1)
-    for window in range(5):
-        script.step(script.backward())
+        used = total(script.backward(), 0.5)
+        steps = []
+        for stream, numbers, norm in zip(script.streams, parts, norms, strict=True):
+            stream.append(records.Clipped("norm", [*numbers], limit, norm, len(numbers), LINE))
+            factor = min(1.0, limit / (norm + 1e-6))
+            steps.append([one * factor if n in numbers else one for n, one in enumerate(used)])
+        script.step(steps)
         for stream in script.streams:
-            assert isinstance(stream[-1], records.Stepped)
-            stream[-1].is_elsewhere = is_elsewhere and window % 2 == 1
+            stream[-1].type = kind
         script.clear()
-    assert verdict(script.findings()) == expected
-
-
-@pytest.mark.parametrize("of", [(), (0,), (0, 1)])
-def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
-    script = Script()
-    for step in range(4):
-        script.step(averaged(script.backward()))
-        for rank in of if step == 2 else ():
-            script.streams[rank][-1].is_elsewhere = True
-        script.clear()
-    findings = script.findings()
-    assert (findings.causes, [*findings.open]) == ({}, ["agreement.between"] * bool(of))
+    assert laws(script.findings()) & {"watch/one-factor"} == expected

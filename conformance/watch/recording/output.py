@@ -18,8 +18,7 @@ from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 
 from conformance.watch import records
 from conformance.watch.ledger import Entry, Ledger
-from conformance.watch.lines import encoded
-from conformance.watch.parts import MOST_BYTES, part
+from conformance.watch.lines import MOST_BYTES, encoded, part
 from conformance.watch.recording.later import settle
 
 _NEW, _MORE = os.O_CREAT | os.O_EXCL, 0
