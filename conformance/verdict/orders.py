@@ -11,8 +11,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.runner.outcome import Outcome
 from conformance.trace.hindsight.by_steps import stretches
-from conformance.trace.hindsight.lineage import without_copies
-from conformance.trace.hindsight.rehearsal import without_rehearsals
+from conformance.trace.hindsight.lineage import without_copies, without_rehearsals
 from conformance.trace.hindsight.training import forwarded, trained
 from conformance.trace.lives import Events, lives
 from conformance.verdict.answers import row_numbers

@@ -8,9 +8,8 @@ from fractions import Fraction
 
 from conformance.cases.case import Case
 from conformance.laws.sharing import averages_weights
-from conformance.oracle.accepted_readings import Reading
+from conformance.oracle.accepted_readings import AVERAGES_WEIGHTS, Reading
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.averaged_weights import AVERAGES_WEIGHTS
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.oracle.rounding import nearest, odd_part
 from conformance.trace.events import Forward

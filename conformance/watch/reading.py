@@ -13,8 +13,7 @@ from conformance.watch.judging.findings import Findings, Said, said
 from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.launch import Launch
 from conformance.watch.ledger import FAILED, NAME, Account, Ledger
-from conformance.watch.lines import decoded
-from conformance.watch.parts import part
+from conformance.watch.lines import decoded, part
 
 _AT_ONCE = 2000
 """Lines of one process, before it is the next one's turn."""

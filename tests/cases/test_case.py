@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from conformance.adapter.topology import Topology
+from conformance.adapter.backends import Topology
 from conformance.cases.case import Case
 from conformance.trace.lives import as_resumed
 from conformance.workloads.layout import EACH_SAMPLE

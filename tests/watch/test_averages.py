@@ -405,28 +405,12 @@ def test_gradients_are_divided_by_as_many_as_there_are_ranks(summed, factor, of_
     assert shown(trained(window)) == expected
 
 
-@pytest.mark.parametrize("factor", [0.25, 1.0])
-def test_losses_and_their_sum_are_divided(factor):
-    def window(script):
-        return [total([script.backward(factors=[factor])[0] for _ in range(4)], 0.25)]
-
-    assert (verdict(trained(window, times=1, ranks=1)) == "CONFORMS") == (factor == 1.0)
-
-
 def test_one_rank_uses_less_of_the_sum():
     def window(script):
         computed = script.backward()
         return [total(computed, 0.5), total(computed, 0.2)]
 
     assert laws(trained(window)) == {"watch/one-factor"}
-
-
-def test_a_loss_that_goes_backward_again():
-    script = Script(ranks=1)
-    computed = [*script.backward(), *script.backward()]
-    script.streams[0][-2].contains = True
-    script.step([total(computed)])
-    assert laws(script.findings()) == {"watch/backward-once"}
 
 
 def test_gradients_that_cancel_over_the_ranks():

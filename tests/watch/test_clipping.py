@@ -1,36 +1,23 @@
 """Clipping: when it comes, over which parameters, and which right scripts look like a mistake."""
 
-from contextlib import suppress
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import softplus
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-import conformance
 from conformance.watch import records
-from conformance.watch.judging.incoming import Hooked
 from conformance.watch.judging.properties import Property
 
-from .scripts import LINE, Script, total
+from .scripts import LINE, Script, laws, total
+from .trained import watched
 
 DATA = torch.arange(96.0).reshape(32, 3).cos()
 SOMETHING, WHOLE_WINDOW = {"watch/clip-something"}, {"watch/clip-whole-window"}
 
 
-def watched(run):
-    torch.manual_seed(0)
-    with suppress(AssertionError), conformance.watching() as findings:
-        run()
-    return findings
-
-
 def laws_or_facts(findings):
     """The laws that are broken, or the facts of clipping where none is."""
-    laws = {cause.first.law for cause in findings.causes.values()}
-    return laws or {code for code in findings.open if code.startswith("clipping.")}
+    return laws(findings) or {code for code in findings.open if code.startswith("clipping.")}
 
 
 def training(window, steps=4):
@@ -202,99 +189,3 @@ def test_a_norm_within_its_limit_that_changes_later_is_a_fact(norm, ranks, facto
         script.step([mean] * ranks)
         script.clear()
     assert laws_or_facts(script.findings()) == expected
-
-
-def gan(*, of_critic, of_generator=False, limit=0.01):
-    """What is clipped before the generator's step."""
-
-    def run():
-        generator, critic = nn.Linear(3, 2), nn.Linear(2, 1)
-        for_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
-        for_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
-        for _ in range(4):
-            for_critic.zero_grad()
-            loss = softplus(-critic(torch.randn(4, 2))) + softplus(critic(generator(torch.randn(4, 3)).detach()))
-            loss.mean().backward()
-            clip_grad_norm_(critic.parameters(), limit)
-            for_critic.step()
-            for_generator.zero_grad()
-            softplus(-critic(generator(torch.randn(4, 3)))).mean().backward()
-            if of_critic:
-                clip_grad_norm_(critic.parameters(), limit)
-            if of_generator:
-                clip_grad_norm_(generator.parameters(), limit)
-            for_generator.step()
-
-    return run
-
-
-def replaced(*, clips_old):
-    def run():
-        old = model = nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(8):
-            if step == 4:
-                model = deepcopy(old)
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer.zero_grad()
-            model(torch.randn(4, 3)).square().mean().backward()
-            clip_grad_norm_((old if clips_old else model).parameters(), 0.01)
-            optimizer.step()
-
-    return run
-
-
-def in_turns():
-    """Each step clips both models, of which only one has a gradient."""
-    models = [nn.Linear(3, 3) for _ in range(2)]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    for step in range(8):
-        for turn, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            if turn <= step % 2:
-                optimizer.zero_grad()
-                model(DATA).square().mean().backward()
-                for one in models:
-                    clip_grad_norm_(one.parameters(), 0.1)
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        (gan(of_critic=True), {"clipping.aside"}),
-        (gan(of_critic=False), set()),
-        (gan(of_critic=False, of_generator=True), set()),
-        (gan(of_critic=True, of_generator=True), set()),
-        (gan(of_critic=True, limit=1e9), set()),
-        (replaced(clips_old=True), {"clipping.aside"}),
-        (replaced(clips_old=False), set()),
-        (in_turns, set()),
-    ],
-)
-def test_clipping_of_gradients_that_no_step_uses(run, expected):
-    assert laws_or_facts(watched(run)) == expected
-
-
-CLIP = records.Clipped("norm", [1], 1.0, 2.0, 1, LINE)
-PASS = records.Backward(1, None, [], None, {}, False, False, False, LINE)
-STEP = records.Ended()
-
-
-def local(*parameters):
-    return records.Local(1, [*parameters], [], "float32", [])
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([PASS, CLIP, local(0, 1), STEP], [PASS, local(0, 1), CLIP, STEP]),
-        ([PASS, CLIP, local(0), local(1)], [PASS, local(0), local(1), CLIP]),
-        ([PASS, CLIP, local(0), STEP], [PASS, CLIP, local(0), STEP]),  # of others
-        ([CLIP, PASS, local(1)], [CLIP, PASS, local(1)]),  # of a pass that comes later
-        ([PASS, local(1), CLIP, STEP], [PASS, local(1), CLIP, STEP]),
-    ],
-)
-def test_a_clip_in_a_hook_comes_after_its_gradients(given, expected):
-    hooked = Hooked()
-    assert [one for record in given for one in hooked.feed(record)] + hooked.flush() == expected

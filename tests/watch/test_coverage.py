@@ -1,30 +1,19 @@
 """Parameters that get gradients and no steps, or are held and get no gradients; optimizers that stop."""
 
-from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils import clip_grad_norm_
+from torch.distributed.fsdp import fully_shard
 
-import conformance
 from conformance.watch import records
+from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.properties import Property
 
-from .scripts import LINE, Script
-
-
-def network():
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
-
-
-def watched(trains):
-    torch.manual_seed(0)
-    with suppress(AssertionError), conformance.watching() as findings:
-        trains()
-    return findings
+from .scripts import Script, laws, shown, stepped
+from .trained import judged_by, loss, network, records_in, watched
 
 
 def facts(findings):
@@ -37,7 +26,7 @@ def steps(changes=lambda model, step: None, held=lambda model: model.parameters(
     optimizer = torch.optim.SGD(held(model), lr=0.1)
     for step in range(count):
         model.zero_grad()
-        (factor(step) * model(torch.randn(8, 6)).square().mean()).backward()
+        (factor(step) * loss(model)).backward()
         changes(model, step)
         optimizer.step()
 
@@ -136,11 +125,7 @@ def test_training_continues_with_a_copy(shapes, steps, expected):
         script.clear()
     script.each(records.Unheld([f"p{n}" for n in range(len(shapes))], shapes))
     for _ in range(steps):
-        script.each(
-            records.Stepped(
-                0, "SGD", [0.1], script.numbers, [], False, None, False, False, "float32", [], [], [], [], LINE
-            )
-        )
+        script.each(stepped(script.numbers))
     causes = script.findings().causes.values()
     assert [one.first.step for one in causes if one.first.law == "watch/held"] == expected
 
@@ -169,117 +154,13 @@ def test_gradients_that_overflowed_and_were_never_cleared(later, finite, clears,
     assert [one.first.step for one in causes if one.first.law == "watch/cleared"] == expected
 
 
-def clips(of_copy=True, too=False, limit=0.1, like=network):
-    """of_copy: whether it clips another model. too: whether it clips the one that trains."""
-    model, other = network(), like()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(6):
-        optimizer.zero_grad()
-        model(torch.randn(8, 6)).square().mean().backward()
-        if of_copy:
-            clip_grad_norm_(other.parameters(), limit)
-        if too:
-            clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
-
-
-def goes_backward(makes, by_hand=False):
-    model, temperature = network(), torch.tensor(1.0, requires_grad=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(6):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 6)).square().mean()
-        if by_hand:
-            (temperature * loss.item()).backward()
-            temperature.data -= 0.1 * temperature.grad
-        else:
-            makes(loss, step).backward()
-        optimizer.step()
-
-
-@pytest.mark.parametrize(
-    ("trains", "expected"),
-    [
-        (clips, {"watch/clip-something"}),
-        (partial(clips, too=True), set()),
-        (partial(clips, limit=float("inf")), set()),
-        (partial(clips, like=lambda: nn.Linear(6, 1)), set()),
-        (partial(clips, like=lambda: network().requires_grad_(False)), set()),  # a teacher
-        (
-            partial(goes_backward, lambda loss, step: torch.tensor(loss.item(), requires_grad=True)),
-            {"watch/from-the-model"},
-        ),
-        (partial(goes_backward, lambda loss, step: loss.detach().requires_grad_() / 4), {"watch/from-the-model"}),
-        (partial(goes_backward, lambda loss, step: loss if step > 2 else loss.detach().requires_grad_()), set()),
-        (partial(goes_backward, None, by_hand=True), set()),
-    ],
-)
-def test_calls_on_tensors_that_no_step_uses(trains, expected):
-    assert {law for law, _ in watched(trains).causes} == expected
-
-
-def forgets(model, optimizer, step):
-    if step == 3:
-        model[0].requires_grad_(True)
-
-
-def adds(model, optimizer, step, *names):
-    forgets(model, optimizer, step)
-    if step == 3:
-        optimizer.add_param_group({"params": [getattr(model[0], name) for name in names]})
-
-
-def by_hand(model, optimizer, step):
-    forgets(model, optimizer, step)
-    for parameter in model[0].parameters():
-        if parameter.grad is not None:
-            parameter.data.add_(parameter.grad, alpha=-0.1)
-            parameter.grad = None
-
-
-def looks_now_and_then(model, optimizer, step):
-    model[0].requires_grad_(step in (4, 8, 16))
-    for parameter in model[0].parameters():
-        parameter.grad = None
-
-
-def is_never_frozen(model, optimizer, step):
-    model[0].requires_grad_(True)
-
-
-def unfreezes(changes):
-    model = network()
-    model[0].requires_grad_(False)
-    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
-    for step in range(20):
-        changes(model, optimizer, step)
-        model(torch.randn(8, 6)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (forgets, {"watch/held"}),
-        (lambda *args: adds(*args, "weight", "bias"), set()),
-        (lambda *args: adds(*args, "bias"), set()),  # a part of them, on purpose
-        (by_hand, set()),
-        (looks_now_and_then, set()),
-        (is_never_frozen, set()),
-    ],
-)
-def test_parameters_that_are_unfrozen(changes, expected):
-    assert {law for law, _ in watched(partial(unfreezes, changes)).causes} == expected
-
-
 def copies(returns, start=1.0, count=28):
     """start: how much the copies are of the parameters."""
     model = network()
     masters = [nn.Parameter(start * parameter.detach()) for parameter in model.parameters()]
     optimizer = torch.optim.SGD(masters, lr=0.1)
     for step in range(count):
-        model(torch.randn(8, 6)).square().mean().backward()
+        loss(model).backward()
         for parameter, master in zip(model.parameters(), masters, strict=True):
             master.grad, parameter.grad = parameter.grad, None
         optimizer.step()
@@ -300,7 +181,7 @@ def copies(returns, start=1.0, count=28):
 )
 def test_copies_that_are_never_given_back(trains, expected):
     findings = watched(trains)
-    assert {law for law, _ in findings.causes} == expected
+    assert laws(findings) == expected
     assert facts(findings)["coverage.unheld"]["count"] == 4
 
 
@@ -312,7 +193,7 @@ def test_models_without_values_are_only_walked_through():
 
     def trains():
         for _ in range(10):
-            model(torch.randn(8, 6)).square().mean().backward()
+            loss(model).backward()
             optimizer.step()
             optimizer.zero_grad()
             on_meta(torch.randn(8, 6, device="meta")).sum().backward()
@@ -320,3 +201,127 @@ def test_models_without_values_are_only_walked_through():
                 fake(torch.randn(8, 6)).sum().backward()
 
     assert not watched(trains).lacks
+
+
+# Names of parameters that no optimizer holds.
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        self.head = nn.Linear(2, 1, bias=False)
+
+    def forward(self, rows):
+        return nn.functional.linear(self.body(rows), self.head.weight)
+
+
+def replaced_attribute(model, _):
+    model.head.weight = nn.Parameter(torch.ones(1, 2))
+    return lambda rows: model(rows).sum()
+
+
+def replaced_in_what_never_goes_forward(model, _):
+    """A method is called in its place."""
+    model.head.weight = nn.Parameter(torch.ones(1, 2))
+    return lambda rows: model.forward(rows).sum()
+
+
+def second_of_two(model, other):
+    return lambda rows: model(rows).sum() + other(rows).sum()
+
+
+def of_no_module(model, _):
+    alone = nn.Parameter(torch.ones(1))
+    return lambda rows: model(rows).sum() * alone
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (replaced_attribute, ["head.weight"]),
+        (replaced_in_what_never_goes_forward, ["Named.head.weight"]),
+        (second_of_two, ["Sequential.0.weight", "Sequential.1.weight"]),
+        (of_no_module, ["a parameter of shape (1,)"]),
+    ],
+)
+def test_what_no_optimizer_holds_has_a_name(tmp_path, change, expected):
+    model = Named()
+    other = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False))
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        loss = change(model, other)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(torch.ones(4, 3)).backward()
+            optimizer.step()
+    assert sorted([one for one in found if isinstance(one, records.Unheld)][-1].names) == expected
+
+
+# FSDP2's parameters that no optimizer holds, or whose steps the model never sees.
+
+
+@pytest.fixture
+def alone():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def before(model):
+    """The optimizer of tensors that sharding puts others in the place of."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fully_shard(model)
+    return optimizer
+
+
+def after(model):
+    fully_shard(model)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def after_but_the_head(model):
+    fully_shard(model)
+    return torch.optim.SGD(model[:2].parameters(), lr=0.1)
+
+
+def never_gathered_again(model):
+    fully_shard(model)
+    model.set_reshard_after_backward(False)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def gathered_by_hand(model):
+    """As soon as the weights are others."""
+    fully_shard(model)
+    model.set_reshard_after_backward(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: model.reshard())
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "says"),
+    [
+        (before, {"watch/held"}, None),
+        (after, "CONFORMS", None),
+        (never_gathered_again, {"watch/cleared", "watch/held"}, None),
+        (gathered_by_hand, "CONFORMS", None),
+        (after_but_the_head, "CONFORMS", "2."),
+    ],
+)
+def test_parameters_of_fsdp2(tmp_path, alone, make, expected, says):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def trains():
+        optimizer = make(model)
+        for _ in range(5):
+            model(torch.randn(6, 5)).square().mean().backward()
+            optimizer.step()
+            # Not the optimizer's, which may hold other tensors.
+            model.zero_grad()
+
+    findings = judged_by(Judge(), tmp_path, trains)
+    assert shown(findings) == expected
+    assert says is None or any(name.startswith(says) for name in findings.open["coverage.unheld"].says.values["names"])

@@ -5,12 +5,9 @@ import random
 import pytest
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
-from conformance.watch.judging.properties import FACTS
-from conformance.watch.judging.targets import is_mean_of_all
 from conformance.watch.report.words import sentence
 
-from .scripts import LINE, Script, total
+from .scripts import LINE, Script, laws, total
 
 MEANS, SUM, DIVIDED = "watch/means-averaged", "micro-batches.sum", "micro-batches.divided"
 LENGTH, OF_ALL, ONCE = "watch/window-length", "watch/mean-of-all", "watch/averaged-once"
@@ -55,7 +52,7 @@ def shown(findings):
     for cause in findings.causes.values():
         assert sentence(cause.first.says)
         assert sentence(cause.first.effect)
-    return {law for law, _ in findings.causes} | findings.open.keys()
+    return laws(findings) | findings.open.keys()
 
 
 def of(targets=8, **facts):
@@ -194,34 +191,6 @@ def test_what_ranks_weigh(of_ranks, times, expected):
     assert shown(judged([[of_ranks]] * 3, ranks=2, times=times)) == expected
 
 
-@pytest.mark.parametrize(
-    ("of_ranks", "expected"),
-    [
-        (share(1, (12, 20)), True),
-        ([by(2, targets=12), by(2, targets=20)], True),
-        ([of(12), of(20)], False),
-        ([by(32, targets=0, summed=12), by(30, targets=0, summed=20)], False),
-        ([by(4), of(factors=[0.75])], False),  # weights
-        ([{"factors": [0.0]}] * 2, False),
-    ],
-)
-def test_whether_the_sum_over_ranks_is_the_mean_of_all(of_ranks, expected):
-    windows = []
-    for rank, facts in enumerate(of_ranks):
-        one = records.Backward(0, None, [], 0, {}, False, False, False, LINE)
-        one.factors = [1 / divisor for divisor in facts.get("divisors", [])]
-        for name, value in facts.items():
-            setattr(one, name, value)
-        windows.append(Seen(rank, {0: one}))
-    assert is_mean_of_all(Together(windows, 2, False, frozenset())) == expected
-    assert not is_mean_of_all(Together(windows, 3, False, frozenset()))
-
-
-class Seen:
-    def __init__(self, rank, backwards):
-        self.rank, self.backwards = rank, backwards
-
-
 def sums(divisors, counts):
     return [[{"divisors": [divisor], "summed": count}] for divisor, count in zip(divisors, counts, strict=True)]
 
@@ -342,7 +311,27 @@ def test_ranks_may_have_tasks_of_their_own():
     assert shown(script.findings()) == {"ranks.sum"}
 
 
-def test_every_fact_has_a_sentence_and_a_value_that_settles_it():
-    values = {code: value for code, (_, value) in FACTS.items() if code.startswith(("ranks.", "micro-batches."))}
-    assert values["ranks.sum"] == values[SUM] == "sum"
-    assert values[DIVIDED] == values["ranks.divided-again"] == "weighted"
+@pytest.mark.parametrize(
+    ("loaders", "heads", "expected"),
+    [
+        ((7, 7, 7), False, {"watch/mean-of-all"}),
+        ((7, 8, 9), False, set()),  # data sets
+        ((7, None, None), False, set()),  # groups of one batch
+        ((7, 7, 7), True, set()),
+    ],
+)
+def test_means_over_different_numbers(loaders, heads, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = []
+        for place, (loader, count) in enumerate(zip(loaders, (8, 4, 8), strict=True)):
+            [gradients] = script.backward(factors=[1 / 3], targets=count)
+            backward, local = script.streams[0][-2:]
+            backward.loader, backward.batches = loader, int(loader is not None)
+            if heads:
+                local.parameters, local.sketches = [0, place + 1], [local.sketches[0], local.sketches[place + 1]]
+                gradients = [one if n in (0, place + 1) else 0 * one for n, one in enumerate(gradients)]
+            computed.append(gradients)
+        script.step([total(computed)])
+        script.clear()
+    assert laws(script.findings()) == expected

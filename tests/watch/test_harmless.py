@@ -160,28 +160,6 @@ def test_nobody_is_accused_by_what_is_left_of_a_recorder(observer):
         assert "it does not know this" in lack.values["error"]
 
 
-def train_after_an_empty_batch(fails):
-    """The step of the first batch has no gradients. `fails` is called before the last step."""
-    model = torch.nn.Linear(40, 30)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step, rows in enumerate((0, 4, 4, 4, 4, 4)):
-        optimizer.zero_grad()
-        if rows:
-            model(torch.randn(rows, 40)).square().mean().backward()
-        if step == 5:
-            fails()
-        optimizer.step()
-
-
-def test_a_step_is_not_missed_where_the_recorder_has_ended():
-    def fails():
-        failures.blames("conformance.watch.recording.steps", ValueError("it does not know this"))
-
-    with pytest.raises(AssertionError), conformance.watching() as findings:
-        train_after_an_empty_batch(fails)
-    assert (verdict(findings), findings.causes) == ("UNDECIDED", {})
-
-
 def train_six(after_each=lambda: None, rate=0.1):
     model = torch.nn.Linear(40, 30)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)

@@ -200,39 +200,6 @@ def test_a_rank_without_data_has_no_loss_scale():
     assert "watch/one-scale" not in laws(script.findings())
 
 
-@pytest.mark.parametrize(("limit", "broken"), [(1.0, {"watch/unscale-before-clip"}), (1024.0, set())])
-def test_scaled_gradients_are_clipped(limit, broken):
-    """Which is right at a limit that is scaled as they are."""
-
-    def window(script):
-        computed = script.backward(scale=1024.0)
-        script.each(clip(2 * limit, limit))
-        script.each(records.Unscaled(0, 1024.0, LINE))
-        return [total(computed, limit / (2 * limit + 1e-6) / 1024)]
-
-    assert laws(trained(window, ranks=1)) == broken
-
-
-@pytest.mark.parametrize(("limit", "broken"), [(1.0, {"watch/clip-whole-window"}), (1e9, set())])
-def test_a_clip_between_two_backward_passes_may_measure_the_norm(limit, broken):
-    def window(script):
-        first = script.backward()
-        script.each(clip(4.0, limit))
-        return [total([total(first, min(1.0, limit / (4.0 + 1e-6))), *script.backward()])]
-
-    assert laws(trained(window, ranks=1)) & {"watch/clip-whole-window"} == broken
-
-
-def test_each_rank_clips_before_the_average():
-    script = Script()
-    computed = script.backward()
-    for stream, norm in zip(script.streams, (4.0, 8.0), strict=True):
-        stream.append(clip(norm))
-    clipped = [total([computed[0]], 1 / (4 + 1e-6)), total([computed[1]], 1 / (8 + 1e-6))]
-    script.step(averaged(clipped))
-    assert laws(script.findings()) == {"watch/one-factor"}
-
-
 @pytest.mark.parametrize(
     ("ranks", "use", "expected"),
     [((0,), (0,), {"watch/one-factor"}), ((0, 1), (0, 1), set()), ((0,), (0, 1), set())],
@@ -245,37 +212,6 @@ def test_some_ranks_clip(ranks, use, expected):
     for rank in ranks:
         script.streams[rank].append(clip(1 / factor))
     script.step([clipped if rank in use else used for rank in (0, 1)])
-    assert laws(script.findings()) & {"watch/one-factor"} == expected
-
-
-SHARES, SHARED = ([0, 1, 2], [3, 4, 5]), "ZeroRedundancyOptimizer"
-
-
-@pytest.mark.parametrize(
-    ("kind", "parts", "norms", "limit", "expected"),
-    [
-        (SHARED, SHARES, (3.0, 8.0), 4.0, {"watch/one-factor"}),
-        # The norm may be the largest element, and then the limit is above that of all.
-        (SHARED, SHARES, (3.0, 3.5), 4.0, set()),
-        (SHARED, SHARES, (3.0, 8.0), 10.0, set()),
-        (SHARED, SHARES, (5.0, 5.0), 4.0, set()),  # that of all, as it was told
-        ("SGD", SHARES, (5.0, 5.0), 4.0, {"watch/one-factor"}),  # here each rank steps all of them
-        (SHARED, ([0, 1, 2, 3, 4, 5],) * 2, (8.0, 8.0), 4.0, set()),
-    ],
-)
-def test_shares_that_are_clipped_by_their_own_norms(kind, parts, norms, limit, expected):
-    script = Script()
-    for _ in range(3):
-        used = total(script.backward(), 0.5)
-        steps = []
-        for stream, numbers, norm in zip(script.streams, parts, norms, strict=True):
-            stream.append(clip(norm, limit, numbers=numbers))
-            factor = min(1.0, limit / (norm + 1e-6))
-            steps.append([one * factor if n in numbers else one for n, one in enumerate(used)])
-        script.step(steps)
-        for stream in script.streams:
-            stream[-1].type = kind
-        script.clear()
     assert laws(script.findings()) & {"watch/one-factor"} == expected
 
 
@@ -399,83 +335,6 @@ def test_what_a_step_that_was_left_out_leaves_may_be_used(kept, broken):
     new = script.backward(scale=256.0)
     script.step(averaged(left * kept, new, factor=0.5 / 256))
     assert laws(script.findings()) == broken
-
-
-# Ranks that run out of data.
-
-LEFT, THIRD = (0, 1), 1 / 3
-"""Of three ranks; and the weight of each."""
-
-
-def joined(passes, of_all, of_fewer, factor_of_fewer=1.0, targets=None):
-    """Six windows of all ranks, then six of two. of_all, of_fewer: by what each pass counts."""
-    script = Script(ranks=3)
-    script.each(records.Joined())
-    for ranks, weights in [((0, 1, 2), of_all)] * 6 + [(LEFT, of_fewer)] * 6:
-        factors = [factor_of_fewer] if ranks == LEFT else []
-        computed = [script.backward(factors=factors, targets=targets, ranks=ranks) for _ in range(passes)]
-        micro_batches = [total([one[rank] for rank in ranks]) for one in computed]
-        weighed = [total([one], weight) for one, weight in zip(micro_batches, weights, strict=True)]
-        script.step([total(weighed)] * 3, ranks=ranks)
-        script.clear()
-    return laws(script.findings())
-
-
-@pytest.mark.parametrize(
-    ("of_all", "of_fewer", "expected"),
-    [
-        ((THIRD, THIRD), (THIRD * 2 / 3, THIRD), {"watch/every-backward"}),  # after each micro-batch
-        ((THIRD, THIRD), (THIRD, THIRD), set()),
-        ((THIRD, THIRD), (0.5, 0.5), set()),  # averaged over those that are left
-        ((THIRD * 2 / 3, THIRD), (THIRD * 2 / 3, THIRD), set()),  # weights of the script's own
-        ((THIRD, THIRD), (THIRD / 3, THIRD), set()),
-    ],
-)
-def test_what_is_averaged_over_fewer_ranks(of_all, of_fewer, expected):
-    assert joined(2, of_all, of_fewer) == expected
-
-
-@pytest.mark.parametrize(
-    ("of_fewer", "factor", "expected"),
-    [(0.5, 1.5, {"watch/means-averaged"}), (THIRD, 1.5, set()), (0.5, 1.0, set()), (THIRD, 1.0, set())],
-)
-def test_what_makes_up_for_ranks_twice(of_fewer, factor, expected):
-    # The loss's factor shows in what is computed, too.
-    assert joined(1, (THIRD,), (of_fewer,), factor, targets=8) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "goes_on", "expected"),
-    [(SHARED, True, FRESH), (SHARED, False, set()), ("SGD", True, set())],  # `Join` sends it the weights in the end
-)
-def test_a_part_that_is_stepped_on_old_gradients(kind, goes_on, expected):
-    script = Script(ranks=3)
-    script.each(records.Joined())
-    used = None
-    for ranks in [(0, 1, 2)] * 4 + [LEFT] * 4:
-        computed = script.backward(ranks=ranks)
-        average = total([computed[rank] for rank in ranks], THIRD)
-        used = average if ranks != LEFT else used
-        script.step([average, average, used], ranks=(0, 1, 2) if goes_on else ranks)
-        for rank in LEFT:
-            script.streams[rank].append(records.Cleared(script.numbers, script.versions, LINE))
-    for record in (one for stream in script.streams for one in stream):
-        if isinstance(record, records.Stepped | records.Optimizer):
-            record.type = kind
-    assert laws(script.findings()) == expected
-
-
-def test_gradients_that_one_rank_has_set_to_zero_are_cleared():
-    """And those that another one adds, which has run out of data, are not."""
-    script = Script()
-    before = total(script.backward())
-    script.step([before] * 2)
-    for _ in range(3):
-        zeros = sketches(total([before], 0.0))
-        script.streams[0].append(records.Left(script.numbers, script.numbers, "float32", zeros, [], script.numbers))
-        before = total([script.backward(ranks=[0])[0], before])
-        script.step([before] * 2)
-    assert "watch/cleared" in laws(script.findings())
 
 
 @pytest.mark.parametrize("is_joined", [False, True])

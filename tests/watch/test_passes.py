@@ -1,107 +1,27 @@
-"""The backward passes of a window: one loss twice, unscaling between them, and passes of another line."""
-
-from contextlib import suppress
+"""The backward passes of a window: one loss twice, passes of another line, and those that are cleared before a step."""
 
 import pytest
-import torch
-from torch import nn
 
-import conformance
 from conformance.watch import records
 
-from .scripts import LINE, Script, total
+from .scripts import LINE, Script, laws, sketches, stepped, total
 
-DATA = torch.arange(96.0).reshape(32, 3).cos()
 TRAIN, PROBE = 1, 2
 AGAIN, SAME, OTHER = "watch/backward-once", "micro-batches.same-gradient", "clearing.other-passes"
 
 
 def found(findings):
     """The laws that are broken, and the facts about passes of a window."""
-    return {law for law, _ in findings.causes} | findings.open.keys() & {SAME, OTHER}
+    return laws(findings) | findings.open.keys() & {SAME, OTHER}
 
 
-def watched(run):
-    torch.manual_seed(0)
-    with suppress(AssertionError), conformance.watching() as findings:
-        run()
-    return findings
-
-
-def parts(model):
-    return [model(DATA[start : start + 8]).square().mean() for start in range(0, 32, 8)]
-
-
-def of_losses(function):
-    """Each loss goes backward, and then some function of them."""
-
-    def window(model):
-        losses = parts(model)
-        for loss in losses:
-            loss.backward(retain_graph=True)
-        function(losses).backward()
-
-    return window
-
-
-def looks_first(clears):
-    """The gradient of a part of the loss is looked at before all of it goes backward."""
-
-    def window(model):
-        first, *others = parts(model)
-        first.backward(retain_graph=True)
-        for parameter in model.parameters() if clears else ():
-            parameter.grad.data.zero_()
-        (first + sum(others)).backward()
-
-    return window
-
-
-def of_one_forward(*losses):
-    def window(model):
-        outputs = model(DATA)
-        for loss in losses:
-            loss(outputs).backward(retain_graph=True)
-
-    return window
-
-
-def across(turn):
-    def loss(outputs):
-        return nn.functional.cross_entropy(turn(outputs @ outputs.T / 8), torch.arange(32)) / 2
-
-    return loss
-
-
-def with_vectors(model):
-    outputs = model(DATA)
-    for vector in (DATA[:, :1], DATA[:, 1:2]):
-        outputs.backward(vector.expand_as(outputs), retain_graph=True)
-
-
-@pytest.mark.parametrize(
-    ("window", "expected"),
-    [
-        (looks_first(clears=False), {AGAIN}),
-        (looks_first(clears=True), set()),
-        (of_losses(lambda losses: sum(losses) / 4), {AGAIN}),
-        (of_losses(lambda losses: torch.stack(losses).var()), set()),
-        (of_losses(lambda losses: losses[0] ** 2), set()),
-        (of_one_forward(across(torch.clone), across(torch.clone)), {SAME}),
-        (of_one_forward(across(torch.clone), across(torch.t)), set()),
-        (with_vectors, set()),
-    ],
-)
-def test_one_loss_twice(window, expected):
-    def run():
-        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(4):
-            optimizer.zero_grad()
-            window(model)
-            optimizer.step()
-
-    assert found(watched(run)) == expected
+def test_a_loss_that_goes_backward_again():
+    """As a part of another one."""
+    script = Script(ranks=1)
+    computed = [*script.backward(), *script.backward()]
+    script.streams[0][-2].contains = True
+    script.step([total(computed)])
+    assert laws(script.findings()) == {AGAIN}
 
 
 def test_unscaling_between_two_passes():
@@ -170,23 +90,158 @@ def test_an_evaluation_before_a_step(evaluations, moves, of, expected):
 
 
 @pytest.mark.parametrize(
-    ("clears", "is_joint", "expected"), [(True, False, set()), (False, False, {OTHER}), (False, True, set())]
+    ("changes", "forwards", "alike", "count"),
+    [
+        ((0.0, 0.0, 0.0), False, True, 3),
+        ((0.0, 1e-3, 0.0), False, True, 2),  # another loss of the same forward
+        ((0.0, 0.0, 0.0), True, True, 0),  # of equal batches
+        ((0.0, 0.0, 0.0), False, False, 0),  # of outputs the other way round
+    ],
 )
-def test_a_pass_that_another_optimizer_has_stepped_on(clears, is_joint, expected):
-    """A maker, whose loss goes through the critic, steps first. is_joint: the critic's loss goes through it, too."""
+def test_one_loss_that_goes_backward_twice(changes, forwards, alike, count):
+    script = Script(ranks=1)
+    for change in changes:
+        script.each(records.Entered([1], False, LINE))
+        computed = script.backward()
+        if forwards:
+            script.each(records.Entered([1], False, LINE))
+        script.backwards -= 1
+        computed += script.backward(scale=1 + change)
+        for record in script.streams[0][-2:]:
+            record.backward += 1000
+        script.streams[0][-2].is_alike = alike
+        script.step([total(computed)])
+        script.clear()
+    fact = script.findings().open.get("micro-batches.same-gradient")
+    assert (fact.count if fact else 0) == count
 
-    def run():
-        maker, critic = nn.Linear(2, 6), nn.Linear(6, 1)
-        of_maker, of_critic = torch.optim.SGD(maker.parameters(), 0.01), torch.optim.SGD(critic.parameters(), 0.01)
-        for _ in range(6):
-            of_maker.zero_grad()
-            of_critic.zero_grad()
-            critic(maker(torch.randn(8, 2))).mean().backward()
-            of_maker.step()
-            if clears:
-                of_critic.zero_grad()
-            made = maker(torch.randn(8, 2))
-            (critic(torch.randn(8, 6)) - critic(made if is_joint else made.detach())).mean().backward()
-            of_critic.step()
 
-    assert {OTHER} & found(watched(run)) == expected
+OTHER_LINE = ["train.py", 70, "main"]
+
+
+def discarded(findings):
+    fact = findings.open.get("clearing.discarded")
+    return None if fact is None else tuple(fact.says.values[name] for name in ("passes", "windows", "steps"))
+
+
+@pytest.mark.parametrize(
+    ("lost", "rows", "loader", "expected", "counts"),
+    [
+        ((1, 1, 1, 1), "others", 7, {"watch/used"}, (4, 4, 4)),
+        ((2, 0, 3, 1), "others", 7, set(), (6, 3, 4)),  # what looks wrong
+        ((1, 1, 1, 1), "same", 7, set(), (4, 4, 4)),  # a probe
+        ((1, 1, 1, 1), "others", None, set(), (4, 4, 4)),  # a memory
+        ((0, 0, 1, 0), "others", 7, set(), (1, 1, 4)),
+        ((0, 0, 0, 0), "others", 7, set(), None),
+    ],
+)
+def test_passes_are_cleared_before_steps(lost, rows, loader, expected, counts):
+    script = Script(ranks=1)
+    for count in lost:
+        for _ in range(count):
+            script.each(records.Entered([script.steps if rows == "same" else -script.backwards], False, LINE))
+            script.backward(loader=loader)
+            script.clear()
+        script.each(records.Entered([script.steps], False, LINE))
+        script.step(script.backward(loader=7))
+        script.clear()
+    findings = script.findings()
+    assert (laws(findings), discarded(findings)) == (expected, counts)
+
+
+@pytest.mark.parametrize(
+    ("divisor", "dropped", "batches", "expected"),
+    [
+        (4.0, (0, 0, 0, 0), 1, {"watch/used"}),
+        (4.0, (1, 0, 2, 0), 1, {"watch/used"}),
+        (3.0, (0, 0, 0, 0), 1, set()),
+        (4.0, (0, 0, 0, 0), 2, set()),  # batches without a backward pass
+    ],
+)
+def test_a_share_of_each_window_is_cleared(divisor, dropped, batches, expected):
+    """The passes of each window until `dropped`, whose losses are divided by the number of all."""
+    script = Script(ranks=1)
+    for last in dropped:
+        computed = []
+        for place in range(4):
+            computed += script.backward(factors=[1 / divisor], loader=7)
+            script.streams[0][-2].divisors, script.streams[0][-2].batches = [divisor], batches
+            if place == last:
+                script.clear()
+                computed = []
+        script.step([total(computed)])
+        script.clear()
+    findings = script.findings()
+    assert laws(findings) == expected
+    assert discarded(findings) == (sum(dropped) + 4, 4, 4)
+
+
+def of_another(script, number):
+    """A step of an optimizer that has nothing to do with what is cleared."""
+    script.each(records.Parameter(90 + number, [6, 5], "float32", 1, f"q{number}"))
+    script.each(records.Optimizer(1 + number, "SGD", [90 + number]))
+    gradient = script.backward()[0][:1]
+    for stream in script.streams:
+        stream[-1] = records.Local(script.backwards, [90 + number], [90 + number], "float32", sketches(gradient))
+    script.each(stepped([90 + number], gradient, gradient, optimizer=1 + number))
+
+
+@pytest.mark.parametrize(("loses", "expected"), [(lambda step: True, {"watch/used"}), (lambda step: step == 2, set())])
+def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses, expected):
+    script = Script(ranks=1)
+    for step in range(6):
+        if loses(step):
+            script.backward(loader=7)
+            script.clear()
+        script.step(script.backward(loader=7))
+        script.clear()
+        for number in range(3):
+            of_another(script, number)
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("computes", "site", "expected"),
+    [
+        (True, OTHER_LINE, ("watch/used", OTHER_LINE)),
+        (True, None, ("watch/has-gradient", LINE)),  # cleared by hand
+        (False, OTHER_LINE, ("watch/has-gradient", LINE)),
+    ],
+)
+def test_steps_without_gradients_that_were_cleared(computes, site, expected):
+    script = Script(ranks=1)
+    script.backward()
+    script.each(records.Cleared(script.numbers, script.versions, None))
+    for _ in range(4):
+        if computes:
+            script.backward()
+        script.each(records.Cleared(script.numbers, script.versions, site))
+        script.each(stepped(script.numbers))
+    [cause] = script.findings().causes.values()
+    assert (cause.first.law, cause.first.site) == expected
+    assert (cause.count, cause.first.step) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("schedules", "moves", "loads", "site", "first", "expected"),
+    [
+        (True, False, False, LINE, False, {"watch/used"}),
+        (False, False, False, LINE, False, set()),  # gradients for their own sake
+        (True, True, False, LINE, False, set()),  # steps by hand
+        (True, False, False, None, False, set()),
+        (True, False, True, LINE, False, set()),  # one checkpoint after the other
+        (False, False, False, LINE, True, set()),  # a picture of the schedule
+    ],
+)
+def test_an_optimizer_that_never_steps(schedules, moves, loads, site, first, expected):
+    script = Script(ranks=1)
+    schedule = records.Scheduled(0, "StepLR", [0.1], [0.1], LINE)
+    for _ in range(5 if first else 0):
+        script.each(schedule)
+    for number in range(5):
+        script.steps += loads
+        script.backward()
+        if schedules:
+            script.each(schedule)
+        script.each(records.Cleared(script.numbers, script.versions, site, moved=moves or number == 0))
+    assert laws(script.findings()) == expected

@@ -1,15 +1,13 @@
 """Schedules and learning rates: what breaks a law, what is stated as a fact, and what is counted as right."""
 
-from contextlib import suppress
-
 import pytest
 import torch
 
-import conformance
 from conformance.watch import records
 from conformance.watch.judging.properties import FACTS, Property
 
-from .scripts import LINE, Script, total
+from .scripts import LINE, Script, laws, total
+from .trained import loss, network, watched
 
 LAW = "watch/schedule-after-step"
 AGAIN = "watch/schedule-of-what-steps"
@@ -125,14 +123,15 @@ def test_what_is_told_where_the_training_is_may_step_at_any_time():
 
 @pytest.mark.parametrize(("argument", "expected"), [((), {LAW}), ((0.5,), set())])
 def test_a_schedule_is_told_by_an_argument(argument, expected):
-    model = torch.nn.Linear(6, 5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=2)
-    with suppress(AssertionError), conformance.watching() as findings:
-        model(torch.randn(8, 6)).square().mean().backward()
+    def train():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=2)
+        loss(model).backward()
         schedule.step(*argument)
         optimizer.step()
-    assert {law for law, _ in findings.causes} == expected
+
+    assert laws(watched(train)) == expected
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_a_schedule_of_an_optimizer_that_does_not_step(base, holds, first, code)
     findings = script.findings()
     stated = {*findings.open, *(one.first.says.code for one in findings.causes.values())}
     assert {one for one in stated if one.startswith("schedule.")} == {code}
-    assert (AGAIN in {law for law, _ in findings.causes}) == (code == "schedule.of-another")
+    assert (AGAIN in laws(findings)) == (code == "schedule.of-another")
 
 
 @pytest.mark.parametrize(
@@ -199,12 +198,12 @@ def test_a_loss_that_comes_from_no_model(losses, captures, expected):
     script = Script(ranks=1)
     if captures:
         script.each(records.Captured(script.numbers))
-    for loss in losses:
+    for source in losses:
         computed = script.backward()
         script.step([total(computed)])
-        if loss == "n":
+        if source == "n":
             stream = script.streams[0]
             stream[-3].is_cut_off = True
             stream[-1].used, stream[-1].gradients = [], []
             del stream[-2]
-    assert {law for law, _ in script.findings().causes} & {"watch/from-the-model"} == expected
+    assert laws(script.findings()) & {"watch/from-the-model"} == expected

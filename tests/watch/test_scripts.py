@@ -12,8 +12,9 @@ import pytest
 from conformance.laws.chapters.watch_scripts import LAWS
 from conformance.watch.judging.properties import FACTS
 from conformance.watch.verdict import stated
-from fixtures import watched
+from fixtures.specimens import specimens
 from fixtures.watched import HERE, Run, Script, complaint, read, run, scripts
+from fixtures.watched_mutants import compared, unflagged
 from fixtures.watched_programs import Watched
 from fixtures.watched_scripts import complaints, ranks
 
@@ -21,17 +22,13 @@ from fixtures.watched_scripts import complaints, ranks
 def test_every_script_has_a_header_and_stands_in_the_table() -> None:
     listed = re.findall(r"^\| \[(\w+)\]\((\w+)/(\w+)\.py\)", (HERE / "README.md").read_text(), re.MULTILINE)
     assert listed == [(script.name, script.path.parent.name, script.name) for script in scripts()]
+    assert len(listed) == len({name for name, *_ in listed})
 
 
 def test_each_script_has_a_session_that_installs_what_it_needs() -> None:
     sessions = Path(__file__).parents[2].joinpath("noxfile.py").read_text()
     needs = {script.needs for script in scripts()} - {None}
     assert {name for name in needs if f'"{name}"' not in sessions and f"\ndef {name}(" not in sessions} == set()
-
-
-def test_no_name_is_given_twice() -> None:
-    names = [script.name for script in scripts()]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
@@ -121,54 +118,38 @@ def test_headers_name_laws_facts_and_values_that_there_are() -> None:
         assert stated_values.items() <= {FACTS[code] for code in script.open}
 
 
-def test_a_header_has_lists_and_single_values(tmp_path: Path) -> None:
-    path = tmp_path / "wrong" / "script.py"
-    path.parent.mkdir()
-    fields = (
-        "Start: python",
-        "Cause: a bug",
-        "Law: watch/fresh",
-        "Open: ranks.sum, data.same-order",
-        "Expect: ranks=sum",
-    )
-    path.write_text("\n".join(['"""What it is."""', *(f"# {field}" for field in fields)]))
-    script = read(path)
-    assert (script.law, script.open, script.expect) == (
-        "watch/fresh", ("ranks.sum", "data.same-order"), ("ranks=sum",)
-    )  # fmt: skip
-
-
 def test_what_a_script_prints_must_not_change() -> None:
     assert "loss 0.25" in str(complaint(RIGHT, "CONFORMS", PRINTED, Run(0, "loss 0.25", "", None)))
     assert "fails by itself" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
 
 
-def test_a_script_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "TIME_LIMIT", 0.5)
-    done = run([sys.executable, "-c", "import time; time.sleep(100)"])
-    assert done.code
-    assert done.errors.endswith("it took more than 0.5 s")
-
-
-_TWICE = """
-from dataclasses import replace
-from fixtures import watched_scripts
-from fixtures.watched import chosen
-
-[script] = chosen(["plain_loop"])
-print(watched_scripts.main(["plain_loop"]))
-watched_scripts.chosen = lambda names: [replace(script, undecided="not so")]
-print(watched_scripts.main([]))
-"""
-
-
 def test_scripts_in_forks_have_the_verdict_of_their_headers() -> None:
-    done = run([sys.executable, "-c", _TWICE])
-    assert re.findall(r"^[01]$", done.output, re.MULTILINE) == ["0", "1"], done.errors
-    assert "plain_loop: CONFORMS, expected UNDECIDED" in done.output
+    done = run([sys.executable, "-m", "fixtures.watched_scripts", "plain_loop"])
+    assert done.output == "1 scripts, 0 not as their header states\n", done.errors
+    assert done.code == 0
 
 
 def test_scripts_that_start_processes_themselves_run_in_no_fork() -> None:
     by_name = {script.name: ranks(script) for script in scripts()}
     assert [by_name[name] for name in ("plain_loop", "ddp_plain", "fsdp2_mesh_same_rows")] == [0, 2, 4]
     assert [by_name[name] for name in ("ddp_spawn", "horovod_plain", "accelerate_plain")] == [None] * 3
+
+
+# The page of mutants that a watch does not flag; `python -m fixtures.watched_programs mutants` runs them.
+
+
+def test_all_of_the_page_are_mutants() -> None:
+    assert unflagged().keys() <= {specimen.name for specimen in specimens("mutants")}
+
+
+def test_what_the_page_does_not_say_is_a_complaint() -> None:
+    known = unflagged()
+    missed = next(name for name, one in known.items() if one.has_meaning)
+    none = next(name for name, one in known.items() if not one.has_meaning)
+    verdicts = {"clip_before_unscale": "DOES NOT CONFORM", missed: "UNDECIDED", none: "CONFORMS"}
+    assert compared(verdicts) == (
+        "1 of 2 that have a meaning without a plan are flagged (50%), 1 have none",
+        [],
+    )
+    changed = {"clip_before_unscale": "CONFORMS", missed: "DOES NOT CONFORM", none: "DOES NOT CONFORM"}
+    assert [text.split()[0] for text in compared(changed)[1]] == ["clip_before_unscale", *sorted((missed, none))]

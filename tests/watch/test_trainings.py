@@ -36,33 +36,6 @@ def fresh(model, *optimizers):
 # Steps along a gradient that a step has used before.
 
 
-def searches(goes_back):
-    model = network(3)
-    optimizer = sgd(model)
-    for _ in range(5):
-        fresh(model, optimizer)
-        before = [parameter.data.clone() for parameter in model.parameters()]
-        optimizer.step()
-        for parameter, was in zip(model.parameters(), before, strict=True) if goes_back else ():
-            parameter.data.copy_(was)
-        optimizer.step()
-
-
-def puts_back():
-    """Goes backward again at the new weights, and back with the gradients that it has kept where that is no better."""
-    model = network(3)
-    optimizer = sgd(model)
-    for step in range(8):
-        fresh(model, optimizer)
-        kept = [(parameter.data.clone(), parameter.grad.clone()) for parameter in model.parameters()]
-        optimizer.step()
-        fresh(model, optimizer)
-        for parameter, (was, gradient) in zip(model.parameters(), kept, strict=True) if step % 2 else ():
-            parameter.data.copy_(was)
-            parameter.grad.copy_(gradient)
-        optimizer.step()
-
-
 def in_turns(second):
     """Two optimizers step after each backward pass; the second one has these parameters."""
     model = network(3)
@@ -137,19 +110,6 @@ def two():
     return models, [sgd(model) for model in models]
 
 
-def steps_beside(beside):
-    """Another optimizer steps within a window that is cleared."""
-    (model, other), (optimizer, of_other) = two()
-    for _ in range(8):
-        for _ in range(2):
-            optimizer.zero_grad()
-            (loss(model) / 2).backward()
-            if beside:
-                fresh(other, of_other)
-                of_other.step()
-        optimizer.step()
-
-
 def steps_after_a_term():
     """Another one steps between a term in evaluation mode and the loss."""
     (model, other), (optimizer, of_other) = two()
@@ -183,22 +143,6 @@ def changes_between_passes(shared):
             of_head.zero_grad()
 
 
-def adds_up_in_a_search(clears):
-    model = network()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-
-    def closure():
-        if clears:
-            optimizer.zero_grad()
-        result = model(torch.ones(4, 6)).square().mean()
-        result.backward()
-        return result
-
-    for _ in range(4):
-        optimizer.zero_grad()
-        optimizer.step(closure)
-
-
 def accumulates_in_a_closure(divisor):
     """A closure that is called once is no search."""
     model = network()
@@ -222,9 +166,6 @@ def accumulates_in_a_closure(divisor):
 @pytest.mark.parametrize(
     ("train", "expected"),
     [
-        (partial(searches, goes_back=True), "UNDECIDED"),
-        (partial(searches, goes_back=False), FRESH),
-        (puts_back, "UNDECIDED"),
         (partial(in_turns, lambda model: model), "UNDECIDED"),
         (partial(in_turns, lambda model: model[2]), FRESH),
         (partial(steps_by_argument, forgets=False), "UNDECIDED"),
@@ -234,8 +175,6 @@ def accumulates_in_a_closure(divisor):
         (partial(gives_closures, clips_late=False), {"watch/clip-something"}),
         (partial(changes_between_passes, shared=False), "CONFORMS"),
         (partial(changes_between_passes, shared=True), "UNDECIDED"),
-        (partial(adds_up_in_a_search, clears=True), "CONFORMS"),
-        (partial(adds_up_in_a_search, clears=False), "UNDECIDED"),
         (partial(accumulates_in_a_closure, divisor=2), "CONFORMS"),
         (partial(accumulates_in_a_closure, divisor=1), {"watch/means-averaged"}),
     ],
@@ -247,7 +186,6 @@ def test_what_is_unusual(train, expected):
 def test_what_is_not_surely_wrong_and_not_right():
     assert "watch/used" in laws(watched(steps_by_argument, forgets=True))
     assert laws(watched(steps_after_a_term)) == set()
-    assert [verdict(watched(steps_beside, beside=beside)) == "CONFORMS" for beside in (True, False)] == [False, False]
 
 
 def by_hand(model, before):

@@ -1,6 +1,7 @@
 """The verdict of a watch: rows, their states, stated expectations, and the sentences of all codes."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 from string import Formatter
@@ -8,8 +9,10 @@ from string import Formatter
 import pytest
 
 import conformance
+from conformance.cli import main
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, UNDECIDED
 from conformance.cli.watch import _exit
+from conformance.laws.chapters.watch_scripts import AS_EXPECTED, LAWS
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import CORE, FACTS, VALUES, Property
 from conformance.watch.report.words import WORDS
@@ -196,4 +199,45 @@ def test_each_code_that_is_said_has_a_sentence_with_its_values():
 
 def test_facts_have_sentences_and_values_of_their_properties():
     assert FACTS.keys() - WORDS.keys() == set()
-    assert [code for code, (of, value) in FACTS.items() if value is not None and value not in VALUES[of]] == []
+    shown = [*FACTS.items(), *((law.id, (Property(law.shows[0]), law.shows[1])) for law in LAWS.values())]
+    assert [code for code, (of, value) in shown if value is not None and value not in VALUES[of]] == []
+
+
+# The laws of a watch are listed and explained next to the others.
+
+
+def test_the_list_has_all_of_them(capsys):
+    assert main(["laws"]) == 0
+    assert LAWS.keys() <= {*re.findall(r"watch/[\w-]+", capsys.readouterr().out)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("watch/averaged", "ranks: if intended, --expect ranks=own"),
+        ("watch/own-gradient", "ranks: no option makes this right"),
+        (AS_EXPECTED, "each property"),
+    ],
+)
+def test_the_property_and_the_value_are_shown(capsys, name, shown):
+    for of in ("watch", name):
+        assert main(["explain", of]) == 0
+        assert shown in " ".join(capsys.readouterr().out.partition(name)[2].partition("watch/")[0].split())
+
+
+def test_the_value_of_each_is_one_that_can_be_stated():
+    """With it, the law's violation is as expected, so it is not the usual one."""
+    shown = [(law.id, *law.shows) for law in LAWS.values()]
+    assert [law for law, of, value in shown if value is not None and value not in [*VALUES[Property(of)]][1:]] == []
+
+
+def test_the_help_lists_each_property_and_its_values(capsys):
+    with pytest.raises(SystemExit):
+        main(["watch", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [of for of in Property if f"{of.value} {', '.join(VALUES[of])}" not in printed] == []
+
+
+def test_each_is_judged_and_each_that_is_judged_exists():
+    judged = {law for path in (WATCH / "judging").glob("*.py") for law in re.findall(r"watch/[\w-]+", path.read_text())}
+    assert judged == LAWS.keys() - {AS_EXPECTED}

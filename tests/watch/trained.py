@@ -13,6 +13,7 @@ from conformance.watch.judging.judge import Judge
 from conformance.watch.ledger import Ledger
 from conformance.watch.lines import decoded
 from conformance.watch.reading import Reader
+from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.records import Record
@@ -44,6 +45,15 @@ def judged_by(judge: Judge, folder: Path, train: Callable[[], object], **setting
         train()
     Reader(folder, judge).finish()
     return judge.finish()
+
+
+@contextmanager
+def recording_in(folder: Path, optimizer: torch.optim.Optimizer) -> Iterator[Recording]:
+    """What a recorder has not written yet, of a training with this optimizer."""
+    Ledger.made(folder)
+    with recorded(str(folder), Settings()) as recording:
+        recording.optimizer(optimizer)
+        yield recording
 
 
 @contextmanager

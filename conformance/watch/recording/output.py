@@ -23,8 +23,7 @@ import torch
 
 from conformance.watch import records
 from conformance.watch.ledger import Entry, Ledger
-from conformance.watch.lines import SKETCHES, encoded
-from conformance.watch.parts import MOST_BYTES, part
+from conformance.watch.lines import MOST_BYTES, SKETCHES, encoded, part
 
 
 class Later:
