@@ -306,7 +306,7 @@ def test_power_must_exceed_one(gap, enough):
 
 def workload(*weights, loss="mean"):
     batch = tuple(Sample((Fraction(n + 1),), Fraction(n * n), Fraction(weight)) for n, weight in enumerate(weights))
-    return Workload("numbered", (batch,), SGD(Fraction(1)), Linear(1), (Fraction(1),), loss=loss)
+    return Workload("numbered", SGD(Fraction(1)), Linear(1), batches=(batch,), start=(Fraction(1),), loss=loss)
 
 
 def moved(job, world, accumulation):

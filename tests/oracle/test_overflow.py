@@ -121,7 +121,12 @@ def test_what_the_forward_pass_rounds_away_does_not_overflow_for_certain():
     sample = Sample((Fraction(1), Fraction(1)), Fraction(49984))
     start = (Fraction(49984), Fraction(12))
     workload = Workload(
-        "cancelling", ((sample,),), SGD(Fraction(1)), Linear(len(start)), start, scale=LossScale(Fraction(2**14))
+        "cancelling",
+        SGD(Fraction(1)),
+        Linear(len(start)),
+        batches=((sample,),),
+        start=start,
+        scale=LossScale(Fraction(2**14)),
     )
     layout = Layout.of(workload)
     assert not train(workload, layout, PRECISIONS["fp16"], Style()).skips

@@ -119,12 +119,21 @@ def _alone(case: Case) -> dict[int, Factor] | None:
 
 
 def _are_clipped(case: Case, alone: dict[int, Factor]) -> bool:
-    """Whether each parameter was clipped by its own norm: those with a factor below 1 have one norm, the limit, and no
-    other has a larger one."""
+    """Whether each parameter was clipped by its own norm: to one limit, or to one share of the norm of its weights, as
+    adaptive gradient clipping does (Brock et al. 2021)."""
     kappas = {number: case.kappa(factor) for number, factor in alone.items()}
     norms = {number: norm for number in kappas if (norm := case.of([number]).norm) is not None}
+    weights = {number: case.window.weights[number][2] for number in kappas if number in case.window.weights}
+    if norms.keys() < kappas.keys():
+        return False
+    shares = {number: norms[number] / norm for number, norm in weights.items() if norm}
+    return _are_at_limit(kappas, norms) or (shares.keys() == kappas.keys() and _are_at_limit(kappas, shares))
+
+
+def _are_at_limit(kappas: dict[int, Factor], norms: dict[int, float]) -> bool:
+    """Whether those with a factor below 1 have one norm, the limit, and no other has a larger one."""
     clipped = [number for number, kappa in kappas.items() if kappa.high < 1]
-    if len(clipped) < 2 or norms.keys() < kappas.keys():
+    if len(clipped) < 2:
         return False
     limit = max(norms[number] for number in clipped)
     at_limit = all(isclose(norms[number], limit, rel_tol=_AT_LIMIT) for number in clipped)

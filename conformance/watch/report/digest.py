@@ -13,6 +13,7 @@ from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.card import cards
+from conformance.watch.report.moments import place
 from conformance.watch.report.words import sentence
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
@@ -46,7 +47,10 @@ def headline(of: Outcome, findings: Findings) -> str:
         first, more = of.causes[0].first, len(of.causes) - 1
         since = "" if first.step is None else f", first at step {first.step}"
         others = f", and {plural(more, 'other problem')}" if more else ""
-        return f"{sentence(first.says)}{since}{others}."
+        where = place(first.site, findings.sources)
+        at = f" ({where})" if where else ""
+        text = sentence(first.says)
+        return f"{text[:1].upper()}{text[1:]}{at}{since}{others}."
     if findings.lacks:
         return f"{sentence(findings.lacks[0])}."
     if not of.steps:
