@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from conformance.cli.exits import UNDECIDED
+from conformance.cli.exits import NOT_CONFORMING, UNDECIDED
 from conformance.watch.ledger import FAILED, NAME, Ledger
 from conformance.watch.watching import environment
 
@@ -185,9 +185,10 @@ def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
     (tmp_path / "wrong.py").write_text(wrong)
     source = {
         "at exit": f"import atexit\natexit.register(lambda: exec(open('wrong.py').read(), {{}})){TRAINS}",
-        "hooks": f"{TRAINS}\ntorch.optim.optimizer._global_optimizer_pre_hooks.clear()\nexec(open('wrong.py').read())",
+        "hooks": f"{TRAINS}\nfrom torch.optim.optimizer import _global_optimizer_pre_hooks as hooks\n"
+        "hooks.clear()\nexec(open('wrong.py').read())",
     }[ends]
     (tmp_path / "train.py").write_text(source)
     found = watched(tmp_path, sys.executable, "train.py")
-    assert found.returncode == UNDECIDED, found.stderr
-    assert found.stdout.startswith(b"UNDECIDED")
+    assert (found.returncode in (NOT_CONFORMING, UNDECIDED), found.stderr) == (True, b"")
+    assert not found.stdout.startswith(b"CONFORMS")
