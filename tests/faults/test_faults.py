@@ -14,7 +14,7 @@ import pytest
 from fixtures.faults import trial
 from fixtures.faults.__main__ import commit, every
 from fixtures.faults.complaints import complaints
-from fixtures.faults.fault import OPEN, RIGHT, Fault, Sent, Surroundings, shell
+from fixtures.faults.fault import CODES, OPEN, RIGHT, WRONG, Fault, Sent, Surroundings, shell
 from fixtures.faults.trial import Trial, tried
 
 CASE = '{"kind":"case","trainer":"%s","verdict":"%s","headline":"%s"}'
@@ -28,7 +28,7 @@ while True: signal.pause()
 
 def fault(script: str = "echo spoken", **changed: object) -> Fault:
     """A watch of a shell that trains nothing, and what is to be said of it."""
-    stated = {"verdict": (OPEN,), "code": (1,), "says": ("^spoken UNDECIDED",)} | changed
+    stated = {"verdict": (OPEN,), "code": (), "says": ("^spoken UNDECIDED",)} | changed
     return Fault("name", ("watch", "--", "bash", "-c", script), **stated)
 
 
@@ -129,8 +129,36 @@ def test_those_that_share_a_command_are_judged_by_their_own_cases(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("stated", [RIGHT, WRONG, OPEN])
+def test_a_verdict_has_its_exit_code(tmp_path: Path, stated: str) -> None:
+    one = fault(verdict=(RIGHT, WRONG, OPEN), says=())
+    found = [complaints(one, Trial(tmp_path, code, f"{stated}: ...", "", (), ())) for code in range(5)]
+    assert [code for code, differing in enumerate(found) if not [*differing]] == [CODES[stated]]
+
+
 def test_there_are_enough_and_each_states_something() -> None:
     faults = every()
-    assert len(faults) >= 120
+    assert len(faults) >= 150
     assert {fault.command[0] for fault in faults} >= {"run", "watch", "report"}
-    assert [fault.name for fault in faults if not fault.code] == []
+    assert [one.name for one in faults if not (one.code or {*one.verdict} & CODES.keys())] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ended-saving-at-ctrl-c",
+        "ended-saving-at-sigterm-to-all",
+        "ended-saving-at-sigterm-wrapped",
+        "ended-saving-at-sigusr1",
+        "ended-sighup",
+        "ended-ignoring",
+        "ended-second-sigterm",
+        "ended-wrapper-at-sigterm",
+        "ended-killed-wrapper",
+        "ended-killed-with-children",
+    ],
+)
+def test_how_a_watched_command_ends(name: str) -> None:
+    """Signals are its own first, and nothing that it has started outlives its end. The other faults take longer."""
+    [named] = [one for one in every() if one.name == name]
+    assert commit([named]) == 0

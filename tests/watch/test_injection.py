@@ -272,9 +272,10 @@ def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
     source = {
         "exec": f"{TRAINS}\nimport os, sys\nos.execv(sys.executable, [sys.executable, '-I', 'wrong.py'])\n",
         "at exit": f"import atexit\natexit.register(lambda: exec(open('wrong.py').read(), {{}})){TRAINS}",
-        "hooks": f"{TRAINS}\ntorch.optim.optimizer._global_optimizer_pre_hooks.clear()\nexec(open('wrong.py').read())",
+        "hooks": f"{TRAINS}\nfrom torch.optim.optimizer import _global_optimizer_pre_hooks as hooks\n"
+        "hooks.clear()\nexec(open('wrong.py').read())",
     }[ends]
     (tmp_path / "train.py").write_text(source)
     found = watched(tmp_path, sys.executable, "train.py")
-    assert found.returncode == 1, found.stderr
+    assert (found.returncode, found.stderr) == (1, b"")
     assert not found.stdout.startswith(b"CONFORMS")
