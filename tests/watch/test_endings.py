@@ -8,17 +8,21 @@ import sys
 import pytest
 
 SAVES = """
-import signal, sys
+import os, signal, sys
+
+def say(text):
+    # Unlike `print`, a handler may do this while the script does it.
+    os.write(1, f"{text}\\n".encode())
 
 def save(number, frame):
-    print("saving", number, flush=True)
+    say(f"saving {number}")
     open(sys.argv[1]).read()
-    print("saved", flush=True)
+    say("saved")
     sys.exit(5)
 
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, save)
-print("ready", flush=True)
+say("ready")
 while True:
     signal.pause()
 """
