@@ -21,6 +21,7 @@ from fcntl import LOCK_EX, LOCK_UN, flock
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 from os import O_CLOEXEC, O_RDONLY, close, fstat, getpid, read, stat, urandom
 from os import open as open_file
+from struct import pack_into
 from typing import NamedTuple
 
 NAME = "ledger"
@@ -205,7 +206,7 @@ class Entry:
     def fail(self, reason: str) -> None:
         """Notes why recording stopped."""
         text = reason.encode(errors="replace")[: _SIZE - 8 - _REASON]
-        struct.pack_into(f"{len(text)}s", self._ledger.check(), self._at + _REASON, text)
+        pack_into(f"{len(text)}s", self._ledger.check(), self._at + _REASON, text)
         self._ledger._put(self._at + _STATE, FAILED)
 
     def end(self) -> None:

@@ -192,3 +192,13 @@ def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
     found = watched(tmp_path, sys.executable, "train.py")
     assert (found.returncode in (NOT_CONFORMING, UNDECIDED), found.stderr) == (True, b"")
     assert not found.stdout.startswith(b"CONFORMS")
+
+
+def test_a_part_that_fails_shows_in_a_process_that_leaves_at_once(tmp_path):
+    """What it has not seen might be wrong, though the numbers of its records and of the ledger are the same."""
+    wrong = TRAINS.replace("optimizer.zero_grad()", "pass")
+    fails = "def fails():\n    raise SystemError('mine')\nimport os\nos.getpid = fails\n"
+    (tmp_path / "train.py").write_text(f"{TRAINS}\n{fails}{wrong}\nos._exit(0)\n")
+    found = watched(tmp_path, sys.executable, "train.py")
+    assert (found.returncode, found.stderr) == (UNDECIDED, b"")
+    assert b"a part of the recorder failed" in b" ".join(found.stdout.split())

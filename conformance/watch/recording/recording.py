@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -90,8 +90,7 @@ class Recording:
         # The engine calls what is inside a backward pass in threads of its own.
         is_inside = torch._C._current_graph_task_id() != -1
         if self._occupied not in (None, threading.get_ident()) and not is_inside and not self._is_over:
-            self.note(records.Failed("recording", "several threads train at the same time"))
-            self._write()
+            self.fail("recording", "several threads train at the same time")
             self.abandon()
         return self._is_over
 
@@ -181,6 +180,13 @@ class Recording:
         """Write what is waiting."""
         self.collect()
         self._write()
+
+    def fail(self, observer: str, reason: str) -> None:
+        """Write that a part of the recorder failed, and at once: the process may leave without its end record."""
+        self.note(records.Failed(observer, reason))
+        # What cannot be written, the ledger says.
+        with suppress(Exception):
+            self._write()
 
     def _write(self) -> None:
         # A process without an optimizer leaves nothing, unless that is because a part of the recorder failed.

@@ -9,7 +9,6 @@ from functools import cache, partial
 
 from conformance.trace.seams.guarding import CudaGraph, failures, harmless
 from conformance.trace.seams.patching import Seams
-from conformance.watch import records
 from conformance.watch.ledger import Ledger
 from conformance.watch.recording import adjusting, backward, exchanges, inputs, leaves, partitions, steps, weights
 from conformance.watch.recording.recording import Recording
@@ -62,9 +61,9 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
 
         def failed(observer: str, error: Exception) -> None:
             if isinstance(error, CudaGraph):
-                recording.note(records.Failed("", str(error)))
+                recording.fail("", str(error))
             else:
-                recording.note(records.Failed(observer.rpartition(".")[2], f"{type(error).__name__}: {error}"))
+                recording.fail(observer.rpartition(".")[2], f"{type(error).__name__}: {error}")
 
         def enter(observe: Callable[[], Seams]) -> None:
             for seam in observe():
