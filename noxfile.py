@@ -80,6 +80,8 @@ FRAMEWORKS = {
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
+# Which cases of which adapters are compared with the published reports.
+VERDICTS = ROOT / "tests" / "frameworks" / "test_verdicts.py"
 # PyPI's torchaudio is built for CUDA: its libraries do not load beside a torch without, and nothing here needs them.
 WITH_TORCHAUDIO = {"speechbrain", "funasr"}
 FURTHER = {"determined": ("horovod",)}
@@ -216,7 +218,11 @@ def framework(session: nox.Session) -> None:
     if session.posargs:
         conformance_run(session, f"conformance.frameworks.{module}")
     else:
-        session.run("pytest", f"tests/frameworks/test_{module}.py")
+        own = ROOT / "tests" / "frameworks" / f"test_{module}.py"
+        tests = [str(own)] if own.exists() else []
+        if f'"{module}": ' in VERDICTS.read_text():
+            tests.append(f"{VERDICTS}::test_verdicts_are_those_of_the_published_report[{module}]")
+        session.run("pytest", *tests)
         if session.name not in (*WATCHED, "deepspeed") and (scripts := watched_with(module)):
             session.run("python", "-m", "fixtures.watched", *scripts)
         run_findings(session, session.name)

@@ -61,7 +61,7 @@ def watched(steps: int, connection: Connection) -> None:
         script = Path(folder, "script.py")
         script.write_text(SCRIPT)
         found = watching.watch([sys.executable, str(script), str(steps)]).findings
-    connection.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, most, found.conserved, found.open))
+    connection.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, most, found.conserved, len(found.open)))
 
 
 def main() -> None:
@@ -74,11 +74,11 @@ def main() -> None:
         print(f"{steps} steps; the script's peak in KiB: ", end="", flush=True)
         began = perf_counter()
         process.start()
-        judge, most, conserved, undecided = here.recv()
+        judge, most, conserved, facts = here.recv()
         process.join()
         print(
             f"  the judge's {judge}; at most {most / 2**20:.1f} MiB of records; {conserved} steps conform, "
-            f"{sum(undecided.values())} times undecided; {1e3 * (perf_counter() - began) / steps:.2f} ms a step"
+            f"{facts} open facts; {1e3 * (perf_counter() - began) / steps:.2f} ms a step"
         )
 
 

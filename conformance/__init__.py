@@ -10,21 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.adapter.data import Batch
-    from conformance.adapter.declaration import trainer
-    from conformance.adapter.job import Job
+    from conformance.adapter.batches import Batch
+    from conformance.adapter.declaration import Job, Unsupported, trainer
     from conformance.adapter.task import Task
-    from conformance.adapter.unsupported import Unsupported
     from conformance.runner.rank.entering import Entry, enter
 
 __all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "trainer", "watching"]
 
 _HOMES = {
-    "Batch": "conformance.adapter.data",
+    "Batch": "conformance.adapter.batches",
     "Entry": "conformance.runner.rank.entering",
-    "Job": "conformance.adapter.job",
+    "Job": "conformance.adapter.declaration",
     "Task": "conformance.adapter.task",
-    "Unsupported": "conformance.adapter.unsupported",
+    "Unsupported": "conformance.adapter.declaration",
     "enter": "conformance.runner.rank.entering",
     "trainer": "conformance.adapter.declaration",
     "watching": "conformance.watch.inside",

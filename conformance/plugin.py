@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,5 +56,15 @@ class _Over(Exception):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """The end of the test is the end of the watch, so that it is the test that fails, not its teardown."""
-    with item.stash.get(_WATCHING, nullcontext()):
+    stack = item.stash.get(_WATCHING, None)
+    if stack is None:
         return (yield)
+    from conformance.watch.inside import NotConforming
+
+    try:
+        with stack:
+            return (yield)
+    except NotConforming as error:
+        reason = str(error)
+    # Outside of the handler, or pytest shows it twice.
+    pytest.fail(reason, pytrace=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,15 @@ settings.load_profile("project")
 
 # A shell starts with SIGINT ignored what it puts in the background, and our children would take that over.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zygote_is_ended() -> Iterator[None]:
+    """The one that tests share ends after them."""
+    yield
+    if client := sys.modules.get("conformance.runner.front.client"):
+        client.shared.close()
+
 
 NO_SKIPS = "No test is skipped in this project: make it run, make it fail, or delete it."
 

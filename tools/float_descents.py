@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.oracle.normal_form import NormalForm
+from conformance.workloads.data_sets import COEFFICIENTS, EPOCHS, LEARNING_RATE, SAMPLES, SHARD, multivariate
 from conformance.workloads.layout import Window
 from conformance.workloads.model import Linear
-from conformance.workloads.multivariate import COEFFICIENTS, EPOCHS, LEARNING_RATE, SAMPLES, SHARD, multivariate
 from tools.ring import played
 
 NODES = SAMPLES // SHARD

@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance.laws.chapters import CHAPTERS
-from conformance.laws.explain import HARMLESS
-from conformance.laws.law import Law, laws
-from conformance.watch.judging import laws as of_watch
+from conformance.laws.explain import told_beside
+from conformance.laws.law import Law, catalogue
 
 PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
 
@@ -70,10 +69,11 @@ PERMISSIONS: dict[str, str] = {
 
 HEAD = """# Laws
 
-What a trainer may not do, and why. Each run of a case records a trace on every rank, and each law is checked against
-these traces. A broken SHOULD is a warning. A broken MUST explains wrong numbers. Right numbers prove that a trainer did
-the same in another way, so most laws are not reported beside them; the others say how another run of the same trainer
-goes wrong, and fail it. Nor is a law reported beside one that explains the mistake better.
+What a trainer or a script may not do, and why. Each run of a case records a trace on every rank, and each law is
+checked against these traces. A broken SHOULD is a warning. A broken MUST explains wrong numbers. Right numbers prove
+that a trainer did the same in another way, so most laws are not reported beside them; the others say how another run of
+the same trainer goes wrong, and fail it. Nor is a law reported beside one that explains the mistake better. The last
+chapter is for [`conformance watch`](watch.md), which judges scripts without a plan of what they should do.
 
 This page is generated: `python tools/laws_page.py`. In a terminal, `conformance laws` lists the laws and `conformance
 explain` prints one.
@@ -81,11 +81,6 @@ explain` prints one.
 | Law | |
 | --- | --- |
 """
-
-HEAD_OF_WATCH = """## Scripts that are watched
-
-What [`conformance watch`](watch.md) holds a script to, where no plan says what it should do. Above, "in a watch" says
-which of these laws check the same."""
 
 HEAD_OF_PERMISSIONS = """## Permissions
 
@@ -95,32 +90,21 @@ What no law flags. Each line links to a correct trainer that does it; the tests 
 
 
 def page() -> str:
-    rows = [(law.id, law.says) for law in laws()] + [(law.id, law.says) for law in of_watch.LAWS.values()]
-    contents = "\n".join(f"| {_link(id)} | {says} |" for id, says in rows)
-    chapters = ["\n\n".join([f"## {title}", *_laws(chapter)]) for chapter, title in CHAPTERS.items()]
+    contents = "\n".join(f"| {_link(law.id)} | {law.says} |" for law in catalogue())
+    chapters = [
+        "\n\n".join([f"## {title}", *(_law(law) for law in catalogue() if law.chapter == chapter)])
+        for chapter, title in CHAPTERS.items()
+    ]
     permissions = "\n".join(
         f"- {says} ([{Path(variant).stem}](../fixtures/variants/{variant}))" for variant, says in PERMISSIONS.items()
     )
-    watched = [HEAD_OF_WATCH, *map(_law_of_watch, of_watch.LAWS.values())]
-    return "\n\n".join([HEAD + contents, *chapters, *watched, HEAD_OF_PERMISSIONS + permissions]) + "\n"
-
-
-def _laws(chapter: str) -> list[str]:
-    return [_law(law) for law in laws() if law.chapter == chapter]
+    return "\n\n".join([HEAD + contents, *chapters, HEAD_OF_PERMISSIONS + permissions]) + "\n"
 
 
 def _law(law: Law) -> str:
-    better = [f"Not reported beside {', '.join(map(_link, law.unless))}."] if law.unless else []
-    if law.gives_way or law.latent:
-        better.append(f"Where the numbers are right: {law.latent or HARMLESS}")
-    by = ", ".join(map(_link, law.watched)) or "not checked"
-    better.append(f"In a watch: {by}.{f' {law.unwatched}' if law.unwatched else ''}")
-    source, snippet = f"Source: {law.source}.", f"```python\n{law.fix}\n```"
-    return "\n\n".join([f"### {law.id}", f"**{law.says}**", law.why, *better, source, snippet])
-
-
-def _law_of_watch(law: of_watch.Law) -> str:
-    return f"### {law.id}\n\n**{law.says}**\n\n{law.why}\n\nFix: {law.fix}."
+    beside = [f"{label}: {text.rstrip('.')}." for label, text in told_beside(law, _link)]
+    snippet = [f"```python\n{law.fix}\n```"] if law.needs_plan else []
+    return "\n\n".join([f"### {law.id}", f"**{law.says}**", law.why, *beside, *snippet])
 
 
 def _link(id: str) -> str:

@@ -21,7 +21,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from conformance.adapter.declaration import PRECISIONS
-from conformance.oracle.faults import CATALOGUE
 from conformance.report.card import card_of
 from conformance.report.verdicts import Look, worst
 from conformance.results import Results, read_results
@@ -234,8 +233,7 @@ def example(found: Sequence[Report]) -> Iterator[str]:
     """The lines of README.md that show a bug: Lightning's, in the first case in which a law explains it."""
     [report] = [one for one in found if one.name == "lightning"]
     [finding] = [one for one in report.findings if one.name == "lightning_nominal_length"]
-    texts = {fault.name: fault.text for fault in CATALOGUE}
-    cards = (card_of(case, texts) for case in report.failed if finding.explains(case))
+    cards = (card_of(case) for case in report.failed if finding.explains(case))
     yield f"This is what `conformance run` says of Lightning {report.versions['lightning']}:"
     yield ""
     yield "```text"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from conformance.oracle.ring import Message, schedule
-from tools.ring import contributions
+from tools.ring import Message, contributions, schedule
 
 WORLD_SIZE = 3
 BOX, WHOLE = "#ffffff", "#d5ecdf"

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.workloads.exercise import LINE, NOISY_LINE, Points, points
-from conformance.workloads.multivariate import COEFFICIENTS, SAMPLES, SHARD, multivariate
+from conformance.workloads.data_sets import COEFFICIENTS, LINE, NOISY_LINE, SAMPLES, SHARD, Points, multivariate, points
 from conformance.workloads.recipes import RECIPES
 from tools.distribution import ALPHA, Check, checks, columns_of
 from tools.float_descents import Descents, descents, distance

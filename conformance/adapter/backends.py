@@ -1,4 +1,4 @@
-"""Backends: how the ranks of a case meet and average their gradients, and what they need for it.
+"""Backends: how the ranks of a case meet and average their gradients, what they need for it, and where they run.
 
 To add a backend, add its entry to `BACKENDS`. The world sizes of its `paths` stand in `conformance.cases.rules`; gloo
 or NCCL follows from the device (`Task.collective_backend`); how ranks meet stands in `conformance.launchers`.
@@ -6,8 +6,9 @@ or NCCL follows from the device (`Task.collective_backend`); how ranks meet stan
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 #: Which paths there are to run: layouts, and how many workloads on each.
 Paths: TypeAlias = Literal["single", "distributed", "sharded", "point-to-point", "launched"]
@@ -75,3 +76,36 @@ BACKENDS: dict[str, Backend] = {
 def exchange_of(backend: str) -> Exchange | None:
     """None without a formula, or for an unknown backend in the results of another version."""
     return BACKENDS[backend].exchange if backend in BACKENDS else None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which rank of a case runs on which machine. ``hosts``: for each rank the name of the machine that it runs on."""
+
+    hosts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Topology:
+        """A spec that names no hosts runs on one."""
+        named: Sequence[str] = spec.get("hosts") or ["localhost"] * int(spec["world_size"])
+        return cls(tuple(named))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The machines, in the order of their first ranks."""
+        return tuple(dict.fromkeys(self.hosts))
+
+    def node(self, rank: int) -> int:
+        """The number of the machine that ``rank`` runs on."""
+        return self.nodes.index(self.hosts[rank])
+
+    def local_rank(self, rank: int) -> int:
+        """How many lower ranks run on the same machine."""
+        return self.hosts[:rank].count(self.hosts[rank])
+
+    def local_size(self, rank: int) -> int:
+        return self.hosts.count(self.hosts[rank])
+
+    def across(self, rank: int) -> tuple[int, ...]:
+        """The ranks that have the local rank of ``rank``, one a machine: Horovod's "cross" communicator."""
+        return tuple(other for other in range(len(self.hosts)) if self.local_rank(other) == self.local_rank(rank))

@@ -1,4 +1,5 @@
-"""What a trainer says about itself: the `@trainer` decorator and the frozen `Declaration` that it attaches.
+"""What a trainer says about itself: the `@trainer` decorator and the frozen `Declaration` that it attaches, what it
+raises for a case that it has no place for, and the `Job` of one that launches its workers.
 
 Nothing here imports torch: the front process reads declarations.
 """
@@ -11,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from conformance.adapter.backends import BACKENDS
@@ -118,6 +120,42 @@ class Declaration:
             if key not in known:
                 raise ValueError(_unknown("argument of @trainer", key, known))
         return cls(**values)
+
+
+class Unsupported(Exception):
+    """A trainer raises it for a case that its framework has no place for: `raise Unsupported("no dampening")`.
+
+    The case is UNSUPPORTED, with that reason, if any rank raises it before the first optimizer step. After a step,
+    which may have been a wrong one, it is a CRASH.
+    """
+
+
+class UnsupportedModel(Unsupported, AttributeError):
+    """A trainer asks the task's model for what a `torch.nn.Linear` has and this one has not."""
+
+
+class UnsupportedGroups(Unsupported, ValueError):
+    """A trainer asks for an optimizer of a flat parameter, which cannot have several groups."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case, as the process that launches its workers sees it.
+
+    world_size: how many workers to start; each must call `conformance.enter(job.ticket, rank)` once, with its own
+    rank from 0 to world_size - 1.
+    steps: optimizer steps (accumulation windows) in all, for frameworks whose driver counts them.
+    checkpoint_dir, resume_from: those of the workers' `Task`, for frameworks whose driver names them.
+    ticket: what `enter` needs, as plain JSON values: send it to the workers in any way.
+    session: what the trainer's session yielded, or None.
+    """
+
+    world_size: int
+    steps: int
+    ticket: dict[str, Any]
+    session: Any = None
+    checkpoint_dir: Path | None = None
+    resume_from: Path | None = None
 
 
 @overload

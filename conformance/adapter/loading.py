@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from conformance.adapter import importing
+from conformance.adapter import trainer_files
 from conformance.adapter.declaration import Declaration, declared, did_you_mean
-from conformance.adapter.importing import MissingRequirement, TrainerError, declaration_in, trainers_in
+from conformance.adapter.trainer_files import MissingRequirement, TrainerError, declaration_in, trainers_in
 
 __all__ = [
     "ALL", "Import", "MissingRequirement", "Train", "TrainerError", "every_trainer", "imported", "load",
@@ -33,10 +33,10 @@ _FOLDERS = ("trainers", "frameworks")
 def imported(place: str) -> ModuleType:
     """Import what `place_of` says of a target. Raises TrainerError, as `load` does."""
     if place.endswith(".py") or "/" in place or "\\" in place:
-        return importing.from_path(place)
+        return trainer_files.from_path(place)
     if (bundled := _bundled().get(place)) is not None:
-        return importing.named(f"{_PACKAGE}.{bundled.parent.name}.{place}", place, bundled)
-    return importing.from_name(place, suggestions=reference_names())
+        return trainer_files.named(f"{_PACKAGE}.{bundled.parent.name}.{place}", place, bundled)
+    return trainer_files.from_name(place, suggestions=reference_names())
 
 
 def load(target: str, imported: Import = imported) -> tuple[Train, Declaration]:
@@ -80,7 +80,7 @@ def file_of(target: str) -> Path | None:
         return Path(place)
     if (bundled := _bundled().get(place)) is not None:
         return bundled
-    importing.put_first(Path.cwd())
+    trainer_files.put_first(Path.cwd())
     try:
         spec = importlib.util.find_spec(place)
     except (ImportError, ValueError):
@@ -166,7 +166,7 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
     candidates = {key: value for key, value in marked.items() if _module_of(value) == module.__name__}
     # Python imports any folder as a package.
     if not candidates and not (name and hasattr(module, name)) and Path(place).is_dir():
-        raise importing.a_folder(place)
+        raise trainer_files.a_folder(place)
     if name is not None:
         found = getattr(module, name, None)
         if found is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from conformance.adapter.unsupported import UnsupportedModel
+from conformance.adapter.declaration import UnsupportedModel
 from conformance.workloads import model
 
 _OF_LINEAR_ALONE = ("weight", "bias", "reset_parameters")

@@ -14,12 +14,17 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from conformance.adapter.data import Batch, Format, GlobalOrder, MicroBatches, Order, Samples, Stream, collate
-from conformance.adapter.groups import number_of, parameter_groups
+from conformance.adapter.backends import Topology
+from conformance.adapter.batches import Batch, Format, GlobalOrder, MicroBatches, Order, Samples, Stream, collate
+from conformance.adapter.declaration import Unsupported
 from conformance.adapter.models import module, parameters
-from conformance.adapter.settings import LossScaling, OptimizerSettings, optimizer_settings
-from conformance.adapter.topology import Topology
-from conformance.adapter.unsupported import Unsupported
+from conformance.adapter.optimizer_settings import (
+    LossScaling,
+    OptimizerSettings,
+    number_of,
+    optimizer_settings,
+    parameter_groups,
+)
 from conformance.workloads.model import model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows
 from conformance.workloads.precision import PRECISIONS
@@ -75,7 +80,7 @@ class Task:
     where the loss is not scaled. loss_scale: the first of them, for apex, which has its own rule: pass it to
     `amp.initialize`.
     optimizer_settings: what `optimizer()` is made with, for frameworks that make their own: its `kind`, "sgd", "adamw"
-    or "adagrad", `arguments` by torch's names, and these for each of its `groups` (`conformance.adapter.settings`).
+    or "adagrad", `arguments` by torch's names, and these for each of its `groups` (`OptimizerSettings`).
     learning_rates: of the first group, one for each optimizer step, or for each epoch where `schedule_by` is "epoch".
     loss_name: "mean" or "weighted".
     accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all; epoch_count:

@@ -11,10 +11,9 @@ from math import lcm
 from typing import Any, Final, Literal
 
 from conformance.workloads.layout import EACH_SAMPLE, Layout, LayoutKind, Orders, Window, windows_of
-from conformance.workloads.own_scale import at_own_scale
 from conformance.workloads.precision import PRECISIONS, Precision
 from conformance.workloads.problem import Problem
-from conformance.workloads.registry import standard
+from conformance.workloads.registry import at_own_scale, standard
 from conformance.workloads.workload import AdamW, Workload
 
 Device = Literal["cpu", "cuda"]

@@ -8,22 +8,66 @@ of which a kind of model and a recipe are two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
+from typing import TypeVar
+
+from covertable import make
 
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case, Device
-from conformance.cases.covering import Values, covering
 from conformance.cases.rules import BACKEND_LAYOUTS, BACKEND_PRECISIONS, BACKEND_RULES, Rule
-from conformance.workloads.any_order import OWN_ORDER
-from conformance.workloads.many_tensors import OF_KINDS
+from conformance.workloads.data_sets import OWN_ORDER
+from conformance.workloads.designs import OF_KINDS, UNEVEN_BATCHES
 from conformance.workloads.model import Counting, WithDropout
-from conformance.workloads.own_scale import can_have_own_scale
 from conformance.workloads.precision import PRECISIONS
-from conformance.workloads.registry import STANDARD, asking
-from conformance.workloads.short_ends import UNEVEN_BATCHES
+from conformance.workloads.registry import STANDARD, asking, can_have_own_scale
+
+C = TypeVar("C", bound=Hashable)
+#: What a case has in each dimension.
+Values = Mapping[str, Hashable]
+
+
+def covering(cases: Mapping[C, Values], strength: int, taken: Container[C], closely: Sequence[str] = ()) -> set[C]:
+    """Cases that meet, together with those taken, all combinations of so many values that any case has.
+
+    Args:
+        cases: all that there are, in the same dimensions. No two of them have the same values.
+        taken: cases that run anyway.
+        closely: dimensions of which all values must meet, not only so many.
+
+    Raises:
+        ValueError: two cases have the same values.
+    """
+    if not cases:
+        return set()
+    case_of = {frozenset(values.items()): case for case, values in cases.items()}
+    if len(case_of) < len(cases):
+        raise ValueError("two cases have the same values")
+    dimensions = list(next(iter(cases.values())))
+    parts = {
+        frozenset(some)
+        for values in cases.values()
+        for size in range(len(dimensions) + 1)
+        for some in combinations(values.items(), size)
+    }
+
+    def can_be(row: Values) -> bool | None:
+        """Whether a row is a case; None if it may become one."""
+        known = frozenset(row.items())
+        return known in parts and (known in case_of or None)
+
+    rows = make(
+        {name: list(dict.fromkeys(values[name] for values in cases.values())) for name in dimensions},
+        strength=min(strength, len(dimensions)),
+        presets=[values for case, values in cases.items() if case in taken],
+        sub_models=[{"fields": list(closely), "strength": len(closely)}] if closely else [],
+        constraints=[{"operator": "fn", "requires": (), "evaluate": can_be}],
+    )
+    return {case_of[frozenset(row.items())] for row in rows}
 
 
 @dataclass(frozen=True)

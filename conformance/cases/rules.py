@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from conformance.adapter.backends import BACKENDS, Paths
 from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Resumed
-from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER
-from conformance.workloads.any_order import OWN_ORDER
+from conformance.workloads.data_sets import ANY_ORDER, OWN_ORDER
+from conformance.workloads.designs import OF_KINDS
 from conformance.workloads.layout import EACH_SAMPLE
-from conformance.workloads.many_tensors import BATCH_SIZES, OF_KINDS
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.registry import STANDARD
 
 #: World size and accumulation.
 Layout = tuple[int, int]
@@ -109,9 +109,8 @@ def _of_kinds() -> Iterator[Rule]:
     # The bound of what is clipped by norm takes long to derive.
     whole = {"many-clip-norm": _ACCUMULATED | {_W4}, "many-overflow": frozenset[Layout]()}
     for name, (_, recipe) in OF_KINDS.items():
-        divides = frozenset(
-            layout for layout in _SPREAD if any(size % (layout[0] * layout[1]) == 0 for size in BATCH_SIZES[name])
-        )
+        sizes = STANDARD[name].batch_sizes
+        divides = frozenset(layout for layout in _SPREAD if any(size % (layout[0] * layout[1]) == 0 for size in sizes))
         for precisions, layouts in (
             (_SCALED, scaled.get(recipe, frozenset())),
             (("fp32",), whole.get(recipe, _SPREAD)),

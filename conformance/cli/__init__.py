@@ -15,10 +15,8 @@ from rich.console import Console
 from conformance.cli import (
     diff,
     exercise,
-    explain,
-    gate,
     init,
-    laws,
+    judging,
     listing,
     merge,
     report,
@@ -28,11 +26,9 @@ from conformance.cli import (
     trace,
     watch,
 )
-from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
-from conformance.cli.streams import robust
+from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, robust, say
 from conformance.report.command import shown
-from conformance.report.console import SafeConsole
-from conformance.report.text import visible
+from conformance.report.text import SafeConsole, visible
 from conformance.suite.configuration import ConfigurationError, configuration
 from conformance.suite.options import add_defaults
 
@@ -58,8 +54,8 @@ COMMANDS: dict[str, Command] = {
     "merge": merge,
     "repro": repro,
     "trace": trace,
-    "laws": laws,
-    "explain": explain,
+    "laws": listing.Laws,
+    "explain": listing.Explain,
     "exercise": exercise,
     "watch": watch,
 }
@@ -103,7 +99,7 @@ def _configured(parser: argparse.ArgumentParser, given: Sequence[str]) -> tuple[
     if options.action not in _CONFIGURED:
         add_defaults(options)
         return options, given
-    found, selects = configuration(), gate.selects(options)
+    found, selects = configuration(), judging.selects(options)
     if options.action != "report":  # its --output is a file
         given = [*given, *found.arguments(vars(options))]
         options = parser.parse_args(given)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from conformance.cli import verbosity
-from conformance.cli.damage import blamed_on
+from conformance.cli import judging
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
-from conformance.report.console import STYLES
+from conformance.report.text import STYLES
 
 if TYPE_CHECKING:
     from conformance.report.comparison import Comparison
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("text", "markdown"), default="text", help="what is printed (default: %(default)s)"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page of all differences, too")
-    verbosity.add_arguments(
+    judging.add_verbosity(
         parser, quiet="print the verdict alone", verbose="print all differences, not only the first of each kind"
     )
 
@@ -50,7 +49,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
     try:
         old, new = read_results(options.old), read_results(options.new)
-        with blamed_on([options.old, options.new]):
+        with judging.blamed_on([options.old, options.new]):
             comparison = compared(old, new)
             if options.html is not None:
                 render_comparison(comparison, old, new, options.html)

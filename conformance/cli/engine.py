@@ -31,13 +31,12 @@ from conformance.report.terminal import render_notes
 from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
 from conformance.results.records import CaseRecord, Header, LawText
-from conformance.runner.system import linux
-from conformance.suite.hooks import FINISHED, SERVERS
+from conformance.runner.system import child
+from conformance.suite.hooks import FINISHED, SERVERS, SlowPath
 from conformance.suite.items import BadInput
 from conformance.suite.options import arguments, sendable
 from conformance.suite.servers import Servers
-from conformance.suite.warned import SlowPath
-from conformance.workloads.multivariate import SEED
+from conformance.workloads.data_sets import SEED
 
 SUITE = Path(suite.__file__).parent
 # Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.
@@ -46,7 +45,7 @@ SUITE = Path(suite.__file__).parent
 _START_OF_WORKER = (
     "import sys; sys.path[:] = filter(None, sys.path); import signal; "
     "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; "
-    "import runpy; runpy.run_path({linux!r})['die_with_parent']({front}); exec(sys.argv[-1])"
+    "import runpy; runpy.run_path({child!r})['die_with_parent']({front}); exec(sys.argv[-1])"
 )
 _HARNESS = "the harness failed: "
 
@@ -274,7 +273,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _workers(processes: int) -> Sequence[str]:
     """xdist's options for this many workers."""
-    start = _START_OF_WORKER.format(linux=os.path.normpath(linux.__file__), front=os.getpid())
+    start = _START_OF_WORKER.format(child=os.path.normpath(child.__file__), front=os.getpid())
     python = shlex.join([os.path.normpath(sys.executable), "-u", "-c", start])
     return "--dist", "load", "--tx", f"{processes}*popen//python={python}"
 

@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.exercise.answers import Answers, UnreadableAnswers
-    from conformance.exercise.questions import QUESTIONS
+    from conformance.exercise.asking import Answers, UnreadableAnswers
 
     if find_spec("hypothesis") is None:
         install = 'pip install "trainer-conformance[exercise]"'
         return say(f"hypothesis, which looks for inputs that an answer gets wrong, is not installed: {install}", USAGE)
-    from conformance.exercise.checking import checked
-    from conformance.exercise.terminal import rendered
+    from conformance.exercise.explanation import rendered
+    from conformance.exercise.marking import checked
+    from conformance.exercise.questions import QUESTIONS
 
     try:
         with Answers(options.answers, options.time_limit) as answers:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from conformance.report.writing import is_replaced
+from conformance.report.text import is_replaced
 
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
 WATCH_REPORT = "conformance-watch.html"
@@ -41,13 +41,11 @@ class OutputFolder:
     def report(self) -> Path:
         return self.files[-1]
 
-    def unwritable(self) -> tuple[Path, str] | None:
-        """The file that cannot be written, and why; None if all can."""
-        for file in self.files:
-            reason = unwritable(file)
-            if reason is not None:
-                return file, reason
-        return None
+    def unwritable(self) -> str | None:
+        """Which file cannot be written, why, and what to do: one line; None if all can."""
+        found = ((file, unwritable(file)) for file in self.files)
+        said = (f"cannot write {file}: {why}; name another folder with --output" for file, why in found if why)
+        return next(said, None)
 
     def remove_report(self) -> None:
         """Remove the report of an earlier command, which must not stand beside one that does not end."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from conformance.cli.files import unwritable
-from conformance.report.writing import is_replaced
-from conformance.report.writing import write as write_file
+from conformance.report.text import is_replaced
+from conformance.report.text import write as write_file
 from conformance.results import Results, ResultsError
 
 if TYPE_CHECKING:
-    from conformance.report.digest import Digest
+    from conformance.report.ci import Digest
 
 Renderers: TypeAlias = Mapping[str, Callable[[], str]]
 """By the name of a format, what makes its text."""
@@ -80,11 +80,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
 
 
 def of_run(options: argparse.Namespace, results: Results) -> Renderers:
-    from conformance.report.digest import digest
-    from conformance.report.formats.badge import endpoint, svg
-    from conformance.report.formats.junit import junit
-    from conformance.report.formats.markdown import markdown
-    from conformance.report.formats.sarif import sarif
+    from conformance.report.ci import digest, endpoint, junit, markdown, sarif, svg
 
     badge = endpoint if options.badge is not None and options.badge.suffix == ".json" else svg
     return {
@@ -101,9 +97,8 @@ def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
     Raises ResultsError.
     """
     from conformance.report.card import Card, CaseCard
-    from conformance.report.formats.annotations import annotations
-    from conformance.report.formats.markdown import markdown
-    from conformance.suite.expected import expectation
+    from conformance.report.ci import markdown, workflow_commands
+    from conformance.suite.configuration import expectation
 
     def is_expected(card: Card) -> bool:
         return isinstance(card, CaseCard) and all(expectation(case, expected) is not None for case in card.cases)
@@ -115,5 +110,5 @@ def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
         except OSError as error:
             raise ResultsError(f"cannot write the job's summary, {summary}: {error.strerror}") from error
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in annotations(digest, is_expected):
+        for line in workflow_commands(digest, is_expected):
             print(line)

@@ -1,4 +1,4 @@
-"""``conformance list``: what there is to run, to hold trainers to and to run them on."""
+"""``conformance list``, ``laws`` and ``explain``: what there is to run, to hold trainers to and to run them on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import missing_requirements, reference_names, stated
-from conformance.cli import laws
 from conformance.cli.exits import CONFORMING, HARNESS, USAGE, say
 from conformance.cli.run import add_trainers
 from conformance.suite.options import add_options
@@ -66,9 +65,9 @@ def _cases(options: argparse.Namespace, console: Console) -> int:
 
 
 def _workloads(options: argparse.Namespace, console: Console) -> int:
-    from conformance.workloads.registry import STANDARD, summary
+    from conformance.workloads.registry import STANDARD, asking
 
-    console.print(_table((name, summary(name)) for name in STANDARD))
+    console.print(_table((name, asking(name).summary) for name in STANDARD))
     return CONFORMING
 
 
@@ -93,6 +92,47 @@ _LISTS: dict[str, tuple[str, Callable[[argparse.Namespace, Console], int]]] = {
     "trainers": ("the trainers that come with this package, on which backends, and what they need", _trainers),
     "cases": ("the cases that a run with these options has", _cases),
     "workloads": ("what is trained, and which mistakes each shows", _workloads),
-    "laws": ("the laws that trainers are held to", lambda options, console: laws.main(options, "", console)),
+    "laws": ("the laws that trainers are held to", lambda options, console: Laws.main(options, "", console)),
     "backends": ("how gradients are averaged, and what that needs", _backends),
 }
+
+
+class Laws:
+    """``conformance laws``."""
+
+    SUMMARY = "list the laws that trainers are held to"
+    DESCRIPTION = "List the laws that trainers are held to, and those of scripts that are watched."
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """It takes none."""
+
+    @staticmethod
+    def main(options: argparse.Namespace, command: str, console: Console) -> int:
+        from conformance.laws.explain import listing
+
+        console.print(listing())
+        return CONFORMING
+
+
+class Explain:
+    """``conformance explain``."""
+
+    SUMMARY = "explain a law: why it holds, its source, and how to keep it"
+    DESCRIPTION = "Explain a law: why it holds, its source, and how to keep it. For a chapter, list its laws."
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "law", help="the id of a law, such as amp/unscale-before-clip, or of a chapter, such as amp"
+        )
+
+    @staticmethod
+    def main(options: argparse.Namespace, command: str, console: Console) -> int:
+        from conformance.laws.explain import UnknownLaw, explained
+
+        try:
+            console.print(explained(options.law))
+        except UnknownLaw as error:
+            return say(str(error), USAGE)
+        return CONFORMING

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from conformance.cli import gate, verbosity
-from conformance.cli.damage import blamed_on
+from conformance.cli import judging
 from conformance.cli.exits import USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder
 
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the folder for {RESULTS} and {REPORT} (default: the current one)",
     )
-    verbosity.add_for_results(parser)
+    judging.add_for_results(parser)
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
@@ -38,7 +37,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
     folder = RunFolder(options.output or Path())
     if (wrong := folder.unwritable()) is not None:
-        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
+        return say(wrong, USAGE)
     rendered = folder.own.with_suffix(".html")
     try:
         together = merged([(path, read_results(path)) for path in options.results], command)
@@ -48,12 +47,12 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             if together.mutants is not None:
                 writer.mutants(together.mutants)
         results = read_results(folder.own)
-        with blamed_on(options.results):
+        with judging.blamed_on(options.results):
             render_html(results, rendered)
         # One of the files that were read may stand there: it is replaced by whole results alone.
         with folder.placing() as (_, report):
             os.replace(rendered, report)
-        with blamed_on(options.results):
+        with judging.blamed_on(options.results):
             render_notes(results.header.notes, console)
             render_terminal(results, console, folder.report, options.detail)
     except (ResultsError, OSError) as error:
@@ -61,4 +60,4 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     finally:
         folder.discard()
         rendered.unlink(missing_ok=True)
-    return gate.ended(results, options.configuration, console, whole=False)
+    return judging.ended(results, options.configuration, console, whole=False)

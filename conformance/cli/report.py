@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from conformance.cli import formats, gate, verbosity
-from conformance.cli.damage import blamed_on
+from conformance.cli import formats, judging
 from conformance.cli.exits import USAGE, say
 from conformance.cli.files import RESULTS, RunFolder, report_of, unwritable
 
@@ -20,7 +19,7 @@ DESCRIPTION = "Render a results file again."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, help="a results file that `conformance run` wrote")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the HTML file (default: beside the results)")
-    verbosity.add_for_results(parser)
+    judging.add_for_results(parser)
     formats.add_arguments(parser)
 
 
@@ -39,7 +38,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if (reason := formats.unwritable_file(options, options.results, report)) is not None:
         return say(reason, USAGE)
     try:
-        with blamed_on([options.results]), console.capture() as printed:
+        with judging.blamed_on([options.results]), console.capture() as printed:
             render_notes(results.header.notes, console)
             render_terminal(results, console, report, options.detail)
             render_html(results, report)
@@ -47,7 +46,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except (ResultsError, OSError) as error:
         return say(str(error), USAGE)
     console.file.write(printed.get())
-    return gate.ended(results, options.configuration, console, whole=False)
+    return judging.ended(results, options.configuration, console, whole=False)
 
 
 def _what_else(options: argparse.Namespace) -> str:

@@ -16,7 +16,7 @@ from conformance.cli.files import RESULTS, unwritable
 from conformance.suite.options import add_options
 
 if TYPE_CHECKING:
-    from conformance.repro.writing import Written
+    from conformance.repro.proof import Written
     from conformance.results.records import CaseRecord
     from conformance.suite.items import Item
     from conformance.suite.servers import Servers
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.repro.kinds import CannotShow
+    from conformance.repro.showing import CannotShow
     from conformance.repro.sources import CannotCopy
     from conformance.results import ResultsError
     from conformance.runner.front.client import RunnerError
@@ -77,7 +77,7 @@ def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Seq
 
     Raises CannotShow, ResultsError, RunnerError.
     """
-    from conformance.repro.kinds import CannotShow
+    from conformance.repro.showing import CannotShow
     from conformance.results import read_results
 
     if options.trainer is None or options.results is not None:
@@ -97,7 +97,7 @@ def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Seq
 
 def _smaller(options: argparse.Namespace, servers: Servers) -> Iterator[Item]:
     """The case, and smaller ones of its trainer in the same precision. Raises CannotShow, RunnerError."""
-    from conformance.repro.kinds import CannotShow
+    from conformance.repro.showing import CannotShow
     from conformance.suite.items import BadInput, Item, collect
 
     items = collect(servers, [options.trainer], [], [options.case])
@@ -134,7 +134,7 @@ def _record(item: Item, servers: Servers, time_limit: float) -> CaseRecord:
 def _alike(case: CaseRecord, cases: Sequence[CaseRecord]) -> list[str]:
     """The ids of those that fail for the cause of ``case``, the smallest first, it last. Raises CannotShow."""
     from conformance.report.causes import causes
-    from conformance.repro.kinds import CannotShow
+    from conformance.repro.showing import CannotShow
 
     if not case.failed:
         raise CannotShow(f"{case.id} does not fail ({case.verdict}), so there is nothing to show: {case.headline}")
@@ -153,7 +153,7 @@ def _written(
     target: str, candidates: Sequence[str], servers: Servers, options: argparse.Namespace, console: Console
 ) -> int:
     """Raises CannotCopy, CannotShow, RunnerError."""
-    from conformance.repro.kinds import CannotShow
+    from conformance.repro.showing import CannotShow
 
     output = options.output or Path(f"repro-{options.case}.py")
     if (reason := unwritable(output)) is not None:
@@ -177,12 +177,11 @@ def _written(
 def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: Any) -> Written:
     """Run a case again, and write a script for it; ``how``: see `written`. Raises CannotCopy, CannotShow,
     RunnerError."""
-    from conformance.oracle.faults import CATALOGUE
     from conformance.report.card import card_of
-    from conformance.repro.kinds import CannotShow
+    from conformance.repro.proof import written
     from conformance.repro.script import why_not
-    from conformance.repro.writing import written
-    from conformance.runner.front.lives import run_case
+    from conformance.repro.showing import CannotShow
+    from conformance.runner.front.client import run_case
     from conformance.verdict.judge import judge
     from conformance.verdict.record import record
 
@@ -194,13 +193,12 @@ def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: A
     case = record(item.case, item.trainer, item.target, item.command, judgement, outcome.seconds)
     if not case.failed:
         raise CannotShow(f"{case.id} does not fail when it is run again ({case.verdict}): {case.headline}")
-    card = card_of(case, {fault.name: fault.text for fault in CATALOGUE})
-    return written(item.case, judgement, item.target, card, output, **how)
+    return written(item.case, judgement, item.target, card_of(case), output, **how)
 
 
 def _item(target: str, id: str, servers: Servers) -> Item:
     """Raises CannotShow, RunnerError."""
-    from conformance.repro.kinds import CannotShow
+    from conformance.repro.showing import CannotShow
     from conformance.suite.items import BadInput, collect
 
     for item in collect(servers, [target], [], [id]):

@@ -13,12 +13,20 @@ from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
 from conformance.adapter.loading import reference_names
-from conformance.cli import formats, gate, verbosity
-from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
+from conformance.cli import formats, judging
+from conformance.cli.exits import (
+    CONFORMING,
+    HARNESS,
+    INTERRUPTED,
+    NOT_CONFORMING,
+    USAGE,
+    ended_like_ctrl_c,
+    ignore,
+    say,
+)
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
-from conformance.cli.signals import ended_like_ctrl_c, ignore
 from conformance.launchers import NAMES, LaunchError
-from conformance.suite.options import add_options
+from conformance.suite.options import add_options, whole_number
 
 if TYPE_CHECKING:
     from conformance.cli.engine import Engine
@@ -56,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--processes",
-        type=_processes,
+        type=whole_number("processes"),
         metavar="N",
         help="cases at a time (default: one for each core)",
     )
@@ -71,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of the Ray cluster, as HOST:PORT (default: that of this machine)",
     )
-    verbosity.add_for_results(parser)
+    judging.add_for_results(parser)
     formats.add_arguments(parser)
 
 
@@ -117,11 +125,8 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             return CONFORMING
         hosts.time_limit = options.time_limit
     folder = RunFolder(options.output or Path())
-    wrong = folder.unwritable()
-    if wrong is not None:
-        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
-    if (reason := formats.unwritable_file(options, *folder.files)) is not None:
-        return say(reason, USAGE)
+    if (wrong := folder.unwritable() or formats.unwritable_file(options, *folder.files)) is not None:
+        return say(wrong, USAGE)
     options.trainer = [*map(relative, options.trainer)]
     surroundings = machine(options.trainer, () if hosts is None else hosts.hosts)
     files = sources(options.trainer)
@@ -156,7 +161,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
 
 def _finish(engine: Engine, folder: RunFolder, console: Console, options: argparse.Namespace) -> int:
     """Put the results in place, report them, and say what went wrong; returns the exit code."""
-    from conformance.report.digest import digest
+    from conformance.report.ci import digest
     from conformance.report.html import render_html
     from conformance.report.terminal import render_terminal
     from conformance.results import ResultsError, read_results
@@ -177,7 +182,7 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
         except (ResultsError, OSError) as error:
             return say(f"the harness failed: {error}{_where(folder)}", HARNESS)
         render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
-        code = gate.ended(results, options.configuration, console, whole=not options.selects)
+        code = judging.ended(results, options.configuration, console, whole=not options.selects)
         try:
             formats.write(options, formats.of_run(options, results))
             formats.in_github_actions(digest(results), options.configuration.expected)
@@ -199,12 +204,6 @@ def _where(folder: RunFolder) -> str:
     if (kept := folder.kept()) is not None:
         return f"; the results are in {kept}"
     return f"; somebody removed the results of this run from {folder.results.parent}"
-
-
-def _processes(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; write a whole number from 1")
-    return int(text)
 
 
 def _hosts(options: argparse.Namespace) -> Hosts | None:

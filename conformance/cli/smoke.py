@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from conformance.cli import verbosity
+from conformance.cli import judging
 from conformance.cli.exits import CONFORMING, HARNESS, NOT_CONFORMING, USAGE, say
 from conformance.cli.run import add_trainers
 from conformance.report.text import plural
@@ -31,13 +31,13 @@ _WORKLOAD = "momentum"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trainers(parser)
     add_options(parser.add_argument, only=("--backend", "--time-limit"))
-    verbosity.add_arguments(parser, quiet="print the verdict alone")
+    judging.add_verbosity(parser, quiet="print the verdict alone")
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.results.records import PASSED
     from conformance.runner.front.client import RunnerError
-    from conformance.suite.expected import expectation
+    from conformance.suite.configuration import expectation
     from conformance.suite.items import BadInput, collect
     from conformance.suite.running import run
     from conformance.suite.servers import Servers
@@ -96,14 +96,13 @@ def _size(item: Item) -> tuple[bool, bool, int, int]:
 
 
 def _print(case: CaseRecord, console: Console) -> None:
-    from conformance.oracle.faults import CATALOGUE
     from conformance.report.card import card_of
-    from conformance.report.console import STYLES
+    from conformance.report.text import STYLES
     from conformance.report.verdicts import LOOKS
 
     look = LOOKS[case.verdict]
     seconds = "" if case.seconds is None else f"  {case.seconds:.1f} s"
     console.print(Text.assemble((look.glyph, STYLES[look.tone]), f" {case.trainer}  {case.id}", (seconds, "dim")))
     if case.failed:
-        for line in card_of(case, {fault.name: fault.text for fault in CATALOGUE}).lines():
+        for line in card_of(case).lines():
             console.print(Text(f"  {line}"), soft_wrap=True)

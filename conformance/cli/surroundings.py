@@ -1,19 +1,27 @@
-"""What results depend on, for the header of the results file: versions, the machine, the files of the trainers."""
+"""What results depend on, for the header of the results file: versions, the machine, the files of the trainers with
+what they import, which is found without importing anything."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from itertools import chain
 from pathlib import Path
 
 from conformance.adapter.backends import BACKENDS
-from conformance.cli.imported import imported
+from conformance.adapter.loading import TrainerError, file_of, place_of, reference_names
+from conformance.adapter.trainer_files import last_name, package_root, parsed
 
 
 def machine(targets: Sequence[str], hosts: Sequence[str] = ()) -> dict[str, object]:
@@ -63,3 +71,121 @@ def _digest(file: Path) -> str:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
         return f"unreadable: {error.strerror}"
+
+
+#: Their versions are in every header. A checkout of one of them has thousands of files.
+_VERSIONED = frozenset({"conformance", "torch", "numpy"})
+_STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+#: Functions whose first argument is the name of a module.
+_IMPORTING = frozenset({"__import__", "import_module"})
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a trainer imports, and what the user's modules that it imports import in turn.
+
+    Attributes:
+        files: the trainer's, and those of modules that are not installed, or only as editable.
+        modules: the top-level names of all modules.
+    """
+
+    files: tuple[Path, ...]
+    modules: tuple[str, ...]
+
+
+def imported(target: str) -> Imported:
+    """What the trainer that ``target`` names imports; nothing if its file is not found."""
+    # Files may be newer than what the finders remember of their folders.
+    importlib.invalidate_caches()
+    unread, folders = _of_trainer(target)
+    files: dict[Path, None] = {}
+    modules: dict[str, None] = {}
+    while unread:
+        file = unread.pop()
+        if file not in files:
+            files[file] = None
+            for level, name in _imports(file):
+                top = name.partition(".")[0]
+                if level:
+                    inside = [str(file.parents[min(level, len(file.parents)) - 1])]
+                elif top in _VERSIONED:
+                    continue
+                else:
+                    inside = folders
+                    modules[top] = None
+                unread += filter(_is_of_user, _files(name, inside))
+    return Imported(tuple(files), tuple(modules))
+
+
+def _of_trainer(target: str) -> tuple[list[Path], list[str]]:
+    """The files that are run to import a trainer, and the folders in which its imports are found."""
+    try:
+        place = place_of(target)
+        # One of this package may have the name of the framework that it adapts.
+        ours = file_of(target) if place in reference_names() else None
+    except TrainerError:
+        return [], []
+    if ours is not None:
+        return [ours], sys.path
+    if not place.endswith(".py") and "/" not in place:
+        folders = [str(Path.cwd()), *sys.path]
+        return [*_files(place, folders)], folders
+    file = Path(place).resolve()
+    root = package_root(file) or file.parent
+    name = ".".join(file.relative_to(root).with_suffix("").parts)
+    # Reading a pipe would wait for whoever writes into it.
+    own = [file] if file.is_file() else []
+    return [*_files(name, [str(root)]), *own], [str(root), *sys.path]
+
+
+def _imports(file: Path) -> Iterator[tuple[int, str]]:
+    """What a file imports: the dots of a relative import, and the dotted name after them."""
+    for node in chain.from_iterable(map(ast.walk, parsed(file))):
+        match node:
+            case ast.Import():
+                yield from ((0, alias.name) for alias in node.names)
+            case ast.ImportFrom():
+                # What is imported may be a module of a package.
+                yield from ((node.level, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names)
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                dotted = name.lstrip(".")
+                if last_name(function) in _IMPORTING and all(map(str.isidentifier, dotted.split("."))):
+                    yield len(name) - len(dotted), dotted
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names) | ast.Tuple(elts=names)):
+                # `from package import *` imports those of its modules that this names.
+                if file.name == "__init__.py":
+                    strings = (str(name.value) for name in names if isinstance(name, ast.Constant))
+                    yield from ((1, name) for name in strings if name.isidentifier())
+
+
+def _files(name: str, folders: Sequence[str]) -> Iterator[Path]:
+    """The files that are run to import a module: those of its packages, and its own."""
+    spec = _spec(name.partition(".")[0], folders)
+    for part in [*name.split(".")[1:], None]:
+        if spec is None:
+            return
+        if spec.origin is not None and (file := Path(spec.origin)).is_file():
+            yield file
+        inside = spec.submodule_search_locations
+        spec = None if inside is None or part is None else PathFinder.find_spec(part, [*inside])
+
+
+def _spec(module: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """The top-level module of this name."""
+    if not module.isidentifier():
+        # Finders of other packages may raise.
+        return None
+    if (spec := PathFinder.find_spec(module, folders)) is not None:
+        return spec
+    # Some editable installs are found by a finder of their own.
+    for finder in sys.meta_path:
+        with suppress(ImportError, AttributeError):
+            if (spec := finder.find_spec(module, None)) is not None:
+                return spec
+    return None
+
+
+def _is_of_user(file: Path) -> bool:
+    """Whether neither Python nor a distribution has installed it."""
+    return _INSTALLED.isdisjoint(file.parts) and not any(map(file.is_relative_to, _STANDARD))

@@ -25,9 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.laws.checking import violations
     from conformance.laws.run import Run
-    from conformance.report.chrome import chrome
-    from conformance.report.trace import render_trace
-    from conformance.report.writing import write
+    from conformance.report.text import write
+    from conformance.report.traces import chrome, render_trace
     from conformance.trace import file
     from conformance.trace.hindsight.shards import joined
 

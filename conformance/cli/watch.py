@@ -14,36 +14,53 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from conformance.cli import formats
-from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
+from conformance.cli.exits import (
+    CONFORMING,
+    HARNESS,
+    INTERRUPTED,
+    NOT_CONFORMING,
+    UNDECIDED,
+    USAGE,
+    ended_like_ctrl_c,
+    say,
+)
 from conformance.cli.files import WATCH_REPORT, OutputFolder
-from conformance.cli.signals import ended_like_ctrl_c
 from conformance.results import ResultsError
+from conformance.suite.options import whole_number
+from conformance.watch.judging.properties import VALUES, Property
 
 if TYPE_CHECKING:
     from conformance.watch.judging.judge import Judge
+    from conformance.watch.verdict import Outcome
 
 SUMMARY = "watch any training script, without an adapter"
-DESCRIPTION = """Run a training script as it is, and say whether each optimizer step used the average of what the ranks
-and micro-batches computed, whether the ranks agree, and whether the calls of a window came in a right order."""
-EXAMPLES = """examples:
+DESCRIPTION = """Run a training script as it is, and report nine properties of its steps: whether each uses the mean of
+what all ranks and micro-batches computed, whether gradients are cleared, unscaled and clipped in time, whether the
+ranks agree, and what data, schedules and parameters they use. A property is proven, wrong or open."""
+EPILOG = """properties, and their values; the first is expected unless you state another one:
+{values}
+
+examples:
   conformance watch -- python train.py
   conformance watch -- torchrun --nproc-per-node=2 train.py --epochs 1
+  conformance watch --expect ranks=sum --strict -- python train.py
 
-exit codes: 0 conforming, 1 not conforming or undecided, 2 usage error, 3 the harness failed;
+exit codes: 0 conforms, 1 does not conform, 2 usage error, 3 the harness failed, 4 undecided;
 that of the script, if it failed: 128 + N if signal N ended it, so 130 after Ctrl-C
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "conformance watch [options] -- COMMAND ..."
-    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG.format(values="\n".join(f"  {of.value:14} {', '.join(VALUES[of])}" for of in Property))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--steps",
-        type=_count,
+        type=whole_number("steps"),
         metavar="N",
         help="watch the first N steps of each optimizer; the script goes on unwatched",
     )
-    parser.add_argument("--every", type=_count, default=1, metavar="N", help="look at one window of N")
+    parser.add_argument("--every", type=whole_number("steps"), default=1, metavar="N", help="look at one window of N")
     parser.add_argument("--stop", action="store_true", help="end the script at the first violation")
     parser.add_argument(
         "--grace",
@@ -51,30 +68,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long the script may take to end after Ctrl-C or SIGTERM (default: 30); a second signal is final",
     )
+    parser.add_argument(
+        "--expect",
+        type=_expectation,
+        action="append",
+        metavar="PROPERTY=VALUE",
+        help="what the script does on purpose, such as ranks=sum; may be given several times",
+    )
+    parser.add_argument("--strict", action="store_true", help="an open row is a failure")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for a report in HTML (default: none)")
     formats.add_arguments(parser, formats.OF_A_WATCH)
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.report.ci import markdown, sarif
     from conformance.report.command import shown
-    from conformance.report.formats.markdown import markdown
-    from conformance.report.formats.sarif import sarif
-    from conformance.report.writing import write
+    from conformance.report.text import write
+    from conformance.suite.configuration import ConfigurationError
     from conformance.watch.recording.settings import Settings
     from conformance.watch.report.digest import digest
     from conformance.watch.report.html import page
     from conformance.watch.report.junit import junit
     from conformance.watch.report.terminal import render
-    from conformance.watch.verdict import verdict
+    from conformance.watch.verdict import outcome
     from conformance.watch.watching import GRACE, CannotStart, NoRoom, watch
 
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
+    try:
+        expected = _written() | dict(options.expect or ())
+    except ConfigurationError as error:
+        return say(str(error), USAGE)
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
     folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
     if folder is not None and (wrong := folder.unwritable()) is not None:
-        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
+        return say(wrong, USAGE)
     if (reason := formats.unwritable_file(options, *(folder.files if folder is not None else ()))) is not None:
         return say(reason, USAGE)
     # A command that cannot be started leaves the earlier report.
@@ -93,21 +122,23 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except NoRoom as error:
         return say(str(error), USAGE)
     except CannotStart as error:
-        return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
+        is_script = script[0].endswith(".py") and Path(script[0]).is_file()
+        advice = f"; write: conformance watch -- python {shown(script)}" if is_script else ""
+        return say(f"{shown(script[:1])} cannot be started: {error}{advice}", USAGE)
     _clear_line()
     code, findings = watched.code, watched.findings
-    render(findings, script, console)
-    whole = digest(findings, script)
+    render(findings, script, console, expected)
+    whole = digest(findings, script, expected)
     try:
         if folder is not None:
             with folder.placing() as [report]:
-                write(report, page(findings, script))
+                write(report, page(findings, script, expected))
             console.print(f"\nReport: {report}", markup=False, soft_wrap=True)
         formats.write(
             options,
             {
                 "markdown": lambda: markdown(whole),
-                "junit": lambda: junit(findings, script),
+                "junit": lambda: junit(findings, script, expected),
                 "sarif": lambda: sarif(whole),
             },
         )
@@ -124,7 +155,25 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         say(f"the script itself failed with exit code {_as_in_a_shell(code)}: {shown(script)}", code)
     if code:
         return _as_in_a_shell(code)
-    return CONFORMING if verdict(findings) == "CONFORMS" else NOT_CONFORMING
+    return _exit(outcome(findings, expected), strict=options.strict)
+
+
+def _written() -> dict[Property, str]:
+    """What the configuration expects. Raises ConfigurationError."""
+    from conformance.suite.configuration import ConfigurationError, configuration
+    from conformance.watch.verdict import stated
+
+    found = configuration()
+    try:
+        return dict(stated(f"{name}={value}") for name, value in found.watch.items())
+    except ValueError as error:
+        raise ConfigurationError(f"{found.file}: [tool.conformance.watch] expect: {error}") from error
+
+
+def _exit(of: Outcome, *, strict: bool) -> int:
+    if of.verdict == "UNDECIDED":
+        return UNDECIDED
+    return CONFORMING if of.verdict == "CONFORMS" and not (strict and of.open) else NOT_CONFORMING
 
 
 def _as_in_a_shell(code: int | None) -> int:
@@ -132,10 +181,13 @@ def _as_in_a_shell(code: int | None) -> int:
     return 0 if code is None else code if code >= 0 else 128 - code
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; write a whole number from 1")
-    return int(text)
+def _expectation(text: str) -> tuple[Property, str]:
+    from conformance.watch.verdict import stated
+
+    try:
+        return stated(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:
@@ -153,11 +205,10 @@ def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
 
     def see(judge: Judge) -> bool:
         findings = judge.findings
-        if sys.stderr.isatty():
-            undecided = sum(findings.open.values())
+        if _is_shown():
             print(
-                f"\rwatching: {findings.steps} steps, {findings.conserved} conserved, {undecided} undecided, "
-                f"{len(findings.causes)} causes, {monotonic() - start:.0f} s ",
+                f"\rwatching: {findings.steps} steps, {findings.conserved} right, {len(findings.causes)} problems, "
+                f"{monotonic() - start:.0f} s ",
                 end="",
                 file=sys.stderr,
                 flush=True,
@@ -167,6 +218,11 @@ def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
     return see
 
 
+def _is_shown() -> bool:
+    """Whether the script's own output does not go to the terminal, too: it would be written into the line."""
+    return sys.stderr.isatty() and not sys.stdout.isatty()
+
+
 def _clear_line() -> None:
-    if sys.stderr.isatty():
+    if _is_shown():
         print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@ from typing import Any
 from determined import pytorch
 
 from conformance import Batch, Task, Unsupported, trainer
-from conformance.frameworks.environment.determined import distributed, folder_for_checkpoint
+from conformance.frameworks.off_cluster import distributed, folder_for_checkpoint
 
 
 class Regression(pytorch.PyTorchTrial):

@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .source import Change, Source, last_name
-from .spots import TASK, Found, spots
+from .replaced import TASK, Found
+from .source import Change, Source, every, last_name
+from .spots import spots
 
 _HEAD = '''"""Shows `conformance` how {script} trains: a copy of it, made by `conformance init`.
 
@@ -70,7 +71,7 @@ def from_script(script: Path, adapter: Path) -> tuple[str, Found]:
 
 def _why_not(tree: ast.Module) -> str:
     if (name := _framework(tree)) is None:
-        if any(isinstance(one, ast.Call) and last_name(one) in _FUNCTIONAL for one in ast.walk(tree)):
+        if any(last_name(one) in _FUNCTIONAL for one in every(tree, ast.Call)):
             return (
                 "it computes gradients by functions and steps by hand, which a copy of it cannot show: have a function "
                 "train `task.model()`, and report its weights after each window with `task.report` (docs/adapter.md)"
@@ -84,8 +85,8 @@ def _why_not(tree: ast.Module) -> str:
 
 def _framework(tree: ast.Module) -> str | None:
     """A framework that a script imports and that has an adapter here."""
-    imported = [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
-    imported += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported = [one.name for node in every(tree, ast.Import) for one in node.names]
+    imported += [node.module or "" for node in every(tree, ast.ImportFrom)]
     roots = (one.partition(".")[0].replace("pytorch_lightning", "lightning") for one in imported)
     adapters = {one.stem for one in Path(__file__).parents[1].joinpath("frameworks").glob("[a-z]*.py")}
     return next((one for one in roots if one in adapters), None)
@@ -111,9 +112,7 @@ def _is_docstring(node: ast.stmt, body: list[ast.stmt]) -> bool:
 
 def _is_main(node: ast.stmt) -> bool:
     """`if __name__ == "__main__":`"""
-    return isinstance(node, ast.If) and any(
-        isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)
-    )
+    return isinstance(node, ast.If) and any(one.id == "__name__" for one in every(node.test, ast.Name))
 
 
 def _is_definition(node: ast.stmt) -> bool:
@@ -121,7 +120,7 @@ def _is_definition(node: ast.stmt) -> bool:
     if isinstance(node, ast.Try | ast.If):
         return all(map(_is_definition, (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.stmt))))
     if isinstance(node, ast.Assign | ast.AnnAssign):
-        return node.value is None or not any(isinstance(one, ast.Call) for one in ast.walk(node.value))
+        return node.value is None or not any(every(node.value, ast.Call))
     return isinstance(
         node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
     )
@@ -129,14 +128,8 @@ def _is_definition(node: ast.stmt) -> bool:
 
 def _makes_decorator(node: ast.stmt, tree: ast.Module) -> bool:
     """Whether a function needs at import what a statement makes: `app = typer.Typer()`, for `@app.command()`."""
-    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.ClassDef)]
-    needed = {
-        name.id
-        for one in functions
-        for made in one.decorator_list
-        for name in ast.walk(made)
-        if isinstance(name, ast.Name)
-    }
+    functions: list[ast.FunctionDef | ast.ClassDef] = [*every(tree, ast.FunctionDef), *every(tree, ast.ClassDef)]
+    needed = {name.id for one in functions for made in one.decorator_list for name in every(made, ast.Name)}
     return isinstance(node, ast.Assign) and any(last_name(one) in needed for one in node.targets)
 
 
@@ -190,9 +183,8 @@ def _shared(tree: ast.Module) -> Iterator[str]:
     known = {
         one.id
         for node in kept
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name)
-        and (isinstance(one.ctx, ast.Load) if isinstance(node, ast.FunctionDef | ast.ClassDef) else True)
+        for one in every(node, ast.Name)
+        if isinstance(one.ctx, ast.Load) or not isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
     for node in tree.body:
         if _is_main(node) or isinstance(node, ast.Assign | ast.AnnAssign) or node not in kept:

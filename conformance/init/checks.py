@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .shapes import is_reshaped
-from .source import Change, Node, Source, is_module, last_name
+from .source import Change, Node, Source, every, is_module, last_name, made
 
 _CALL = (
     "the task's model takes inputs (m, n) alone and returns predictions (m, 1): make this `outputs = model(x)`, and "
@@ -54,24 +54,19 @@ class Checks:
 
     def _pairs(self) -> Iterator[tuple[Node, str]]:
         """Where a script takes a pair from a function of its own: `x, y = get_batch()`."""
-        made = {one.name for one in ast.walk(self._source.tree) if isinstance(one, ast.FunctionDef)}
-        for node in ast.walk(self._source.tree):
-            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
-                continue
-            [target, *_], name = node.targets, last_name(node.value)
-            if name in made and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        own = {one.name for one in every(self._source.tree, ast.FunctionDef)}
+        for target, call in made(self._source.tree):
+            if last_name(call) in own and isinstance(target, ast.Tuple) and len(target.elts) == 2:
                 text = (
                     f"no loader was found: if these are x and y, make this `{self._source.of(target)} = "
                     "next(batches, (None, None))`, and `batches = iter(TASK.dataloader())` before the loop, which ends "
                     "after `TASK.steps` windows"
                 )
-                yield node, text
+                yield call, text
 
     @property
     def backwards(self) -> list[ast.Call]:
-        return [
-            one for one in ast.walk(self._source.tree) if isinstance(one, ast.Call) and last_name(one) == "backward"
-        ]
+        return [one for one in every(self._source.tree, ast.Call) if last_name(one) == "backward"]
 
     def _of_call(self, node: ast.Call) -> Iterator[tuple[Node, str]]:
         name, target = last_name(node), self._target(node)
@@ -99,19 +94,16 @@ class Checks:
 
     def _of_script(self, tree: ast.Module) -> Iterator[str]:
         """The methods and attributes of classes of the script that are no modules, such as a trainer's."""
-        for made in ast.walk(tree):
-            if isinstance(made, ast.ClassDef) and not is_module(made):
-                for one in ast.walk(made):
-                    if isinstance(one, ast.FunctionDef):
-                        yield one.name
-                    elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
-                        yield one.attr
+        for own in every(tree, ast.ClassDef):
+            if not is_module(own):
+                yield from (one.name for one in every(own, ast.FunctionDef))
+                yield from (one.attr for one in every(own, ast.Attribute) if isinstance(one.ctx, ast.Store))
 
     def _of_loop(self, node: ast.For) -> Iterator[tuple[Node, str]]:
         """Over batches: with the number of each, or without."""
         is_numbered = isinstance(node.iter, ast.Call) and last_name(node.iter) == "enumerate"
         target = node.target.elts[-1] if is_numbered and isinstance(node.target, ast.Tuple) else node.target
-        trains = any(one in self.backwards for one in ast.walk(node) if isinstance(one, ast.Call))
+        trains = any(one in self.backwards for one in every(node, ast.Call))
         if trains and isinstance(target, ast.Tuple | ast.List) and len(target.elts) != 2:
             yield target, "a batch of the task is a pair: inputs (m, n) and targets (m, 1)"
 
@@ -166,9 +158,7 @@ def _is_rate(target: ast.expr) -> bool:
 def keys_of_batches(tree: ast.Module, trains: set[ast.For]) -> list[str] | None:
     """The keys by which the loops that train read their batches; None for batches that are no mappings."""
     names = {last_name(loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target) for loop in trains}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last_name(node.value) == "next":
-            names.add(last_name(node.targets[0]))
+    names |= {last_name(target) for target, call in made(tree) if last_name(call) == "next"}
     names.discard("")
     keys, is_mapping = dict[str, None](), False
     for node in ast.walk(tree):

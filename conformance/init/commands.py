@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from .source import Change, Source, keyword, last_name
+from .source import Change, Source, every, keyword, last_name, made
 
 _NO_OPTIONS = "no options, so the defaults"
 _MADE_UP = "the options that it requires, made up: put yours here"
@@ -14,13 +14,9 @@ _MADE_UP = "the options that it requires, made up: put yours here"
 def commands(source: Source) -> Iterator[Change]:
     """The calls that read the command line, with options in their place."""
     tree = source.tree
-    made = {node.name: [*_decorators(node)] for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    apps = {
-        last_name(one.targets[0])
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call) and last_name(one.value) == "Typer"
-    }
-    for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+    decorated = {node.name: [*_decorators(node)] for node in every(tree, ast.FunctionDef)}
+    apps = {last_name(target) for target, call in made(tree) if last_name(call) == "Typer"}
+    for call in every(tree, ast.Call):
         name, function = last_name(call), source.of(call.func)
         if name in ("parse_args", "parse_known_args") and not call.args and isinstance(call.func, ast.Attribute):
             options = [*_required(source, "add_argument")]
@@ -30,12 +26,12 @@ def commands(source: Source) -> Iterator[Change]:
             yield Change(call, (f"{function}({', '.join(filter(None, [given, 'command=[]']))})",), _NO_OPTIONS)
         elif call.args or call.keywords or not isinstance(call.func, ast.Name):
             continue
-        elif name in apps or any(_is_command(one) for one in made.get(name, ())):
+        elif name in apps or any(_is_command(one) for one in decorated.get(name, ())):
             options = [*_required(source, "option"), *_required(source, "argument")]
             options += _parameters(tree) if name in apps else []
             text = f"{name}([{', '.join(options)}], standalone_mode=False)"
             yield Change(call, (text,), _with_what_it_has(source, call, options))
-        elif main := [one for one in made.get(name, ()) if source.of(one.func) in ("hydra.main", "main")]:
+        elif main := [one for one in decorated.get(name, ()) if source.of(one.func) in ("hydra.main", "main")]:
             yield Change(
                 call, (_composed(source, name, main[0]),), "the configuration that it reads, by Hydra's compose"
             )
@@ -43,20 +39,24 @@ def commands(source: Source) -> Iterator[Change]:
 
 def options(tree: ast.Module) -> set[str]:
     """The parameters of functions that a command line gives them."""
-    return {
-        one.arg
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and any(map(_is_command, _decorators(node)))
-        for one in node.args.args
-    }
+    return {one.arg for node in _commands(tree) for one in node.args.args}
+
+
+def _commands(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """The functions that are commands of click or Typer."""
+    return (node for node in every(tree, ast.FunctionDef) if any(map(_is_command, _decorators(node))))
 
 
 def _parameters(tree: ast.Module) -> Iterator[str]:
     """A value for each parameter of Typer's commands that has no default."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any(map(_is_command, _decorators(node))):
-            for one in node.args.args[: len(node.args.args) - len(node.args.defaults)]:
-                yield '"1"' if one.annotation is not None and last_name(one.annotation) in ("int", "float") else '"x"'
+    for node in _commands(tree):
+        for one in node.args.args[: len(node.args.args) - len(node.args.defaults)]:
+            yield _value(one.annotation)
+
+
+def _value(kind: ast.expr | None) -> str:
+    """A value of a type, as text."""
+    return '"1"' if kind is not None and last_name(kind) in ("int", "float") else '"x"'
 
 
 def _decorators(node: ast.FunctionDef) -> Iterator[ast.Call]:
@@ -64,8 +64,8 @@ def _decorators(node: ast.FunctionDef) -> Iterator[ast.Call]:
     return (one for one in node.decorator_list if isinstance(one, ast.Call))
 
 
-def _is_command(made: ast.Call) -> bool:
-    return last_name(made) in ("command", "group")
+def _is_command(decorator: ast.Call) -> bool:
+    return last_name(decorator) in ("command", "group")
 
 
 def _with_what_it_has(source: Source, call: ast.Call, options: Sequence[str]) -> str:
@@ -82,18 +82,16 @@ def _composed(source: Source, name: str, main: ast.Call) -> str:
 def _required(source: Source, adds: str) -> Iterator[str]:
     """Options that a command line cannot do without, with a value of the type that each wants. ``adds``: the call that
     adds one: of argparse, or of click, in which an argument is required."""
-    for call in ast.walk(source.tree):
-        if not (isinstance(call, ast.Call) and last_name(call) == adds and call.args):
+    for call in every(source.tree, ast.Call):
+        if last_name(call) != adds or not call.args:
             continue
         option = source.of(call.args[-1]).strip("\"'")
         number, default = keyword(call, "nargs"), keyword(call, "default")
         is_optional = isinstance(number, ast.Constant) and number.value in ("?", "*")
         is_named = option.startswith("-")
         needs = keyword(call, "required") is not None if is_named else not (is_optional or default)
-        kind, choices = keyword(call, "type"), keyword(call, "choices")
-        if needs and isinstance(choices, ast.List | ast.Tuple) and choices.elts:
+        value, choices = _value(keyword(call, "type")), keyword(call, "choices")
+        if isinstance(choices, ast.List | ast.Tuple) and choices.elts:
             value = f"str({source.of(choices.elts[0])})"
-        else:
-            value = '"1"' if kind is not None and last_name(kind) in ("int", "float") else '"x"'
         if needs:
             yield f'"{option}", {value}' if is_named else value

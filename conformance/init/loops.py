@@ -1,12 +1,13 @@
-"""Which functions and loops of a script train, and which go over its data."""
+"""What the loops of a script do: which train or go over its data, how long windows are, where schedules step."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
-from .source import last_name
+from .source import Source, every, keyword, last_name
 
 _COUNTS = ("range", "trange", "count")
 
@@ -16,7 +17,7 @@ class Loops:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        self._functions = [*every(tree, ast.FunctionDef)]
         self._calls = {one.name: _called(one) for one in self._functions}
 
     @cached_property
@@ -30,16 +31,16 @@ class Loops:
         loop = {
             one.name
             for one in self._functions
-            for node in ast.walk(one)
-            if isinstance(node, ast.For) and not is_counted(node) and self.trains(node)
+            for node in every(one, ast.For)
+            if not is_counted(node) and self.trains(node)
         }
         return _callers(loop, self._calls)
 
     @cached_property
     def over_data(self) -> set[ast.For]:
         """Those over the data that train."""
-        loops = {one for one in ast.walk(self._tree) if isinstance(one, ast.For) and self.trains(one)}
-        return {one for one in loops if not is_counted(one) and not self.trains_in_a_loop(one)}
+        loops = {one for one in every(self._tree, ast.For) if self.trains(one) and not is_counted(one)}
+        return {one for one in loops if not self.trains_in_a_loop(one)}
 
     def trains(self, node: ast.stmt) -> bool:
         return not _called(node).isdisjoint(self.training)
@@ -47,12 +48,12 @@ class Loops:
     def trains_in_a_loop(self, node: ast.For | ast.While) -> bool:
         """Whether a loop in this one goes over the data: one that trains, here or in a function that it calls."""
         calls = set[str]().union(*map(_called, node.body))
-        within = [one for part in node.body for one in ast.walk(part) if isinstance(one, ast.For)]
+        within = [one for part in node.body for one in every(part, ast.For)]
         return bool(calls & self.looping) or any(self.trains(one) and not is_counted(one) for one in within)
 
     def in_epochs(self) -> set[ast.AST]:
         """What is done once an epoch: around the loops over the data, and in none that trains step by step."""
-        around = [one for one in ast.walk(self._tree) if isinstance(one, ast.For | ast.While)]
+        around: list[ast.For | ast.While] = [*every(self._tree, ast.For), *every(self._tree, ast.While)]
         whole: list[ast.stmt] = [one for one in around if self.trains_in_a_loop(one)]
         whole += [one for one in self._functions if one.name in self.looping]
         steps = [one for one in around if one not in whole and self.trains(one)]
@@ -65,7 +66,7 @@ def is_counted(node: ast.For) -> bool:
 
 
 def _called(node: ast.AST) -> set[str]:
-    return {last_name(one) for one in ast.walk(node) if isinstance(one, ast.Call)}
+    return {last_name(one) for one in every(node, ast.Call)}
 
 
 def _callers(functions: set[str], calls: Mapping[str, set[str]]) -> set[str]:
@@ -74,3 +75,69 @@ def _callers(functions: set[str], calls: Mapping[str, set[str]]) -> set[str]:
     while more := {name for name, called in calls.items() if name not in found and called & found}:
         found |= more
     return found
+
+
+def lengths(source: Source) -> Iterator[ast.expr]:
+    """The numbers that are a window's length: what the number of a batch is divided by, for the remainder, and the loss
+    is divided by, too."""
+    remainders, divisors = list[ast.expr](), list[ast.expr]()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.BinOp):
+            remainders += [node.right] if isinstance(node.op, ast.Mod) else []
+            divisors += [node.right] if isinstance(node.op, ast.Div) else []
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+            divisors.append(node.value)
+    both = {source.of(one) for one in remainders} & {source.of(one) for one in divisors}
+    for one in [*remainders, *divisors]:
+        if isinstance(one, ast.Constant) and _is_length(one) and source.of(one) in both:
+            yield one
+    for node in ast.walk(source.tree):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Constant) and _is_length(value) and any(source.of(one) in both for one in targets):
+            yield value
+
+
+def shares(source: Source, is_length: Callable[[str], object]) -> Iterator[ast.stmt]:
+    """Where a length of all ranks is shared out over them, or is held to be a multiple of their number. ``is_length``:
+    whether a name says that it is one."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv):
+            lengths_of: list[ast.expr] = [node.target]
+        elif isinstance(node, ast.Assert):
+            parts = (one for one in ast.walk(node.test) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
+            lengths_of = [one.left for one in parts]
+        else:
+            continue
+        if any(is_length(source.of(one)) for one in lengths_of):
+            yield node
+
+
+def _is_length(node: ast.Constant) -> bool:
+    return type(node.value) is int and node.value > 1
+
+
+_SCHEDULERS = re.compile(r"sched|plateau|^lr_?", re.IGNORECASE)
+
+
+def steps_of_schedulers(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Each step, and what is stepped."""
+    for node in every(tree, ast.Call):
+        if isinstance(of := node.func, ast.Attribute) and of.attr == "step" and _SCHEDULERS.search(last_name(of.value)):
+            yield node, of.value
+
+
+def linked(source: Source) -> Mapping[str, str]:
+    """The `Accelerator` that steps a schedule with the optimizer alone, wherever the script steps it, by the names of
+    what it prepares."""
+    names, prepared = list[str](), set[str]()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and last_name(node.value) == "Accelerator":
+            by = keyword(node.value, "step_scheduler_with_optimizer") if isinstance(node.value, ast.Call) else None
+            if not (isinstance(by, ast.Constant) and by.value is False):
+                names.append(source.of(node.targets[0]))
+        elif isinstance(node, ast.Call) and last_name(node) in ("prepare", "prepare_scheduler"):
+            prepared |= {last_name(one) for one in node.args}
+    return dict.fromkeys(prepared, names[0]) if names else {}

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 Node: TypeAlias = ast.expr | ast.stmt
+N = TypeVar("N", bound=ast.AST)
+
+
+def every(node: ast.AST, kind: type[N]) -> Iterator[N]:
+    """All nodes of a kind in this one."""
+    return (one for one in ast.walk(node) if isinstance(one, kind))
+
+
+def made(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.Call]]:
+    """What is assigned from a call, and that call: `y` and `f(x)` of `y = f(x)`."""
+    return ((node.targets[0], node.value) for node in every(tree, ast.Assign) if isinstance(node.value, ast.Call))
 
 
 def last_name(node: ast.AST) -> str:
@@ -126,12 +137,11 @@ class Source:
     def _starts(self) -> dict[int, int]:
         """For each line the one in which its innermost statement begins, of compound ones without their bodies."""
         found: dict[int, int] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.stmt):
-                body = getattr(node, "body", None)
-                last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-                for number in range(node.lineno, max(last, node.lineno) + 1):
-                    found[number] = max(found.get(number, 0), node.lineno)
+        for node in every(self.tree, ast.stmt):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            for number in range(node.lineno, max(last, node.lineno) + 1):
+                found[number] = max(found.get(number, 0), node.lineno)
         return found
 
     def _span(self, node: Node) -> tuple[int, int]:

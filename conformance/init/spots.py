@@ -5,26 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from .checks import Checks, keys_of_batches, outside_of_modules
+from .checks import Checks, outside_of_modules
 from .commands import commands, options
-from .loops import Loops, is_counted
-from .losses import is_mean_of_squares
-from .schedules import linked, steps_of_schedulers
+from .loops import is_counted, lengths, linked, shares, steps_of_schedulers
+from .replaced import CASTS, DATA, LOSSES, OPTIMIZERS, SCHEDULE, TASK, Calls, Found
 from .shapes import reshapes
-from .source import Change, Node, Source, is_module, keyword, last_name
-from .windows import lengths, shares
+from .source import Change, Node, Source, every, last_name, made
 
-#: The name under which the adapter keeps the task.
-TASK = "TASK"
-
-_OPTIMIZERS = (
-    *("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Adafactor", "ASGD"),
-    *("Rprop", "LBFGS", "Lion", "Muon", "LAMB", "Lamb", "LARS", "FusedAdam", "AdamW8bit", "SOAP", "Shampoo"),
-)
-_LOSSES = re.compile(r"(cross_entropy|nll_loss|mse_loss|l1_loss|binary_cross_entropy\w*|smooth_l1_loss|huber_loss)$")
-_OF_A_RANK = re.compile(r"rank|gpu", re.IGNORECASE)
 _OPTIONS = re.compile(r"(args|config|cfg|hparams|params|options|opts?)$", re.IGNORECASE)
 _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
@@ -36,12 +24,8 @@ _BY_NAME = {
     "loader": (re.compile(r"(\w*_)?(data)?(loaders?|dl)$", re.IGNORECASE), "the data of the task, pairs of x and y"),
     "loss": (re.compile(r"criterion|criteria|loss_(fn|func|function)$", re.IGNORECASE), "the loss of the task"),
 }
-_TARGET = re.compile(r"label|target|tgt|(^|_)(y|gt|answer)", re.IGNORECASE)
 _PASSES = ("iter", "enumerate", "tqdm", "cycle", "prepare", "zip", "len")
 _WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel", "compile", "prepare", "to", "cuda", "FSDP")
-_CASTS = "casts as the precision of the case asks"
-_SCHEDULE = "the schedule of the task: step it after each optimizer step"
-_DATA = "the data of the task"
 _WITH_OPTIMIZER = "with the optimizer's steps alone, as an Accelerator does by default"
 _WHOLE = "one pass over the task's loader is the whole training, all epochs"
 _NOT_SAVED = "nothing is saved here"
@@ -56,57 +40,17 @@ _LEFT_OUT = {
     "run_cell_magic": "of a notebook",
     "system": "of a notebook",
 }
-_FOR_ACCELERATE = {"cpu": f'{TASK}.device.type == "cpu"', "step_scheduler_with_optimizer": "False"}
 _MODELS = ("model", "net", "network", "module")
-
-
-@dataclass
-class Found:
-    """What is to be changed in a script, and what it shows that it can do.
-
-    Attributes:
-        model: whether the spot of each of these was found; so optimizer, loader, loss.
-        backward: whether the script goes backward, which is its training loop.
-    """
-
-    changes: list[Change] = field(default_factory=list)
-    model: bool = False
-    optimizer: bool = False
-    loader: bool = False
-    loss: bool = False
-    backward: bool = False
-    ddp: bool = False
-    fsdp: bool = False
-    accelerate: bool = False
-    autocast: bool = False
-    scaler: bool = False
-    scheduler: bool = False
-    accumulates: bool = False
-    clips: list[str] = field(default_factory=list)
-
-    @property
-    def missing(self) -> list[str]:
-        """What the task hands out and whose spot was not found."""
-        return [name for name in ("model", "optimizer", "loader", "loss") if not getattr(self, name)]
 
 
 def spots(source: Source) -> Found:
     return _Finder(source).found
 
 
-class _Finder(ast.NodeVisitor):
+class _Finder(Calls):
     def __init__(self, source: Source) -> None:
-        self.found, self._source = Found(), source
-        self._modules = {
-            node.name for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and is_module(node)
-        }
-        #: Of the script itself, without those of its models.
-        self._functions = set(self._defined(source.tree))
+        super().__init__(source)
         self._trained = {*_MODELS, *self._stepped()} - {"self", ""}
-        self._loops = Loops(source.tree)
-        calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
-        self.found.accelerate = any(last_name(call) == "Accelerator" for call in calls)
-        self._unpacked: dict[ast.expr, int] = {}
         self._options = options(source.tree)
         self.visit(source.tree)
         self.found.changes += commands(source)
@@ -120,25 +64,12 @@ class _Finder(ast.NodeVisitor):
         for node, text in checks.of(self.found.missing, self.found.changes):
             self.found.changes.append(Change(node, (), f"CHECK: {text}"))
 
-    def _defined(self, node: ast.AST) -> Iterator[str]:
-        for one in ast.iter_child_nodes(node):
-            if isinstance(one, ast.FunctionDef):
-                yield one.name
-            if not (isinstance(one, ast.ClassDef) and one.name in self._modules):
-                yield from self._defined(one)
-
     def _stepped(self) -> Iterator[str]:
         """The names of what an optimizer gets the parameters of."""
-        for node in ast.walk(self._source.tree):
-            if isinstance(node, ast.Call) and last_name(node) in _OPTIMIZERS and node.args:
-                for part in ast.walk(node.args[0]):
-                    if isinstance(part, ast.Call) and last_name(part) in ("parameters", "named_parameters"):
-                        yield last_name(part.func.value if isinstance(part.func, ast.Attribute) else part.func)
-
-    def _change(self, node: Node, why: str, *parts: str | Node) -> None:
-        had = " ".join(self._source.of(node).split())
-        shown = had if len(had) < 60 else had[:57] + "..."
-        self.found.changes.append(Change(node, parts, f"{why}; the script has: {shown}"))
+        for node in every(self._source.tree, ast.Call):
+            for part in every(node.args[0], ast.Call) if last_name(node) in OPTIMIZERS and node.args else ():
+                if last_name(part) in ("parameters", "named_parameters"):
+                    yield last_name(part.func.value if isinstance(part.func, ast.Attribute) else part.func)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         if node.name in self._modules:  # what a module consists of is no model to be trained
@@ -149,7 +80,7 @@ class _Finder(ast.NodeVisitor):
                 self.visit(statement)
 
     def visit_For(self, node: ast.For) -> None:
-        named, calls = last_name(node.target), {last_name(one) for one in ast.walk(node) if isinstance(one, ast.Call)}
+        named, calls = last_name(node.target), {last_name(one) for one in every(node, ast.Call)}
         counted = is_counted(node)
         if isinstance(node.iter, ast.Name) and node.iter.id in self._trained:
             self._change(node.iter, "the layers of the task's model, if it has any", node.iter, ".children()")
@@ -157,7 +88,7 @@ class _Finder(ast.NodeVisitor):
             pass
         elif named.startswith(("epoch", "ep", "_")) or (counted and self._loops.trains_in_a_loop(node)):
             self._change(node.iter, _WHOLE, "range(1)")
-        elif counted and "next" in calls and not any(isinstance(one, ast.For) for one in ast.walk(node) if one != node):
+        elif counted and "next" in calls and not any(one != node for one in every(node, ast.For)):
             self._change(node.iter, "as many micro-batches as the task has", f"range(len({TASK}.dataloader()))")
         elif counted and "next" in calls:
             self._change(node.iter, "as many windows as the task has", f"range({TASK}.steps)")
@@ -196,10 +127,10 @@ class _Finder(ast.NodeVisitor):
             if any(variable in of(target.slice) for variable in ("MASTER_", "RANK", "WORLD_SIZE")):
                 self._change(value, "set for each rank already", target)
         elif name == "device" and "accelerator" not in of(value):
-            is_text = not any(isinstance(one, ast.Call) and last_name(one) == "device" for one in ast.walk(value))
+            is_text = not any(last_name(one) == "device" for one in every(value, ast.Call))
             self._change(value, "the device of the task", f"str({TASK}.device)" if is_text else f"{TASK}.device")
         elif _AMP.match(name) and not isinstance(value, ast.Constant | ast.Attribute):
-            self._change(value, _CASTS, f'{TASK}.precision != "fp32"')
+            self._change(value, CASTS, f'{TASK}.precision != "fp32"')
         elif name == "world_size" and "device_count" in of(value):
             self._change(value, "the number of ranks of the task", f"{TASK}.world_size")
         elif _ACCUMULATION.search(name) and isinstance(value, ast.Constant) and type(value.value) is int:
@@ -210,7 +141,7 @@ class _Finder(ast.NodeVisitor):
             ]
             for optimizer in given[:1]:
                 self.found.scheduler = True
-                self._change(value, _SCHEDULE, f"{TASK}.scheduler(", optimizer, ")")
+                self._change(value, SCHEDULE, f"{TASK}.scheduler(", optimizer, ")")
         elif name in self._trained and isinstance(call := _unwrapped(value), ast.Call) and self._makes_model(call):
             self._model(call)
 
@@ -222,10 +153,6 @@ class _Finder(ast.NodeVisitor):
         others = ("load", "eval", "train", *_WRAPPERS, *self._modules, *self._loops.training)
         return last_name(call) not in others and not takes_one
 
-    def _model(self, call: ast.Call) -> None:
-        self.found.model = True
-        self._change(call, "the model of the task", f"{TASK}.model()")
-
     def visit_Name(self, node: ast.Name) -> None:
         """What a command line gives."""
         if node.id in self._options and _ACCUMULATION.search(node.id) and isinstance(node.ctx, ast.Load):
@@ -236,7 +163,7 @@ class _Finder(ast.NodeVisitor):
         if is_option and _ACCUMULATION.search(node.attr):
             self._accumulates(node)
         elif is_option and _AMP.match(node.attr):
-            self._change(node, _CASTS, f'({TASK}.precision != "fp32")')
+            self._change(node, CASTS, f'({TASK}.precision != "fp32")')
         elif isinstance(node.ctx, ast.Load) and self._source.of(node) == "sys.argv":
             self._change(node, "no options are given", "[__file__]")
         self.generic_visit(node)
@@ -245,10 +172,6 @@ class _Finder(ast.NodeVisitor):
         if node.arg is not None and _ACCUMULATION.search(node.arg) and not isinstance(node.value, ast.Name):
             self._accumulates(node.value)
         self.generic_visit(node)
-
-    def _accumulates(self, node: ast.expr) -> None:
-        self.found.accumulates = True
-        self._change(node, "micro-batches in a window, as the case asks", f"{TASK}.accumulation")
 
     def visit_Expr(self, node: ast.Expr) -> None:
         call = node.value
@@ -262,54 +185,15 @@ class _Finder(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> None:
-        self.found.loss |= is_mean_of_squares(node)
-        for rule in (self._of_data, self._of_ranks, self._of_optimizer, self._of_precision, self._of_device):
-            if rule(node, last_name(node), self._source.of(node.func)):
-                break
-        self.generic_visit(node)
-
-    def _of_data(self, node: ast.Call, name: str, function: str) -> bool:
-        """The model, the data and the loss."""
-        if name == "backward":
-            self.found.backward = True
-        elif name in self._modules:
-            self._model(node)
-        elif name == "DataLoader":
-            self.found.loader = True
-            share, loader = (
-                ("all ranks'", "global_dataloader") if self.found.accelerate else ("this rank's", "dataloader")
-            )
-            keys = keys_of_batches(self._source.tree, self._loops.over_data)
-            of = "pairs of x and y" if keys is None else "inputs and targets by the script's keys"
-            self._change(node, f"the data of the task, {of}, {share} share", f"{TASK}.{loader}({_format(keys)})")
-        elif name == "random_split" and len(node.args) > 1:
-            self._change(node, _DATA, f"[{TASK}.dataset()] * len(", node.args[1], ")")
-        elif "datasets." in function or name == "load_dataset":
-            self._change(node, _DATA, self._as_many(node, f"{TASK}.dataset()"))
-        elif name.endswith("Loss") and not name.startswith(("get", "compute", "update")):
-            self.found.loss = True
-            self._change(node, "the loss of the task", "torch.nn.MSELoss(", *_reduction(node), ")")
-        elif _LOSSES.search(name) and len(node.args) >= 2:
-            self.found.loss = True
-            reduction = [", ", *_reduction(node)] if _reduction(node) else []
-            mean = ("torch.nn.functional.mse_loss(", node.args[0], ", ", node.args[1], *reduction, ")")
-            self._change(node, "the loss of the task", *mean)
-        else:
-            return False
-        return True
-
     def _losses(self) -> set[str]:
         """The names of what is called for the loss."""
         found = {"mse_loss", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "criterion", "loss_fn"}
-        for node in ast.walk(self._source.tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                found |= {last_name(node.targets[0])} if last_name(node.value).endswith("Loss") else set()
+        found |= {last_name(target) for target, call in made(self._source.tree) if last_name(call).endswith("Loss")}
         return found - {""}
 
     def _reshaped(self, losses: set[str]) -> None:
         def is_taker(call: ast.Call) -> bool:
-            return last_name(call) in self._trained | losses or _LOSSES.search(last_name(call)) is not None
+            return last_name(call) in self._trained | losses or LOSSES.search(last_name(call)) is not None
 
         for call, whole in reshapes([*outside_of_modules(self._source.tree)], is_taker):
             if all(call is not one.node for one in self.found.changes):
@@ -345,38 +229,25 @@ class _Finder(ast.NodeVisitor):
         """Batches that a function of the script gives one after the other."""
         if self.found.loader:
             return
-        taken = {
-            last_name(one.args[0])
-            for one in ast.walk(self._source.tree)
-            if isinstance(one, ast.Call) and last_name(one) == "next" and one.args
-        }
-        for node in ast.walk(self._source.tree):
-            if (
-                isinstance(node, ast.Assign)
-                and last_name(node.targets[0]) in taken
-                and isinstance(node.value, ast.Call)
-            ):
+        calls = every(self._source.tree, ast.Call)
+        taken = {last_name(one.args[0]) for one in calls if last_name(one) == "next" and one.args}
+        for target, call in made(self._source.tree):
+            if last_name(target) in taken:
                 self.found.loader = True
-                self._change(node.value, f"{_DATA}, pairs of x and y", f"iter({TASK}.dataloader())")
+                self._change(call, f"{DATA}, pairs of x and y", f"iter({TASK}.dataloader())")
         for loop in self._loops.over_data if not self.found.loader else ():
             if isinstance(loop.iter, ast.Call) and last_name(loop.iter) in self._functions:
                 self.found.loader = True
-                self._change(loop.iter, f"{_DATA}, pairs of x and y", f"{TASK}.dataloader()")
-
-    def _as_many(self, node: ast.expr, text: str) -> str:
-        """As many as the names that a value is unpacked to."""
-        return f"({text},) * {self._unpacked[node]}" if node in self._unpacked else text
+                self._change(loop.iter, f"{DATA}, pairs of x and y", f"{TASK}.dataloader()")
 
     def _find_by_name(self) -> None:
         """What is made elsewhere, and shows by its name alone."""
-        made = {one.name for one in ast.walk(self._source.tree) if isinstance(one, ast.FunctionDef)}
-        for node in ast.walk(self._source.tree):
-            if not (isinstance(node, ast.Assign) and isinstance(call := node.value, ast.Call)):
-                continue
-            targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets[:1]
+        own = {one.name for one in every(self._source.tree, ast.FunctionDef)}
+        for target, call in made(self._source.tree):
+            targets = target.elts if isinstance(target, ast.Tuple) else [target]
             for what in self.found.missing:
                 pattern, why = _BY_NAME.get(what, (re.compile("$^"), ""))
-                is_own = what == "loader" and last_name(call) in {*made, *_PASSES}
+                is_own = what == "loader" and last_name(call) in {*own, *_PASSES}
                 if all(pattern.match(last_name(one)) for one in targets) and not is_own:
                     self._by_name(what, call, why)
 
@@ -394,100 +265,6 @@ class _Finder(ast.NodeVisitor):
             text = [f"{TASK}.optimizer(", given[0], ".parameters())" if is_model else ")"]
         setattr(self.found, what, True)
         self._change(call, why, *text)
-
-    def _of_optimizer(self, node: ast.Call, name: str, function: str) -> bool:
-        """The optimizer, its schedule and the clip before it."""
-        first = node.args[0] if node.args else None
-        if name in _OPTIMIZERS and (parameters := first or keyword(node, "params")) is not None:
-            self.found.optimizer = True
-            self._change(node, "the optimizer of the task", f"{TASK}.optimizer(", parameters, ")")
-        elif name == "configure_optimizers" and isinstance(node.func, ast.Attribute) and name not in self._functions:
-            self.found.optimizer = True
-            self._change(node, "the optimizer of the task", f"{TASK}.optimizer(", node.func.value, ".parameters())")
-        elif (name.endswith("LR") or re.match(r"get_\w*schedule", name)) and (
-            optimizer := first or keyword(node, "optimizer")
-        ) is not None:
-            self.found.scheduler = True
-            self._change(node, _SCHEDULE, f"{TASK}.scheduler(", optimizer, ")")
-        elif name in ("clip_grad_norm_", "clip_grad_value_") and first is not None:
-            self.found.clips.append("norm" if "norm" in name else "value")
-            limit = f', {TASK}.clip.threshold if {TASK}.clip else float("inf"))'
-            own = (function, "(", first, limit) if "accelerator" in function else (f"{TASK}.clip_(", first, ")")
-            self._change(node, "the clip of the case, if it has one", *own)
-        else:
-            return False
-        return True
-
-    def _of_ranks(self, node: ast.Call, name: str, function: str) -> bool:
-        """Who starts the ranks, and how they find each other."""
-        first = node.args[0] if node.args else None
-        if name == "init_process_group":
-            self._change(node, "the ranks are started already", f"{function}({TASK}.collective_backend)")
-        elif name in ("DistributedDataParallel", "DDP") and first is not None:
-            self.found.ddp = True
-            if any(one.arg in ("device_ids", "output_device") for one in node.keywords):
-                rest = [(f", {one.arg}=", one.value) for one in node.keywords if "device" not in (one.arg or "")]
-                more = [part for pair in rest for part in pair]
-                self._change(node, "on the device of the task", f"{function}(", first, *more, ")")
-        elif name == "fully_shard":
-            self.found.fsdp = True
-        elif name == "spawn" and first is not None and function.startswith(("mp.", "torch.multiprocessing.", "spawn")):
-            given = keyword(node, "args")
-            more = [part for one in given.elts for part in (", ", one)] if isinstance(given, ast.Tuple) else []
-            self._change(node, "the ranks are started already", first, f"({TASK}.rank", *more, ")")
-        elif name == "device_count":
-            self._change(node, "the number of ranks of the task", f"{TASK}.world_size")
-        elif name == "Accelerator":
-            wanted = dict(_FOR_ACCELERATE)
-            precision = keyword(node, "mixed_precision")
-            if precision is not None and not (isinstance(precision, ast.Constant) and precision.value in (None, "no")):
-                self.found.autocast = True
-                wanted["mixed_precision"] = f'"bf16" if {TASK}.precision == "bf16" else "no"'
-            named = [one for one in node.keywords if one.arg not in wanted]
-            kept: list[str | Node] = [part for one in node.args for part in (one, ", ")]
-            kept += [part for one in named for part in (f"{one.arg}=", one.value, ", ")]
-            why = "as the case asks, with a schedule that counts steps, whatever the number of processes"
-            own = ", ".join(f"{name}={value}" for name, value in wanted.items())
-            self._change(node, why, f"{function}(", *kept, f"{own})")
-        else:
-            return False
-        return True
-
-    def _of_precision(self, node: ast.Call, name: str, function: str, whole: ast.expr | None = None) -> bool:
-        """``whole``: what is to be changed, if it is more than the call."""
-        if name == "GradScaler":
-            self.found.scaler = self.found.autocast = True
-            self._change(whole or node, "enabled in fp16 alone", f"{TASK}.grad_scaler()")
-        elif name == "autocast" and "accelerator" not in function:
-            self.found.autocast = True
-            self._change(whole or node, _CASTS, f"{TASK}.autocast()")
-        else:
-            return False
-        return True
-
-    def _of_device(self, node: ast.Call, name: str, function: str) -> bool:
-        if not isinstance(node.func, ast.Attribute):
-            return False
-        first = node.args[0] if node.args else None
-        if name == "cuda" and function != "torch.cuda":
-            self._change(node, "on the device of the task", node.func.value, f".to({TASK}.device)")
-        elif name == "to" and first is not None and _OF_A_RANK.search(self._source.of(first)):
-            self._change(first, "the device of the task", f"{TASK}.device")
-        return True
-
-
-def _format(keys: list[str] | None) -> str:
-    """The argument for batches that are read by keys."""
-    if not keys:
-        return "" if keys is None else "format=dict"
-    parts = [f'"{key}": batch.{"targets" if _TARGET.search(key) else "inputs"}' for key in keys]
-    return f"format=lambda batch: {{{', '.join(parts)}}}"
-
-
-def _reduction(node: ast.Call) -> list[str | Node]:
-    """How a loss is reduced, which the task's must be, too."""
-    given = keyword(node, "reduction")
-    return [] if given is None else ["reduction=", given]
 
 
 def _unwrapped(value: ast.expr) -> ast.expr:

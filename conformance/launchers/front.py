@@ -9,12 +9,10 @@ from typing import Any
 
 from conformance.adapter.loading import TrainerError
 from conformance.launchers import LaunchError
-from conformance.launchers.agent import Hello
-from conformance.launchers.network import FrontAddress
+from conformance.launchers.agent import FrontAddress, Hello
 from conformance.runner.front.zygote_client import Serving
 from conformance.runner.outcome import HostLost, RunnerError
-from conformance.runner.system.callers import Caller, Callers
-from conformance.runner.system.protocol import Channel
+from conformance.runner.system.protocol import Caller, Callers, Channel
 
 # Seconds; an agent answers at once, except when it waits for a server to end on a busy machine.
 _ANSWER_LIMIT = 60.0

@@ -1,15 +1,225 @@
-"""A trainer's servers on all machines of a launch, which the suite uses like one server."""
+"""A trainer's servers on all machines of a launch, which the suite uses like one server: each machine runs its share of
+a case, and all learn what happens on the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import selectors
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from time import monotonic
 from typing import Any
 
 from conformance.cases.case import Case
 from conformance.launchers.front import Front, RemoteStarter
-from conformance.launchers.spread_case import NodeMember, SpreadCase
-from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
+from conformance.runner.case.supervision import (
+    BUILD_LIMIT,
+    GRACE,
+    LEAVE_LIMIT,
+    START_LIMIT,
+    Action,
+    Failure,
+    FirstFailure,
+    Limits,
+    Release,
+    Stop,
+    Supervision,
+)
+from conformance.runner.front.client import (
+    SLACK,
+    ForkServer,
+    Outcome,
+    RankOutcome,
+    RunnerError,
+    TrainerError,
+    Unavailable,
+)
+from conformance.runner.rank.environment import NodeShare
+from conformance.runner.system.protocol import Channel
 from conformance.suite.servers import Servers
+
+
+class NodeMember:
+    """The ranks that one machine runs, and what is known about them.
+
+    Attributes:
+        started, is_building, delivered, failure: what its server has reported about all of them.
+        outcome: theirs, once it has arrived. lost: why none will arrive.
+        is_dismissed: it was asked to stop or to leave; only its outcome is still expected.
+        raised_late: its ranks raised when another machine had begun to stop its own, which hung, and because of that.
+    """
+
+    def __init__(self, starter: RemoteStarter, server: ForkServer, ranks: Sequence[int]) -> None:
+        self.starter = starter
+        self.server = server
+        self.ranks = ranks
+        self.channel: Channel | None = None
+        self.started = self.is_building = self.delivered = self.is_dismissed = self.raised_late = False
+        self.failure: Failure | None = None
+        self.outcome: Outcome | None = None
+        self.lost: str | None = None
+
+    @property
+    def has_exited(self) -> bool:
+        return self.outcome is not None or self.lost is not None
+
+    def send(self, message: dict[str, Any]) -> None:
+        """A lost server is noticed when its connection ends."""
+        if self.channel is not None and not self.has_exited:
+            with suppress(OSError):
+                self.channel.send(message)
+
+    def fail(self, raised: bool, rank: int) -> None:
+        failure = Failure(raised, monotonic(), rank)
+        self.failure = failure if self.failure is None else min(self.failure, failure)
+
+    def outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
+        if self.outcome is not None:
+            ranks = self.outcome.ranks
+            if self.raised_late:
+                ranks = tuple(map(_without_exception, ranks))
+        else:
+            ranks = tuple(
+                RankOutcome(rank, (), False, self.lost or "", "", None, None if rank == first_failed else first_failed)
+                for rank in self.ranks
+            )
+        return tuple(replace(rank, host=self.starter.name) for rank in ranks)
+
+
+def _without_exception(rank: RankOutcome) -> RankOutcome:
+    return replace(rank, events=[event for event in rank.events if event["event"] != "raised"])
+
+
+class SpreadCase:
+    """``spec`` on all of ``nodes``; the first hosts the rendezvous."""
+
+    def __init__(self, nodes: Sequence[NodeMember], spec: dict[str, Any], time_limit: float) -> None:
+        self._nodes = nodes
+        self._spec = spec
+        self._time_limit = time_limit
+        self._harness_failure: str | None = None
+
+    def run(self) -> Outcome:
+        """Raises RunnerError, and what `ForkServer` raises."""
+        began = monotonic()
+        # Each machine enforces these limits too; the slack leaves time for their reports.
+        limits = Limits(
+            self._time_limit, START_LIMIT + SLACK, BUILD_LIMIT + SLACK, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK
+        )
+        self._supervision = Supervision(self._nodes, limits, self._time_limit, began, may_leave=True)
+        with selectors.DefaultSelector() as self._selector:
+            try:
+                self._begin(self._nodes[0], None)
+                while not self._supervision.is_over:
+                    self._wait()
+                    for action in self._supervision.advance(monotonic()):
+                        self._act(action)
+            except BaseException:
+                for node in self._nodes:
+                    if node.channel is not None and node.outcome is None:
+                        node.server.abandon(0.0)
+                raise
+        if self._harness_failure is not None:
+            raise RunnerError(self._harness_failure)
+        ranks = [rank for node in self._nodes for rank in node.outcomes(self._supervision.first_failed)]
+        timed_out = any(node.outcome is not None and node.outcome.timed_out for node in self._nodes)
+        return Outcome(tuple(sorted(ranks, key=lambda rank: rank.rank)), monotonic() - began, timed_out).placed(
+            self._spec
+        )
+
+    def _begin(self, node: NodeMember, port: int | None) -> None:
+        """``port``: where the rendezvous listens; None for the node that hosts it. Raises what `ForkServer` raises."""
+        address = self._nodes[0].starter.hello.address
+        share = NodeShare(node.ranks, address, port, node.starter.hello.interface)
+        node.channel = node.server.channel()
+        node.send({"spec": self._spec, "time_limit": self._time_limit, "share": asdict(share)})
+        for channel in (node.channel, node.starter.channel):
+            self._selector.register(channel, selectors.EVENT_READ, (node, channel))
+
+    def _wait(self) -> None:
+        """Read what the nodes report."""
+        for key, _ in self._selector.select(max(0.0, self._supervision.deadline - monotonic())):
+            node, channel = key.data
+            if node.has_exited:
+                continue
+            if channel is node.starter.channel:
+                # A starter sends nothing unless asked: its connection has ended.
+                node.starter.lost = True
+                self._give_up(node, f"lost the connection to our process on {node.starter.name}")
+            else:
+                self._read(node, channel)
+
+    def _read(self, node: NodeMember, channel: Channel) -> None:
+        while not node.has_exited:
+            try:
+                message = channel.receive(SLACK)
+            except OSError:
+                message = None
+            if message is None:
+                self._give_up(node)
+                return
+            self._note(node, message)
+            if not channel.holds_message:
+                return
+
+    def _note(self, node: NodeMember, message: dict[str, Any]) -> None:
+        match message:
+            case {"port": port}:
+                for other in self._nodes[1:]:
+                    self._begin(other, port)
+            case {"started": True}:
+                node.started = True
+            case {"building": building}:
+                node.is_building = building
+            case {"failed": rank, "raised": raised}:
+                if self._supervision.given_up is None or node.failure is not None:
+                    node.fail(raised, rank)
+                else:
+                    node.raised_late = True
+            case {"late": because}:
+                self._supervision.given_up = because
+            case {"finished": True}:
+                node.delivered = True
+            case {"failure": reason}:
+                self._harness_failure = f"{node.starter.name}: {reason}"
+                self._give_up(node, reason)
+            case _:
+                node.outcome = Outcome.from_dict(message)
+                self._stop_listening(node)
+
+    def _act(self, action: Action[NodeMember]) -> None:
+        match action:
+            case FirstFailure(rank, _):
+                self._send({"failed": rank})
+            case Release():
+                self._send({"release": True})
+                for node in self._nodes:
+                    node.is_dismissed = True
+            case Stop(nodes, because):
+                for node in nodes:
+                    if node.is_dismissed:
+                        self._give_up(node, f"{node.starter.name} stopped answering")
+                    node.is_dismissed = True
+                self._send({"late": because})
+
+    def _give_up(self, node: NodeMember, why: str | None = None) -> None:
+        """Expect nothing more from a node; ``why``, unless its server has hung up."""
+        self._stop_listening(node)
+        how = node.server.abandon() if why is None else node.server.abandon(0.0)
+        node.lost = why or f"on {node.starter.name} {how}"
+        node.fail(False, node.ranks[0])
+        for other in self._nodes:
+            if other.channel is None:
+                other.lost = f"not started: {node.lost}"
+
+    def _stop_listening(self, node: NodeMember) -> None:
+        for channel in (node.channel, node.starter.channel):
+            if channel is not None and channel.fileno() in self._selector.get_map():
+                self._selector.unregister(channel)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        for node in self._nodes:
+            node.send(message)
 
 
 class HostedServer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.laws.chapters import CHAPTERS
-from conformance.laws.law import Law, laws
+from conformance.laws.chapters.watch_scripts import AS_EXPECTED
+from conformance.laws.law import Law, catalogue
 
 #: What a law that gives way to right numbers says of them.
 HARMLESS = "The trainer does the same in another way, and this law is not reported."
@@ -28,19 +29,36 @@ def listing(chapters: Iterable[str] = CHAPTERS) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column()
     for chapter in chapters:
-        of_chapter = [law for law in laws() if law.chapter == chapter]
-        if of_chapter:
-            table.add_row(Text(chapter, "bold"), Text(CHAPTERS[chapter], "bold"))
-        for law in of_chapter:
+        table.add_row(Text(chapter, "bold"), Text(CHAPTERS[chapter], "bold"))
+        for law in [law for law in catalogue() if law.chapter == chapter]:
             says = Text(law.says, "" if law.level == "MUST" else "yellow")
-            table.add_row(Text(f"  {law.id}"), Text.assemble(says, "\n", (f"in a watch: {in_a_watch(law)}", "dim")))
+            of = (f"\n{settled_by(law)}", "dim") if law.shows else ""
+            table.add_row(Text(f"  {law.id}"), Text.assemble(says, of))
     return table
 
 
-def in_a_watch(law: Law) -> str:
-    """By which laws a watch checks it, and what of it none sees."""
-    by = ", ".join(law.watched) or "not checked"
-    return f"{by}. {law.unwatched}" if law.unwatched else by
+def settled_by(law: Law) -> str:
+    """The property of a law for scripts, and what to state where a script breaks it on purpose."""
+    property, value = law.shows or ("", None)
+    if law.id == AS_EXPECTED:
+        return "each property"
+    if value is None:
+        return f"{property}: no option makes this right"
+    return f"{property}: if intended, --expect {property}={value}"
+
+
+def told_beside(law: Law, name: Callable[[str], str] = str) -> Iterator[tuple[str, str]]:
+    """What there is to know of a law beside its sentence and its reason, each with a label. name: shows an id."""
+    if law.latent or law.gives_way:
+        yield "Where the numbers are right", law.latent or HARMLESS
+    if law.unless:
+        yield "Not reported beside", ", ".join(map(name, law.unless))
+    if law.shows:
+        yield "Property", settled_by(law)
+    if law.source:
+        yield "Source", law.source
+    if not law.needs_plan:
+        yield "Fix", law.fix
 
 
 def explained(name: str) -> RenderableType:
@@ -51,36 +69,29 @@ def explained(name: str) -> RenderableType:
     """
     if name in CHAPTERS:
         return listing([name])
-    found = next((law for law in laws() if law.id == name), None)
+    found = next((law for law in catalogue() if law.id == name), None)
     if found is None:
         raise UnknownLaw(_unknown(name))
     return _in_full(found)
 
 
 def _in_full(law: Law) -> RenderableType:
-    return Group(
+    paragraphs: list[RenderableType] = [
         Text.assemble((law.id, "bold"), f"  {CHAPTERS[law.chapter]}"),
-        Text(""),
         Text(law.says, "bold"),
-        Text(""),
         Text(law.why),
-        Text(""),
-        *([Text.assemble(("Where the numbers are right  ", "dim"), law.latent), Text("")] if law.latent else []),
-        *([Text.assemble(("Where the numbers are right  ", "dim"), HARMLESS), Text("")] if law.gives_way else []),
-        *([Text.assemble(("Not reported beside  ", "dim"), ", ".join(law.unless)), Text("")] if law.unless else []),
-        Text.assemble(("In a watch  ", "dim"), in_a_watch(law)),
-        Text(""),
-        Text.assemble(("Source  ", "dim"), law.source),
-        Text(""),
-        Text("Right", "dim"),
-        Padding(Syntax(law.fix, "python", background_color="default"), (0, 0, 0, 2)),
-    )
+        *(Text.assemble((f"{label}  ", "dim"), text) for label, text in told_beside(law)),
+    ]
+    if law.needs_plan:
+        snippet = Padding(Syntax(law.fix, "python", background_color="default"), (0, 0, 0, 2))
+        paragraphs.append(Group(Text("Right", "dim"), snippet))
+    return Group(*[part for paragraph in paragraphs for part in (paragraph, Text(""))][:-1])
 
 
 def _unknown(name: str) -> str:
-    ids = [law.id for law in laws()]
-    # Users often leave out the chapter.
-    by_name = {id.partition("/")[2]: id for id in ids}
+    ids = [law.id for law in catalogue()]
+    # Users often leave out the chapter. Of two laws of one name the first is meant.
+    by_name = {id.partition("/")[2]: id for id in reversed(ids)}
     near = [by_name.get(match, match) for match in get_close_matches(name, [*ids, *by_name, *CHAPTERS], n=2)]
     meant = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "`conformance laws` lists them"
     return f"there is no law {name!r}: {meant}"

@@ -10,12 +10,15 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from inspect import cleandoc, signature
-from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 from conformance.laws import chapters
 from conformance.laws.chapters import CHAPTERS
-from conformance.laws.run import GlobalWindow, Rank, Run, Window
-from conformance.trace.events import Event
+
+# A watch needs none of these, and their imports take longer than its first steps.
+if TYPE_CHECKING:
+    from conformance.laws.run import GlobalWindow, Rank, Run, Window
+    from conformance.trace.events import Event
 
 Level: TypeAlias = Literal["MUST", "SHOULD"]
 
@@ -59,43 +62,48 @@ class Broken:
 
 
 Outcomes: TypeAlias = Iterator[Broken | Kept]
-Subject: TypeAlias = Window | Rank | GlobalWindow | Run
+Subject: TypeAlias = "Window | Rank | GlobalWindow | Run"
 Judge: TypeAlias = Callable[[Any], Outcomes]
 J = TypeVar("J", bound=Judge)
 
 
+def by_a_watch(_: Any) -> Outcomes:
+    """Judges nothing: without a plan, `conformance watch` judges what a script does."""
+    yield from ()
+
+
 @dataclass(frozen=True)
 class Law:
-    """A rule for trainers.
+    """A rule for trainers, or for scripts that are watched.
 
     id: ``chapter/name``.
     says: one sentence with one MUST or SHOULD. A trainer that breaks a MUST fails; a broken SHOULD is a warning.
     why: what goes wrong in the numbers, in two sentences.
+    fix: a short, correct snippet of Python; for a script, what to do.
+    shows: the property of a script, and the value of it, that a script which breaks the law shows. The value is None if
+        none makes it right. None for trainers.
+    unless: ids of laws that explain the same mistake better. If one of them is broken too, by the same subject or in an
+        earlier step of the script, this law is not reported.
     source: the document that states the rule.
-    fix: a short, correct snippet of Python.
-    watched: ids of the laws that hold a script to the same in a watch, where there is no plan. () if none does.
-    unwatched: what of it no watch sees, and why. "" if a watch sees all of it.
+    judges: checks one subject against its plan. Yields a `Broken` or OK; yields nothing if the law does not apply or
+        the trace does not show enough to decide.
+    scope: the class of its subjects; None for scripts, which have no plan.
+    needs: classes of events; windows without an event of any of them are not judged. () for every window.
     latent: how another run goes wrong where the numbers of this one are right. "" if the numbers of a run show all harm
         that the law prevents: then a run with right numbers has done the same in another way, and is not condemned.
-    judges: checks one subject. Yields a `Broken` or OK; yields nothing if the law does not apply or the trace does not
-        show enough to decide.
-    scope: the class of its subjects.
-    needs: classes of events; windows without an event of any of them are not judged. () for every window.
-    unless: ids of laws that explain the same mistake better. If one of them is broken too, this law is not reported.
     """
 
     id: str
     says: str
     why: str
-    source: str
     fix: str
-    judges: Judge
-    scope: type[Subject]
+    shows: tuple[str, str | None] | None = None
     unless: tuple[str, ...] = ()
+    source: str = ""
+    judges: Judge = by_a_watch
+    scope: type[Subject] | None = None
     needs: tuple[type[Event], ...] = ()
     latent: str = ""
-    watched: tuple[str, ...] = ()
-    unwatched: str = ""
 
     @property
     def chapter(self) -> str:
@@ -106,12 +114,32 @@ class Law:
         return "MUST" if "MUST" in self.says else "SHOULD"
 
     @property
+    def needs_plan(self) -> bool:
+        """Whether it judges trainers, by what the plan asks of them, and not scripts."""
+        return self.scope is not None
+
+    @property
     def gives_way(self) -> bool:
         """Whether right numbers prove that breaking the law did no harm, in this run and in any other."""
-        return self.level == "MUST" and not self.latent
+        return self.needs_plan and self.level == "MUST" and not self.latent
 
 
 _LAWS: dict[str, Law] = {}
+
+
+def registered(law: Law) -> Law:
+    """The law, now in the catalogue.
+
+    Raises:
+        ValueError: the chapter is unknown, the id is taken, or the sentence does not have exactly one MUST or SHOULD.
+    """
+    if law.chapter not in CHAPTERS:
+        raise ValueError(f"{law.id!r} belongs to no chapter; the chapters are {', '.join(CHAPTERS)}")
+    if law.id in _LAWS:
+        raise ValueError(f"two laws have the id {law.id!r}")
+    if law.says.count("MUST") + law.says.count("SHOULD") != 1:
+        raise ValueError(f"the sentence of {law.id!r} needs exactly one MUST or SHOULD")
+    return _LAWS.setdefault(law.id, law)
 
 
 def law(
@@ -121,46 +149,34 @@ def law(
     why: str,
     source: str,
     fix: str,
-    watched: tuple[str, ...] = (),
-    unwatched: str = "",
     latent: str = "",
     unless: tuple[str, ...] = (),
     needs: tuple[type[Event], ...] = (),
 ) -> Callable[[J], J]:
-    """Decorator: registers a function in `conformance.laws.chapters` as a law.
+    """Decorator: registers a function in `conformance.laws.chapters` as a law for trainers.
 
     The type annotation of its parameter says what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a `Run`. The
     other parameters are those of `Law`.
 
     Raises:
-        ValueError: the chapter is unknown, the id is taken, the sentence does not have exactly one MUST or SHOULD, or
-            nothing says whether a watch checks it.
+        ValueError: see `registered`.
     """
-    if id.partition("/")[0] not in CHAPTERS:
-        raise ValueError(f"{id!r} belongs to no chapter; the chapters are {', '.join(CHAPTERS)}")
-    if id in _LAWS:
-        raise ValueError(f"two laws have the id {id!r}")
-    if says.count("MUST") + says.count("SHOULD") != 1:
-        raise ValueError(f"the sentence of {id!r} needs exactly one MUST or SHOULD")
-    if not watched and not unwatched:
-        raise ValueError(f"say under `watched` which laws of a watch check {id!r}, or under `unwatched` why none does")
 
     def add(judges: J) -> J:
         [parameter] = signature(judges).parameters
-        scope = get_type_hints(judges)[parameter]
-        _LAWS[id] = Law(
-            id,
-            says,
-            " ".join(why.split()),
-            source,
-            cleandoc(fix),
-            judges,
-            scope,
-            unless,
-            needs,
-            " ".join(latent.split()),
-            watched,
-            unwatched,
+        registered(
+            Law(
+                id,
+                says,
+                " ".join(why.split()),
+                cleandoc(fix),
+                unless=unless,
+                source=source,
+                judges=judges,
+                scope=get_type_hints(judges)[parameter],
+                needs=needs,
+                latent=" ".join(latent.split()),
+            )
         )
         return judges
 
@@ -168,17 +184,24 @@ def law(
 
 
 @cache
-def laws() -> tuple[Law, ...]:
-    """All laws, by id.
+def catalogue() -> tuple[Law, ...]:
+    """All laws by chapter; those for trainers by id.
 
     Raises:
         ValueError: the precedence of the laws is inconsistent, see `in_order`.
     """
     for module in pkgutil.iter_modules(chapters.__path__):
         import_module(f"{chapters.__name__}.{module.name}")
-    found = tuple(_LAWS[id] for id in sorted(_LAWS))
+    order = [*CHAPTERS]
+    found = tuple(sorted(_LAWS.values(), key=lambda law: (order.index(law.chapter), law.id if law.needs_plan else "")))
     in_order(found)
     return found
+
+
+@cache
+def laws() -> tuple[Law, ...]:
+    """The laws for trainers, by id."""
+    return tuple(law for law in catalogue() if law.needs_plan)
 
 
 def in_order(laws: Sequence[Law]) -> tuple[Law, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from conformance.laws.plan import Plan
 from conformance.laws.run import Rank, Run, Window, fact
 from conformance.trace.events import (
     BackwardBegin,
@@ -17,7 +18,9 @@ from conformance.trace.events import (
     Model,
     Optimizer,
     Receive,
+    Vector,
 )
+from conformance.trace.words import enumerated, vector
 
 #: Collectives whose result one rank alone gets.
 _TO_ONE = ("reduce", "gather")
@@ -171,3 +174,13 @@ def _gathers_shards(rank: Rank, event: Exchange) -> bool:
 def _compares(event: Event) -> bool:
     """Whether it is a collective by which ranks agree on something: it finds the largest or smallest number of all."""
     return isinstance(event, Collective) and event.reduce in ("max", "min")
+
+
+def where_apart(plan: Plan, one: Vector, other: Vector) -> tuple[list[str], str]:
+    """The numbers in which two vectors differ, and of which elements these are, if not of all."""
+    at = [place for place, (first, second) in enumerate(zip(one, other, strict=False)) if first != second]
+    if len(at) in (0, len(one)) or len(one) != len(other) or len(one) != plan.model.size:
+        return [vector(one), vector(other)], ""
+    names = [plan.model.elements[place] for place in at]
+    shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more elements"]
+    return [vector([values[place] for place in at]) for values in (one, other)], f" of {enumerated(shown)}"

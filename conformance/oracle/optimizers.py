@@ -1,4 +1,4 @@
-"""The update rules, stage by stage, as torch.optim's single-tensor implementations define them."""
+"""The update rules, stage by stage, as torch.optim's single-tensor implementations define them, and clipping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from conformance.oracle.affine import Affine, Interval, dot, square_root
 from conformance.oracle.rounding import Ledger, combined, gamma
 from conformance.workloads.precision import FP32, Format
-from conformance.workloads.workload import SGD, Adagrad, AdamW, Optimizer
+from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Optimizer
 
 ONE = Fraction(1)
 
@@ -194,3 +194,47 @@ def update_rule(spec: Optimizer, fmt: Format, ledger: Ledger) -> Rule:
     """An optimizer with empty state."""
     rules: dict[type[Optimizer], type[Rule]] = {SGD: SGDRule, AdamW: AdamWRule, Adagrad: AdagradRule}
     return rules[type(spec)](spec, fmt, ledger)
+
+
+#: torch.nn.utils.clip_grad_norm_ divides by (norm + 1e-6).
+NORM_GUARD = Fraction(1e-6)
+
+
+def clipped(
+    gradient: Affine,
+    clip: Clip,
+    fmt: Format,
+    ledger: Ledger,
+    guard: Fraction = NORM_GUARD,
+    measured: Sequence[Affine] = (),
+) -> Affine:
+    """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the threshold.
+    ``guard``: what is added to the norm. ``measured``: the vectors whose largest norm it is, if not the gradient's."""
+    if clip.kind == "value":
+        if not fmt.holds(clip.threshold):
+            ledger.refuse("clip", fmt, f"the threshold is not representable in {fmt.name}")
+            return gradient.clamped(clip.threshold).widen([fmt.unit_roundoff * clip.threshold] * len(gradient))
+        return gradient.clamped(clip.threshold)
+    low, high = map(max, zip(*(_norm(vector, fmt) for vector in measured or [gradient]), strict=True))
+    if high + guard * (1 + gamma(2, fmt)) <= clip.threshold * (1 - gamma(4, fmt)):
+        return gradient
+    ledger.refuse("clip", fmt, "scaling by the norm rounds")
+    # The quotient's two roundings, its clamp to 1, and the product.
+    rounding = gamma(4, fmt)
+    coefficient_low = min(Fraction(1), clip.threshold / (high + guard) * (1 - rounding))
+    coefficient_high = min(Fraction(1), clip.threshold / max(low + guard, clip.threshold) * (1 + rounding))
+    scaled = gradient.scaled_by_interval(coefficient_low, coefficient_high)
+    return scaled.widen([fmt.unit_roundoff * size + fmt.quantum for size in scaled.magnitude])
+
+
+def _norm(gradient: Affine, fmt: Format) -> Interval:
+    """Bounds of the 2-norm in ``fmt``: squares, sums over entries and over tensors, and two square roots round."""
+    bounds = [gradient.interval(index) for index in range(len(gradient))]
+    least = sum((Fraction(0) if low <= 0 <= high else min(low * low, high * high) for low, high in bounds), Fraction(0))
+    most = sum((max(low * low, high * high) for low, high in bounds), Fraction(0))
+    underflow = len(bounds) * fmt.quantum
+    rounding = gamma(2 * len(bounds) + 6, fmt)
+    return (
+        square_root(max(least - underflow, Fraction(0)))[0] * (1 - rounding),
+        square_root(most + underflow)[1] * (1 + rounding),
+    )

@@ -16,9 +16,8 @@ from typing import TypeVar
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Enclosure, Gap, Unbounded
-from conformance.oracle.deviation import Deviation
 from conformance.oracle.faults import Fault, applicable
-from conformance.oracle.recurrence import Recurrence, Step, Trajectory
+from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory
 from conformance.workloads.layout import Window
 from conformance.workloads.workload import Vector
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, reduce
+from itertools import combinations
+from typing import TypeVar
 
 from conformance.oracle.affine import Affine, Enclosure, Symbols
-from conformance.oracle.clipping import clipped
 from conformance.oracle.gradient import gradient
 from conformance.oracle.normal_form import NormalForm
-from conformance.oracle.optimizers import Rule, update_rule
+from conformance.oracle.optimizers import Rule, clipped, update_rule
 from conformance.oracle.overflow import Overflow, Scaler, overflow
 from conformance.oracle.rounding import Ledger, StageProof
 from conformance.workloads.layout import Window
@@ -324,3 +325,35 @@ class Recurrence:
 
 def times(coefficients: Vector, factor: Fraction | int) -> Vector:
     return tuple(factor * c for c in coefficients)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """``text`` completes "it is a trainer that ...", ``textbook`` overrides the decisions."""
+
+    text: str
+    textbook: type[Recurrence]
+
+    @property
+    def decisions(self) -> frozenset[str]:
+        own = (kind for kind in self.textbook.__mro__ if kind is not Recurrence and issubclass(kind, Recurrence))
+        return frozenset(name for kind in own for name in vars(kind) if not name.startswith("__"))
+
+
+def deviating(deviations: Sequence[Deviation]) -> type[Recurrence]:
+    """The textbook with all of these deviations; if two change the same decision, the first wins."""
+    return type("Deviating", (*(one.textbook for one in deviations), Recurrence), {})
+
+
+D = TypeVar("D", bound=Deviation)
+
+
+def pairs(deviations: Sequence[D]) -> Iterator[tuple[D, D]]:
+    """All pairs of deviations that change different decisions, or such that have several parts: the settings of the
+    optimizer, and what a resume restores. One that contains the other makes no pair with it."""
+    several = {"optimizer", "resumed"}
+    return (
+        (one, two)
+        for one, two in combinations(deviations, 2)
+        if one.decisions & two.decisions <= several and not issubclass(two.textbook, one.textbook)
+    )

@@ -6,8 +6,8 @@ then an integer below 2^p times q, hence representable, so no operation rounds. 
 at most gamma_n = n u / (1 - n u) relative to the sum of the magnitudes (Higham, ASNA 2nd ed., Lemma 3.1 and section
 4.2, valid for every order of summation), plus one quantum for each operation whose result underflows.
 
-Here are gamma_n, the ledger of roundings and the sums of an optimizer. The bound of a gradient is derived in
-`conformance.oracle.gradient`, and what proves it exact in `conformance.oracle.exactness`.
+Here are gamma_n, the ledger of roundings and the sums of an optimizer. The bound of a gradient, and what proves it
+exact, are in `conformance.oracle.gradient`.
 """
 
 from __future__ import annotations

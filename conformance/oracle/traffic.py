@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
 from typing import Any
 
 from conformance.adapter.backends import BACKENDS, exchange_of
-from conformance.oracle.ring import schedule
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,9 @@ def ring_collective(op: str, ranks: int, payload: int) -> Fraction:
 
 
 def _ring(ranks: int, elements: int) -> list[int]:
-    """The elements that each rank sends in reduce-scatter and all-gather. The first segments may be one longer."""
+    """The elements that each rank sends in reduce-scatter and all-gather. The first segments may be one longer.
+
+    It sends all segments but the one that it sums up, and then all but the one that arrives last.
+    """
     sizes = [elements // ranks + (segment < elements % ranks) for segment in range(ranks)]
-    sent = [0] * ranks
-    for message in chain.from_iterable(schedule(ranks)):
-        sent[message.sender] += sizes[message.segment]
-    return sent
+    return [2 * elements - sizes[rank] - sizes[(rank + 1) % ranks] for rank in range(ranks)]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from conformance.adapter.loading import place_of
+from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
-from conformance.results.records import CaseRecord, Moment
+from conformance.results.records import CaseRecord, Moment, Reason
 
 from .command import relative
 from .grouping import Failure, failures, failures_of
 from .signs import Cause
-from .sites import looked_at
-from .text import distinct, number, one_line, plural, visible
+from .text import distinct, listed, number, one_line, plural, visible
 
-_LINE = re.compile(r"([^\s,]+\.py):(\d+)")
 _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
 """A comment that tells a reader nothing."""
 
@@ -124,8 +123,9 @@ def cards(results: Results) -> list[CaseCard]:
     return _linked([_card(_joined(alike)) for alike in _shared(failures(results))])
 
 
-def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> CaseCard:
-    """That of a case that failed, by itself. ``bugs``: the texts of known ones by name."""
+def card_of(case: CaseRecord) -> CaseCard:
+    """That of a case that failed, by itself."""
+    bugs = {fault.name: fault.text for fault in CATALOGUE}
     first, *_ = _linked([_card(failure) for failure in failures_of([case], bugs)])
     return first
 
@@ -165,7 +165,8 @@ def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
 def _card(failure: Failure) -> CaseCard:
     law, example = next(iter(failure.findings), None), failure.example
     details = [] if failure.explains_itself else [example.headline]
-    cause, where, seen, source = failure.cause, _named_in(example), None, [*_source_of_crash(example)]
+    cause, reason, seen = failure.cause, example.reason or Reason(), None
+    where, source = reason.where, [*_texts(reason.where, reason.source)]
     if law is not None:
         details.insert(0, law.contradiction)
         where, source = law.where, [*_texts(law.where, law.source)]
@@ -195,23 +196,15 @@ def _card(failure: Failure) -> CaseCard:
 
 
 def _texts(where: str | None, source: Sequence[str]) -> Iterator[tuple[str, str]]:
-    places = [f"{path}:{line}" for path, line in _LINE.findall(where or "")]
-    return zip(places, source, strict=False)
+    return zip([f"{path}:{line}" for path, line in _lines(where)], source, strict=False)
 
 
-def _named_in(case: CaseRecord) -> str | None:
-    """The line that the headline names in brackets, as that of a step that is too early, or of what was raised."""
-    named = re.search(r"\(([^\s()]+\.py:\d+(?:, called from [^\s()]+\.py:\d+)?)\)", case.headline)
-    return named[1] if named else None
-
-
-def _source_of_crash(case: CaseRecord) -> Iterator[tuple[str, str]]:
-    """The line in which a rank raised: Python has put its text into the traceback."""
-    if case.verdict == "CRASH" and (named := re.search(r"raised .*\((\S+\.py):(\d+)\)", case.headline)):
-        path, line = named.groups()
-        frame = re.compile(rf'File "(?:[^"]*/)?{re.escape(path)}", line {line}\b.*\n +(\S.*)')
-        texts = [one[1] for rank in case.ranks for one in frame.finditer(rank.traceback or "")]
-        yield from [(f"{path}:{line}", text) for text in texts[-1:]]
+def _lines(where: str | None) -> Iterator[tuple[str, int]]:
+    """The files and lines of `train.py:9, called from loop.py:41`; a path may have spaces and commas in it."""
+    for place in where.split(", called from ") if where else ():
+        path, _, line = place.rpartition(":")
+        if line.isdecimal():
+            yield path, int(line)
 
 
 def first_difference(case: CaseRecord) -> Iterator[str]:
@@ -227,8 +220,7 @@ def first_difference(case: CaseRecord) -> Iterator[str]:
 def _own_line(case: CaseRecord, where: str | None) -> tuple[str, int] | None:
     """The trainer's file, as its target names it, and the line in it."""
     place = place_of(case.target)
-    lines = [(path, int(line)) for path, line in _LINE.findall(where or "")]
-    own = [line for path, line in lines if place.endswith(".py") and _is_end_of(path, place)]
+    own = [line for path, line in _lines(where) if place.endswith(".py") and _is_end_of(path, place)]
     return (relative(place), own[-1]) if own else None
 
 
@@ -243,3 +235,31 @@ def _counted(cases: Sequence[CaseRecord], example: CaseRecord) -> str:
 
 def _is_end_of(path: str, place: str) -> bool:
     return os.path.normpath(place) == path or os.path.normpath(place).endswith(os.sep + path)
+
+
+#: By the kind of event, in the order of a window.
+_CALLS = {
+    "forward": "forward",
+    "backward_begin": "backward",
+    "unscale": "unscale",
+    "clip": "clip",
+    "step": "step",
+    "schedule": "schedule",
+    "report": "report",
+}
+
+
+def looked_at(case: CaseRecord) -> str | None:
+    """The calls of one rank, each with its line, in a sentence; None if none was seen."""
+    timeline = case.timeline
+    if timeline is None:
+        return None
+    lines: dict[str, dict[str, None]] = {}
+    for moment in timeline.moments:
+        if moment.event in _CALLS and moment.where is not None:
+            lines.setdefault(_CALLS[moment.event], {})[moment.where] = None
+    if not lines:
+        return None
+    calls = [f"{call} ({', '.join(map(one_line, lines[call]))})" for call in _CALLS.values() if call in lines]
+    when = "before training" if timeline.window is None else f"in window {timeline.window}"
+    return f"no line is to blame by itself; looked at {when}: {listed(calls)}"

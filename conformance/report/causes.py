@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from conformance.results.records import PAIR, CaseRecord, Finding
 
-from .bugs import OR
-from .signs import CUT_SHORT, NUMERIC_LAWS, Cause, Kind, key_of, signs
+from .signs import CUT_SHORT, NUMERIC_LAWS, OR, Cause, Kind, key_of, signs
 
 #: Laws of what comes of a mistake, whichever it is: a known bug that makes the numbers says more.
 _OF_EFFECTS = ("ddp/identical-weights",)

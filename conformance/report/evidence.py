@@ -10,7 +10,7 @@ from itertools import groupby
 
 from conformance.results.records import PASSED, CaseRecord, Certificate, Rank, Stage
 
-from .series import complete_plot, values
+from .figure import complete_plot, values
 from .text import distinct, duration, number, plural
 
 MOST_OUTPUT = 4000

@@ -45,12 +45,6 @@ class Cell(Group):
     precision: str
 
     @property
-    def share(self) -> str:
-        """How many cases have the worst verdict: 12 if all, else 2/12."""
-        worst_count, total = dict(self.counts)[self.look], len(self.cases)
-        return str(total) if worst_count == total else f"{worst_count}/{total}"
-
-    @property
     def detailed(self) -> tuple[CaseRecord, ...]:
         """The cases that are shown with all of their evidence: those that do not conform."""
         return tuple(case for case in self.cases if not _is_brief(case))

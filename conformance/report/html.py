@@ -26,14 +26,13 @@ from . import evidence, grouping, swimlanes, text
 from .behaviour import behaviour
 from .card import CaseCard, cards
 from .comparison import Comparison
-from .figure import CLASSES, HEIGHT, WIDTH, drawing
-from .lanes import around_marks, lanes
+from .figure import CLASSES, HEIGHT, WIDTH, drawing, plot
 from .laws import breaches, checked, unchecked
-from .series import plot
 from .summary import extent, headline, scopes, standings, summary
+from .swimlanes import around_marks, lanes
+from .text import write
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
-from .writing import write
 
 #: Tables and pictures of the workloads, the same for each run.
 WORKLOADS = "https://github.com/trainer-conformance/trainer-conformance/blob/main/docs/WORKLOADS.md"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
+from math import isfinite
 from typing import Literal, TypeAlias
 
 from conformance.results.records import PAIR, CaseRecord, Finding
 
-from .bugs import OR, bugs, speaks_against
 from .factors import factors
-from .precision import of_single_precision
 
 Kind: TypeAlias = Literal[
     "setup", "ending", "law", "guard", "bug", "pair", "factor", "factors", "precision", "reason", "unknown"
@@ -73,7 +72,7 @@ def _of(
         return
     if case.verdict == "INCONCLUSIVE":
         # Nothing is proved, so nothing is a cause.
-        yield Cause("reason", without_numbers(case.headline))
+        yield Cause("reason", _reason(case))
         return
     for finding in case.findings:
         if finding.level == "MUST" and finding.law not in (*NUMERIC_LAWS, *innocent):
@@ -88,10 +87,10 @@ def _of(
     if case.first_difference is not None or case.diverged is not None:
         yield Cause("unknown", "")
     elif case.verdict in ("CRASH", "HANG"):
-        words = _words(case.headline)
-        yield Cause("ending", CUT_SHORT if words in cut_short else f"{case.verdict}: {words}")
+        reason = _reason(case)
+        yield Cause("ending", CUT_SHORT if reason in cut_short else reason)
     else:
-        yield Cause("reason", f"{case.verdict}: {without_numbers(case.headline)}")
+        yield Cause("reason", _reason(case))
 
 
 def key_of(finding: Finding) -> str:
@@ -113,9 +112,9 @@ def _innocent(failed: Sequence[CaseRecord]) -> frozenset[str]:
 
 
 def _only_cut_short(failed: Sequence[CaseRecord]) -> frozenset[str]:
-    """The words of crashes that come only where the processes were killed while they saved."""
-    crashed = [(_words(case.headline), "killed" in case.resumed) for case in failed if case.verdict == "CRASH"]
-    return frozenset(words for words, killed in crashed if killed) - {words for words, killed in crashed if not killed}
+    """The reasons of crashes that come only where the processes were killed while they saved."""
+    crashed = [(_reason(case), "killed" in case.resumed) for case in failed if case.verdict == "CRASH"]
+    return frozenset(one for one, killed in crashed if killed) - {one for one, killed in crashed if not killed}
 
 
 def _mistakes(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> dict[Cause, Cause]:
@@ -192,11 +191,86 @@ def _common_bugs(some: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> tup
     return tuple(name for name in names if PAIR not in name and not any(speaks_against(case, name) for case in cases))
 
 
-def _words(text: str) -> str:
-    """The words in the text, in no order: which rank raises first, and tells of another one, is a race."""
-    return " ".join(sorted({word.strip("#()[].,;:'\"") for word in without_numbers(text).split()}))
+def _reason(case: CaseRecord) -> str:
+    """What tells the reason of a verdict from others: its code and its line, or else the whole sentence."""
+    reason = case.reason
+    known = [reason.code, reason.where] if reason is not None and reason.code else [case.headline]
+    return ": ".join(filter(None, [case.verdict, *known]))
 
 
-def without_numbers(text: str) -> str:
-    """The text with all numbers alike, but those of lines."""
-    return re.sub(r"(?<![:\w.-])-?\d[\w.+-]*", "#", text)
+#: Joins the names of bugs that no case tells apart.
+OR = " | "
+
+
+def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
+    """The known bugs of each case that has any, by its id(): one, several joined by `OR` that these cases cannot tell
+    apart, or two at once. Two of which one never shows alone are one name, joined by `PAIR`."""
+    tested = [case for case in cases if case.mistake is None and (case.explained_by or case.ruled_out)]
+    names = dict.fromkeys(name for case in tested for name in case.explained_by)
+    explained = {
+        name: [case for case in tested if _explains(case, name)]
+        for name in names
+        if not any(speaks_against(case, name) for case in tested)
+    }
+    # Where clipping or a wide bound hides factors, too many trainers make the same numbers.
+    explained = {name: one for name, one in explained.items() if any(len(case.gradient_factors) < 2 for case in one)}
+    found: dict[int, list[str]] = {}
+    while explained:
+        most = max(map(len, explained.values()))
+        best = [name for name in explained if len(explained[name]) == most]
+        first = explained[best[0]]
+        alike = [name for name in best if [*map(id, explained[name])] == [*map(id, first)]]
+        # A single bug is the simpler explanation.
+        alike = [name for name in alike if PAIR not in name] or alike
+        found.update(_by_case(first, alike))
+        left = {name: [case for case in one if id(case) not in found] for name, one in explained.items()}
+        explained = {name: one for name, one in left.items() if one}
+    return found
+
+
+def _by_case(cases: Sequence[CaseRecord], names: Sequence[str]) -> dict[int, list[str]]:
+    """What each of these cases has, all of which any of ``names`` explains. The bugs of a pair are two if each shows
+    without the other in some case; else a single mistake may do what both do."""
+    shown_in: dict[str, frozenset[int]] = {}
+    for name in names:
+        parts = name.split(PAIR)
+        in_cases = [frozenset(id(case) for case in cases if part in _shown(case, name)) for part in parts]
+        is_one = any(one <= other for one, other in permutations(in_cases, 2)) or len(parts) == 1
+        shown_in |= {name: frozenset(map(id, cases))} if is_one else dict(zip(parts, in_cases, strict=True))
+    alike: Mapping[frozenset[int], list[str]] = defaultdict(list)
+    for name, own in shown_in.items():
+        alike[own].append(name)
+    return {id(case): [OR.join(some) for own, some in alike.items() if id(case) in own] for case in cases}
+
+
+def _explains(case: CaseRecord, name: str) -> bool:
+    """Whether the bug makes the numbers of this case; of a pair, the one that can be in it."""
+    return name in case.explained_by or (len(shown := _shown(case, name)) == 1 and shown[0] in case.explained_by)
+
+
+def speaks_against(case: CaseRecord, name: str) -> bool:
+    """Whether the bug, or the pair of bugs, would show in this case and make other numbers. Where the ranks have come
+    apart there is another bug, which does."""
+    return case.diverged is None and not _explains(case, name) and bool(_shown(case, name))
+
+
+def _shown(case: CaseRecord, name: str) -> list[str]:
+    """Those of a pair of bugs that would show in this case; both if nothing but the two together makes its numbers."""
+    return [one for one in name.split(PAIR) if one in case.explained_by or one in case.ruled_out]
+
+
+#: The error of a number of float32, relative to the largest of its vector, and of some that are computed from such.
+_LEAST, _MOST = 2.0**-32, 2.0**-22
+
+
+def of_single_precision(case: CaseRecord) -> bool:
+    """Whether a case in float64 first goes wrong by about what float32 rounds off."""
+    first = case.first_difference
+    if first is None or case.diverged is not None or case.precision != "fp64" or case.mistake is not None:
+        return False
+    step = next((one for one in case.steps if one.step == first.step), None)
+    right = step and (step.expected if first.quantity == "weights" else step.gradient_expected)
+    largest = max((abs(value) for value in right or () if value is not None), default=0.0)
+    if not largest or not isfinite(largest) or first.error is None or not isfinite(first.error):
+        return False
+    return _LEAST < first.error / largest < _MOST

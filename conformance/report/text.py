@@ -1,11 +1,18 @@
-"""How numbers and untrusted text are written, and the files that they go into."""
+"""How numbers and untrusted text are written, to the terminal and into files."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -80,3 +87,48 @@ def listed(parts: Sequence[str]) -> str:
     """a; a and b; a, b and c."""
     *most, last = parts
     return f"{', '.join(most)} and {last}" if most else last
+
+
+#: By tone.
+STYLES = {"idle": "dim", "good": "green", "near": "cyan", "doubt": "yellow", "setup": "magenta", "bad": "red"}
+
+
+class SafeConsole(Console):
+    """Prints control characters of any text as escapes, whoever wrote it; its own colours and cursor moves stay.
+
+    `NO_COLOR` switches colours off; otherwise `CLICOLOR_FORCE` switches them on also where output is not a terminal.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        if os.environ.get("CLICOLOR_FORCE", "0") != "0" and not os.environ.get("NO_COLOR"):
+            more.setdefault("color_system", "standard")
+        super().__init__(**more)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+def write(file: Path, text: str) -> None:
+    """Replaces `file` by `text` in UTF-8, with lone surrogates escaped. A symbolic link is replaced, not followed: it
+    may lead anywhere.
+
+    Raises OSError.
+    """
+    if not is_replaced(file):
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
+    new = file.with_name(f".conformance-{token_hex(8)}")
+    try:
+        with new.open("x", encoding="utf-8", errors="backslashreplace") as opened:
+            opened.write(text)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def is_replaced(file: Path) -> bool:
+    """Whether another file can take its place: not that of a device or a pipe, such as /dev/stdout."""
+    folder = file.parent.resolve()
+    is_system = folder == Path("/dev") or folder.is_relative_to("/proc")
+    return not is_system and (file.is_symlink() or file.is_file() or not file.exists())

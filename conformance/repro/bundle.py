@@ -17,13 +17,13 @@ PARTS = f"{PACKAGE}.repro.parts"
 MODELS = f"{PACKAGE}.adapter.models"
 _MARK = frozenset({"trainer"})
 #: What a trainer imports of ours, and where a script has it from.
-_PUBLIC = {"Task": f"{PARTS}.task", "Unsupported": f"{PARTS}.task", "Batch": f"{PARTS}.data"}
+_PUBLIC = {"Task": f"{PARTS}.stand_in", "Unsupported": f"{PARTS}.stand_in", "Batch": f"{PARTS}.samples"}
 _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS)
 
 #: What may be long, and says little.
 _DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS", "LATER"})
 #: The parts that come after the trainer, in this order.
-_AFTER_TRAINER = ("calls", "own_order", "ranks", "ending")
+_AFTER_TRAINER = ("calls", "ranks", "conclusions")
 
 
 @dataclass
@@ -38,10 +38,10 @@ class Given:
 class Bundle:
     """Attributes:
     trainer: the file of the trainer. package: the package that its relative imports begin in.
-    given: what a script defines by itself, by the names of `parts.case`.
+    given: what a script defines by itself, by the names of `parts.values`.
     meant: of names in the parts, which definition of them is taken.
     written: of names in the parts, how they are written. absent: of expressions in them, what a script has instead.
-    variants: the classes of `parts.task` whose methods take the place of the task's, by their names.
+    variants: the classes of `parts.stand_in` whose methods take the place of the task's, by their names.
     attributes: the task's, as text.
     """
 
@@ -67,9 +67,9 @@ class Bundle:
         Raises CannotCopy.
         """
         self._take(self.trainer, function)
-        self._take(self._source(f"{PARTS}.ending"), main)
+        self._take(self._source(f"{PARTS}.conclusions"), main)
         self._complete_task()
-        order = [self._known.get(f"{PARTS}.data"), "task", self._known.get(MODELS), "given", *self._trainers()]
+        order = [self._known.get(f"{PARTS}.samples"), "task", self._known.get(MODELS), "given", *self._trainers()]
         order += [self._known.get(f"{PARTS}.{name}") for name in _AFTER_TRAINER]
         values = {name: given.text for name, given in self._in_case_order() if not given.needs}
         blocks = ["\n".join(one for name, one in values.items() if name not in _DATA)]
@@ -117,9 +117,9 @@ class Bundle:
         taken = self._taken.setdefault(source, set())
         if name in taken:
             return
-        if source.name == f"{PARTS}.case":
+        if source.name == f"{PARTS}.values":
             self._take_given(name)
-        elif name == "Task" and source.name == f"{PARTS}.task":
+        elif name == "Task" and source.name == f"{PARTS}.stand_in":
             self._is_task_needed = True
         elif name in source.definitions:
             taken.add(name)
@@ -177,7 +177,7 @@ class Bundle:
 
     def _complete_task(self) -> None:
         """The methods that are used, and those that these use."""
-        source = self._source(f"{PARTS}.task")
+        source = self._source(f"{PARTS}.stand_in")
         own = {"__init__", *self.used, "weights", "model"}
         if (watching := self._known.get(f"{PARTS}.calls")) is not None:
             own |= {name for node in self._nodes(watching) for name in attributes_in(node)}
@@ -211,7 +211,7 @@ class Bundle:
                 *methods,
             ]
         )
-        helpers = self._source(f"{PARTS}.task")
+        helpers = self._source(f"{PARTS}.stand_in")
         yield from self._statements(helpers)
 
     def _statements(self, source: Source) -> Iterator[str]:

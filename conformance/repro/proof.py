@@ -1,19 +1,29 @@
-"""Runs a script as its reader will, and looks whether it shows what the case shows."""
+"""Writes a script for a case, runs it as its reader will, and keeps it if it shows the failure."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import packages_distributions, version
+from itertools import product
 from pathlib import Path
 
-from conformance.report.text import visible
-from conformance.repro.kinds import TIMEOUT, Calls, Counts, Ending, Reading, Shows
+from conformance.adapter.loading import file_of, function_of
+from conformance.cases.case import Case
+from conformance.report.card import Card
+from conformance.report.text import visible, write
+from conformance.repro.script import function_in, script
+from conformance.repro.showing import TIMEOUT, Calls, CannotShow, Counts, Ending, Reading, Shows, shown
+from conformance.repro.sources import CannotCopy, Source
 from conformance.runner.rank.environment import base_environment
+from conformance.verdict.judgement import Judgement
 
 #: A script trains a few windows; its processes import torch.
 TIME_LIMIT = 120
@@ -72,3 +82,97 @@ def _plain(text: str) -> str:
     """Without folders, which a run may have for itself, and the numbers of ports, processes and lines; what no stream
     can encode as the escapes that Python prints."""
     return re.sub(r"\d+", "0", re.sub(r"/[^\s'\"]*/", "/", visible(text)))
+
+
+_TITLE = '''"""{title}
+
+{where}{about}
+"""
+'''
+_ABOUT = (
+    "The trainer fails {case}, as trainer-conformance {version} found. This script prints what is observed and what is "
+    "expected, and exits with 1 while they differ. It was run with {versions}."
+)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A script that was kept: what it shows, and the lines that it printed when it was run."""
+
+    shows: Shows
+    lines: list[str]
+
+
+def written(
+    case: Case, judgement: Judgement, target: str, card: Card, output: Path, run: Callable[[Path, Path], Run] = run
+) -> Written:
+    """Write ``output``, and ``run`` it. ``card``: why the case fails.
+
+    Raises:
+        CannotShow: no script shows it; there is no ``output`` then.
+        CannotCopy: the trainer's source cannot be part of one.
+    """
+    found = shown(judgement, case.problem, case.resumed)
+    # What the first resume does wrong shows without a second one.
+    cases = [replace(case, resumed="once"), case] if case.resumed == "twice" else [case]
+    # Beside what it replaces, where it finds the modules that the trainer imports from there.
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
+        unproven = Path(folder, output.name)
+        for shows, as_case in product(found, cases):
+            write(unproven, _documented(text(as_case, shows, target), card, case.id))
+            ran = run(unproven, output.parent)
+            if is_shown(ran, shows, case.problem.workload.model.elements):
+                unproven.replace(output)
+                return Written(shows, ran.lines)
+    beside = "; write the script beside that module, with --output" if "ModuleNotFoundError" in ran.output else ""
+    raise CannotShow(
+        f"a script with the trainer's source alone does not show what {case.id} shows; its last line: {ran.lines[-1]}"
+        f"{beside}"
+    )
+
+
+def text(case: Case, shows: Shows, target: str) -> str:
+    """The script with the trainer that ``target`` names, without its docstring.
+
+    Raises CannotCopy, CannotShow.
+    """
+    file = file_of(target)
+    if file is None:
+        raise CannotCopy(f"the file of {target} is not found: name it as path.py:function")
+    source = Source.of(file)
+    return script(case, shows, source, function_in(source, function_of(target)), _package_of(file))
+
+
+def _documented(body: str, card: Card, case: str) -> str:
+    """With a docstring that says what the script is of."""
+    about = _ABOUT.format(case=case, version=version("trainer-conformance"), versions=_versions(body))
+    where = [*([f"at: {card.where}"] if card.where else []), *card.source_lines()]
+    words = {
+        "title": "\n".join(textwrap.wrap(card.title, 115)),
+        "where": "".join(f"{line}\n" for line in [*where, ""]) if where else "",
+        "about": "\n".join(textwrap.wrap(about, 115)),
+    }
+    # The title may quote the trainer.
+    safe = {name: visible(text).replace("\\", "\\\\").replace('"""', "'''") for name, text in words.items()}
+    return _TITLE.format(**safe) + "\n" + body
+
+
+def _versions(body: str) -> str:
+    """Of the distributions that a script imports."""
+    imported = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [alias.name for node in imported if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in imported if isinstance(node, ast.ImportFrom) and node.module]
+    roots = dict.fromkeys(name.partition(".")[0] for name in names)
+    known = packages_distributions()
+    found = {name for root in roots if root not in sys.stdlib_module_names for name in known.get(root, ())}
+    return ", ".join(f"{name} {version(name)}" for name in sorted(found))
+
+
+def _package_of(file: Path) -> str:
+    """The dotted name of the package that a file is in; nothing if it is in none."""
+    parts: list[str] = []
+    folder = file.resolve().parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)

@@ -1,17 +1,218 @@
-"""What a script shows of a case that fails: after how many windows, and which values are wrong there."""
+"""What a script shows of a case that fails: after how many windows, and which values are wrong there, whatever its
+trainer decides of what is open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TypeAlias, get_args
 
 from conformance.cases.case import Resumed
-from conformance.repro.kinds import TIMEOUT, Calls, CannotShow, Counts, Ending, Reading, Shows
-from conformance.repro.numbers import answers, wrong_numbers
+from conformance.oracle.affine import Enclosure
+from conformance.oracle.recurrence import Recurrence, Step, Trajectory
+from conformance.results.records import Quantity, Vector
 from conformance.trace.events import Raised
-from conformance.verdict.guard import AVERAGES, BUFFERS, DRAWS, RESTORED, WEIGHTS
-from conformance.verdict.judgement import Judgement
+from conformance.verdict.answers import accepted_by, trajectory_of
+from conformance.verdict.comparison import outside, same
+from conformance.verdict.evidence import RankEvidence
+from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, WEIGHTS, Judgement
+from conformance.workloads.behaviour import WORDS, split
 from conformance.workloads.model import Counting
 from conformance.workloads.problem import Problem
+
+#: What a rank of a script prints that hangs.
+TIMEOUT = "Timeout (0:00:20)!"
+
+
+class CannotShow(Exception):
+    """Why no script can show a failure, and what to do instead: one line."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Wrong values after ``windows`` windows.
+
+    ``step``: the last one that they are of. ``expected``: each with how large its error may be. ``seen``: the first
+    that is wrong, as (rank, index, value), or another such if steps may be those of other windows; nothing if the
+    values of ranks differ, each of which may be right. ``others``: what is right as well, by how the trainer decides
+    what is open.
+    """
+
+    windows: int
+    step: int
+    quantity: Quantity
+    expected: tuple[tuple[float, float], ...]
+    seen: tuple[tuple[int, int, float], ...]
+    others: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Training that raises or hangs. ``errors``: the first line of what each rank raised, if any did."""
+
+    windows: int
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a trainer calls, where its numbers are right, or what it goes on with where it is resumed.
+
+    ``rule``: what it must do. ``watch``: the name in `parts.calls` of what notes it, if anything is; ``compares``: of
+    what in `parts.conclusions` tells whether it is wrong; ``launch``: of what in `parts.ranks` starts the ranks, if
+    not as ever.
+    """
+
+    windows: int
+    rule: str
+    watch: str
+    compares: str = "compare_calls"
+    launch: str | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Samples in an order of the trainer's own, and ``weights``, which are not those of training on them."""
+
+    windows: int
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Buffers of the model. ``right``: what they may be on rank 0, each with how much may be rounding."""
+
+    windows: int
+    right: tuple[tuple[float, float, float], ...]
+
+
+#: What a script can show.
+Shows: TypeAlias = Numbers | Ending | Calls | Reading | Counts
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The steps of a trainer that is right. ``name`` completes "it is a trainer that ...", by what it decides."""
+
+    name: str
+    steps: Sequence[Step]
+
+    def by(self, window: int) -> Step | None:
+        """The last step of the first windows, up to this one."""
+        return next((step for step in reversed(self.steps) if step.window <= window), None)
+
+
+def answers(judgement: Judgement, problem: Problem) -> list[Answer]:
+    """The right answers; first that of the judgement, unless the trainer declares another one.
+
+    That of the judgement takes the trainer's own word for which steps are skipped, which a trainer that is right may
+    skip otherwise.
+
+    Raises CannotShow.
+    """
+    followed = judgement.trajectory
+    assert followed is not None
+    declared = {split(one.way)[0]: one.declared for one in judgement.behaviour if one.declared is not None}
+    accepted, history = accepted_by(problem, judgement.ranks, carries=declared.get("last_window") == "carry")
+    if problem.precision.scaled and (own := Recurrence(problem).run()).skips != followed.skips:
+        if "possible" in own.overflows:
+            raise CannotShow(
+                f"which steps overflow, and are to be skipped, depends on rounding: {judgement.headline}; take a case "
+                "of this cause in fp32"
+            )
+        history, followed = own.history, own
+    # One whose numbers are right does otherwise than it declares.
+    against = judgement.reading is not None and judgement.reading.denies(declared)
+    first = [] if against else [followed]
+    readings = [one for one in accepted if not against or not one.denies(declared)]
+    trajectories: list[Trajectory] = [*first, *(trajectory_of(one, history) for one in readings)]
+    names = [*("" for _ in first), *(" and ".join(WORDS[way].says for way in one.ways) for one in readings)]
+    return [Answer(name, one.steps) for name, one in zip(names, trajectories, strict=True)]
+
+
+def wrong_numbers(ranks: Sequence[RankEvidence], right: Sequence[Answer]) -> Iterator[Numbers]:
+    """At the first step at which a value is wrong, and at the last one if there is one too."""
+    windows = sorted({step.window for answer in right for step in answer.steps if right[0].by(step.window)})
+    for quantity in get_args(Quantity):
+        wrong = [window for window in windows if _is_wrong(ranks, right, window, quantity)]
+        for window in dict.fromkeys([*wrong[:1], *wrong[-1:]]):
+            yield _numbers(ranks, right, window, quantity)
+
+
+def _numbers(ranks: Sequence[RankEvidence], right: Sequence[Answer], window: int, quantity: Quantity) -> Numbers:
+    first, *others = _boxes(right, window, quantity)
+    last = [[_last(rank, window, quantity, by_plan=by_plan) for rank in ranks] for by_plan in (True, False)]
+    seen = tuple(one for one in (_first_outside(first[1], values) for values in last) if one is not None)
+    step = next(at for at, one in enumerate(right[0].steps) if one is right[0].by(window))
+    named = tuple((name, _values(box)) for name, box in others)
+    return Numbers(window + 1, step, quantity, _values(first[1]), seen, named)
+
+
+def _boxes(right: Sequence[Answer], window: int, quantity: Quantity) -> list[tuple[str, Enclosure]]:
+    """The right values, each once; those that differ by less than rounding are as one."""
+    found: list[tuple[str, Enclosure]] = []
+    for answer in right:
+        step = answer.by(window)
+        if step is None:
+            continue
+        box = step.weights if quantity == "weights" else step.gradient
+        center = tuple(map(float, box.center))
+        near = next((at for at, (_, one) in enumerate(found) if outside(one, center) is None), None)
+        if near is None:
+            found.append((answer.name, box))
+        else:
+            found[near] = found[near][0], _around(found[near][1], box)
+    return found
+
+
+def _around(one: Enclosure, other: Enclosure) -> Enclosure:
+    """What holds both."""
+    both = zip(one.center, one.radius, other.center, other.radius, strict=True)
+    radius = tuple(max(own, abs(center - further) + more) for center, own, further, more in both)
+    return replace(one, radius=radius)
+
+
+def _is_wrong(ranks: Sequence[RankEvidence], right: Sequence[Answer], window: int, quantity: Quantity) -> bool:
+    values = [_last(rank, window, quantity, by_plan=True) for rank in ranks]
+    known = [one for one in values if one is not None]
+    if quantity == "weights" and any(not same(one, known[0]) for one in known):
+        return True
+    boxes = _boxes(right, window, quantity)
+    return bool(boxes) and all(_first_outside(box, values) is not None for _, box in boxes)
+
+
+def _last(rank: RankEvidence, window: int, quantity: Quantity, *, by_plan: bool) -> Vector | None:
+    """What a rank ends with that trains no longer than this window. ``by_plan``: by the windows that its steps should
+    end, and not those of their forwards."""
+    taken = [
+        attempt
+        for attempt in rank.attempts
+        if (attempt.window if by_plan or attempt.seen_in is None else attempt.seen_in) <= window
+    ]
+    if quantity == "weights":
+        return taken[-1].weights if taken else None if rank.attempts else rank.final_weights
+    return next((attempt.gradients for attempt in reversed(taken) if attempt.stepped), None)
+
+
+def _first_outside(box: Enclosure, values: Sequence[Vector | None]) -> tuple[int, int, float] | None:
+    for rank, one in enumerate(values):
+        if one is not None and (index := outside(box, one)) is not None and (value := one[index]) is not None:
+            return rank, index, value
+    return None
+
+
+def _values(box: Enclosure) -> tuple[tuple[float, float], ...]:
+    return tuple(map(_value, box.center, box.radius))
+
+
+def _value(center: Fraction, radius: Fraction) -> tuple[float, float]:
+    """The right value as a float, and a float above what it may be off by."""
+    value = float(center)
+    allowed = radius + abs(center - Fraction(value))
+    return value, math.nextafter(float(allowed), math.inf) if allowed else 0.0
+
 
 #: How a script sees that a law is broken that right numbers do not excuse: what watches, and what compares.
 WATCHES: dict[str, tuple[tuple[str, str], ...]] = {

@@ -9,12 +9,23 @@ A field with a default may be absent from the file. Vectors have one number for 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from conformance.workloads.behaviour import Way
 
-from .quoting import quoted
+
+def quoted(target: str) -> str:
+    """A target as a shell takes it; bytes that are no UTF-8 as bash, zsh and ksh write them."""
+    if target.isprintable():
+        return shlex.quote(target)
+    # A results file may name a target that no file can have.
+    names = ("surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass" for char in target)
+    text = b"".join(char.encode("utf-8", name) for char, name in zip(target, names, strict=True))
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in text)
+    return f"$'{''.join(plain)}'"
+
 
 SCHEMA_VERSION = 5
 
@@ -92,6 +103,7 @@ class CaseRecord:
     device: Annotated[str, "`cpu` or `cuda`"]
     verdict: Annotated[Verdict, "one of the twelve verdicts"]
     headline: Annotated[str, "the verdict's reason in one line; for a case that did not run, why, and what to do"]
+    reason: Annotated[Reason | None, "what the headline says, as far as no other field does"] = None
     resumed_at: Annotated[
         int | None,
         "after how many windows training was stopped, to be resumed in fresh processes; null if it ran through",
@@ -156,6 +168,15 @@ class CaseRecord:
     def repro_command(self) -> str:
         """Writes a standalone script that shows why the case fails."""
         return f"conformance repro {self.id} {quoted(self.target)}"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What the headline of a case that fails says, as data."""
+
+    code: Annotated[str, "the same in all cases that fail for this reason, such as the type of what was raised"] = ""
+    where: Annotated[str | None, "the lines that it is about: `train.py:41`, as in a finding"] = None
+    source: Annotated[tuple[str, ...], "the text of each line that `where` names, as in a finding"] = ()
 
 
 @dataclass(frozen=True)

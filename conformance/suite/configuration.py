@@ -1,16 +1,18 @@
-"""`[tool.conformance]` in pyproject.toml: options for this project's trainers, under the names that they have."""
+"""`[tool.conformance]` in pyproject.toml: options for this project's trainers, under the names that they have, what a
+watch expects, and failures that are expected, each with a reason."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from conformance.adapter.declaration import BACKEND_NAMES, did_you_mean
+from conformance.results.records import PASSED, CaseRecord
 from conformance.suite.options import time_limit
 
 if sys.version_info >= (3, 11):
@@ -18,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FILE, TABLE, EXPECTED = "pyproject.toml", "tool.conformance", "expected-failures"
+FILE, TABLE, EXPECTED, WATCH = "pyproject.toml", "tool.conformance", "expected-failures", "watch"
 
 
 class ConfigurationError(Exception):
@@ -33,11 +35,13 @@ class Configuration:
         file: where it is, as seen from the current folder; None if there is none.
         values: by the name of the option; those that may be given several times are lists.
         expected: reasons of failures that are expected, by the id of a case or the name of a cause.
+        watch: what a watch expects of scripts, by property.
     """
 
     file: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, str] = field(default_factory=dict)
+    watch: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self, given: Mapping[str, Any]) -> Iterator[str]:
         """The command line for the values that are not `given` there, which wins; trainers are `--trainer`.
@@ -88,14 +92,17 @@ def _checked(file: Path, table: object) -> Configuration:
         raise ConfigurationError(f"{file}: [{TABLE}] is not a table: write options below [{TABLE}]")
     values: dict[str, Any] = {}
     expected: Mapping[str, str] = {}
+    watch: Mapping[str, str] = {}
     for name, value in table.items():
         try:
             if name == EXPECTED:
                 expected = _reasons(value)
+            elif name == WATCH:
+                watch = _watch(value)
             elif name in _OPTIONS:
                 values[name] = _OPTIONS[name](value)
             else:
-                known = (*_OPTIONS, EXPECTED)
+                known = (*_OPTIONS, EXPECTED, WATCH)
                 raise _Wrong(f"no such option{did_you_mean(name, known) or f'; it is one of {_listed(known)}'}")
         except _Wrong as error:
             raise ConfigurationError(f"{file}: [{TABLE}] {name}: {error}") from error
@@ -105,7 +112,7 @@ def _checked(file: Path, table: object) -> Configuration:
             values[name] = os.path.normpath(beside / values[name])
     if "trainer" in values:
         values["trainer"] = [_from(beside, target) for target in values["trainer"]]
-    return Configuration(file, values, expected)
+    return Configuration(file, values, expected, watch)
 
 
 def _from(folder: Path, target: str) -> str:
@@ -169,6 +176,12 @@ def _reasons(value: object) -> dict[str, str]:
     return dict(value)
 
 
+def _watch(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or value.keys() - {"expect"} or not isinstance(value.get("expect", {}), dict):
+        raise _Wrong(f'{_shown(value)} is not understood; write expect = {{ranks = "sum"}}')
+    return {name: _text(one) for name, one in value.get("expect", {}).items()}
+
+
 _OPTIONS = {
     "trainer": _texts,
     "backend": _backends,
@@ -188,3 +201,64 @@ def _listed(names: Collection[str]) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:57]}..."
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What came of the expectations in a run.
+
+    Attributes:
+        cases: how many failed as expected. wrong: expectations that do not hold, a line each.
+    """
+
+    cases: int
+    wrong: tuple[str, ...]
+
+
+def expectation(case: CaseRecord, names: Iterable[str]) -> str | None:
+    """The name that stands for the case: its id, also as trainer:id, or a cause that it shows, if it failed.
+
+    A cause is the law that it broke, the condition that does not hold, or the known bug that makes its numbers.
+    """
+    own = [case.id, f"{case.trainer}:{case.id}"]
+    if case.failed:
+        own += [finding.law for finding in case.findings if finding.level == "MUST"]
+        own += [guard.name for guard in case.guards if not guard.holds]
+        own += case.explained_by
+    known = set(names)
+    return next((name for name in own if name in known), None)
+
+
+def judged(cases: Iterable[CaseRecord], configuration: Configuration, *, whole: bool) -> Expected:
+    """Hold these cases against what is expected.
+
+    ``whole``: they are all that the configuration selects, so that a name must match one of them.
+    """
+    unmatched = dict.fromkeys(configuration.expected)
+    failed = 0
+    wrong = []
+    for case in cases:
+        name = expectation(case, configuration.expected)
+        if name is None:
+            continue
+        unmatched.pop(name, None)
+        failed += case.failed
+        if case.verdict in PASSED:
+            wrong.append(holds(case, name, configuration))
+    if whole:
+        wrong += [matches_nothing(name, configuration) for name in unmatched]
+    return Expected(failed, tuple(wrong))
+
+
+def holds(case: CaseRecord, name: str, configuration: Configuration) -> str:
+    """The line on a case that is expected to fail and passes."""
+    return f"{case.trainer}:{case.id} holds, though a failure is expected; remove {_where(name, configuration)}"
+
+
+def matches_nothing(name: str, configuration: Configuration) -> str:
+    """The line on an expectation that no case meets."""
+    return f"no case has the id or the cause {name}; correct or remove {_where(name, configuration)}"
+
+
+def _where(name: str, configuration: Configuration) -> str:
+    return f'"{name}" from [{TABLE}.{EXPECTED}] in {configuration.file}'

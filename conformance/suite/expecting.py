@@ -12,8 +12,14 @@ import pytest
 
 from conformance.results.plain import record
 from conformance.results.records import PASSED, CaseRecord
-from conformance.suite.configuration import Configuration, ConfigurationError, configuration
-from conformance.suite.expected import expectation, holds, matches_nothing
+from conformance.suite.configuration import (
+    Configuration,
+    ConfigurationError,
+    configuration,
+    expectation,
+    holds,
+    matches_nothing,
+)
 
 _FOUND: pytest.StashKey[Configuration] = pytest.StashKey()
 #: Whether all that the configuration selects is run.

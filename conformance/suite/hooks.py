@@ -1,22 +1,21 @@
-"""What pytest does in a run of the suite: options, items, markers, fixtures, and the torch that workers share."""
+"""What pytest does in a run of the suite: options, items, markers, fixtures, warnings, and the shared torch."""
 
 from __future__ import annotations
 
 import gc
 import json
+import warnings
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.runner.front.client import RunnerError
-from conformance.runner.front.zygote_client import shared
-from conformance.runner.front.zygote_process import ZygoteProcess
+from conformance.runner.front.zygote_client import ZygoteProcess, shared
 from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_defaults, add_options, received
 from conformance.suite.servers import Servers
-from conformance.suite.warned import SlowPath, warn
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 ZYGOTE: pytest.StashKey[ZygoteProcess] = pytest.StashKey()
@@ -138,3 +137,19 @@ def servers(config: pytest.Config) -> Servers:
     if SERVERS not in config.stash:
         config.stash[SERVERS] = Servers(config.getoption("time_limit"))
     return config.stash[SERVERS]
+
+
+class SlowPath(UserWarning):
+    """Why the cases of a trainer take long, and what to do. A warning, because pytest's workers pass warnings on."""
+
+
+class Undeclared(UserWarning):
+    """What a trainer does at its user's expense, and what to do."""
+
+
+def warn(config: pytest.Config, warning: UserWarning, when: Literal["collect", "runtest"], nodeid: str = "") -> None:
+    """Show ``warning`` in pytest's summary, once however many tests have it."""
+    message = warnings.WarningMessage(warning, type(warning), __file__, 0)
+    config.hook.pytest_warning_recorded.call_historic(
+        kwargs={"warning_message": message, "when": when, "nodeid": nodeid, "location": None}
+    )

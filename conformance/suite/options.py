@@ -31,6 +31,17 @@ def time_limit(text: str) -> float:
     return seconds
 
 
+def whole_number(of: str) -> Callable[[str], int]:
+    """Parses how many there are of something, from 1; raises argparse.ArgumentTypeError."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {of}; write a whole number from 1")
+        return int(text)
+
+    return parse
+
+
 #: By name, what argparse's `add_argument` and pytest's `addoption` both take. None stands for what is not given, so
 #: that it can be looked up in the project's configuration first.
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.cases.matrix import possible
-from conformance.results.records import CaseRecord
-from conformance.runner.front.client import RunnerError
-from conformance.runner.front.lives import run_case
+from conformance.results.records import CaseRecord, Reason
+from conformance.runner.front.client import RunnerError, run_case
 from conformance.suite.items import Item
 from conformance.suite.servers import Servers
 from conformance.trace import file
@@ -39,6 +38,7 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
         )
         found = replace(
             without_evidence(item.case, item.trainer, item.target, item.command, "INCONCLUSIVE", headline),
+            reason=Reason(f"harness failed: {type(error).__name__}"),
             unjudged=shortened(traceback.format_exc()),
         )
     return replace(found, possible=possible(item.case.backend), declared=item.declared, undeclared=item.undeclared)

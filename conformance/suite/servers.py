@@ -1,16 +1,15 @@
-"""The servers that run the cases of a run, one for each trainer and backend."""
+"""The servers that run the cases of a run, one for each trainer and backend, and when to stop waiting for a trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer, Outcome
 from conformance.suite.options import TIME_LIMIT
-from conformance.suite.patience import Patience
 
 
 class Server(Protocol):
@@ -78,3 +77,36 @@ class Servers:
     def close(self) -> None:
         self._servers.clear()
         self._stack.close()
+
+
+#: So many cases in a row that hang in the same place are enough to know it.
+ENOUGH = 3
+
+Kind: TypeAlias = tuple[str, str]
+"""A trainer's target and a backend."""
+Place: TypeAlias = frozenset[str | None]
+"""The lines in which ranks hang."""
+
+
+class Patience:
+    """What this process has seen of each trainer and backend. A case that ends, or hangs elsewhere, starts anew."""
+
+    def __init__(self) -> None:
+        self._hung: dict[Kind, tuple[Place, int]] = {}
+
+    def note(self, kind: Kind, place: Place | None) -> None:
+        """A case has ended; ``place``: where it hung, if it did."""
+        if place is None:
+            self._hung.pop(kind, None)
+            return
+        before, count = self._hung.get(kind, (place, 0))
+        self._hung[kind] = place, count + 1 if before == place else 1
+
+    def lost_with(self, kind: Kind) -> str | None:
+        """Why no further case is run; None if one is."""
+        place, count = self._hung.get(kind, (frozenset(), 0))
+        if count < ENOUGH:
+            return None
+        lines = sorted(line for line in place if line is not None)
+        where = f" at {' and '.join(lines)}" if lines else ""
+        return f"{count} cases of {kind[0]} on {kind[1]} in a row hung in the same place{where}"

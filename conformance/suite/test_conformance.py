@@ -6,17 +6,15 @@ import json
 
 import pytest
 
-from conformance.oracle.faults import CATALOGUE
 from conformance.report.card import card_of
 from conformance.report.text import visible
 from conformance.results.plain import plain
 from conformance.results.records import NOT_RUN, PASSED
 from conformance.runner.front.client import RunnerError
 from conformance.runner.outcome import HostLost
-from conformance.suite.hooks import servers
+from conformance.suite.hooks import Undeclared, servers, warn
 from conformance.suite.items import BadInput, Item
 from conformance.suite.running import run
-from conformance.suite.warned import Undeclared, warn
 from conformance.workloads.behaviour import WORDS, warning
 
 
@@ -37,8 +35,7 @@ def test_case(item: Item | BadInput, request: pytest.FixtureRequest) -> None:
     if result.verdict in NOT_RUN:
         pytest.skip(visible(f"{result.verdict}: {result.headline}"))
     if result.verdict not in PASSED:
-        card = card_of(result, {fault.name: fault.text for fault in CATALOGUE})
-        *lines, again = card.lines()
+        *lines, again = card_of(result).lines()
         pytest.fail("\n".join([*lines, *map(visible, result.notes), again]), pytrace=False)
     for one in result.behaviour:
         if (costs := warning(one.way, one.declared)) is not None:

@@ -24,20 +24,25 @@ class Cut(Protocol[E_contra, W_co]):
         """Those that end as nothing more comes."""
 
 
+def _never(_: int, __: object) -> bool:
+    return False
+
+
 class Assembler(Generic[E, W, K]):
     """Joins the n-th windows that the ranks have of a key, once each rank has its own or is over.
 
     Those of a rank wait for the others', so that no more are kept than it is ahead.
 
-    ranks: how many there will be. key: of a window, such as its optimizer. cuts: of the ranks that have begun.
+    ranks: how many there will be. key: of a window, such as its optimizer. lacks: whether a rank will never have the
+    like of a window. cuts: of the ranks that have begun.
     over: the ranks of which nothing more comes.
     """
 
-    def __init__(self, ranks: int, key: Callable[[W], K]) -> None:
+    def __init__(self, ranks: int, key: Callable[[W], K], lacks: Callable[[int, W], bool] = _never) -> None:
         self.ranks = ranks
         self.cuts: dict[int, Cut[E, W]] = {}
         self.over: set[int] = set()
-        self._key = key
+        self._key, self._lacks = key, lacks
         self._waiting: dict[K, tuple[deque[W], ...]] = defaultdict(lambda: tuple(deque() for _ in range(ranks)))
         self._changed: dict[K, None] = {}
 
@@ -73,5 +78,9 @@ class Assembler(Generic[E, W, K]):
         keys, self._changed = [*self._changed], {}
         for key in keys:
             waiting = self._waiting[key]
-            while any(waiting) and all(own or rank in self.over for rank, own in enumerate(waiting)):
+            while any(waiting) and self._is_joined(waiting):
                 yield key, tuple(own.popleft() if own else None for own in waiting)
+
+    def _is_joined(self, waiting: tuple[deque[W], ...]) -> bool:
+        first = next(own[0] for own in waiting if own)
+        return all(own or rank in self.over or self._lacks(rank, first) for rank, own in enumerate(waiting))

@@ -1,9 +1,9 @@
-"""What observers write to: the recording of one rank, with its state so far."""
+"""What observers write to: the recording of one rank, with its state so far, and events that several of them record."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from threading import get_ident
@@ -14,22 +14,17 @@ import torch
 from torch.distributed.distributed_c10d import _world
 
 from conformance.adapter.backends import BACKENDS
-from conformance.trace.state import horovod, topology
-from conformance.trace.state.copies import Copies
-from conformance.trace.state.flow import Flow
+from conformance.trace.state.finding import Rows
 from conformance.trace.state.gradients import Gradients
-from conformance.trace.state.graphs import Graphs
+from conformance.trace.state.graphs import Flow, Graphs
 from conformance.trace.state.handles import Handles
-from conformance.trace.state.nested import Nested
+from conformance.trace.state.nested import Nested, Wrappers
 from conformance.trace.state.numbers import Numbers
-from conformance.trace.state.optimizers import held_by, unwrapped
-from conformance.trace.state.parts import kind_of
-from conformance.trace.state.payloads import Payloads
-from conformance.trace.state.rows import Rows
-from conformance.trace.state.settings import algorithm, settings, without_rates
+from conformance.trace.state.optimizers import algorithm, held_by, kind_of, settings, unwrapped, without_rates
+from conformance.trace.state.payloads import Copies, Payloads
 from conformance.trace.state.site import Sites
+from conformance.trace.state.topology import reached, settings_of_horovod
 from conformance.trace.state.watched import Watched
-from conformance.trace.state.wrappers import Wrappers
 from conformance.trace.values import Number
 
 DURING = ("forward", "backward", "synchronize", "unscale", "step")
@@ -165,7 +160,7 @@ class Recording:
             return known
         number = self.numbers.of("optimizer", optimizer)
         held = held_by(optimizer)
-        is_horovods, passes = horovod.settings(optimizer)
+        is_horovods, passes = settings_of_horovod(optimizer)
         self.note(
             "optimizer",
             optimizer=number,
@@ -175,7 +170,7 @@ class Recording:
             horovod=is_horovods,
             backward_passes_per_step=passes,
             state=len(getattr(optimizer, "state", ())) > 0,
-            groups=self._settings.setdefault(number, settings(optimizer, self.watched)),
+            groups=self._settings.setdefault(number, settings(optimizer, self.watched.numbers)),
             **({} if (name := algorithm(optimizer)) is None else {"algorithm": name}),
             **({"copy": True} if self.watched.is_copys(self.watched.find(optimizer)) else {}),
         )
@@ -184,7 +179,7 @@ class Recording:
     def changed_settings(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """`groups` for a step of an optimizer whose settings, but for the learning rate, are others than when it was
         last noted; {} for one that kept them."""
-        number, now = self.optimizer(optimizer), settings(unwrapped(optimizer), self.watched)
+        number, now = self.optimizer(optimizer), settings(unwrapped(optimizer), self.watched.numbers)
         before = self._settings[number]
         if now == before or [*map(without_rates, now)] == [*map(without_rates, before)]:
             return {}
@@ -195,7 +190,7 @@ class Recording:
         """Note once which world size and rank the process group reports."""
         if not self._is_topology_noted:
             self._is_topology_noted = True
-            self.note("topology", **topology.reached())
+            self.note("topology", **reached())
 
     def shards(self) -> None:
         """Note which elements this rank holds, when parameters are split over the ranks or that changes."""
@@ -228,3 +223,71 @@ class _Accounting:
         self._recording._accounting.remove(get_ident())
         if kind is None:
             self._recording.accounted(zeroed=self._zeroing)
+
+
+def note_collective(
+    recording: Recording,
+    op: str,
+    tensors: Sequence[torch.Tensor],
+    via: str,
+    group: list[int],
+    reduce: str | None,
+    name: str | None = None,
+) -> bool:
+    """Note a collective that is about to be issued over the ranks `group`; `tensors` are this rank's inputs.
+    `name`: that of the group, if it has one.
+
+    Returns whether the trainer itself reduces gradients with it.
+    """
+    # Not within `unscale_` either: a scaler may exchange overflows there, when it has divided the gradients.
+    if recording.during is None:
+        recording.look()
+    if len(group) > 1:
+        # A rank may leave its process group before it steps or ends.
+        recording.topology()
+    of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
+    fields = exchange(recording, tensors, via, group)
+    if name is not None:
+        fields["process_group"] = name
+    zeros = recording.payloads.zeros(tensors, of)
+    recording.handles.noted(recording.note("collective", op=op, reduce=reduce, **fields, of=of, **zeros))
+    if is_the_trainers:
+        # Their changes are not reported until it has finished.
+        recording.gradients.is_stale = True
+    return is_the_trainers
+
+
+def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, group: list[int]) -> dict[str, Any]:
+    """The fields that collectives and messages have in common."""
+    have_fractions = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+    return {
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        "elements": sum(tensor.numel() for tensor in tensors),
+        "group": group,
+        "via": via,
+        "during": recording.during,
+        **({"integers": True} if tensors and not have_fractions else {}),
+    }
+
+
+def note_skip(
+    recording: Recording, optimizer: torch.optim.Optimizer, scale: Number, *, are_cleared: bool = False
+) -> None:
+    """Note a step that was requested and skipped, because gradients overflowed at `scale`; perhaps they are cleared."""
+    parameters = recording.watched.find(optimizer)
+    if parameters is None:
+        return
+    gradients = None if are_cleared else recording.watched.gradients(parameters)
+    recording.shards()
+    recording.note(
+        "skip",
+        scale=scale,
+        gradients_finite=None if gradients is None else not any(isinstance(gradient, str) for gradient in gradients),
+        gradients=gradients,
+        weights=recording.watched.weights(parameters),
+        optimizer=recording.optimizer(optimizer),
+        state=recording.watched.state(optimizer),
+        **recording.watched.handed_out(held_by(optimizer)),
+    )
+    recording.skipped.append(optimizer)
+    recording.accounted()

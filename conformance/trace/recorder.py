@@ -32,12 +32,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from conformance.adapter.unsupported import Unsupported
+from conformance.adapter.declaration import Unsupported
 from conformance.trace import observers
 from conformance.trace.emit import Recording
-from conformance.trace.seams.aside import Aside
 from conformance.trace.seams.guarding import failures, harmless
-from conformance.trace.seams.ours import ours
+from conformance.trace.seams.ours import Aside, ours
 from conformance.trace.seams.patching import Seams
 from conformance.trace.values import Number, values
 

@@ -1,17 +1,139 @@
-"""The right answers to a case, in all readings that are accepted, along what its ranks' loss scaler did."""
+"""The right answers to a case, in all accepted readings, along what its ranks' loss scaler and last windows did."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain, cycle, islice, product
 
-from conformance.oracle.accepted_readings import SCALARS_IN_TENSORS, Reading, must_step, readings
+from conformance.oracle.accepted_readings import SCALARS_IN_TENSORS, Ends, Reading, must_step, readings
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.verdict.comparison import matches
 from conformance.verdict.evidence import RankEvidence, exactly
-from conformance.verdict.last_window import as_dealt, padded
+from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Sample
+
+#: Numbers of rows by their features: a row shows no target.
+_Numbers = Mapping[tuple[object, ...], int]
+_Rows = Sequence[int | None]
+
+
+def as_dealt(problem: Problem, ranks: Sequence[RankEvidence]) -> Problem:
+    """The problem with last windows split evenly, if ranks that should have no samples of them took their part."""
+    if not problem.layout.in_whole_shares:
+        return problem
+    numbers = row_numbers(problem)
+    for last, read in zip(problem.ends, _read_last(problem, ranks, numbers), strict=False):
+        if not any(rows for rows, share in zip(read, last.shares, strict=True) if not share):
+            return problem
+        if Counter(chain.from_iterable(read)) != Counter(numbers[sample.x] for sample in last.batch):
+            return problem
+    return replace(problem, layout=replace(problem.layout, in_whole_shares=False))
+
+
+def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
+    """What the last window of each epoch may be if ranks repeated samples to fill it up; empty if none was repeated, or
+    the rows do not show it.
+
+    If several samples have the repeated row, it may be those of the window or the first of all, or those that a rank
+    has read before.
+    """
+    if all(len(window.batch) == problem.workload.batch_size for window in problem.ends):
+        return []
+    numbers = row_numbers(problem)
+    read = _read_last(problem, ranks, numbers)
+    repeated = [_repeated(problem, last, rows, numbers) for last, rows in zip(problem.ends, read, strict=False)]
+    found = list[Ends]()
+    for of_epochs in product(*repeated) if repeated else ():
+        filled = map(partial(problem.layout.filled_up, problem.workload), problem.ends, of_epochs)
+        ends = {window.index: window for window in filled}
+        if all(len(window.batch) % window.world_size == 0 for window in ends.values()):
+            found.append(ends)
+    return found
+
+
+def _repeated(problem: Problem, last: Window, read: Sequence[_Rows], numbers: _Numbers) -> list[tuple[int, ...]]:
+    """Which samples ranks may have repeated in the last window of an epoch; none if none has."""
+    size = problem.layout.accumulation * problem.layout.micro_batch_size
+    planned = Counter[int | None](numbers[sample.x] for sample in last.batch)
+    trained = Counter(chain.from_iterable(read))
+    repeated = trained - planned
+    if len(last.batch) == last.world_size * size or not repeated or None in repeated or planned - trained:
+        return []
+    if any(len(rows) > size for rows in read):
+        return []
+    samples = list(chain.from_iterable(problem.workload.batches))
+    of_all = _by_row(enumerate(samples), numbers)
+    of_window = of_all | _by_row(zip(last.samples, last.batch, strict=True), numbers)
+    taken = [
+        tuple(chain.from_iterable(islice(cycle(of_rows[row]), count) for row, count in repeated.items()))
+        for of_rows in (of_window, of_all)
+    ]
+    if any(len(of_all[row]) > 1 for row in repeated):
+        before = [_read_before(problem, last, rank, rows, numbers) for rank, rows in enumerate(read)]
+        taken += [tuple(chain(*one)) for one in zip(*before, strict=True)]
+    return list(dict.fromkeys(one for one in taken if len(one) == repeated.total()))
+
+
+def row_numbers(problem: Problem) -> _Numbers:
+    """As the recorder numbers rows: in the order of the samples, those with equal features as one."""
+    numbers: dict[tuple[object, ...], int] = {}
+    for sample in chain(*problem.workload.batches):
+        numbers.setdefault(sample.x, len(numbers))
+    return numbers
+
+
+def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Numbers) -> list[list[_Rows]]:
+    """The rows that each rank trained on in the last window of each epoch, if it read as many more or fewer than
+    planned in each; none if they read other rows than planned before it."""
+    read, found = [_rows(rank) for rank in ranks], list[list[_Rows]]()
+    positions = [0] * len(read)
+    for last in problem.ends:
+        *earlier, _ = [window for window in problem.windows if window.epoch == last.epoch]
+        of_epoch = list[_Rows]()
+        for rank, rows in enumerate(read):
+            of_plan = [sum(map(len, window.shares[rank])) for window in problem.windows if window.epoch == last.epoch]
+            of_run = sum(len(micro_batch) for window in problem.windows for micro_batch in window.shares[rank])
+            end = positions[rank] + sum(of_plan) + (len(rows) - of_run) // len(problem.ends)
+            of_epoch.append(rows[positions[rank] : end])
+            positions[rank] = end
+        before = [sum(map(len, chain(*(window.shares[rank] for window in earlier)))) for rank in range(len(read))]
+        begun = Counter(chain.from_iterable(rows[:count] for rows, count in zip(of_epoch, before, strict=True)))
+        if begun != Counter(numbers[sample.x] for window in earlier for sample in window.batch):
+            return []
+        found.append([rows[count:] for rows, count in zip(of_epoch, before, strict=True)])
+    return found
+
+
+def _rows(rank: RankEvidence) -> _Rows:
+    """Those of its training forwards, in order."""
+    return [row for event in rank.events.forwards for row in event.rows]
+
+
+def _by_row(samples: Iterable[tuple[int, Sample]], numbers: _Numbers) -> defaultdict[int | None, list[int]]:
+    """The numbers of the samples of each row, in order."""
+    found = defaultdict[int | None, list[int]](list)
+    for number, sample in samples:
+        found[numbers[sample.x]].append(number)
+    return found
+
+
+def _read_before(
+    problem: Problem, last: Window, rank: int, rows: _Rows, numbers: _Numbers
+) -> tuple[Sequence[int], Sequence[int]]:
+    """What `rank` may have read after its own share of a last window: the first samples that it has in this epoch with
+    these rows, one after the other, and the last ones; none if there are none."""
+    windows = [window for window in problem.windows if window.epoch == last.epoch]
+    samples = [
+        (window.samples[index], window.batch[index]) for window in windows for index in chain(*window.shares[rank])
+    ]
+    further = rows[sum(map(len, last.shares[rank])) :]
+    runs = (samples[begin : begin + len(further)] for begin in range(len(samples) - len(further) + 1))
+    found = [[number for number, _ in run] for run in runs if [numbers[sample.x] for _, sample in run] == further]
+    return (found[0], found[-1]) if found else ((), ())
 
 
 def accepted_by(

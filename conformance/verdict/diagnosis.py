@@ -12,10 +12,9 @@ from fractions import Fraction
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Gap, Unbounded
-from conformance.oracle.deviation import Deviation, pairs
 from conformance.oracle.faults import applicable
 from conformance.oracle.power import bounded, separation
-from conformance.oracle.recurrence import Recurrence, Trajectory
+from conformance.oracle.recurrence import Deviation, Recurrence, Trajectory, pairs
 from conformance.results.records import PAIR
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly

@@ -1,4 +1,4 @@
-"""The evidence of one rank, read from its events."""
+"""What is known of each rank, and from where; what its optimizers' events show is read here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from conformance.laws.run import Events
 from conformance.results.records import Vector
@@ -20,6 +20,10 @@ from conformance.workloads.layout import Window
 # Growth and backoff factor, and the interval of growth, of apex's LossScaler (apex/amp/scaler.py).
 _APEX_RULE = (2.0, 0.5, 2000)
 
+#: How a value is known: from an optimizer's event, from later forwards or the end, from the trainer's report, or from a
+#: rank that steps for this one.
+Source: TypeAlias = Literal["seen", "shown", "reported", "another rank"]
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -29,6 +33,7 @@ class Attempt:
     ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where a value is unset.
     Without ``gradients``, nothing shows what the step used.
     ``scale`` is the loss scale of an enabled GradScaler or apex. ``gradients_finite`` is known for skips only.
+    ``weights_by`` and ``gradients_by``: how they are known.
     """
 
     window: int
@@ -38,6 +43,8 @@ class Attempt:
     weights: Vector
     scale: float | None
     gradients_finite: bool | None = None
+    weights_by: Source = "seen"
+    gradients_by: Source = "seen"
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,8 @@ class RankEvidence:
     show is that of the ranks that hold it."""
     changes: tuple[str, ...] = ()
     """Where the weights changed outside a step of torch's optimizers, in words."""
-    reported: frozenset[int] = frozenset()
-    """The windows of whose weights only its reports speak."""
+    hidden: frozenset[int] = frozenset()
+    """The windows whose weights nothing but its reports can show."""
     denied: str | None = None
     """What it told otherwise than it was seen, in words."""
     lives: tuple[RankEvidence, ...] = ()
@@ -83,6 +90,11 @@ class RankEvidence:
     def holds(self, element: int) -> bool:
         """Whether it has this element of the weights itself."""
         return self.shard is None or element in self.shard
+
+    @cached_property
+    def reported(self) -> frozenset[int]:
+        """The windows of whose weights only its reports speak."""
+        return self.hidden | {attempt.window for attempt in self.attempts if attempt.weights_by == "reported"}
 
     @cached_property
     def events(self) -> Events:
@@ -339,6 +351,11 @@ def _update(event: trace.Update) -> Update:
         event.given,
         event.scaler,
     )
+
+
+def shown_by(event: trace.Forward | trace.Finished | trace.Report | None) -> Vector | None:
+    """The weights that an event shows, if it shows them."""
+    return None if event is None or event.weights is None else values(event.weights)
 
 
 def values(recorded: Sequence[float | str | None]) -> Vector:

@@ -13,7 +13,7 @@ from conformance.trace.events import Collective, Start, StateInit
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, exactly, values
-from conformance.verdict.guard import (
+from conformance.verdict.judgement import (
     LEFT_OUT,
     MULTIPLE,
     OTHER_ORDER,
@@ -27,11 +27,10 @@ from conformance.verdict.guard import (
     adds_to,
     not_held,
 )
-from conformance.verdict.left_over import left_over
+from conformance.verdict.observability import kept_over_step, split_apart
 from conformance.verdict.orders import in_first_order, resumed_in_other_order
 from conformance.verdict.resuming import between_windows, left_behind, other_gradients, other_state, other_weights
-from conformance.verdict.shards import kept_over_step, split_apart
-from conformance.verdict.work import unread
+from conformance.verdict.work import left_over, unread
 
 
 def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
@@ -39,7 +38,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     a parameter without a gradient on any rank, a gradient that is a multiple of the right one, a step at another
     learning rate, or weights that were right when the optimizer's step was over."""
     found = _first_wrong(case, ranks, difference, right)
-    return None if found is None else replace(found, gives_way=True)
+    return found and replace(found, ground="place" if found.name == PARAMETERS else "explanation")
 
 
 def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
@@ -62,7 +61,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
         return not_held("forwards use what was stepped", "in each window", kept, "what was gathered before")
     left = left_over(case, ranks, right.steps[difference.step].window)
     if left is not None:
-        return adds_to(left)
+        return adds_to(*left)
     order = in_first_order(case, ranks) or resumed_in_other_order(case, ranks)
     if order is not None:
         return not_held("order of each epoch", "another one", order, "that of another one", OTHER_ORDER)
@@ -107,14 +106,15 @@ def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
         planned = [float(value) for value in case.problem.workload.start_of(rank.outcome.rank)]
         for event in rank.events.of(StateInit):
             if event.weights and other_than([planned], event.weights):
-                at = " ({}:{})".format(*event.where) if event.where else ""
+                line = "{}:{}".format(*event.where) if event.where else None
+                at = f" ({line})" if line else ""
                 text = (
                     f"a step with gradients of zero changed the weights before training{at}: it decays them, and "
                     "AdamW counts it; so with the one by which Horovod's `broadcast_optimizer_state` makes the state "
                     "of a new optimizer"
                 )
                 where = f"rank {rank.outcome.rank}, before training"
-                return not_held(WEIGHTS, "not before training", text, where, "a step before training")
+                return not_held(WEIGHTS, "not before training", text, where, "a step before training", line)
     return None
 
 
@@ -130,13 +130,14 @@ def _reduced_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
             continue
         other = other_than([mean], begun.weights)
         if other and all(other_than([start], begun.weights) for start in starts):
-            at = " ({}:{})".format(*reduced[-1].where) if reduced[-1].where else ""
+            line = "{}:{}".format(*reduced[-1].where) if reduced[-1].where else None
+            at = f" ({line})" if line else ""
             text = (
                 f"before training the ranks reduced their weights{at}, of which one became {number(other[0])} in place "
                 f"of {number(other[1])}: divide a sum by the number of ranks, or broadcast the weights of one rank"
             )
             where = f"rank {rank.outcome.rank}, before training"
-            return not_held(WEIGHTS, "not before training", text, where, "weights reduced before training")
+            return not_held(WEIGHTS, "not before training", text, where, "weights reduced before training", line)
     return None
 
 

@@ -9,10 +9,10 @@ from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
 from conformance.results.records import Vector
-from conformance.trace.events import Finished, Step
+from conformance.trace.events import Attempt, BackwardEnd, Finished, Step
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
-from conformance.verdict.guard import (
+from conformance.verdict.judgement import (
     COLLECTIVES,
     LEFT_OUT,
     OTHER_ORDER,
@@ -27,14 +27,36 @@ from conformance.verdict.guard import (
     not_held,
     on_every_rank,
 )
-from conformance.verdict.idle_steps import idle_after
-from conformance.verdict.left_over import left_over
-from conformance.verdict.orders import in_orders_of_their_own, resumed_in_other_order
-from conformance.verdict.own_order import each_rank_reads_all, lost_at_stop, not_once
-from conformance.verdict.resuming import between_windows, in_first_epoch, lost_place, other_scale
-from conformance.verdict.shards import copies_apart, without_gradients
-from conformance.verdict.work import gave_nothing, redundant, unread
+from conformance.verdict.observability import copies_apart, without_gradients
+from conformance.verdict.orders import (
+    each_rank_reads_all,
+    in_orders_of_their_own,
+    lost_at_stop,
+    not_once,
+    resumed_in_other_order,
+)
+from conformance.verdict.precedence import Ground
+from conformance.verdict.resuming import between_windows, in_first_epoch, lost_place
+from conformance.verdict.scaling import other_scale
+from conformance.verdict.work import gave_nothing, left_over, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
+
+
+def idle_after(rank: RankEvidence) -> int | None:
+    """The window of the last step that found gradients, if each later one found none after a backward; None if there is
+    no later one, or no step found any."""
+    window, goes_backward, is_idle = None, False, False
+    for event in rank.events.events:
+        if isinstance(event, BackwardEnd):
+            goes_backward = True
+        elif isinstance(event, Attempt):
+            if event.gradients and all(one is None for one in event.gradients):
+                is_idle |= goes_backward
+            else:
+                window, is_idle = event.window, False
+            goes_backward = False
+    return window if is_idle else None
+
 
 _MOST_NAMED = 3
 
@@ -119,7 +141,7 @@ def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         sizes,
         f"the trainer has world size {sizes} instead of {asked}; initialise the process group in every rank",
         # Ranks may meet without torch.distributed's own groups.
-        may_be_unseen=all(reached in (None, size) for reached, size in processes),
+        "exchange" if all(reached in (None, size) for reached, size in processes) else "guard",
     )
 
 
@@ -130,7 +152,7 @@ def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     text = f"{named(silent)} took part in no collective or message that could average gradients while training"
     if others:
         text += f", only in {', '.join(op.strip('_') for op in others)}"
-    return replace(on_every_rank(COLLECTIVES, silent, text), may_be_unseen=True)
+    return replace(on_every_rank(COLLECTIVES, silent, text), ground="exchange")
 
 
 def _contributed(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -158,14 +180,15 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     if (found := redundant(case, ranks)) is None:
         return Guard(SHARDS, True, expected, expected, "")
     if (left := left_over(case, ranks, found.window, repeats=True)) is not None:
-        return adds_to(left)
+        return adds_to(*left)
     text, lost = found.text, None
     if case.resumed_at is not None and found.window >= case.resumed_at:
         # Who has lost the position between two windows reads what seems to be another rank's, where samples are equal.
         lost = between_windows(case, ranks)
         text = lost or text
     diagnosis = POSITION if lost else ""
-    return Guard(SHARDS, False, expected, text, text, may_be_setup=not found.always, diagnosis=diagnosis)
+    ground: Ground = "guard" if found.always else "samples"
+    return Guard(SHARDS, False, expected, text, text, ground, diagnosis)
 
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -202,7 +225,7 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         _other_count(counts, len(windows))
         + ("; the ranks must agree" if len(counts) > 1 else "")
         + (f"; {lost}" if lost else ""),
-        may_be_setup=True,
+        "samples",
         diagnosis=POSITION if until_stop == {case.resumed_at} else diagnosis,
     )
 
@@ -254,7 +277,7 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         "nowhere else",
         "nowhere else" if not changed else "; ".join(changed),
         f"the weights are not those that the optimizer's steps have left: {'; '.join(changed)}",
-        gives_way=not skipped,
+        "guard" if skipped else "explanation",
         diagnosis="weights changed beside the steps",
     )
 

@@ -5,39 +5,89 @@ What the numbers alone say, and how a run that ended early is judged, is in `con
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case
+from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.laws.checking import Finding, check_all, without_harmless
 from conformance.laws.run import Run, no_cyclic_collection
 from conformance.oracle.power import shows_least_harm
-from conformance.results.records import PASSED
+from conformance.results.records import PASSED, Reason
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.trace.hindsight.shards import joined
 from conformance.trace.lives import by_life
-from conformance.verdict import own_order
-from conformance.verdict.as_one import as_one, crosses
-from conformance.verdict.averages import resumed_averages
+from conformance.verdict.attempts import as_it_ran
 from conformance.verdict.behaviour import observed
-from conformance.verdict.buffers import Fate, fate
+from conformance.verdict.beside_weights import look_beside_weights
 from conformance.verdict.diagnosis import HORIZON, Suspects
-from conformance.verdict.draws import resumed_draws
 from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.guard import AVERAGES, BUFFERS, DRAWS, RESTORED, SAMPLES, SHARDS, not_held
-from conformance.verdict.judgement import Judgement
-from conformance.verdict.lives import as_it_ran
-from conformance.verdict.mistakes import look_for_mistake
+from conformance.verdict.judgement import (
+    LOSS,
+    SAMPLES,
+    SHARDS,
+    WEIGHTS,
+    Judgement,
+    not_held,
+)
+from conformance.verdict.loss import rounded_loss
 from conformance.verdict.numbers import by_numbers
-from conformance.verdict.observability import unobserved, unplaced
-from conformance.verdict.resuming import other_bits
-from conformance.verdict.rounding import rounded
-from conformance.verdict.watched_weights import changed_after_training
-from conformance.workloads.model import Counting, WithDropout
+from conformance.verdict.observability import changed_after_training, unobserved, unplaced
+from conformance.verdict.orders import as_one, as_read, crosses, epoch_ways
+from conformance.verdict.precedence import Ground, overrules
+from conformance.verdict.precision_check import rounded
+from conformance.verdict.resuming import other_stop
+from conformance.verdict.setup import Mistake, mistake
+
+
+def look_for_mistake(case: Case, judgement: Judgement) -> None:
+    """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
+    broken = judgement.broken
+    if not judgement.has_ended_early and (stopped := other_stop(case, judgement.ranks)) is not None:
+        judgement.mistake = Mistake("stop", stopped)
+        judgement.overrule("SETUP", stopped)
+        return
+    is_seen_right = judgement.verdict in PASSED or (not broken and _is_reported(judgement))
+    if is_seen_right and (denied := judgement.denied):
+        judgement.mistake = Mistake("report", denied[0])
+        judgement.overrule("SETUP", denied[0])
+        return
+    if judgement.verdict != "FAIL (numerics)":
+        return
+    if judgement.difference is None and not broken:
+        return
+    found = mistake(judgement.runs, judgement.suspects.explained_by)
+    if found is not None and found.kind == "start" and any(g.name == WEIGHTS and not g.holds for g in judgement.guards):
+        # What changes them later may have changed them at the start as well.
+        return
+    of_rows = found is not None and found.kind == "rows" and judgement.difference is not None
+    ground: Ground = "other rows" if of_rows else "adapter"
+    if found is not None and (not broken or overrules(ground, broken[0].ground)):
+        judgement.mistake = found
+        judgement.overrule("SETUP", found.text, Reason(where=found.where))
+        return
+    if judgement.allows("loss"):
+        for text, where in filter(None, map(rounded_loss, judgement.runs[0].ranks)):
+            judgement.guards += (not_held(LOSS, "right to the last bit", text, where=where),)
+            judgement.overrule("FAIL (numerics)", text, Reason(where=where))
+            return
+
+
+def _is_reported(judgement: Judgement) -> bool:
+    """Whether what is wrong first is not seen, but reported."""
+    first, ranks = judgement.divergence, judgement.ranks
+    if first is not None:
+        return any(first.window in rank.reported for rank in ranks)
+    difference = judgement.difference
+    if difference is None:
+        return any(not one.stepped and one.window in rank.reported for rank in ranks for one in rank.attempts)
+    if difference.quantity != "weights":
+        return False
+    return ranks[difference.rank].steps[difference.step].window in ranks[difference.rank].reported
+
 
 #: Verdicts that a broken law overrules. The others are failures already, and worse ones.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
@@ -58,7 +108,7 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
             judgement.notes.append(_FIRST_OF_TWO)
             return judgement
     try:
-        case, outcome = own_order.as_read(case, outcome)
+        case, outcome = as_read(case, outcome)
         found = _judged(case, outcome, declares)
         # A law is broken by right numbers alone.
         if found.verdict in (*PASSED, "FAIL (law)") or (other := as_one(case)) is None:
@@ -86,16 +136,12 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     runs = Run.lives(case.spec(), whole)
     judgement = by_numbers(case, outcome, runs, declares)
     judgement.runs = runs
-    unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
-    if judgement.verdict not in PASSED:
-        # Right numbers show that windows and weights are those of the steps.
-        unseen = unseen or unplaced(case, judgement.ranks)
-        if judgement.divergence is None and all(guard.holds or guard.gives_way for guard in judgement.guards):
-            unseen = unseen or changed_after_training(judgement.ranks, judgement.trajectory)
+    code, unseen = next(((code, text) for code, text in _unseen(case, judgement) if text is not None), ("", None))
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.
         if not judgement.has_ended_early:
             judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen, judgement.denied
+            judgement.reason = Reason(code)
             judgement.difference = judgement.divergence = None
             judgement.suspects = Suspects()
         return judgement
@@ -114,7 +160,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     judgement.laws = check_all(runs)
     has_right_numbers = judgement.verdict in PASSED
     if has_right_numbers:
-        _look_beside_weights(case, judgement)
+        look_beside_weights(case, judgement)
     if has_right_numbers or (judgement.mistake is not None and judgement.mistake.kind == "report"):
         _give_way_to_numbers(judgement)
     # Those that give way to right numbers prove nothing without wrong ones.
@@ -124,38 +170,26 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     if has_right_numbers:
         # Other numbers do not show how the trainer reads what is open.
         if case.problem.workload.own_order:
-            judgement.ways = (*judgement.ways, *own_order.ways(case))
+            judgement.ways = (*judgement.ways, *epoch_ways(case))
         elif not case.problem.in_order:
             judgement.ways = (*judgement.ways, "epoch_end=crossed")
         judgement.behaviour, against = observed(judgement.ways, runs[-1], declares)
         if against and judgement.verdict in PASSED:
             judgement.overrule("FAIL (law)", against[0])
     if judgement.verdict == "FAIL (numerics)" and (unknown := rounded(case, judgement)) is not None:
-        judgement.overrule("INCONCLUSIVE", unknown)
+        judgement.overrule("INCONCLUSIVE", unknown, Reason("rounded"))
     return judgement
 
 
-def _look_beside_weights(case: Case, judgement: Judgement) -> None:
-    """What became of what a model has beside its weights, where these are right."""
-    model, runs, fates = case.problem.workload.model, judgement.runs, list[tuple[str, str, Fate]]()
-    if judgement.verdict == "PASS (bounded)":
-        fates.append((RESTORED, "to the bit", Fate(wrong=other_bits(model, judgement.ranks))))
-    if isinstance(model, Counting):
-        fates.append((BUFFERS, "each trained sample counts once", fate(case, runs)))
-    if isinstance(model, WithDropout) and len(runs) > 1:
-        fates.append((DRAWS, "those that come next", resumed_draws(runs)))
-    # A process that is killed may have updated its averages after what it had saved, and other ranks have other parts.
-    if case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
-        at_epoch = any(end.index + 1 == case.resumed_at for end in case.problem.ends)
-        fates.append((AVERAGES, "those of the stop", resumed_averages(runs, at_epoch=at_epoch)))
-    for name, expected, found in fates:
-        if found.owner is not None:
-            judgement.ways = (*judgement.ways, found.owner)
-        if found.unknown is not None and judgement.verdict in PASSED:
-            judgement.overrule("INCONCLUSIVE", found.unknown)
-        if found.wrong is not None:
-            judgement.guards += (not_held(name, expected, found.wrong),)
-            judgement.overrule("FAIL (numerics)", found.wrong)
+def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, str | None]]:
+    """What may not be seen, and what of it is not, in a sentence."""
+    yield "recorder", _failed(judgement.ranks)
+    yield "unobserved", unobserved(case, judgement.ranks)
+    # Right numbers show that windows and weights are those of the steps.
+    if judgement.verdict not in PASSED:
+        yield "unplaced", unplaced(case, judgement.ranks)
+        if judgement.divergence is None and not judgement.broken:
+            yield "changed after training", changed_after_training(judgement.ranks, judgement.trajectory)
 
 
 def _joined(case: Case, outcome: Outcome) -> Sequence[Sequence[dict[str, Any]]]:
@@ -174,6 +208,7 @@ def _give_way_to_numbers(judgement: Judgement) -> None:
         "INCONCLUSIVE",
         f"{doubtful.law.id}: {doubtful.broken.however}; what that does may be smaller than the error bound of this "
         "case, so its numbers do not show whether it is a mistake: a case that is exact decides",
+        Reason(doubtful.law.id),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a case's verdict is, with its evidence."""
+"""What a case's verdict is, with its evidence and guards."""
 
 from __future__ import annotations
 
@@ -10,13 +10,71 @@ from conformance.laws.run import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.power import Power
 from conformance.oracle.recurrence import Trajectory
-from conformance.results.records import Behaviour, Verdict
+from conformance.results.records import Behaviour, Reason, Verdict
 from conformance.verdict.comparison import Difference, Divergence
 from conformance.verdict.diagnosis import Suspects
-from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.guard import Guard
+from conformance.verdict.evidence import RankEvidence, named
+from conformance.verdict.precedence import Ground, overrules
 from conformance.verdict.setup import Mistake
 from conformance.workloads.behaviour import Way
+
+SHARDS = "shards differ"
+SAMPLES = "all samples read"
+PLACE = "resumed at the next window"
+RESTORED = "resumed as it was stopped"
+WEIGHTS = "weights change in steps only"
+MULTIPLE = "gradients of each window"
+PARAMETERS = "each parameter"
+BUFFERS = "buffers of the model"
+COLLECTIVES = "collectives while training"
+LOSS = "precision of the loss"
+DRAWS = "random numbers after the resume"
+AVERAGES = "averages of weights after the resume"
+
+#: Mistakes that several guards show, or one of several that a guard shows: they tell causes of failures apart.
+POSITION = "goes on elsewhere in the data than it was stopped"
+OTHER_ORDER = "goes through an epoch in the order of another one"
+LEFT_OUT = "leaves samples of an epoch out"
+OWN_ORDERS = "the ranks go through an epoch in different orders"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``text`` is the headline if the guard does not hold. ``ground``: what that is against what else is wrong.
+    ``diagnosis``: which mistake breaks it, where its name leaves that open. ``where``: the line that breaks it, if one
+    is known.
+    """
+
+    name: str
+    holds: bool
+    expected: str
+    observed: str
+    text: str
+    ground: Ground = "guard"
+    diagnosis: str = ""
+    where: str | None = None
+
+    @property
+    def explains(self) -> bool:
+        """Whether it says nothing against right numbers, but explains wrong ones."""
+        return overrules("right numbers", self.ground) and self.ground != "exchange"
+
+
+def on_every_rank(name: str, without: Sequence[int], text: str) -> Guard:
+    """A guard that holds if no rank is ``without`` what it asks for."""
+    everywhere = "on every rank"
+    return Guard(name, not without, everywhere, f"not on {named(without)}" if without else everywhere, text)
+
+
+def not_held(
+    name: str, expected: str, text: str, observed: str = "", diagnosis: str = "", where: str | None = None
+) -> Guard:
+    """A guard that does not hold. ``observed``: the text, if nothing shorter says it."""
+    return Guard(name, False, expected, observed or text, text, diagnosis=diagnosis, where=where)
+
+
+def adds_to(left: str, where: str | None) -> Guard:
+    return not_held("gradients of no window", "none", left, where=where)
 
 
 @dataclass
@@ -25,6 +83,7 @@ class Judgement:
 
     verdict: Verdict
     headline: str
+    reason: Reason | None = None
     ranks: tuple[RankEvidence, ...] = ()
     runs: tuple[Run, ...] = ()
     laws: tuple[Verified, ...] = ()
@@ -46,6 +105,18 @@ class Judgement:
         return findings(self.laws)
 
     @property
+    def broken(self) -> list[Guard]:
+        """The guards that do not hold, without those that only explain wrong numbers."""
+        return [guard for guard in self.guards if not guard.holds and not guard.explains]
+
+    def allows(self, ground: Ground) -> bool:
+        """Whether nothing that was found overrules it."""
+        found: set[Ground] = {guard.ground for guard in self.guards if not guard.holds}
+        found |= {"known bug"} if self.suspects.explained_by else set()
+        found |= {"law"} if self.findings else set()
+        return not any(overrules(one, ground) for one in found)
+
+    @property
     def has_ended_early(self) -> bool:
         """Whether the trainer did not come to its end."""
         return self.verdict in ("CRASH", "HANG", "UNSUPPORTED")
@@ -65,7 +136,7 @@ class Judgement:
             if rank.denied
         ][:1]
 
-    def overrule(self, verdict: Verdict, headline: str) -> None:
+    def overrule(self, verdict: Verdict, headline: str, reason: Reason | None = None) -> None:
         """Replace the verdict and its headline, which becomes the first note."""
         self.notes.insert(0, self.headline)
-        self.verdict, self.headline = verdict, headline
+        self.verdict, self.headline, self.reason = verdict, headline, reason

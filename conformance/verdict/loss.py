@@ -20,11 +20,10 @@ def other_loss(rank: Rank) -> str | None:
 
     The multiple is left open: what a loss is divided by is the trainer's own.
     """
-    is_weighted = rank.run.plan.is_weighted
-    wrong = [one for one in _imprecise(rank) if _fits(one, is_weighted) == len(FORMATS)]
+    is_weighted, wrong = rank.run.plan.is_weighted, _other(rank)
     if not wrong:
         return None
-    where = wrong[0].end.line
+    where = line_of_other_loss(rank)
     if is_weighted and all(_proportional(one.terms, False) for one in wrong):
         return (
             f"Your loss ({where}) leaves out the samples' weights; this case asks for a weighted mean: use `task.loss`."
@@ -37,9 +36,19 @@ def other_loss(rank: Rank) -> str | None:
     )
 
 
-def rounded_loss(rank: Rank) -> str | None:
-    """How far a loss of a rank that is the task's is right only, in a line; None if it is right to the last bit, or the
-    absolute error's fits as well.
+def line_of_other_loss(rank: Rank) -> str | None:
+    """The line of the first backward of a loss that is not the task's."""
+    return next((one.end.line for one in _other(rank)), None)
+
+
+def _other(rank: Rank) -> Sequence[AtOutputs]:
+    """The backwards whose gradients are not those of the task's loss in any format."""
+    return [one for one in _imprecise(rank) if _fits(one, rank.run.plan.is_weighted) == len(FORMATS)]
+
+
+def rounded_loss(rank: Rank) -> tuple[str, str] | None:
+    """How far a loss of a rank that is the task's is right only, in a sentence, and its line; None if it is right to
+    the last bit, or the absolute error's fits as well.
 
     Where residuals are alike, the absolute error's gradients, too, are right to some precision. It is the task's loss
     if its own are right to a higher one somewhere, and to a lower one nowhere.
@@ -54,10 +63,11 @@ def rounded_loss(rank: Rank) -> str | None:
     if coarsest == len(FORMATS):
         return None
     name = [*FORMATS][coarsest]
-    return (
+    text = (
         f"the loss ({one.end.line}) is right to the precision of {_WORDS.get(name, name)} only, though "
         f"the model computes in {one.format}: outputs, targets or the loss are rounded on the way"
     )
+    return text, one.end.line
 
 
 def _imprecise(rank: Rank) -> Sequence[AtOutputs]:

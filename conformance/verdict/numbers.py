@@ -4,31 +4,91 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from conformance.cases.case import Case
 from conformance.laws.run import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
+from conformance.oracle.power import PROBE, bounded, power
 from conformance.oracle.recurrence import Trajectory
-from conformance.results.records import PASSED
+from conformance.oracle.rounding import odd_part
+from conformance.results.records import PASSED, Reason
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
+from conformance.verdict.attempts import evidence
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
-from conformance.verdict.crashes import parameters_without_gradients, what_there_is
-from conformance.verdict.diagnosis import Suspects, suspects
-from conformance.verdict.ending import ending, line_of
+from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
+from conformance.verdict.ending import ending, parameters_without_gradients, raised_by, what_there_is
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
-from conformance.verdict.guard import COLLECTIVES, MULTIPLE, PLACE, RESTORED, not_held
 from conformance.verdict.guards import guards
-from conformance.verdict.joined_ranks import with_joined_ranks
-from conformance.verdict.judgement import Judgement
-from conformance.verdict.lives import evidence
-from conformance.verdict.passing import passed
+from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, not_held
+from conformance.verdict.precedence import Ground, overrules, spoken
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
 from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
 from conformance.workloads.workload import SGD, Clip
+
+_WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used could not be read"
+
+
+def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
+    """The numbers are right; check that wrong ones would have been noticed."""
+    moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
+    judgement.verdict = "INCONCLUSIVE"
+    if not right.steps:
+        judgement.reason = Reason("no step")
+        judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
+        return
+    by_weights = judgement.by_weights
+    judgement.power = power(reading, right, HORIZON, by_weights=by_weights)
+    compared = "weights" if by_weights else "weights and gradients"
+    if any(rank.reported for rank in judgement.ranks):
+        compared = f"reported {compared}"
+        judgement.ways = (*judgement.ways, "weights=reported")
+    if by_weights:
+        judgement.notes.append(_WEIGHTS_ALONE)
+    passes = None
+    if first_difference(judgement.ranks, moved) is None:
+        passes = PROBE.text
+    elif judgement.power is not None and not judgement.power.sufficient:
+        passes = judgement.power.fault.text
+    if passes is not None:
+        judgement.reason = Reason("too little power")
+        judgement.headline = _too_little_power(reading, right, by_weights)
+        judgement.notes.insert(0, f"a trainer that {passes} could pass")
+        return
+    judgement.suspects = acquitted(reading)
+    judgement.verdict = "PASS (exact)" if right.certificate.exact else "PASS (bounded)"
+    how = "equal to the oracle to the bit" if right.certificate.exact else "within the rounding-error bound"
+    judgement.headline = f"{len(right.steps)} steps, {compared} {how} on every rank"
+
+
+def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> str:
+    """Why right numbers prove too little, and what would make them prove more."""
+    scale = reading.problem.workload.scale
+    if reading.problem.precision.scaled and right.scales[0] != scale.init_scale:
+        return (
+            f"the loss scale begins at {float(right.scales[0]):g}, which leaves the numbers for which this case shows "
+            f"mistakes: use task.grad_scaler(), or begin with {float(scale.init_scale):g}"
+        )
+    if (uneven := next((one for one in right.scales if odd_part(one.numerator) > 1), None)) is not None:
+        return (
+            f"the loss scale becomes {float(uneven):g}, at which fp16 rounds, and the error bound is too wide to tell "
+            "right from wrong: use task.grad_scaler(), or factors that are powers of two"
+        )
+    if by_weights:
+        return (
+            "the weights are right, but what would show here is in the gradients, and those that the steps used could "
+            "not be read: step with one optimizer of torch's that holds all parameters, or take the cases with SGD for "
+            "an answer"
+        )
+    return "this case's error bound is too wide to tell right from wrong: take the cases that are exact for an answer"
+
+
+#: Something that is wrong, and on what ground.
+Claim: TypeAlias = tuple[Ground, str]
 
 _BEGAN_HIGHER = (
     "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "
@@ -37,7 +97,7 @@ _BEGAN_HIGHER = (
 
 
 def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapping[str, str]) -> Judgement:
-    ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
+    ranks = evidence(case, outcome, runs)
     ended, context = ending(ranks, outcome), how_resumed(case, outcome.altered)
     if ended is not None:
         lost = other_window(case, ranks) if len(runs) > 1 else None
@@ -45,24 +105,27 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
         notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
         if ended[0] == "CRASH":
             notes += parameters_without_gradients(case.problem.workload.model)
-        verdict, headline = ended
+        verdict, headline, reason = ended
         if verdict == "CRASH":
-            headline += what_there_is(case.problem.workload, headline, line_of(ranks))
+            headline += what_there_is(case.problem.workload, *raised_by(ranks))
         if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
             headline += f"; {context}"
-        return Judgement(verdict, headline, ranks, notes=notes)
-    judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))
+        return Judgement(verdict, headline, reason, ranks, notes=notes)
+    judgement = Judgement("FAIL (numerics)", "", ranks=ranks, guards=guards(case, ranks))
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)
     try:
         _numbers(case, judgement, wrong, declares)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
-        wrong.append(f"no finite error bound: {error}; take the cases that are exact for an answer")
+        judgement.reason = Reason("no error bound")
+        wrong.append(("precision", f"no finite error bound: {error}; take the cases that are exact for an answer"))
     _make_up_for_unseen(judgement, wrong)
-    _give_way(judgement, wrong)
+    _explain(judgement, wrong)
     if wrong:
-        judgement.headline, judgement.notes = wrong[0], wrong[1:]
+        judgement.headline, *judgement.notes = spoken(wrong)
+        known = (guard.where for guard in judgement.guards if guard.text == judgement.headline and guard.where)
+        judgement.reason = next(map(_at, known), judgement.reason)
     at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.holds]
     if context is not None and judgement.headline in at_seam:
         judgement.headline += f"; {context}"
@@ -74,60 +137,59 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
     return judgement
 
 
-def _without_oracle(judgement: Judgement) -> list[str]:
+def _at(where: str) -> Reason:
+    return Reason(where=where)
+
+
+def _without_oracle(judgement: Judgement) -> list[Claim]:
     """What is wrong whatever the right numbers are: guards that do not hold, or ranks that differ."""
-    broken = [guard for guard in judgement.guards if not guard.holds]
-    wrong = [guard.text for guard in broken if not guard.may_be_unseen and not guard.gives_way][:1]
+    seen = [guard for guard in judgement.broken if guard.ground != "exchange"]
+    wrong: list[Claim] = [(guard.ground, guard.text) for guard in seen[:1]]
     if judgement.divergence is not None:
         judgement.verdict = "DIVERGED"
-        wrong.append(f"the ranks hold different weights after window {judgement.divergence.window}")
+        wrong.append(("divergence", f"the ranks hold different weights after window {judgement.divergence.window}"))
     return wrong
 
 
-def _make_up_for_unseen(judgement: Judgement, wrong: list[str]) -> None:
+def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:
     """Ranks that each computed their own share and have the right numbers did exchange them, in whatever way. Ranks
     with wrong numbers may have exchanged them, too, if their gradients came from elsewhere."""
     if judgement.verdict not in PASSED and all(rank.took_gradients for rank in judgement.ranks):
         judgement.guards = tuple(guard for guard in judgement.guards if guard.holds or guard.name != COLLECTIVES)
-    unseen = [guard for guard in judgement.guards if not guard.holds and guard.may_be_unseen]
-    if not unseen:
-        return
+    unseen = [guard for guard in judgement.broken if guard.ground == "exchange"]
     if judgement.verdict not in PASSED:
-        # What another guard has found comes first.
-        at = int(any(not guard.holds and not guard.may_be_unseen for guard in judgement.guards))
-        wrong[at:at] = [guard.text for guard in unseen]
+        wrong += [(guard.ground, guard.text) for guard in unseen]
     elif all(rank.trained for rank in judgement.ranks):
-        shown = [replace(guard, holds=True, observed="shown by the numbers") for guard in unseen]
         judgement.guards = tuple(
-            next((one for one in shown if one.name == guard.name), guard) for guard in judgement.guards
+            replace(guard, holds=True, observed="shown by the numbers") if guard in unseen else guard
+            for guard in judgement.guards
         )
-    else:
+    elif unseen:
         judgement.notes.append(judgement.headline)
-        judgement.verdict = "INCONCLUSIVE"
+        judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason(unseen[0].name)
         judgement.headline = (
             f"{unseen[0].text}, and which samples each rank trained on cannot be seen either; average through "
             "torch.distributed, or pass the model the inputs as they are in the batch"
         )
 
 
-def _give_way(judgement: Judgement, wrong: list[str]) -> None:
-    """Drop guards that say nothing against right numbers, or let them explain wrong ones."""
-    broken = [guard for guard in judgement.guards if not guard.holds and guard.gives_way]
+def _explain(judgement: Judgement, wrong: list[Claim]) -> None:
+    """Let guards explain wrong numbers, and drop them where the numbers are right."""
+    explaining = [guard for guard in judgement.guards if not guard.holds and guard.explains]
     if judgement.verdict in PASSED:
-        judgement.guards = tuple(guard for guard in judgement.guards if guard not in broken)
+        judgement.guards = tuple(guard for guard in judgement.guards if guard not in explaining)
     elif wrong:
-        others = any(not guard.holds and not guard.gives_way for guard in judgement.guards)
-        wrong[int(others) : int(others)] = [guard.text for guard in broken]
+        wrong += [(guard.ground, guard.text) for guard in explaining]
 
 
-def _numbers(case: Case, judgement: Judgement, wrong: list[str], declares: Mapping[str, str]) -> None:
+def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Mapping[str, str]) -> None:
     """Compare with the oracle, and append what is wrong to ``wrong``. Of readings that make the same numbers, as where
     a last window is filled up with its own samples, it is the one that the trainer declares.
 
     Raises:
         Unbounded: the precision has no finite error bound here.
     """
-    problem, ranks, known = case.problem, judgement.ranks, len(wrong)
+    problem, ranks = case.problem, judgement.ranks
     workload, scaled = problem.workload, problem.precision.scaled
     accepted, history = accepted_by(problem, ranks, carries=declares.get("last_window") == "carry")
     for reading in sorted(accepted, key=lambda one: one.denies(declares)) if not wrong else ():
@@ -137,11 +199,11 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str], declares: Mappi
             if scaled:
                 _judge_scaler(trajectory, workload.clip, judgement, wrong, fit=True)
                 if not wrong and may_begin_higher(trajectory, ranks):
-                    judgement.verdict = "INCONCLUSIVE"
-                    wrong.append(_BEGAN_HIGHER.format(float(workload.scale.init_scale)))
+                    judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason("began with another scale")
+                    wrong.append(("precision", _BEGAN_HIGHER.format(float(workload.scale.init_scale))))
                     return
             ignored = ignored_precision(reading, trajectory, ranks)
-            wrong += [ignored] if ignored else []
+            wrong += [("precision", ignored)] if ignored else []
             if not wrong:
                 passed(reading, trajectory, judgement)
             return
@@ -150,9 +212,8 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str], declares: Mappi
     judgement.trajectory = right
     judgement.difference = first_difference(ranks, right.steps)
     if judgement.difference is not None:
-        wrong.append(
-            _describe(judgement.difference, workload.model.elements, right.steps[judgement.difference.step].window)
-        )
+        window = right.steps[judgement.difference.step].window
+        wrong.append(("difference", _describe(judgement.difference, workload.model.elements, window)))
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
         # Who has as few steps as one that drops short windows may have done something else with them.
@@ -166,31 +227,29 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str], declares: Mappi
         guard = first_wrong(case, ranks, judgement.difference, right)
         # One factor for all windows says more.
         is_known |= guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
-        if guard is not None and not is_known and all(other.holds for other in judgement.guards):
+        is_open = guard is not None and not (is_known and overrules("known bug", guard.ground))
+        if guard is not None and is_open and all(other.holds for other in judgement.guards):
             judgement.guards += (guard,)
     elif not wrong:
+        judgement.reason = Reason("number of steps")
         what = "changes of the weights" if ranks[0].steps_by_hand else "optimizer steps"
-        wrong.append(f"{len(ranks[0].steps)} {what} instead of {len(right.steps)}")
+        wrong.append(("difference", f"{len(ranks[0].steps)} {what} instead of {len(right.steps)}"))
     if scaled:
-        _judge_scaler(right, workload.clip, judgement, wrong, first=known)
+        _judge_scaler(right, workload.clip, judgement, wrong)
 
 
 def _judge_scaler(
-    right: Trajectory,
-    clip: Clip | None,
-    judgement: Judgement,
-    wrong: list[str],
-    *,
-    first: int = 0,
-    fit: bool = False,
+    right: Trajectory, clip: Clip | None, judgement: Judgement, wrong: list[Claim], *, fit: bool = False
 ) -> None:
-    """A step along gradients that overflowed explains what is wrong in the numbers, from the ``first`` line on.
-    ``fit``: the numbers are right."""
+    """A step along gradients that overflowed explains what is wrong in the numbers. ``fit``: the numbers are right."""
     stepped = stepped_overflow(right, judgement.ranks)
     if stepped is not None:
         judgement.guards += (not_held("overflows are skipped", "always", stepped),)
-        wrong.insert(first, stepped)
-    wrong += [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault not in wrong]
+        wrong.append(("overflow", stepped))
+    faults = [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault != stepped]
+    if faults and not wrong:
+        judgement.reason = Reason("loss scale")
+    wrong += [("scaler", fault) for fault in faults]
 
 
 def _closest(

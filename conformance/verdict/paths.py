@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from conformance.runner.front.lives import CHECKPOINTS
+from conformance.runner.front.client import CHECKPOINTS
 
 #: The folders of Python's library and of installed packages, also those of a system or a user that a venv shares.
 LIBRARIES = frozenset(

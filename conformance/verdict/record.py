@@ -6,19 +6,114 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
+from conformance.adapter.loading import place_of
 from conformance.cases.case import Case
+from conformance.laws import checking
+from conformance.laws import timeline as drawn
+from conformance.laws.fitting import fitted
+from conformance.laws.run import Run
 from conformance.oracle.affine import Enclosure, Gap
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
-from conformance.results.records import CaseRecord, Vector, Verdict
+from conformance.results.records import PASSED, CaseRecord, Finding, Join, Moment, Timeline, Vector, Verdict
 from conformance.trace.events import BackwardBegin, Event
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
-from conformance.verdict.law_fields import findings, source_of, timeline
-from conformance.verdict.paths import shortened
+from conformance.verdict.paths import shortened, text_of
 from conformance.verdict.traffic import traffic
 from conformance.workloads.precision import Format
+
+
+def findings(judgement: Judgement, target: str) -> tuple[Finding, ...]:
+    """The broken laws, MUSTs first. ``target``: the trainer's, beside whose file its other files may be."""
+    observed = _observed(judgement)
+    return tuple(_finding(finding, observed, judgement.runs[0], target) for finding in judgement.findings)
+
+
+def timeline(judgement: Judgement) -> Timeline | None:
+    """What the ranks did, for a case with something to explain."""
+    nothing_to_explain = not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE")
+    if not judgement.runs or nothing_to_explain:
+        return None
+    window = _window(judgement)
+    run = next((run for run in judgement.runs if any(one.number == window for one in run.windows)), judgement.runs[0])
+    shown = drawn.timeline(run, window, judgement.findings)
+    return Timeline(
+        moments=tuple(map(_moment, shown.moments)),
+        window=shown.window,
+        joins=tuple(Join(tuple(group)) for group in shown.joins),
+        cut=shown.cut,
+    )
+
+
+def _finding(finding: checking.Finding, observed: str | None, run: Run, target: str) -> Finding:
+    law, broken = finding.law, finding.broken
+    shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
+    return Finding(
+        law=law.id,
+        level=law.level,
+        says=law.says,
+        contradiction=broken.contradiction,
+        fix=fitted(law.fix, run),
+        count=finding.count,
+        ranks=tuple(finding.ranks),
+        effect=broken.effect,
+        observed=observed if law.level == "MUST" else None,
+        window=finding.window,
+        where=None if broken.event.where is None else broken.event.line,
+        source=source_of(broken.event, target),
+        slice=tuple(map(_moment, drawn.in_words(shown, [broken.event]))),
+    )
+
+
+def source_of(event: Event, target: str) -> tuple[str, ...]:
+    """The texts of the lines of an event; nothing unless all of them are found. ``target``: the trainer's."""
+    place = place_of(target)
+    folder = Path(place).parent if place.endswith(".py") else None
+    texts = [text_of(path, line, folder) for path, line, _ in filter(None, (event.where, event.called_from))]
+    return tuple(filter(None, texts)) if all(texts) else ()
+
+
+def _observed(judgement: Judgement) -> str | None:
+    """What the numbers did, in a sentence."""
+    difference = judgement.difference
+    if judgement.verdict == "FAIL (law)":
+        return "The numbers of this case are right all the same."
+    if difference is None or difference.observed is None:
+        return None
+    what = "gradient" if difference.quantity == "gradient" else "weight"
+    return (
+        f"In step {difference.step}, a {what} of rank {difference.rank} was {difference.observed:.6g}, but should be "
+        f"{float(difference.expected):.6g}."
+    )
+
+
+def _window(judgement: Judgement) -> int | None:
+    """The window to show: where a law was first broken, or numbers first differed, else the last one reached."""
+    if judgement.findings:
+        return judgement.findings[0].window
+    if judgement.difference is not None:
+        steps = judgement.ranks[judgement.difference.rank].steps
+        return steps[judgement.difference.step].window
+    if judgement.divergence is not None:
+        return judgement.divergence.window
+    return max((window.number for run in judgement.runs for window in run.windows), default=None)
+
+
+def _moment(moment: drawn.Moment) -> Moment:
+    event = moment.event
+    return Moment(
+        rank=event.rank,
+        time=round(moment.time, 3),
+        event=event.event,
+        label=moment.label,
+        where=None if event.where is None else "{}:{}".format(*event.where),
+        micro_batch=event.micro_batch,
+        marked=moment.marked,
+    )
+
 
 #: Steps of a long run that the results file keeps: all of the first ones, then one in so many.
 _FIRST, _LATER = 20, 40
@@ -61,6 +156,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         steps = _steps(trajectory.steps, shown, case.arithmetic.master, wrong)
     return replace(
         without_evidence(case, trainer, target, command, judgement.verdict, judgement.headline),
+        reason=judgement.reason,
         micro_batch_size=problem.layout.micro_batch_size,
         seconds=round(seconds, 4),
         notes=tuple(judgement.notes),

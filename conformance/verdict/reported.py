@@ -90,38 +90,36 @@ def _completed(
     shown = {} if rank.shard is not None else _shown(rank, runs, hidden)
     unseen: Vector = (None,) * case.problem.workload.model.size
     before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
-    taken, denied = {*hidden}, list[str]()
+    denied = list[str]()
     for step in sorted({*attempts, *reported, *shown}):
         attempt = attempts.get(step)
         seen = attempt.weights if attempt else shown.get(step, unseen)
         if attempt is None and step not in reported:
             if same(seen, before):
                 # It is left out, as on an overflow.
-                attempts[step] = Attempt(step, step, False, None, seen, scale=None)
+                attempts[step] = Attempt(step, step, False, None, seen, scale=None, weights_by="shown")
             continue
         said = reported.get(step, unseen)
         weights = tuple(
             one if _is_seen(one, two, compute, is_rounded) else two for one, two in zip(seen, said, strict=True)
         )
-        if weights != seen:
-            taken.add(step)
         for name, one, two in zip(case.problem.workload.model.elements, weights, said, strict=True):
             if not (two is None or _stands_for(one, two, compute)):
                 denied.append(f"{two:.9g} for {name} after window {step}, which is seen to be {one:.9g}")
-        known = used.get(step, unseen)
-        gradients = None if None in known else known
-        if attempt:
-            attempts[step] = replace(attempt, weights=weights, gradients=attempt.gradients or gradients)
-        else:
+        if attempt is None:
             has_moved = not case.arithmetic.scaled or not same(weights, before)
-            attempts[step] = Attempt(step, None, has_moved, gradients, weights, scale=None)
-        before = weights
+            attempt = Attempt(step, None, has_moved, None, weights, scale=None, weights_by="shown")
+        if weights != seen:
+            attempt = replace(attempt, weights=weights, weights_by="reported")
+        if not attempt.gradients and None not in used.get(step, unseen):
+            attempt = replace(attempt, gradients=used[step], gradients_by="reported")
+        attempts[step], before = attempt, weights
     return replace(
         rank,
         attempts=tuple(attempts[step] for step in sorted(attempts)),
         final_weights=_left(rank, hidden, attempts),
         lives=tuple(replace(life, final_weights=_left(life, hidden, attempts)) for life in rank.lives),
-        reported=frozenset(taken),
+        hidden=frozenset(hidden),
         denied=next(iter(denied), None),
     )
 

@@ -4,22 +4,16 @@ loss scale."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
-from conformance.oracle.overflow import Scaler
 from conformance.trace import events as trace
-from conformance.trace.events import Number, Vector
+from conformance.trace.events import KEPT_BY_TORCH, Number, Vector
 from conformance.trace.lives import as_resumed
-from conformance.trace.state.torchs import KEPT_BY_TORCH
 from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.workloads.model import Model
 from conformance.workloads.plan import planned_windows, rows
-from conformance.workloads.precision import FP32
-from conformance.workloads.workload import LossScale
 
 #: Exceptions that no checkpoint brings about.
 _OF_ITS_CODE = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError")
@@ -370,66 +364,6 @@ def _in_place(new: Number, old: Number) -> str:
     """Both in words, with as many digits as tell them apart."""
     digits = next((digits for digits in (6, 9) if f"{float(new):.{digits}g}" != f"{float(old):.{digits}g}"), 17)
     return f"{float(new):.{digits}g} in place of {float(old):.{digits}g}"
-
-
-def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
-    """How a loss scale, or its count of windows without an overflow, went on otherwise than it was stopped; None if it
-    did not, or follows another rule than GradScaler's."""
-    for rank in ranks:
-        before, after = rank.lives or (None, None)
-        if not before or not after or not before.updates or not after.updates:
-            continue
-        if any(update.given for update in rank.updates):
-            continue
-        first, last, next_ = before.updates[0], before.updates[-1], after.updates[0]
-        if next_.before != last.after:
-            when = ", after `scaler.update()`" if next_.before == last.before else ""
-            return (
-                f"rank {rank.outcome.rank} was stopped at a loss scale of {last.after:g}, and resumed at one of "
-                f"{next_.before:g}: save{when} and load `scaler.state_dict()`"
-            )
-        rule = LossScale(
-            Fraction(first.before),
-            first.growth_interval,
-            Fraction(first.growth_factor),
-            Fraction(first.backoff_factor),
-        )
-        scaler = Scaler(rule)
-        if _first_other(scaler, before) is not None:
-            continue
-        as_stopped = replace(rule, init_scale=scaler.scale), scaler.clean
-        if (window := _first_other(Scaler(*as_stopped), after)) is not None:
-            return (
-                f"after window {window}, the loss scale of rank {rank.outcome.rank} is not what it had been without a "
-                f"stop: the count of windows since it last changed {_other_count(*as_stopped, after)}"
-            )
-    return None
-
-
-def _other_count(rule: LossScale, clean: int, after: RankEvidence) -> str:
-    """With which count a loss scale goes on that is not at ``clean``, in words, and what to do."""
-    begins_again, is_behind = (_first_other(Scaler(rule, count), after) is None for count in (0, clean - 1))
-    if begins_again and is_behind:
-        return "begins again, or is one behind: save `scaler.state_dict()`, after `scaler.update()`, and load it"
-    if is_behind:
-        return "is one behind: save `scaler.state_dict()` after `scaler.update()`"
-    if begins_again:
-        return "begins again: save and load `scaler.state_dict()`, which has it, too"
-    return "is another: save and load `scaler.state_dict()`, which has it, too"
-
-
-def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:
-    """The first window of a life after which its loss scale is not that of ``scaler``, which goes along."""
-    scaled = [attempt for attempt in life.attempts if attempt.scale is not None]
-    if len(scaled) != len(life.updates):
-        return None
-    for attempt, update in zip(scaled, life.updates, strict=True):
-        scaler.update(overflowed=not attempt.stepped)
-        # GradScaler keeps its scale in fp32, which a factor that is no power of two rounds.
-        if abs(Fraction(update.after) - scaler.scale) > scaler.scale * FP32.unit_roundoff:
-            return attempt.window
-        scaler.scale = Fraction(update.after)
-    return None
 
 
 def _windows(life: RankEvidence) -> list[int]:

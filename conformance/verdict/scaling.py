@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from math import frexp, isfinite
@@ -14,7 +15,7 @@ from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
 from conformance.trace.events import BackwardBegin
-from conformance.verdict.evidence import RankEvidence
+from conformance.verdict.evidence import Attempt, RankEvidence, Update
 from conformance.workloads.precision import FP32
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Clip, LossScale
@@ -129,11 +130,7 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
     if beyond is not None:
         yield f"has a loss scale of {beyond:g}"
         return
-    first = updates[0]
-    rule = LossScale(
-        Fraction(first.before), first.growth_interval, Fraction(first.growth_factor), Fraction(first.backoff_factor)
-    )
-    scaler, last = Scaler(rule), None
+    scaler, last = Scaler(_rule(updates[0])), None
     for attempt, update in zip(scaled, updates, strict=True):
         if has_own_rule and (attempt.stepped or update.after < update.before):
             continue
@@ -143,13 +140,76 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
             # The scale was set in between, or the scaler is a new one, which may go on where the other ended.
             return
         last = update
-        scaler.update(overflowed=not attempt.stepped)
-        # GradScaler keeps its scale in fp32, which a factor that is no power of two rounds.
-        if abs(Fraction(update.after) - scaler.scale) > scaler.scale * FP32.unit_roundoff:
+        if _departs(scaler, attempt, update):
             what = "its step" if attempt.stepped else "the overflow"
             yield (
                 f"has a loss scale of {update.after:g} after {what} in window {attempt.window}, "
                 f"where GradScaler's rule gives {float(scaler.scale):g}"
             )
             return
-        scaler.scale = Fraction(update.after)
+
+
+def _rule(first: Update) -> LossScale:
+    """GradScaler's rule, from the first update of a loss scale."""
+    factors = Fraction(first.growth_factor), Fraction(first.backoff_factor)
+    return LossScale(Fraction(first.before), first.growth_interval, *factors)
+
+
+def _departs(scaler: Scaler, attempt: Attempt, update: Update) -> bool:
+    """Whether the scale becomes another than that of ``scaler``, which goes along."""
+    scaler.update(overflowed=not attempt.stepped)
+    # GradScaler keeps its scale in fp32, which a factor that is no power of two rounds.
+    if abs(Fraction(update.after) - scaler.scale) > scaler.scale * FP32.unit_roundoff:
+        return True
+    scaler.scale = Fraction(update.after)
+    return False
+
+
+def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
+    """How a loss scale, or its count of windows without an overflow, went on otherwise than it was stopped; None if it
+    did not, or follows another rule than GradScaler's."""
+    for rank in ranks:
+        before, after = rank.lives or (None, None)
+        if not before or not after or not before.updates or not after.updates:
+            continue
+        if any(update.given for update in rank.updates):
+            continue
+        last, next_ = before.updates[-1], after.updates[0]
+        if next_.before != last.after:
+            when = ", after `scaler.update()`" if next_.before == last.before else ""
+            return (
+                f"rank {rank.outcome.rank} was stopped at a loss scale of {last.after:g}, and resumed at one of "
+                f"{next_.before:g}: save{when} and load `scaler.state_dict()`"
+            )
+        rule = _rule(before.updates[0])
+        scaler = Scaler(rule)
+        if _first_other(scaler, before) is not None:
+            continue
+        as_stopped = replace(rule, init_scale=scaler.scale), scaler.clean
+        if (window := _first_other(Scaler(*as_stopped), after)) is not None:
+            return (
+                f"after window {window}, the loss scale of rank {rank.outcome.rank} is not what it had been without a "
+                f"stop: the count of windows since it last changed {_other_count(*as_stopped, after)}"
+            )
+    return None
+
+
+def _other_count(rule: LossScale, clean: int, after: RankEvidence) -> str:
+    """With which count a loss scale goes on that is not at ``clean``, in words, and what to do."""
+    begins_again, is_behind = (_first_other(Scaler(rule, count), after) is None for count in (0, clean - 1))
+    if begins_again and is_behind:
+        return "begins again, or is one behind: save `scaler.state_dict()`, after `scaler.update()`, and load it"
+    if is_behind:
+        return "is one behind: save `scaler.state_dict()` after `scaler.update()`"
+    if begins_again:
+        return "begins again: save and load `scaler.state_dict()`, which has it, too"
+    return "is another: save and load `scaler.state_dict()`, which has it, too"
+
+
+def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:
+    """The first window of a life after which its loss scale is not that of ``scaler``, which goes along."""
+    scaled = [attempt for attempt in life.attempts if attempt.scale is not None]
+    if len(scaled) != len(life.updates):
+        return None
+    pairs = zip(scaled, life.updates, strict=True)
+    return next((attempt.window for attempt, update in pairs if _departs(scaler, attempt, update)), None)

@@ -30,7 +30,7 @@ from conformance.trace.events import (
 from conformance.trace.events import Number as Recorded
 from conformance.trace.words import number
 from conformance.verdict.comparison import other_than
-from conformance.verdict.loss import other_loss
+from conformance.verdict.loss import line_of_other_loss, other_loss
 from conformance.workloads.plan import order_of
 from conformance.workloads.plan import rows as row_numbers
 
@@ -41,6 +41,7 @@ class Mistake:
 
     kind: Kind
     text: str
+    where: str | None = None
 
 
 def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
@@ -57,7 +58,7 @@ def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
     for kind, check in _CHECKS.items():
         texts = [check(rank, explained_by) for rank in stepping]
         if texts and texts[0] is not None and all(texts):
-            return Mistake(kind, texts[0])
+            return Mistake(kind, texts[0], line_of_other_loss(stepping[0]) if kind == "loss" else None)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch
@@ -15,17 +15,23 @@ from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.report.digest import lines
-from conformance.watch.verdict import verdict
+from conformance.watch.verdict import outcome, stated
 from conformance.watch.watching import environment, place
 
 
+class NotConforming(AssertionError):
+    """What a block did does not conform, or is undecided. `str()` is the report."""
+
+
 @contextmanager
-def watching() -> Iterator[Findings]:
+def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False) -> Iterator[Findings]:
     """Watch the optimizers that step in this block: in this process, and in those that it starts and waits for.
 
-    What was found is in the result when the block is left. Raises AssertionError there if it does not conform or is
-    undecided, unless the block itself raised.
+    What was found is in the result when the block is left. expect: values of properties, such as {"ranks": "sum"}.
+    strict: each open row is a failure. Raises NotConforming there if it does not conform or is undecided, unless the
+    block itself raised. Raises ValueError for an expectation that there is not.
     """
+    expected = dict(stated(f"{name}={value}") for name, value in (expect or {}).items())
     judge = Judge()
     with place() as (folder, ledger):
         with recorded(str(folder), Settings()) as recording, _inherited(str(folder)):
@@ -37,8 +43,9 @@ def watching() -> Iterator[Findings]:
             ledger.end()
         is_whole = Reader(folder, judge).finish()
     findings = judge.finish(is_whole=is_whole)
-    if verdict(findings) != "CONFORMS":
-        raise AssertionError("\n".join(lines(findings)))
+    of = outcome(findings, expected)
+    if of.verdict != "CONFORMS" or (strict and of.open):
+        raise NotConforming("\n".join(lines(findings, expected=expected)))
 
 
 def _made_before() -> list[torch.optim.Optimizer]:

@@ -1,4 +1,4 @@
-"""Records as lines of a file."""
+"""Records as lines of files, which a recorder writes one after the other, so that what is read can be removed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from dataclasses import fields
+from pathlib import Path
 
 from numpy import asarray, float64, frombuffer
 
 from conformance.watch.records import Record
+
+MOST_BYTES = 16 * 2**20
+"""In a file, before the next one starts."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -38,3 +42,8 @@ def decoded(line: bytes) -> Record:
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is no record: {error}") from error
     return record
+
+
+def part(folder: str | Path, stem: str, number: int) -> Path:
+    """The path of a file of the process whose account has this stem."""
+    return Path(folder, f"{stem}.{number}.jsonl")

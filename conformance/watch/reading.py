@@ -9,12 +9,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 from conformance.watch import records
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.findings import Findings, Said, said
 from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.launch import Launch
 from conformance.watch.ledger import FAILED, NAME, Account, Ledger
-from conformance.watch.lines import decoded
-from conformance.watch.parts import part
+from conformance.watch.lines import decoded, part
 
 _AT_ONCE = 2000
 """Lines of one process, before it is the next one's turn."""
@@ -48,14 +47,14 @@ class Reader:
         written = {stream.account.stem for stream in self._streams}
         for name in sorted(_names(self._folder)):
             if name.partition(".")[0] not in written and name != NAME:
-                findings.undecided(f"the folder of the records holds a file that no recorder wrote: {name}")
+                findings.lack(said("foreign-file", name=name))
         try:
             has_unlisted = self._ledger.has_unlisted
         except OSError as error:
-            findings.undecided(f"not all processes are known: {error.strerror}")
+            findings.lack(said("processes-unknown", reason=error.strerror))
             return False
         if has_unlisted:
-            findings.undecided("a process has no account in the ledger of the watch, so nothing is known of it")
+            findings.lack(said("no-account"))
         return is_whole and not has_unlisted
 
     def _accounts(self) -> list[Account]:
@@ -104,25 +103,29 @@ class _Stream:
         """Nobody writes to it any more; returns whether its launch did not know."""
         return self._launch is not None and not self._launch.is_ahead(self._rank) and self._launch.end(self._rank)
 
-    def fail(self, reason: str, findings: Findings) -> None:
+    def fail(self, reason: Said, findings: Findings) -> None:
         """Ends the judgement of a stream with missing records: a gap is no evidence against the script."""
-        findings.undecided(reason)
+        findings.lack(reason)
         if self._launch is not None:
             self._launch.blind(self._rank)
 
-    def lacks(self, account: Account | None) -> str | None:
+    def lacks(self, account: Account | None) -> Said | None:
         """What is missing and since which step; None if nothing is. account: its final state, if known."""
-        after = f"process {self.account.pid} after step {self._steps}"
+        after = {"pid": self.account.pid, "step": self._steps}
         if self._error is not None:
-            return f"the records cannot be read of {after}: {self._error}"
+            return said("records-unreadable", **after, reason=self._error)
         if account is None or account.stem != self.account.stem:
-            return f"nothing is known of {after}: its account was lost"
+            return said("account-lost", **after)
         if account.state == FAILED and not account.records:
-            return f"the recorder could not start in process {account.pid}: {account.reason}"
+            return said("recorder-not-started", pid=account.pid, reason=account.reason)
         missing = account.records - self._count
-        if account.state == FAILED or missing or self._rest:
-            return f"nothing is recorded of {after}: {account.reason or f'{missing} records are missing'}"
-        return None
+        if account.reason:
+            return said("records-stopped", **after, reason=account.reason)
+        return (
+            said("records-missing", **after, missing=missing)
+            if account.state == FAILED or missing or self._rest
+            else None
+        )
 
     def read(self, judge: Judge) -> bool:
         if self._error is not None or (self._launch is not None and self._launch.is_ahead(self._rank)):

@@ -52,7 +52,8 @@ class Source(Record):
 @dataclass(slots=True)
 class Parameter(Record):
     """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
-    that sketches do not follow. shard: which of them is on this rank."""
+    that sketches do not follow. shard: which of them is on this rank. is_part: each rank has a part, and its backward
+    passes compute the whole gradient of that."""
 
     parameter: int
     shape: list[int]
@@ -60,6 +61,7 @@ class Parameter(Record):
     shards: int
     name: str | None
     shard: int = 0
+    is_part: bool = False
 
 
 @dataclass(slots=True)
@@ -95,7 +97,8 @@ class Backward(Record):
     samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
     with something that is not known. of_terms: what single terms of it are divided by. ignored: how many targets were
     left out of the mean or sum. waits: DDP was told not to synchronize after it. own_calls: as calls, of those in the
-    script's own files. made_by: the node of the loss below all that it is multiplied with, by name."""
+    script's own files. made_by: the node of the loss below all that it is multiplied with, by name. global_divisors:
+    the divisors that are sums or means over ranks, reduced since the last step."""
 
     backward: int
     scale: float | None
@@ -125,6 +128,7 @@ class Backward(Record):
     waits: bool = False
     own_calls: int = 0
     made_by: str = ""
+    global_divisors: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -192,19 +196,21 @@ class Captured(Record):
 @dataclass(slots=True)
 class Cleared(Record):
     """moved: gradients are cleared that no step has used, and weights changed since, in a way that `versions` do not
-    show; or it is not known."""
+    show; or it is not known. within: the backward pass that was running then, by its number, as in a hook."""
 
     parameters: list[int]
     versions: Versions
     site: Site
     moved: bool = False
+    within: int | None = None
 
 
 @dataclass(slots=True)
 class Clipped(Record):
     """how: `norm` or `value`. given: how many tensors it was given, whoever holds them. used_up: by a generator that
     had nothing left; None where that is not known of an iterator. strange: their shapes, if
-    no optimizer holds any of them, and none of them has a gradient, though they require one."""
+    no optimizer holds any of them, and none of them has a gradient, though they require one. within: the backward pass
+    that was running then, by its number, as in a hook."""
 
     how: str
     parameters: list[int]
@@ -214,6 +220,7 @@ class Clipped(Record):
     site: Site
     used_up: bool | None = False
     strange: list[list[int]] = field(default_factory=list)
+    within: int | None = None
 
 
 @dataclass(slots=True)
@@ -229,13 +236,14 @@ class Limited(Record):
 @dataclass(slots=True)
 class Unscaled(Record):
     """largest, norm: of all gradients that are divided, the largest element and the 2-norm; None if they were not
-    looked at."""
+    looked at. within: the backward pass that was running then, by its number."""
 
     optimizer: int
     scale: float
     site: Site
     largest: float | None = None
     norm: float | None = None
+    within: int | None = None
 
 
 @dataclass(slots=True)
@@ -289,7 +297,7 @@ class Stepped(Record):
     all the same. is_own: what reads them is no class of torch's, and may change them first. is_elsewhere: the script
     has changed weights since the step before. after: sketches of these weights after the step, of the first steps;
     empty where a wrapper keeps those of ranks equal. stale: how many times it called a closure that computed no
-    gradients."""
+    gradients. within: the backward pass that was running when it began, by its number, as in a hook."""
 
     optimizer: int
     type: str
@@ -313,6 +321,7 @@ class Stepped(Record):
     is_elsewhere: bool = False
     after: Sketches = field(default_factory=list)
     stale: int = 0
+    within: int | None = None
 
 
 @dataclass(slots=True)
@@ -391,12 +400,13 @@ class Weighed(Record):
 
 @dataclass(slots=True)
 class Buffers(Record):
-    """What a model keeps that is not trained, after some steps: buffers, and then so many frozen parameters. values: a
-    sketch of each."""
+    """What models keep that is not trained, after some steps of an optimizer: buffers, and then so many frozen
+    parameters. values: a sketch of each."""
 
     names: list[str]
     values: Sketches
     frozen: int = 0
+    optimizer: int = -1
 
 
 @dataclass(slots=True)

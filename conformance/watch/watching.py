@@ -21,7 +21,7 @@ from typing import TypeAlias
 import conformance
 from conformance.report.command import shown
 from conformance.watch import supervisor
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.findings import Findings, said
 from conformance.watch.judging.judge import Judge
 from conformance.watch.ledger import Ledger
 from conformance.watch.processes import Trainers
@@ -95,7 +95,7 @@ def watch(
             with suppress(OSError):
                 has_torch = ledger.has_torch
                 if ledger.is_over:
-                    judge.findings.undecided("the script has written into the ledger of the watch")
+                    judge.findings.lack(said("ledger-written"))
                 ledger.end()
         by = next((number for number in came if number in supervisor.ENDING), None)
         code: int | None = ended.get("code")
@@ -106,7 +106,7 @@ def watch(
             judge.finish(is_whole=is_whole)
         except Exception as error:
             # Records may be damaged. Findings up to here stay.
-            judge.findings.undecided(f"the records cannot be judged to their end: {type(error).__name__}: {error}")
+            judge.findings.lack(said("records-unjudged", reason=f"{type(error).__name__}: {error}"))
         return Watched(code, by, was_stopped, bool(ended.get("killed")), judge.findings)
 
 
@@ -123,18 +123,15 @@ def _judge_end(judge: Judge, code: int | None, unreached: _Lines, still: _Lines,
     """Adds a doubt for each process that was not seen, and for a command that failed."""
     findings = judge.findings
     for pid, line in unreached.items():
-        findings.undecided(
-            f"a process used torch without a recorder: {pid} ({shown(line)}); start it with the environment of "
-            "the command, and without -I and -E"
-        )
+        findings.lack(said("unreached", pid=pid, command=shown(line)))
     for pid, line in still.items():
-        findings.undecided(f"the command ended before a process that may train on: {pid} ({shown(line)})")
+        findings.lack(said("outlived", pid=pid, command=shown(line)))
     if code is None:
-        findings.undecided("the process that supervises the command was killed")
+        findings.lack(said("supervisor-killed"))
     elif code:
-        findings.undecided(f"the command failed: {_ending(code)}; what it would have done is not known")
+        findings.lack(said("command-failed", ending=_ending(code)))
     elif not has_torch and not unreached:
-        findings.undecided("no process of the command imported torch on this machine")
+        findings.lack(said("no-torch"))
 
 
 def _ending(code: int) -> str:

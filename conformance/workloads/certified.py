@@ -8,11 +8,10 @@ exactness is proved by the certificate in :mod:`conformance.oracle`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
-from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from conformance.workloads.descent import Floats, State, after, vector
 from conformance.workloads.model import Linear, Model
 from conformance.workloads.outliers import Outliers
-from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, ScheduleBy, Vector, Workload
+from conformance.workloads.workload import SGD, Ingredients, Sample, Vector, Workload
 
 STEPS = 6
 STEEPER = 4.0
@@ -34,32 +33,26 @@ _GROUP = 4
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Ingredients):
     """What a certified workload is made of.
 
     Args:
-        weights: possible sample weights of a weighted loss (zero included); None for the plain mean.
+        weights: possible sample weights (zero included).
         totals: the weight of each window in multiples of its number of samples, in turns.
         first_half_empty_at, last_half_empty_at: at this step that half of the samples has no weight.
         grid: weights after every step are multiples of this.
         residual: residuals are up to ``spread`` times this times the odd part of the divisor.
-        short: samples in a short last batch, if there is one.
+        short: of the batch size and the accumulation, the samples in a short last batch, if there is one.
         outliers: at these steps, samples that overflow fp16.
         fine: added to all weights but the first, which then need more bits than a 16-bit format has. Without ``cast``
             the first feature is as fine.
         cast: targets are those of weights without ``fine``, as they are after the cast to a 16-bit format.
-        seed: another one draws other numbers, for workloads in which the first ones hide a fault in some layout.
         steeper_at: the residuals of this step are multiplied by STEEPER, so that only its gradient exceeds a norm.
     """
 
-    name: str
-    summary: str
     optimizer: SGD
     model: Model = Linear(3, bias=True)
-    groups: tuple[Group, ...] = ()
-    kernel: Literal["foreach", "fused"] | None = None
-    schedule: Vector | None = None
-    clip: Clip | None = None
+    _: KW_ONLY
     weights: tuple[int, ...] | None = None
     totals: Vector = (Fraction(1),)
     first_half_empty_at: int | None = None
@@ -68,49 +61,32 @@ class Recipe:
     residual: Fraction = Fraction(1, 2)
     spread: int = 2
     largest_weight: int = 4
-    short: int | None = None
-    scale: LossScale = LossScale(Fraction(2**7))
-    ranks_start_apart: bool = False
+    short: Callable[[int, int], int] | None = None
     outliers: Mapping[int, Outliers] = field(default_factory=dict)
     steeper_at: int | None = None
     fine: Fraction = Fraction(0)
     cast: bool = False
     steps: int = STEPS
-    seed: int = 0
 
-    # What a trainer is asked for, as in a `Design`: no recipe has it otherwise.
-    schedule_by: ClassVar[ScheduleBy] = "step"
-    unfreeze_at: ClassVar[None] = None
-
-    @property
-    def loss(self) -> Literal["mean", "weighted"]:
-        return "mean" if self.weights is None else "weighted"
-
-
-def certified(recipe: Recipe, batch_size: int) -> Workload:
-    """The workload of ``recipe`` with global batches of ``batch_size`` samples, always the same one.
-
-    Raises:
-        ValueError: no such workload was found; the recipe asks for too much.
-    """
-    for seed in range(recipe.seed, recipe.seed + _RESTARTS):
-        with suppress(_Stuck):
-            return _from_seed(recipe, batch_size, seed)
-    raise ValueError(f"workload {recipe.name}: no batches of {batch_size} samples keep every step on its grid")
+    def build(self, batch_size: int, accumulation: int = 1) -> Workload:
+        for seed in range(self.seed, self.seed + _RESTARTS):
+            with suppress(_Stuck):
+                return _from_seed(self, batch_size, accumulation, seed)
+        raise ValueError(f"workload {self.name}: no batches of {batch_size} samples keep every step on its grid")
 
 
 class _Stuck(Exception):
     """No batch leads on from the state that the earlier ones led to."""
 
 
-def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
+def _from_seed(recipe: Recipe, batch_size: int, accumulation: int, seed: int) -> Workload:
     generator = np.random.default_rng([*recipe.name.encode(), batch_size, seed])
     size = recipe.model.size
     state = State(float(recipe.grid) * generator.choice([-4.0, -2.0, 2.0, 4.0], size), np.zeros(size))
     start = vector(state.weights + _fine(recipe))
     batches = []
     for step in range(recipe.steps):
-        samples = recipe.short if recipe.short and step == recipe.steps - 1 else batch_size
+        samples = recipe.short(batch_size, accumulation) if recipe.short and step == recipe.steps - 1 else batch_size
         batch, moved = _draw(recipe, samples, step, state, generator)
         if step in recipe.outliers:
             # Every rank skips this window, so the state does not change.
@@ -121,21 +97,7 @@ def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
         else:
             state = moved
         batches.append(batch)
-    return Workload(
-        name=recipe.name,
-        batches=tuple(batches),
-        optimizer=recipe.optimizer,
-        model=recipe.model,
-        start=start,
-        groups=recipe.groups,
-        kernel=recipe.kernel,
-        loss=recipe.loss,
-        schedule=recipe.schedule,
-        clip=recipe.clip,
-        scale=recipe.scale,
-        ranks_start_apart=recipe.ranks_start_apart,
-        summary=recipe.summary,
-    )
+    return Workload(**recipe.settings, loss=recipe.loss, batches=tuple(batches), start=start)
 
 
 def _draw(

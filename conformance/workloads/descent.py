@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from conformance.workloads.model import Model
-from conformance.workloads.workload import SGD, Clip, Group, Vector
+from conformance.workloads.workload import SGD, Training, Vector
 
 Floats = npt.NDArray[np.float64]
-
-
-class Settings(Protocol):
-    """What a step depends on, as in :class:`conformance.workloads.workload.Workload`."""
-
-    @property
-    def optimizer(self) -> SGD: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def groups(self) -> tuple[Group, ...]: ...
-    @property
-    def schedule(self) -> Vector | None: ...
-    @property
-    def clip(self) -> Clip | None: ...
 
 
 @dataclass(frozen=True)
@@ -40,34 +23,33 @@ class State:
     steps: int = 0
 
 
-def after(settings: Settings, gradients: Floats, state: State, element: int | None = None) -> State:
-    """The state after one more step, without the clip if it is one by norm. ``element``: whose all numbers are."""
-    spec = settings.optimizer
-    if settings.clip and settings.clip.kind == "value":
-        gradients = np.clip(gradients, -float(settings.clip.threshold), float(settings.clip.threshold))
-    tensors = settings.model.tensors
-    in_group = np.array([tensor.group(1 + len(settings.groups)) for tensor in tensors])[
-        np.array(settings.model.tensor_of if element is None else settings.model.tensor_of[element])
+def after(
+    training: Training, gradients: Floats, state: State, element: int | None = None, in_epoch: int | None = None
+) -> State:
+    """The state after one more step, without the clip if it is one by norm. ``element``: whose all numbers are.
+    ``in_epoch``: the steps of an epoch, if schedules count epochs."""
+    if training.clip and training.clip.kind == "value":
+        gradients = np.clip(gradients, -float(training.clip.threshold), float(training.clip.threshold))
+    tensor_of, numbers = np.array(training.model.tensor_of), range(1 + len(training.groups))
+    in_group = np.array([*map(training.group_of, range(len(training.model.tensors)))])[
+        tensor_of if element is None else tensor_of[element]
     ]
+    specs = [spec for spec in map(training.optimizer_of, numbers) if isinstance(spec, SGD)]
+    schedules = [training.schedule_of(number) for number in numbers]
+    entry = state.steps // (in_epoch or 1)
 
-    def of_elements(first: Fraction, of_group: Callable[[Group], Fraction | None]) -> Floats:
+    def of_elements(of_groups: Iterable[Fraction]) -> Floats:
         """One setting of each element."""
-        others = [of_group(group) for group in settings.groups]
-        values = np.array([float(first), *(float(first if one is None else one) for one in others)])
-        return np.asarray(values[in_group])
+        return np.asarray(np.array([*map(float, of_groups)])[in_group])
 
-    def multiplier(schedule: Vector | None) -> Fraction:
-        return schedule[state.steps] if schedule else Fraction(1)
-
-    common = multiplier(settings.schedule)
-    momentum = of_elements(spec.momentum, lambda group: group.momentum)
+    momentum = of_elements(spec.momentum for spec in specs)
     rate = of_elements(
-        spec.lr * common, lambda group: group.lr * (multiplier(group.schedule) if group.schedule else common)
+        spec.lr * (schedule[entry] if schedule else 1) for spec, schedule in zip(specs, schedules, strict=True)
     )
-    gradients = gradients + of_elements(spec.weight_decay, lambda group: group.weight_decay) * state.weights
-    taken = np.where(momentum, 1 - float(spec.dampening), 1.0) if state.steps else 1.0
+    gradients = gradients + of_elements(spec.weight_decay for spec in specs) * state.weights
+    taken = np.where(momentum, 1 - float(specs[0].dampening), 1.0) if state.steps else 1.0
     buffer = momentum * state.buffer + taken * gradients
-    move = gradients + momentum * buffer if spec.nesterov else buffer
+    move = gradients + momentum * buffer if specs[0].nesterov else buffer
     return State(state.weights - rate * move, buffer, state.steps + 1)
 
 

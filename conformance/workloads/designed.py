@@ -11,11 +11,10 @@ all epochs. The arithmetic here only chooses the data; exactness is proved by th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 from math import lcm
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from conformance.workloads.descent import Floats, State, after, vector
 from conformance.workloads.model import ManyTensors, Model
 from conformance.workloads.outliers import Outliers
 from conformance.workloads.plan import shuffled
-from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, ScheduleBy, Vector, Workload
+from conformance.workloads.workload import Ingredients, LossScale, Sample, Workload
 
 #: Half the gradients that are tried for each element and batch, in units.
 _MULTIPLES = (-16, -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -39,55 +38,44 @@ _MIXED = 1.5
 
 
 @dataclass(frozen=True)
-class Design:
+class Design(Ingredients):
     """What a designed workload is made of.
 
     Args:
-        weights: of each batch, the weights of the samples of its two halves in a weighted loss; None for the plain
-            mean.
+        weights: of each batch, the weights of the samples of its two halves.
         unit: residuals are odd multiples of this, times the odd part of the divisor, and weights multiples of twice as
             much.
         largest_weight: no weight becomes larger.
-        schedule: one entry per step; if it counts epochs (``schedule_by``), those of an epoch are the same.
         short: samples of the last batch of an epoch, as parts of the others'.
         outliers: in these batches, samples that overflow fp16.
         idle: in this batch, no sample is of the last block.
         stops: after so many steps no element is where it began, and none has come to rest. Training can be resumed
             there: what is not restored shows in each element, and so on each rank that holds one.
-        seed: another one draws other numbers.
     """
 
-    name: str
-    summary: str
-    optimizer: SGD
     model: Model = ManyTensors()
-    groups: tuple[Group, ...] = ()
-    kernel: Literal["foreach", "fused"] | None = None
-    schedule: Vector | None = None
-    schedule_by: ScheduleBy = "step"
-    unfreeze_at: int | None = None
-    clip: Clip | None = None
+    _: KW_ONLY
+    scale: LossScale = LossScale(Fraction(2**5))
+    batch_sizes: tuple[int, ...] = (32, 24)
     weights: tuple[tuple[int, int], ...] | None = None
     unit: Fraction = Fraction(1, 4)
     largest_weight: int = 4
     batches: int = 3
     short: Fraction = Fraction(1)
     epochs: int = 2
-    scale: LossScale = LossScale(Fraction(2**5))
     outliers: Mapping[int, Outliers] = field(default_factory=dict)
-    ranks_start_apart: bool = False
     idle: int | None = None
     stops: tuple[int, ...] = ()
-    seed: int = 0
-
-    @property
-    def loss(self) -> Literal["mean", "weighted"]:
-        return "mean" if self.weights is None else "weighted"
 
     @property
     def ends_show(self) -> bool:
         """Whether it is made to show what goes wrong at the ends of epochs."""
         return self.short < 1 or self.schedule_by == "epoch"
+
+    @property
+    def in_epoch(self) -> int | None:
+        """The steps of an epoch, if schedules count epochs."""
+        return self.batches if self.schedule_by == "epoch" else None
 
     @property
     def visited(self) -> Sequence[int]:
@@ -107,46 +95,22 @@ class Design:
         totals = [sum(own) * self.samples(number, batch_size) // 2 for number, own in enumerate(weights)]
         return float(self.unit) * lcm(*(total // (total & -total) for total in totals))
 
-
-def designed(design: Design, batch_size: int) -> Workload:
-    """The workload of ``design`` with global batches of ``batch_size`` samples, always the same one.
-
-    Raises:
-        ValueError: there is no Hadamard matrix of half as many rows here, or it has too few columns, or no course of an
-            element stays on the grid.
-    """
-    generator = np.random.default_rng([*design.name.encode(), batch_size, design.seed])
-    batches = _drawn(design, batch_size, generator)
-    courses = _courses(design, batches)
-    chosen = np.array([generator.integers(len(own.visits)) for own in courses])
-    run = _Run.of(chosen, design.visited, batches, courses, generator)
-    for _ in range(_ATTEMPTS):
-        # Small residuals need few bits.
-        tried, element = run.chosen.copy(), generator.integers(len(courses))
-        tried[element] = generator.integers(len(courses[element].visits))
-        other = _Run.of(tried, design.visited, batches, courses, generator)
-        # Of a few elements alike, no gradient would show which samples it is of.
-        run = min(run, other, key=lambda run: (run.alike if design.ends_show else 0, run.largest))
-    schedule = design.schedule
-    return Workload(
-        name=design.name,
-        batches=tuple(_samples(design, number, rows, run, generator) for number, rows in enumerate(batches)),
-        optimizer=design.optimizer,
-        model=design.model,
-        start=vector(run.visits[0]),
-        groups=design.groups,
-        kernel=design.kernel,
-        loss=design.loss,
-        epochs=design.epochs,
-        shuffle=True,
-        schedule=schedule and schedule[:: 1 if design.schedule_by == "step" else design.batches],
-        schedule_by=design.schedule_by,
-        unfreeze_at=design.unfreeze_at,
-        clip=design.clip,
-        scale=design.scale,
-        ranks_start_apart=design.ranks_start_apart,
-        summary=design.summary,
-    )
+    def build(self, batch_size: int, accumulation: int = 1) -> Workload:
+        generator = np.random.default_rng([*self.name.encode(), batch_size, self.seed])
+        batches = _drawn(self, batch_size, generator)
+        courses = _courses(self, batches)
+        chosen = np.array([generator.integers(len(own.visits)) for own in courses])
+        run = _Run.of(chosen, self.visited, batches, courses, generator)
+        for _ in range(_ATTEMPTS):
+            # Small residuals need few bits.
+            tried, element = run.chosen.copy(), generator.integers(len(courses))
+            tried[element] = generator.integers(len(courses[element].visits))
+            other = _Run.of(tried, self.visited, batches, courses, generator)
+            # Of a few elements alike, no gradient would show which samples it is of.
+            run = min(run, other, key=lambda run: (run.alike if self.ends_show else 0, run.largest))
+        samples = tuple(_samples(self, number, rows, run, generator) for number, rows in enumerate(batches))
+        start = vector(run.visits[0])
+        return Workload(**self.settings, loss=self.loss, batches=samples, start=start, epochs=self.epochs, shuffle=True)
 
 
 def _drawn(design: Design, batch_size: int, generator: np.random.Generator) -> list[_Rows]:
@@ -260,7 +224,7 @@ class _Courses:
             stepped += 1
             slope = 2 * batches[number].share[element]
             gradients = slope * (step * taken[:, number] + state.weights - visits[:, number])
-            moved = after(design, gradients, state, element)
+            moved = after(design, gradients, state, element, design.in_epoch)
             moves += moved.weights != state.weights
             bites |= np.abs(gradients) > threshold
             fits = ((moved.weights - state.weights) % (2 * step) == 0) & (
@@ -291,7 +255,7 @@ class _Courses:
         state, visits = State(np.array([float(design.largest_weight)]), np.zeros(1)), list[Floats]()
         for _ in range(design.epochs * design.batches):
             visits.append(state.weights)
-            state = after(design, np.zeros(1), state, element)
+            state = after(design, np.zeros(1), state, element, design.in_epoch)
         return cls(np.zeros((1, design.batches)), np.column_stack(visits))
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
-from conformance.workloads.certified import Recipe, certified
-from conformance.workloads.model import Counting, Linear, WithDropout
+from conformance.workloads.certified import Recipe
+from conformance.workloads.model import Counting, Linear, TwoLayers, WithDropout
 from conformance.workloads.outliers import bias_alone, first_losses, last_target, weights_alone
-from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Group, LossScale, Workload
+from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Group, LossScale
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it goes up and down, so that an offset of one step always shows.
@@ -187,9 +186,29 @@ RECIPES: dict[str, Recipe] = {
             seed=4,
             scale=LossScale(Fraction(2**5)),
         ),
-        Recipe("short-window", "The last accumulation window is short.", SGD(HALF, momentum=HALF)),
-        Recipe("uneven-batch", "The last micro-batch is smaller than the others.", SGD(HALF, momentum=HALF)),
-        Recipe("uneven-ranks", "In the last window some ranks have no samples left.", SGD(HALF, momentum=HALF)),
+        Recipe(
+            "short-window",
+            "The last accumulation window is short.",
+            SGD(HALF, momentum=HALF),
+            # At least one micro-batch is missing.
+            short=lambda size, accumulation: size // 3 if accumulation == 3 else size // 2,
+        ),
+        Recipe(
+            "uneven-batch",
+            "The last micro-batch is smaller than the others.",
+            SGD(HALF, momentum=HALF),
+            short=lambda size, accumulation: 12,
+            batch_sizes=(16,),
+        ),
+        Recipe(
+            "uneven-ranks",
+            "In the last window some ranks have no samples left.",
+            SGD(HALF, momentum=HALF),
+            # The window is whole on one of two ranks, two of three, or two of four.
+            short=lambda size, accumulation: size // 3 * 2 if size % 3 == 0 else size // 2,
+            batch_sizes=(16, 18),
+            in_whole_shares=True,
+        ),
         Recipe(
             "ranks-start-apart",
             "Ranks hold different weights until a broadcast makes them one.",
@@ -218,9 +237,8 @@ RECIPES: dict[str, Recipe] = {
     )
 }
 
-
-#: The workloads that have the data, clip and schedule of a recipe, and what they change.
-DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
+#: The recipe whose data, clip and schedule another workload has, and what that changes.
+_CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": (
         "sgd",
         {"optimizer": ADAMW, "summary": "AdamW with decoupled weight decay; judged by its rounding-error bound."},
@@ -283,25 +301,83 @@ DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+DERIVED: dict[str, Recipe] = {
+    name: replace(RECIPES[base], name=name, data_of=RECIPES[base], **changes)
+    for name, (base, changes) in _CHANGES.items()
+}
 
-
-def ingredients(name: str) -> Recipe:
-    """What the workload ``name`` is made of, with what it changes if it is derived. Raises KeyError: no such recipe."""
-    if name in DERIVED:
-        base, changes = DERIVED[name]
-        return replace(RECIPES[base], name=name, **changes)
-    return RECIPES[name]
-
-
-@cache
-def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
-    """The workload ``name`` with global batches of ``batch_size`` samples, the last of ``short`` if given. It is
-    certified, unless its optimizer rounds in its square root and quotient.
-
-    Raises:
-        KeyError: no such recipe.
-    """
-    if name in DERIVED:
-        base, changes = DERIVED[name]
-        return replace(recipe(base, batch_size), name=name, **changes)
-    return certified(replace(RECIPES[name], short=short), batch_size)
+#: A few steps of small numbers, as products need bits.
+_TWO_LAYERS = Recipe(
+    "",
+    "",
+    SGD(Fraction(2), momentum=HALF),
+    TwoLayers(),
+    grid=HALF,
+    residual=HALF,
+    spread=1,
+    largest_weight=2,
+    steps=4,
+    scale=LossScale(Fraction(2**5)),
+    batch_sizes=(8, 12),
+)
+TWO_LAYERS: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        replace(
+            _TWO_LAYERS,
+            name="two-layers",
+            summary="A product of two matrices, the gradient of each of which depends on the other; a schedule.",
+            optimizer=SGD(QUARTER),
+            schedule=SCHEDULE,
+            grid=QUARTER,
+            residual=Fraction(1),
+            spread=3,
+            seed=3,
+        ),
+        replace(
+            _TWO_LAYERS,
+            name="two-layers-weighted",
+            summary="A product of two matrices, and a weighted mean whose weight differs from window to window.",
+            weights=(0, 0, 1, 1, 2, 4, 4),
+            totals=(HALF, Fraction(2), HALF, HALF),
+        ),
+        replace(
+            _TWO_LAYERS,
+            name="two-layers-decay",
+            summary="A product of two matrices, momentum and weight decay.",
+            optimizer=SGD(HALF, momentum=HALF, weight_decay=Fraction(1)),
+            grid=QUARTER,
+            residual=Fraction(1),
+            spread=2,
+        ),
+        replace(
+            _TWO_LAYERS,
+            name="two-layers-clip-value",
+            summary="A product of two matrices, and clipping by value that bites in both.",
+            optimizer=SGD(Fraction(1), momentum=HALF),
+            clip=Clip("value", Fraction(2)),
+            spread=3,
+        ),
+        replace(
+            _TWO_LAYERS,
+            name="two-layers-clip",
+            summary="A product of two matrices, and clipping by the norm of both that bites in the third step.",
+            optimizer=SGD(HALF, momentum=HALF),
+            clip=Clip("norm", Fraction(8)),
+            residual=Fraction(1),
+            spread=2,
+            steeper_at=2,
+        ),
+        replace(
+            _TWO_LAYERS,
+            name="two-layers-overflow",
+            summary="A product of two matrices, and a sample on the last rank that overflows fp16.",
+            optimizer=SGD(Fraction(1), momentum=HALF),
+            residual=Fraction(1),
+            spread=2,
+            outliers={1: last_target},
+            seed=1,
+            batch_sizes=(8,),
+        ),
+    )
+}

@@ -1,83 +1,61 @@
-"""The standard workloads by name. To add one, add an entry to `STANDARD`, and a rule to `conformance.cases.rules`,
-which says where it runs. What trains another model than those of `conformance.workloads.model` needs one there.
+"""The standard workloads by name. To add one, add an entry to a table of ingredients, or a data set to `STANDARD`, and
+a rule to `conformance.cases.rules`, which says where it runs. What trains another model than those of
+`conformance.workloads.model` needs one there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from fractions import Fraction
+from functools import cache, partial
 
-from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER_BATCH_SIZES
-from conformance.workloads.any_order import any_order
-from conformance.workloads.certified import Recipe
-from conformance.workloads.designed import Design
-from conformance.workloads.exercise import line, noisy_line, two_workers
+from conformance.workloads.data_sets import ANY_ORDER, any_order, line, multivariate, noisy_line, two_workers
+from conformance.workloads.designs import DESIGNS, ENDS, OF_OTHERS
 from conformance.workloads.layout import Layout
-from conformance.workloads.many_tensors import BATCH_SIZES as MANY_BATCH_SIZES
-from conformance.workloads.many_tensors import design, many_tensors
-from conformance.workloads.multivariate import multivariate
-from conformance.workloads.recipes import DERIVED, RECIPES, ingredients, recipe
-from conformance.workloads.short_ends import BATCH_SIZES as SHORT_BATCH_SIZES
-from conformance.workloads.short_ends import DESIGNS as SHORT_DESIGNS
-from conformance.workloads.short_ends import UNEVEN_RANKS, short_ends
-from conformance.workloads.two_layers import BATCH_SIZES as TWO_LAYERS_BATCH_SIZES
-from conformance.workloads.two_layers import RECIPES as TWO_LAYERS
-from conformance.workloads.two_layers import two_layers
-from conformance.workloads.workload import Workload
-
-#: Global batches tried in turn: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
-BATCH_SIZES = (24, 16, 18)
-
-Build = Callable[[int, int], Workload]
+from conformance.workloads.model import Model
+from conformance.workloads.outliers import has_infinite_loss
+from conformance.workloads.recipes import DERIVED, GROWING, RECIPES, TWO_LAYERS
+from conformance.workloads.workload import SGD, Adagrad, Group, Ingredients, Optimizer, Sample, Workload
 
 
 @dataclass(frozen=True)
-class Standard:
-    """``build(batch_size, accumulation)`` makes the workload, with the first of ``batch_sizes`` that divides over the
-    layout. A fixed data set has only one. ``in_whole_shares``: as in `Layout`.
-    """
+class DataSet:
+    """A workload whose data are given. ``build`` makes it with global batches of one of the ``batch_sizes``."""
 
-    build: Build
-    batch_sizes: tuple[int, ...] = BATCH_SIZES
+    build: Callable[[int], Workload]
+    batch_sizes: tuple[int, ...]
     in_whole_shares: bool = False
 
 
-def _short(batch_size: int, accumulation: int) -> int:
-    """Samples of a last window that lacks at least one micro-batch."""
-    return batch_size // 3 if accumulation == 3 else batch_size // 2
-
-
-def _of_some_ranks(batch_size: int) -> int:
-    """Samples of a last window that is whole on one of two ranks, two of three, or two of four."""
-    return batch_size // 3 * 2 if batch_size % 3 == 0 else batch_size // 2
-
-
-def _from_recipe(name: str) -> Standard:
-    return Standard(lambda batch_size, accumulation: recipe(name, batch_size))
-
-
-def _of(build: Callable[[str, int], Workload], name: str, batch_sizes: tuple[int, ...]) -> Standard:
-    return Standard(lambda batch_size, accumulation: build(name, batch_size), batch_sizes)
-
-
-STANDARD: dict[str, Standard] = {
-    **{name: _from_recipe(name) for name in (*RECIPES, *DERIVED)},
-    **{name: _of(many_tensors, name, sizes) for name, sizes in MANY_BATCH_SIZES.items()},
-    **{name: _of(two_layers, name, sizes) for name, sizes in TWO_LAYERS_BATCH_SIZES.items()},
-    **{name: _of(short_ends, name, sizes) for name, sizes in SHORT_BATCH_SIZES.items()},
-    **{name: _of(any_order, name, sizes) for name, sizes in ANY_ORDER_BATCH_SIZES.items()},
-    "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
-    "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
-    "uneven-ranks": Standard(
-        lambda size, accumulation: recipe("uneven-ranks", size, _of_some_ranks(size)), (16, 18), in_whole_shares=True
-    ),
-    UNEVEN_RANKS: replace(_of(short_ends, UNEVEN_RANKS, SHORT_BATCH_SIZES[UNEVEN_RANKS]), in_whole_shares=True),
-    "line": Standard(lambda batch_size, accumulation: line(), (4,)),
-    "noisy-line": Standard(lambda batch_size, accumulation: noisy_line(), (4,)),
-    "two-workers": Standard(lambda batch_size, accumulation: two_workers(), (4,)),
-    "multivariate": Standard(lambda batch_size, accumulation: multivariate(), (1000,)),
+STANDARD: dict[str, Ingredients | DataSet] = {
+    **RECIPES,
+    **DERIVED,
+    **DESIGNS,
+    **OF_OTHERS,
+    **TWO_LAYERS,
+    **ENDS,
+    **{name: DataSet(partial(any_order, name), sizes) for name, sizes in ANY_ORDER.items()},
+    "line": DataSet(lambda batch_size: line(), (4,)),
+    "noisy-line": DataSet(lambda batch_size: noisy_line(), (4,)),
+    "two-workers": DataSet(lambda batch_size: two_workers(), (4,)),
+    "multivariate": DataSet(lambda batch_size: multivariate(), (1000,)),
 }
+
+
+@cache
+def made(name: str, batch_size: int, accumulation: int = 1) -> Workload:
+    """The workload ``name`` with global batches of ``batch_size`` samples.
+
+    Raises:
+        KeyError: no such workload.
+    """
+    entry = STANDARD[name]
+    if isinstance(entry, DataSet):
+        return entry.build(batch_size)
+    if entry.data_of is None:
+        return entry.build(batch_size, accumulation)
+    return replace(made(entry.data_of.name, batch_size, accumulation), **entry.settings)
 
 
 def standard(name: str, world_size: int, accumulation: int) -> tuple[Workload, Layout]:
@@ -90,29 +68,64 @@ def standard(name: str, world_size: int, accumulation: int) -> tuple[Workload, L
     entry = STANDARD[name]
     for size in entry.batch_sizes:
         if size % (world_size * max(1, accumulation)) == 0:
-            workload = entry.build(size, accumulation)
+            workload = made(name, size, accumulation)
             layout = Layout.of(workload, world_size, accumulation)
             return workload, replace(layout, in_whole_shares=entry.in_whole_shares)
     raise ValueError(f"workload {name}: no global batch divides over {world_size} ranks x {accumulation} micro-batches")
 
 
-@cache
-def asking(name: str) -> Workload | Design | Recipe:
+def asking(name: str) -> Workload | Ingredients:
     """What tells what the workload asks of a trainer, however it is divided, and what it is. Where its data have to be
     found, which takes seconds for all of them, that is what they are made of. Raises KeyError: no such workload.
     """
-    if name in MANY_BATCH_SIZES:
-        return design(name)
-    if name in SHORT_DESIGNS:
-        return SHORT_DESIGNS[name]
-    if name in TWO_LAYERS:
-        return TWO_LAYERS[name]
-    if name in RECIPES or name in DERIVED:
-        return ingredients(name)
     entry = STANDARD[name]
-    return entry.build(entry.batch_sizes[0], 1)
+    return made(name, entry.batch_sizes[0]) if isinstance(entry, DataSet) else entry
 
 
-def summary(name: str) -> str:
-    """What the workload is, in a sentence. Raises KeyError: no such workload."""
-    return asking(name).summary
+#: With which `torch.amp.GradScaler` and most frameworks begin.
+OWN_SCALE = Fraction(2**16)
+
+
+def can_have_own_scale(workload: str, model: Model) -> bool:
+    """Whether the model is linear in the parameters, and the workload is not about when the loss scale grows."""
+    return len(model.layers) == 1 and workload != GROWING
+
+
+def at_own_scale(workload: Workload) -> Workload:
+    """``workload``, which can have it, at OWN_SCALE: the same training in smaller numbers.
+
+    A model that is linear in its parameters trains alike in any unit of its outputs. With the start, the targets and
+    whatever else has this unit divided by a power of two, weights and gradients are divided by it, and at a loss scale
+    that is multiplied by it the scaled gradients are the same.
+    """
+    unit = workload.scale.init_scale / OWN_SCALE
+    return replace(
+        workload,
+        batches=tuple(tuple(_sample(sample, unit) for sample in batch) for batch in workload.batches),
+        start=tuple(value * unit for value in workload.start),
+        optimizer=_optimizer(workload.optimizer, unit),
+        groups=tuple(_group(group, workload.optimizer, unit) for group in workload.groups),
+        clip=workload.clip and replace(workload.clip, threshold=workload.clip.threshold * unit),
+        scale=replace(workload.scale, init_scale=OWN_SCALE),
+    )
+
+
+def _sample(sample: Sample, unit: Fraction) -> Sample:
+    # An infinite loss must stay infinite.
+    return sample if has_infinite_loss(sample) else replace(sample, y=sample.y * unit)
+
+
+def _optimizer(optimizer: Optimizer, unit: Fraction) -> Optimizer:
+    """Steps along gradients have their unit. Those along quotients have none, but for the rate and the epsilon."""
+    if isinstance(optimizer, SGD):
+        return optimizer
+    own = replace(optimizer, lr=optimizer.lr * unit, eps=optimizer.eps * unit)
+    # AdamW's decay is multiplied by the rate.
+    return own if isinstance(own, Adagrad) else replace(own, weight_decay=own.weight_decay / unit)
+
+
+def _group(group: Group, optimizer: Optimizer, unit: Fraction) -> Group:
+    if isinstance(optimizer, SGD):
+        return group
+    decay = group.weight_decay if isinstance(optimizer, Adagrad) else group.weight_decay / unit
+    return replace(group, lr=group.lr * unit, weight_decay=decay)

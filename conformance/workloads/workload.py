@@ -6,10 +6,11 @@ workload holds the rational value *of that float*: the harness judges the arithm
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from conformance.workloads.model import Model
 from conformance.workloads.plan import Sampler
@@ -99,43 +100,88 @@ class LossScale:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A training job.
+class Training:
+    """What is asked of a trainer, whatever the data.
 
-    ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
-    optimizer step read together. Every batch but the last has the same number of samples. With ``shuffle`` each epoch
-    has another order, by :func:`conformance.workloads.plan.shuffled`; with a ``sampler`` by
-    :func:`conformance.workloads.plan.sampled`, which mixes the batches. With ``own_order`` the trainer may
-    take any other order in each. ``schedule`` multiplies the learning rate, one
-    entry per optimizer step, or per epoch if it counts them (``schedule_by``). ``start`` holds the initial parameters
-    of ``model``, element by element. With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the
-    implementation that the optimizer is asked to take; the arithmetic is the same. Frozen parameters are trained from
-    the window ``unfreeze_at`` on, if there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until
-    a broadcast makes them equal.
-
-    Raises:
-        ValueError: the batches are empty, of uneven length before the last, or do not fit the model.
+    ``schedule`` multiplies the learning rate, one entry per optimizer step, or per epoch if it counts them
+    (``schedule_by``). With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the implementation
+    that the optimizer is asked to take; the arithmetic is the same. Frozen parameters are trained from the window
+    ``unfreeze_at`` on, if there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast
+    makes them equal.
     """
 
     name: str
-    batches: tuple[tuple[Sample, ...], ...] = field(hash=False)  # A thousand fractions take long to hash.
+    summary: str
     optimizer: Optimizer
     model: Model
-    start: Vector
+    _: KW_ONLY
     groups: tuple[Group, ...] = ()
     kernel: Literal["foreach", "fused", "capturable"] | None = None
-    loss: Literal["mean", "weighted"] = "mean"
-    epochs: int = 1
-    shuffle: bool = False
-    sampler: Sampler | None = None
-    own_order: bool = False
     schedule: Vector | None = None
     schedule_by: ScheduleBy = "step"
     clip: Clip | None = None
     scale: LossScale = LossScale(Fraction(2**7))
     unfreeze_at: int | None = None
     ranks_start_apart: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of these by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Training)}
+
+    def group_of(self, tensor: int) -> int:
+        """The number of the parameter group that the ``tensor``-th parameter is in."""
+        return self.model.tensors[tensor].group(1 + len(self.groups))
+
+    def optimizer_of(self, group: int) -> Optimizer:
+        """The settings of a parameter group."""
+        if not group:
+            return self.optimizer
+        own = self.groups[group - 1]
+        settings = replace(self.optimizer, lr=own.lr, weight_decay=own.weight_decay)
+        if own.momentum is not None and isinstance(settings, SGD):
+            return replace(settings, momentum=own.momentum)
+        return settings
+
+    def schedule_of(self, group: int) -> Vector | None:
+        """What multiplies the learning rate of a parameter group, one entry per optimizer step or epoch."""
+        own = self.groups[group - 1].schedule if group else None
+        return self.schedule if own is None else own
+
+    @property
+    def schedules(self) -> tuple[Vector, ...]:
+        """Those of all parameter groups that have one."""
+        found = map(self.schedule_of, range(len(self.groups) + 1))
+        return tuple(schedule for schedule in found if schedule is not None)
+
+    def trains(self, tensor: int, window: int) -> bool:
+        """Whether the ``tensor``-th parameter is trained in a window."""
+        return self.model.tensors[tensor].is_trained(window, self.unfreeze_at)
+
+
+@dataclass(frozen=True)
+class Workload(Training):
+    """A training job.
+
+    ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
+    optimizer step read together. Every batch but the last has the same number of samples. With ``shuffle`` each epoch
+    has another order, by :func:`conformance.workloads.plan.shuffled`; with a ``sampler`` by
+    :func:`conformance.workloads.plan.sampled`, which mixes the batches. With ``own_order`` the trainer may take any
+    other order in each. ``start`` holds the initial parameters of ``model``, element by element.
+
+    Raises:
+        ValueError: the batches are empty, of uneven length before the last, or do not fit the model.
+    """
+
+    _: KW_ONLY
     summary: str = ""
+    batches: tuple[tuple[Sample, ...], ...] = field(hash=False)  # A thousand fractions take long to hash.
+    start: Vector
+    loss: Literal["mean", "weighted"] = "mean"
+    epochs: int = 1
+    shuffle: bool = False
+    sampler: Sampler | None = None
+    own_order: bool = False
 
     def __post_init__(self) -> None:
         if not self.batches or not all(self.batches):
@@ -177,35 +223,6 @@ class Workload:
         """A sampler that leaves samples out leaves whole windows."""
         return self.samples // self.batch_size if self.sampler == "drop" else len(self.batches)
 
-    def group_of(self, tensor: int) -> int:
-        """The number of the parameter group that the ``tensor``-th parameter is in."""
-        return self.model.tensors[tensor].group(1 + len(self.groups))
-
-    def optimizer_of(self, group: int) -> Optimizer:
-        """The settings of a parameter group."""
-        if not group:
-            return self.optimizer
-        own = self.groups[group - 1]
-        settings = replace(self.optimizer, lr=own.lr, weight_decay=own.weight_decay)
-        if own.momentum is not None and isinstance(settings, SGD):
-            return replace(settings, momentum=own.momentum)
-        return settings
-
-    def schedule_of(self, group: int) -> Vector | None:
-        """What multiplies the learning rate of a parameter group, one entry per optimizer step or epoch."""
-        own = self.groups[group - 1].schedule if group else None
-        return self.schedule if own is None else own
-
-    @property
-    def schedules(self) -> tuple[Vector, ...]:
-        """Those of all parameter groups that have one."""
-        found = map(self.schedule_of, range(len(self.groups) + 1))
-        return tuple(schedule for schedule in found if schedule is not None)
-
-    def trains(self, tensor: int, window: int) -> bool:
-        """Whether the ``tensor``-th parameter is trained in a window."""
-        return self.model.tensors[tensor].is_trained(window, self.unfreeze_at)
-
     def uses(self, tensor: int, samples: Iterable[Sample]) -> bool:
         """Whether any of the samples uses the ``tensor``-th parameter."""
         block = self.model.tensors[tensor].block
@@ -214,3 +231,34 @@ class Workload:
     def start_of(self, rank: int) -> Vector:
         """The weights that ``rank`` holds before a broadcast makes them equal."""
         return tuple(value + rank for value in self.start) if self.ranks_start_apart else self.start
+
+
+@dataclass(frozen=True)
+class Ingredients(Training, ABC):
+    """What a workload is made of, whose data take seconds to find.
+
+    ``batch_sizes`` are the global batches that are tried in turn, until one divides over the layout. ``weights`` are
+    those of samples in a weighted loss; None for the plain mean. ``in_whole_shares``: as in
+    :class:`conformance.workloads.layout.Layout`. With ``data_of`` the data are those of another one. Another ``seed``
+    draws other numbers, for workloads in which the first ones hide a fault in some layout.
+    """
+
+    _: KW_ONLY
+    #: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
+    batch_sizes: tuple[int, ...] = (24, 16, 18)
+    weights: tuple[Any, ...] | None = None
+    in_whole_shares: bool = False
+    data_of: Ingredients | None = None
+    seed: int = 0
+
+    @property
+    def loss(self) -> Literal["mean", "weighted"]:
+        return "mean" if self.weights is None else "weighted"
+
+    @abstractmethod
+    def build(self, batch_size: int, accumulation: int) -> Workload:
+        """The workload with global batches of ``batch_size`` samples, always the same one.
+
+        Raises:
+            ValueError: the ingredients ask for too much.
+        """

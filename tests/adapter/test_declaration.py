@@ -136,7 +136,7 @@ def test_reading_declarations_imports_no_torch():
 
 def test_the_package_exports_what_an_adapter_needs():
     import conformance
-    from conformance.adapter.data import Batch
+    from conformance.adapter.batches import Batch
     from conformance.adapter.task import Task
 
     assert (conformance.Batch, conformance.Task, conformance.trainer) == (Batch, Task, trainer)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.adapter.importing import TrainerError, trainers_in
 from conformance.adapter.loading import every_trainer
+from conformance.adapter.trainer_files import TrainerError, trainers_in
 
 SEVERAL = """
 import functools

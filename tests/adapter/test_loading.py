@@ -96,7 +96,7 @@ def test_an_imported_trainer_is_not_the_files_own(write):
 
 def test_reference_trainers_have_bare_names():
     assert {"single", "batched", "accumulated", "ddp", "horovod", "horovod_plain"} <= set(reference_names())
-    assert not {"task", "data", "declaration", "loading"} & set(reference_names())
+    assert not {"task", "batches", "declaration", "loading"} & set(reference_names())
     function, declaration = load("accumulated")
     assert function.__module__ == "conformance.trainers.accumulated"
     assert declaration.name == "accumulated"

@@ -12,14 +12,14 @@ import torch
 from torch.utils._pytree import tree_map_with_path
 from torch.utils.data import DataLoader, DistributedSampler
 
-from conformance.adapter.data import Batch
-from conformance.adapter.settings import LossScaling
-from conformance.adapter.task import ClipSpec, Task
-from conformance.adapter.unsupported import UnsupportedGroups
+from conformance.adapter.batches import Batch
+from conformance.adapter.declaration import UnsupportedGroups
+from conformance.adapter.optimizer_settings import LossScaling
+from conformance.adapter.task import Task
 from conformance.cases.case import Case
 from conformance.workloads.registry import STANDARD
 
-from ..trainers.tasks import WEIGHT, X, Y, adamw, make_spec, scaler, sgd
+from ..trainers.tasks import WEIGHT, X, Y, make_spec, scaler, sgd
 
 
 class Watcher:
@@ -116,33 +116,6 @@ def test_each_model_is_fresh():
     with torch.no_grad():
         first.weight.zero_()
     assert second.weight.tolist() == task.model().weight.tolist() == [[0.5, -0.5]]
-
-
-def test_optimizers():
-    spec = make_spec(optimizer=sgd(dampening=0.25, weight_decay=0.125))
-    task = Task(spec, 0)
-    optimizer = task.optimizer(task.model().parameters())
-    assert type(optimizer) is torch.optim.SGD
-    [group] = optimizer.param_groups
-    assert (group["lr"], group["momentum"], group["dampening"]) == (0.0625, 0.5, 0.25)
-    assert (group["nesterov"], group["weight_decay"]) == (False, 0.125)
-    task = Task(make_spec(optimizer=adamw()), 0)
-    optimizer = task.optimizer(task.model().parameters())
-    assert type(optimizer) is torch.optim.AdamW
-    [group] = optimizer.param_groups
-    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.125, (0.9, 0.999), 0.01)
-
-
-def test_a_schedule_multiplies_the_learning_rate_once_a_step():
-    task = Task(make_spec(schedule=[1.0, 0.5, 0.25]), 0)
-    optimizer = task.optimizer(task.model().parameters())
-    schedule = task.scheduler(optimizer)
-    rates = []
-    for _ in range(4):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates == [0.0625, 0.03125, 0.015625, 0.015625]
 
 
 GROUPS = [
@@ -256,35 +229,6 @@ def test_loss_scaling_has_the_settings_of_the_scaler():
     assert Task(make_spec(precision="bf16", scaler=scaler()), 0).loss_scaling is None
 
 
-def test_without_a_schedule_the_learning_rate_stays():
-    task = Task(make_spec(), 0)
-    optimizer = task.optimizer(task.model().parameters())
-    schedule = task.scheduler(optimizer)
-    optimizer.step()
-    schedule.step()
-    assert optimizer.param_groups[0]["lr"] == 0.0625
-
-
-def test_the_scaler_is_enabled_for_fp16_only():
-    scaling = Task(make_spec(precision="fp16", scaler=scaler(init_scale=8.0, growth_interval=3)), 0).grad_scaler()
-    assert type(scaling) is torch.amp.GradScaler
-    assert scaling.is_enabled()
-    assert (scaling.get_scale(), scaling.get_growth_interval()) == (8.0, 3)
-    assert not Task(make_spec(precision="bf16", scaler=scaler()), 0).grad_scaler().is_enabled()
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [("fp64", torch.float64), ("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
-)
-def test_autocast_casts_the_forward(precision, dtype):
-    task = Task(make_spec(precision=precision), 0)
-    model, batch = task.model(), next(iter(task.dataloader()))
-    with task.autocast():
-        assert model(batch.inputs).dtype is dtype
-    assert not torch.is_autocast_enabled("cpu")
-
-
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("loss", ["mean", "weighted"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -340,20 +284,6 @@ def test_every_weight_is_a_number_of_tokens(workload):
     samples = Case("ddp", 2, 2, "fp32", workload).spec()["samples"]
     assert all(weight == int(weight) >= 0 for weight in samples["weight"])
     assert -100.0 not in samples["y"]
-
-
-def test_clipping():
-    def gradients(clip):
-        task = Task(make_spec(clip=clip), 0)
-        model = task.model()
-        model.weight.grad, model.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([-4.0])
-        task.clip_(model.parameters())
-        return [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
-
-    assert gradients(None) == [3.0, 0.0, -4.0]
-    assert gradients({"kind": "value", "threshold": 0.5}) == [0.5, 0.0, -0.5]
-    assert gradients({"kind": "norm", "threshold": 1.0}) == pytest.approx([0.6, 0.0, -0.8])
-    assert Task(make_spec(clip={"kind": "norm", "threshold": 1.0}), 0).clip == ClipSpec("norm", 1.0)
 
 
 def test_a_ranks_micro_batches_in_order():
@@ -526,11 +456,6 @@ def test_without_set_epoch_all_epochs_have_the_order_of_the_first():
     other.seed = 5
     assert list(other) != list(sampler)
     assert sorted([*sampler, *task.sampler(rank=1)]) == list(range(len(task.dataset())))
-
-
-def test_a_last_window_may_be_short():
-    task = Task(make_spec(accumulation=3, size=2, steps=1), 0)
-    assert [len(window) for window in task.windows()] == [3, 1]
 
 
 def test_weights_are_reported_in_the_order_of_the_model():

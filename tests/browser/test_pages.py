@@ -18,7 +18,7 @@ import pytest
 
 from conformance.report.html import render_html
 from conformance.results import read_results
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.findings import Findings, said
 from conformance.watch.report.html import page
 
 from ..results import synthetic
@@ -64,8 +64,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         synthetic.write(folder / "results.jsonl", cases)
         render_html(read_results(folder / "results.jsonl"), folder / f"{name}.html")
     found = accused()
-    found.undecided("a reason")
-    found.note("a note")
+    found.leave_open(said("data.same-samples", share=0.5))
+    found.lack(said("no-torch"))
     for name, findings in {"accused": found, "unseen": Findings()}.items():
         (folder / f"{name}.html").write_text(page(findings, ["python", "train.py"]), encoding="utf-8")
     for file in folder.glob("*.html"):

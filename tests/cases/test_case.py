@@ -1,4 +1,4 @@
-"""One case: its id, what it builds, and what a rank is told of it."""
+"""One case: its id, what it builds, what a rank is told of it, and where ranks lie."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import pytest
 
+from conformance.adapter.backends import Topology
 from conformance.cases.case import Case
 from conformance.trace.lives import as_resumed
 from conformance.workloads.layout import EACH_SAMPLE
@@ -193,3 +194,19 @@ def test_a_case_that_is_resumed_on_other_ranks_shares_the_same_batches_out_to_th
     resumed = as_resumed(spec)
     assert (resumed["world_size"], resumed["micro_batch_size"], len(resumed["orders"][0])) == (3, 4, 3)
     assert resumed["orders"] == Case("ddp", 3, 2, "fp32", "many-tensors").spec()["orders"]
+
+
+def test_without_hosts_there_is_one():
+    alone = Topology.of({"world_size": 3})
+    assert (alone.hosts, len(alone.nodes)) == (("localhost",) * 3, 1)
+    assert [alone.local_rank(rank) for rank in range(3)] == [0, 1, 2]
+    assert [alone.local_size(rank) for rank in range(3)] == [3, 3, 3]
+    assert [alone.across(rank) for rank in range(3)] == [(0,), (1,), (2,)]
+
+
+def test_hosts_of_different_sizes():
+    uneven = Topology.of({"world_size": 3, "hosts": ["a", "b", "a"]})
+    assert [uneven.node(rank) for rank in range(3)] == [0, 1, 0]
+    assert [uneven.local_rank(rank) for rank in range(3)] == [0, 0, 1]
+    assert [uneven.local_size(rank) for rank in range(3)] == [2, 1, 2]
+    assert [uneven.across(rank) for rank in range(3)] == [(0, 1), (0, 1), (2,)]

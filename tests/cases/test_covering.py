@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cases.covering import covering
+from conformance.cases.matrix import covering
 
 ROWS = st.sets(st.tuples(*[st.integers(0, 3)] * 4), min_size=1, max_size=40)
 NAMES = ("kind", "recipe", "path", "precision")

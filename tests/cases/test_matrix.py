@@ -26,8 +26,8 @@ from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads import precision as formats
-from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER
-from conformance.workloads.many_tensors import OF_KINDS
+from conformance.workloads.data_sets import ANY_ORDER
+from conformance.workloads.designs import OF_KINDS
 from conformance.workloads.registry import asking
 
 EVERYTHING = Declaration(

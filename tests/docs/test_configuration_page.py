@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from conformance.suite.configuration import _OPTIONS, configuration
+from conformance.watch.judging.properties import Property
+from conformance.watch.verdict import stated
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -16,6 +18,10 @@ def test_the_example_is_read(tmp_path: Path) -> None:
     found = configuration(tmp_path)
     assert found.values.keys() == _OPTIONS.keys() - {"traces"}
     assert len(found.expected) == 2
+    assert dict(stated(f"{name}={value}") for name, value in found.watch.items()).keys() == {
+        Property.RANKS,
+        Property.DATA,
+    }
 
 
 def test_each_key_has_its_row() -> None:

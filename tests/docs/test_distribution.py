@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.workloads.multivariate import multivariate
+from conformance.workloads.data_sets import multivariate
 from tools.distribution import checks, columns_of
 
 

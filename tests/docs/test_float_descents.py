@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.data_sets import COEFFICIENTS, EPOCHS, LEARNING_RATE, SHARD, multivariate
 from conformance.workloads.layout import Layout
-from conformance.workloads.multivariate import COEFFICIENTS, EPOCHS, LEARNING_RATE, SHARD, multivariate
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from tools.float_descents import NODES, descents, distance

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conformance.workloads.exercise import LINE, NOISY_LINE, points
+from conformance.workloads.data_sets import LINE, NOISY_LINE, points
 from tools.learning_rate import (
     PRECISION,
     crossings,

@@ -65,6 +65,5 @@ def test_the_commands_for_an_adapter_are_those_of_its_session() -> None:
     )
     adapters = re.findall(r"\]\(\.\./conformance/frameworks/(\w+)\.py\)", text)
     for name in adapters:
-        tests = (ROOT / f"tests/frameworks/test_{name}.py").read_text()
         assert name.replace("_", "-") in extras
-        assert re.search(rf'^(TARGET|ADAPTER) = "{re.escape(module.replace(extra, name))}"$', tests, re.MULTILINE), name
+        assert (ROOT / f"{module.replace(extra, name).replace('.', '/')}.py").exists(), name

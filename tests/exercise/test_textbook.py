@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.exercise.answers import Answer
-from conformance.exercise.checking import diagnosed, judged
-from conformance.exercise.inputs import DISTINGUISHING, calls
-from conformance.exercise.mistakes import CATALOGUE, answering, candidates
-from conformance.exercise.questions import CASES, QUESTIONS
+from conformance.exercise.asking import Answer
+from conformance.exercise.marking import diagnosed, judged
+from conformance.exercise.questions import CASES, DISTINGUISHING, QUESTIONS, calls
 from conformance.exercise.right import answer
+from conformance.exercise.wrong import CATALOGUE, answering, candidates
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.exercise import exercise
+from conformance.workloads.data_sets import exercise
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem

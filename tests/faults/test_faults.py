@@ -50,7 +50,7 @@ def differences(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         (fault(), []),
         (fault(verdict=(RIGHT,)), ["the verdict is UNDECIDED, stated: CONFORMS"]),
         (fault(verdict=()), ["the verdict is UNDECIDED, stated: none"]),
-        (fault(code=(0, 7)), ["the exit code is 1, stated: 0 or 7"]),
+        (fault(code=(0, 7)), ["the exit code is 4, stated: 0 or 7"]),
         (fault(says=("sung",)), ["it does not say 'sung'"]),
         (fault(undecided_says=("sung",)), ["it does not say 'sung'"]),
         (fault(never=("spoken",)), ["it says 'spoken'"]),
@@ -109,7 +109,7 @@ def test_what_a_machine_does_not_permit_is_listed(capsys: pytest.CaptureFixture[
 def test_each_that_differs_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert commit([fault(code=(0,))]) == 1
     line, last = capsys.readouterr().out.splitlines()
-    assert line == "name: the exit code is 1, stated: 0"
+    assert line == "name: the exit code is 4, stated: 0"
     assert last.startswith("1 faults: 0 as stated, 1 not, 0 unavailable here; ")
 
 

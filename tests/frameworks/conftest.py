@@ -5,8 +5,6 @@ nox's session `tests` leaves this folder out: each file here belongs to the sess
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -14,19 +12,14 @@ from textwrap import dedent
 import pytest
 
 from conformance.cases.case import Case
-from conformance.results import read_results
 from conformance.results.records import CaseRecord
-from conformance.runner.front.client import ForkServer, RankOutcome, shared
+from conformance.runner.front.client import ForkServer, RankOutcome
 from conformance.suite.servers import Servers
 from fixtures.kill import is_caught
 from fixtures.kill import judged as judged_specimen
 from fixtures.specimens import named
 
-
-@pytest.fixture(scope="session", autouse=True)
-def zygote_is_ended() -> Iterator[None]:
-    yield
-    shared.close()
+from .published import judged_by_command
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +27,8 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The cases of the module's TARGET, or several, that have a verdict, run by the command line: all, or those of its
     CASES; as many at a time as the machine has cores, or its PROCESSES.
     """
-    folder = tmp_path_factory.mktemp("results")
-    command = [sys.executable, "-m", "conformance", "run", *request.module.TARGET.split(), "--output", str(folder)]
-    command += [word for case in getattr(request.module, "CASES", ()) for word in ("--case", case)]
-    command += ["--processes", str(request.module.PROCESSES)] if hasattr(request.module, "PROCESSES") else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    results = read_results(folder / "conformance-results.jsonl")
-    assert results.cut_off is None
-    return [case for case in results.cases if case.verdict not in ("UNSUPPORTED", "UNAVAILABLE")]
+    module, folder = request.module, tmp_path_factory.mktemp("results")
+    return judged_by_command(folder, module.TARGET, getattr(module, "CASES", ()), getattr(module, "PROCESSES", None))
 
 
 @pytest.fixture

@@ -6,16 +6,12 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.laws.law import laws
-from conformance.results.records import CaseRecord
 from conformance.runner.front.client import ForkServer
+
+from .published import published, reasons
 
 TARGET = "conformance.frameworks.determined"
 
-DECAYING = (
-    *("decay", "two-groups", "two-groups-clip", "adamw", "adamw-clip", "adamw-groups", "adamw-overflow"),
-    *("many-groups", "many-adamw", "frozen", "large-tensors", "two-layers-decay", "buffers-decay"),
-    *(f"groups-{recipe}" for recipe in ("clip-value", "clip-norm", "overflow")),
-)
 # Each backend in single and in half precision, with and without accumulation; the published report has all cases.
 CASES = (
     *("single-batched-fp32", "single-acc2-fp16", "single-acc4-fp32"),
@@ -143,81 +139,15 @@ def crash():
     return run_case
 
 
-def test_every_verdict(judged):
-    """Known: `no_sync()` around the backward only; Horovod's optimizer steps once before training."""
-    failed = {case.id: case for case in judged if not case.verdict.startswith("PASS")}
-    broken = {case.id: {finding.law for finding in case.findings} for case in judged if case.findings}
-    by_numbers = {case.id for case in judged if stepped_before(case)}
-    assert failed.keys() == by_numbers | {case.id for case in judged if synchronizes_always(case)}
-    assert {case.id for case in failed.values() if case.verdict == "FAIL (numerics)"} == by_numbers
-    assert {case.verdict for case in failed.values()} == {"FAIL (numerics)", "FAIL (law)"}
-    assert broken == {case.id: laws for case in judged if (laws := broken_by(case))}
-    assert {case.backend for case in judged} == {"single", "ddp", "horovod"}
-
-
-def test_what_it_does_where_several_ways_are_right(judged):
-    """The schedule goes on when a step is skipped; batches that do not go round are filled up; what is left is kept."""
-    ways = {one.way for case in judged for one in case.behaviour}
-    assert {"schedule_on_skip=advance", "last_window=carry", "last_batch=pad"} <= ways
-    assert not {"schedule_on_skip=wait", "last_window=step", "last_batch=drop"} & ways
-
-
-def broken_by(case: CaseRecord) -> set[str]:
-    return {"ddp/no-sync-around-forward"} if synchronizes_always(case) else set()
-
-
-def synchronizes_always(case: CaseRecord) -> bool:
-    return case.backend == "ddp" and case.accumulation > 1
-
-
-def stepped_before(case: CaseRecord) -> bool:
-    """Visible where a step on gradients of zero is one: with weight decay, or with a count of steps."""
-    return case.backend == "horovod" and case.workload in DECAYING
+def test_verdicts_are_those_of_the_published_report(judged):
+    found = {case.id: reasons(case) for case in judged}
+    assert found == published("determined", found)
 
 
 def test_every_law_of_its_guide_was_checked_and_but_for_one_holds(judged):
     """Seed 003's chapters: aggregation, native AMP, DDP and Horovod. Those of apex need CUDA."""
     checked = {law for case in judged for law in case.laws}
     assert {law.id for law in laws()} - checked == NOT_CHECKED
-
-
-def test_horovod_steps_once_on_zeros_before_training(run):
-    """The Trainer calls `broadcast_optimizer_state` on new optimizers, which have no state."""
-    case = Case("horovod", 2, 1, "fp64", "decay")
-    spec = case.spec()
-    decay = 1 - spec["optimizer"]["lr"] * spec["optimizer"]["weight_decay"]
-    decayed = [weight * decay for weight in spec["model"]["weights"][0]]
-    for rank in run(TARGET, case):
-        assert [event["weights"] for event in rank.events if event["event"] in ("state_init", "start")] == [decayed] * 2
-
-
-def test_data_that_do_not_go_round_are_filled_up_from_their_start(run):
-    """The loader repeats before it deals, so the rank that is left without a micro-batch gets the first one again.
-
-    92 samples are 23 micro-batches of 4, of which rank 1 gets the twelfth. In fact its twelfth is number 24.
-    """
-    case = Case("ddp", 2, 2, "fp64", "uneven-batch")
-    spec = case.spec()
-    samples = [tuple(row) for row in spec["samples"]["x"]]
-    distinct = list(dict.fromkeys(samples))
-    first = [distinct.index(row) for row in samples[: spec["micro_batch_size"]]]
-    rows = [[event["rows"] for event in rank.events if event["event"] == "forward"] for rank in run(TARGET, case)]
-    assert [forwards[-1] == first for forwards in rows] == [False, True]
-    assert rows[0][0] == first
-
-
-def test_a_short_last_window_is_never_stepped(run):
-    [rank] = run(TARGET, Case("single", 1, 2, "fp64", "short-window"))
-    kinds = [event["event"] for event in rank.events if event["event"] in ("forward", "step")]
-    assert kinds == ["forward", "forward", "step"] * 5 + ["forward"]
-
-
-def test_averaging_is_all_that_is_added_up_again(run):
-    """DDP averages in every backward, because its forward was not in `no_sync()`."""
-    for rank in run(TARGET, Case("ddp", 2, 3, "fp32", "momentum")):
-        sent = [event for event in rank.events if event["event"] == "collective" and event["of"] == "gradients"]
-        backwards = [event for event in rank.events if event["event"] == "backward_begin"]
-        assert len(sent) == len(backwards) == 3 * sum(event["event"] == "step" for event in rank.events)
 
 
 def test_use_amp_on_a_cpu_is_float32(run, trial):

@@ -212,7 +212,7 @@ def init(tmp_path, monkeypatch, capsys):
     return called
 
 
-def written(tmp_path: Path, text: str) -> tuple[str, object]:
+def written(tmp_path, text):
     script = tmp_path / "script.py"
     script.write_text(text)
     return from_script(script, tmp_path / "adapter.py")

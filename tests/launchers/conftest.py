@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,23 +42,23 @@ def train(task: Task) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def zygote_is_ended() -> Iterator[None]:
+def zygote_is_ended():
     yield
     shared.close()
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def write(folder: Path) -> Callable[..., str]:
+def write(folder):
     """Write a trainer to a file in the current folder; the result is its target."""
 
-    def write_trainer(name: str, inside: str) -> str:
+    def write_trainer(name, inside):
         Path(name).write_text(TEMPLATE.format(inside=textwrap.indent(textwrap.dedent(inside), " " * 4)))
         return name
 
@@ -75,25 +74,25 @@ class Ended:
     errs: list[str]
 
     @property
-    def header(self) -> dict[str, Any]:
+    def header(self):
         return self._lines("header")[0]
 
     @property
-    def cases(self) -> dict[tuple[str, str], dict[str, Any]]:
+    def cases(self):
         """By trainer and id."""
         return {(line["trainer"], line["id"]): line for line in self._lines("case")}
 
-    def _lines(self, kind: str) -> list[dict[str, Any]]:
+    def _lines(self, kind):
         lines = map(json.loads, Path("conformance-results.jsonl").read_text().splitlines())
         return [line for line in lines if line["kind"] == kind]
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[..., Ended]]:
+def run():
     """Start commands side by side, each with its environment, and wait for all."""
     processes: list[subprocess.Popen[str]] = []
 
-    def started(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]]) -> Ended:
+    def started(commands, environments):
         for command, environment in zip(commands, environments, strict=True):
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             processes.append(subprocess.Popen(command, env={**os.environ, **environment}, **pipes))
@@ -108,7 +107,7 @@ def run() -> Iterator[Callable[..., Ended]]:
 
 
 @pytest.fixture
-def port() -> int:
+def port():
     """A free one, below those that the system gives away by itself: a launcher takes it seconds later, and until then
     a test beside this one may be given any of those."""
     while True:
@@ -119,10 +118,10 @@ def port() -> int:
 
 
 @pytest.fixture
-def torchrun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
+def torchrun(run, port):
     """`conformance run` on two nodes that two torchruns have started."""
 
-    def called(*arguments: str) -> Ended:
+    def called(*arguments):
         options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.2", f"--master-port={port}"]
         torch = [sys.executable, "-m", "torch.distributed.run", *options]
         ours = ["-m", "conformance", "run", "--launcher", "torchrun", *arguments]
@@ -132,10 +131,10 @@ def torchrun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
 
 
 @pytest.fixture
-def srun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
+def srun(run, port):
     """`conformance run` in two processes with the variables that srun sets, on machines of different names."""
 
-    def called(*arguments: str) -> Ended:
+    def called(*arguments):
         command = [sys.executable, "-m", "conformance", "run", "--launcher", "torchrun", *arguments]
         environments = [
             {
@@ -154,10 +153,10 @@ def srun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
 
 
 @pytest.fixture
-def horovodrun(run: Callable[..., Ended]) -> Callable[..., Ended]:
+def horovodrun(run):
     """`conformance run` in two processes that horovodrun has started, on hosts of two names."""
 
-    def called(*arguments: str) -> Ended:
+    def called(*arguments):
         launcher = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
         ours = [sys.executable, "-m", "conformance", "run", "--launcher", "horovodrun", *arguments]
         return run([[*launcher, "-H", "localhost:1,127.0.0.1:1", *ours]], [{}])

@@ -2,101 +2,79 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from conformance.cli import main
 
-TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.2"}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "{port}"}
 HOROVODRUN = {
     "HOROVOD_RANK": "1",
     "HOROVOD_SIZE": "2",
     "HOROVOD_HOSTNAME": "localhost",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "{port}",
+}
+ONE = ["ddp", "--case", "ddp-w2-fp32-momentum"]
+#: By what is wrong: the launcher, its variables, other arguments, and the whole line; PORT is a free one.
+LINES = {
+    "not started by torchrun": (
+        *("torchrun", {}, []),
+        r"--launcher torchrun: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set in the environment, .*",
+    ),
+    "not started by horovodrun": (
+        *("horovodrun", {}, []),
+        r"--launcher horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_HOSTNAME, .*",
+    ),
+    "a rank that is no number": (
+        *("torchrun", TORCHRUN | {"RANK": "first"}, []),
+        r"RANK is 'first', but must be a whole number; the launcher sets it",
+    ),
+    "nothing at the master's address": (
+        *("torchrun", TORCHRUN | {"RANK": "1"}, []),
+        r"cannot reach the process of rank 0 at 127\.0\.0\.2:PORT: Connection refused",
+    ),
+    "nothing at torchrun's store": (
+        *("torchrun", TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, []),
+        r"cannot reach torchrun's store at 127\.0\.0\.2:PORT.*",
+    ),
+    "nothing at horovodrun's rendezvous": (
+        *("horovodrun", HOROVODRUN, []),
+        r"cannot reach horovodrun's rendezvous at 127\.0\.0\.1:PORT.*",
+    ),
+    "a process that does not come": (
+        *("torchrun", TORCHRUN, []),
+        r".*(of 2 processes connected within 1 s; missing ranks: 1|missing ranks: 0, 1)",
+    ),
+    "the address of another machine": (
+        *("torchrun", TORCHRUN | {"MASTER_ADDR": "192.0.2.1"}, []),
+        (
+            r"cannot listen at 192\.0\.2\.1:PORT for the other processes: Cannot assign requested address; "
+            r"MASTER_ADDR must be an address of rank 0's machine"
+        ),
+    ),
+    "no case of that world size": (
+        *("torchrun", TORCHRUN | {"WORLD_SIZE": "1"}, ONE),
+        (
+            r"none of the chosen cases can be run; for example ddp-w2-fp32-momentum: "
+            r"torchrun started 1 process, and this case needs 2"
+        ),
+    ),
+    "an address without ray": (None, {}, ["--address", "127.0.0.1:6379"], r"--address needs --launcher ray"),
+    "no ray": ("ray", {}, [], r"Ray cannot be imported \(.*\); install it with: pip install ray"),
 }
 
 
-@pytest.fixture
-def line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[[dict[str, str], tuple[str, ...]], str]:
-    """The one line that `conformance run` says in an environment, before it exits with 2."""
-
-    def printed(environment: dict[str, str], *arguments: str) -> str:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        for module in ("agent", "joining", "torchrun", "horovodrun"):
-            monkeypatch.setattr(f"conformance.launchers.{module}.JOIN_LIMIT", 1.0)
-        capfd.readouterr()
-        assert main(["run", *arguments]) == 2
-        captured = capfd.readouterr()
-        assert captured.out == ""
-        [only] = captured.err.splitlines()
-        return only.removeprefix("conformance: ")
-
-    return printed
-
-
-def test_not_started_by_torchrun(line):
-    assert line({}, "--launcher", "torchrun").startswith(
-        "--launcher torchrun: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set in the environment, "
-    )
-
-
-def test_not_started_by_horovodrun(line):
-    printed = line({}, "--launcher", "horovodrun")
-    assert printed.startswith("--launcher horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_HOSTNAME, ")
-
-
-def test_a_rank_that_is_no_number(line, port):
-    printed = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "first"}, "--launcher", "torchrun")
-    assert printed == "RANK is 'first', but must be a whole number; the launcher sets it"
-
-
-def test_nothing_listens_at_the_master_s_address(line, port):
-    printed = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "1"}, "--launcher", "torchrun")
-    assert printed == f"cannot reach the process of rank 0 at 127.0.0.2:{port}: Connection refused"
-
-
-def test_nothing_listens_at_torchrun_s_store(line, port):
-    environment = {**TORCHRUN, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert line(environment, "--launcher", "torchrun").startswith(f"cannot reach torchrun's store at 127.0.0.2:{port}")
-
-
-def test_nothing_listens_at_horovodrun_s_rendezvous(line, port):
-    printed = line({**HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}, "--launcher", "horovodrun")
-    assert printed.startswith(f"cannot reach horovodrun's rendezvous at 127.0.0.1:{port}")
-
-
-def test_a_process_that_does_not_come(line, port):
-    printed = line({**TORCHRUN, "MASTER_PORT": str(port)}, "--launcher", "torchrun")
-    assert printed.endswith(("of 2 processes connected within 1 s; missing ranks: 1", "missing ranks: 0, 1"))
-
-
-def test_the_master_s_address_is_another_machine_s(line, port):
-    printed = line({**TORCHRUN, "MASTER_PORT": str(port), "MASTER_ADDR": "192.0.2.1"}, "--launcher", "torchrun")
-    assert printed == (
-        f"cannot listen at 192.0.2.1:{port} for the other processes: Cannot assign requested address; "
-        "MASTER_ADDR must be an address of rank 0's machine"
-    )
-
-
-def test_no_case_of_that_world_size(line, port):
-    environment = {**TORCHRUN, "MASTER_PORT": str(port), "WORLD_SIZE": "1"}
-    printed = line(environment, "ddp", "--case", "ddp-w2-fp32-momentum", "--launcher", "torchrun")
-    assert printed == (
-        "none of the chosen cases can be run; for example ddp-w2-fp32-momentum: "
-        "torchrun started 1 process, and this case needs 2"
-    )
-
-
-def test_an_address_without_ray(line):
-    assert line({}, "--address", "127.0.0.1:6379") == "--address needs --launcher ray"
-
-
-def test_ray_is_not_installed(line, monkeypatch):
+@pytest.mark.parametrize(("launcher", "environment", "arguments", "line"), LINES.values(), ids=LINES)
+def test_one_line_says_why(launcher, environment, arguments, line, port, monkeypatch, capfd):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.format(port=port))
+    for module in ("agent", "context", "joining"):
+        monkeypatch.setattr(f"conformance.launchers.{module}.JOIN_LIMIT", 1.0)
     monkeypatch.setitem(sys.modules, "ray", None)
-    printed = line({}, "--launcher", "ray")
-    assert printed.startswith("Ray cannot be imported (") and printed.endswith("); install it with: pip install ray")
+    assert main(["run", *arguments, *(["--launcher", launcher] if launcher else [])]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(f"conformance: {line.replace(':PORT', f':{port}')}\n", captured.err)

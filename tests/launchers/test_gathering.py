@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from time import monotonic
@@ -11,9 +10,8 @@ from time import monotonic
 import pytest
 
 from conformance.launchers import LaunchError
-from conformance.launchers.agent import Hello
+from conformance.launchers.agent import FrontAddress, Hello
 from conformance.launchers.front import Front
-from conformance.launchers.network import FrontAddress
 from conformance.runner.system.protocol import Channel, encode
 
 LIMIT = 60.0
@@ -21,17 +19,17 @@ TOKEN = "a secret"
 
 
 @pytest.fixture
-def front() -> Iterator[Front]:
+def front():
     front = Front(socket.create_server(("127.0.0.1", 0)), 2, TOKEN)
     yield front
     front.close()
 
 
-def hello(number: int, token: str = TOKEN) -> bytes:
+def hello(number, token=TOKEN):
     return encode({"token": token, **asdict(Hello(number, f"host-{number}", "", "127.0.0.1", "lo", {}, {}))})
 
 
-def call(front: Front, sent: bytes) -> socket.socket:
+def call(front, sent):
     connection = socket.create_connection((front.address.host, front.address.port))
     connection.sendall(sent)
     return connection
@@ -44,13 +42,13 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("sent", FOREIGN)
-def test_a_caller_that_is_no_agent_keeps_no_agent_waiting(front: Front, sent: bytes) -> None:
+def test_a_caller_that_is_no_agent_keeps_no_agent_waiting(front, sent):
     with call(front, sent), call(front, hello(1)), call(front, hello(0)):
         front.gather(LIMIT)
         assert [agent.name for agent in front.agents] == ["host-0", "host-1"]
 
 
-def test_a_line_without_end_is_cut_off(front: Front) -> None:
+def test_a_line_without_end_is_cut_off(front):
     with call(front, b"x" * (1 << 17)) as foreign, call(front, hello(1)), call(front, hello(0)):
         front.gather(LIMIT)
         with pytest.raises(TimeoutError):
@@ -60,7 +58,7 @@ def test_a_line_without_end_is_cut_off(front: Front) -> None:
             assert foreign.recv(1) == b""
 
 
-def test_many_idle_callers_make_room(front: Front) -> None:
+def test_many_idle_callers_make_room(front):
     with ExitStack() as idle:
         callers = []
         for _ in range(300):
@@ -72,12 +70,12 @@ def test_many_idle_callers_make_room(front: Front) -> None:
             assert callers[0].recv(1) == b""
 
 
-def test_the_address_of_a_front_travels_as_text() -> None:
+def test_the_address_of_a_front_travels_as_text():
     address = FrontAddress("::1", 7, TOKEN)
     assert FrontAddress.parse(str(address)) == address
 
 
-def test_what_keeps_an_agent_away(front: Front) -> None:
+def test_what_keeps_an_agent_away(front):
     failure = encode({"token": TOKEN, "failure": "host-1: torch cannot be imported"})
     with (
         call(front, b""),
@@ -88,7 +86,7 @@ def test_what_keeps_an_agent_away(front: Front) -> None:
 
 
 @pytest.mark.parametrize("answers_first", [True, False])
-def test_a_server_s_call_and_its_agent_s_answer_come_in_either_order(front: Front, answers_first: bool) -> None:
+def test_a_server_s_call_and_its_agent_s_answer_come_in_either_order(front, answers_first):
     with call(front, hello(0)) as agent, call(front, hello(1)):
         front.gather(LIMIT)
         ticket = front.ticket() + 1

@@ -48,9 +48,19 @@ def laws_of(chapter):
     return {law.id for law in laws() if law.chapter == chapter}
 
 
-def each(breaking):
-    """Parametrizes a test by ``law`` and ``run``: one that breaks it, made when it is called."""
+def tables(breaking, allowed, *chapters):
+    """Two tests: each run of ``breaking`` breaks the law under which it is listed, and no other of these chapters; none
+    of ``allowed`` breaks any. Runs are made when they are called."""
     runs = [
         pytest.param(law, run, id=f"{law}: {name}") for law, named in breaking.items() for name, run in named.items()
     ]
-    return pytest.mark.parametrize(("law", "run"), runs)
+
+    @pytest.mark.parametrize(("law", "run"), runs)
+    def test_broken(law, run):
+        assert broken_of(chapters, run()) == {law}
+
+    @pytest.mark.parametrize("run", allowed.values(), ids=allowed)
+    def test_allowed(run):
+        assert broken_of(chapters, run()) == set()
+
+    return test_broken, test_allowed

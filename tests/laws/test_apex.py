@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
-
 from conformance.laws.law import CHAPTERS
 
 from .building import a_run, backward, event, forward, step
 from .building_hvd import SYNCHRONIZE, WITHIN_STEP, both, inside, made, raised, ranks
-from .findings import all_checked, broken_of, each, laws_of, the_finding
+from .findings import all_checked, broken_of, laws_of, tables, the_finding
 
 
 def scaled(*inside_of_it, delay=False, window=None, optimizers=1):
@@ -31,7 +29,6 @@ def two_optimizers(*events):
     return ranks(lambda rank: [made(optimizer=0, parameters=[0]), made(optimizer=1, parameters=[1]), *events])
 
 
-broken = partial(broken_of, {"apex", "hvd"})
 checked = partial(all_checked, "apex")
 
 STEP = inside(step(synchronizes=False))
@@ -61,11 +58,6 @@ BREAKING = {
         "plain step": lambda: both(scaled(SYNCHRONIZE, window=0), WITHIN_STEP, step(synchronizes=True)),
     },
 }
-
-
-@each(BREAKING)
-def test_broken(law, run):
-    assert broken(run()) == {law}
 
 
 def test_every_law_is_broken_by_a_trace():
@@ -101,9 +93,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
-def test_allowed(run):
-    assert broken(run()) == set()
+test_broken, test_allowed = tables(BREAKING, ALLOWED, "apex", "hvd")
 
 
 def test_apex_takes_the_scale_off():

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
 
 from conformance.cli import main
-from conformance.laws.law import CHAPTERS, laws
-from conformance.watch.judging import laws as of_watch
+from conformance.laws.law import catalogue, laws
 from fixtures.specimens import read
 
 ROOT = Path(__file__).parents[2]
-ALONE = {
-    "watch/dealt-once",
-    "watch/has-gradient",
-    "watch/held",
-    "watch/mean-of-all",
-    "watch/new-order",
-    "watch/own-data",
-    "watch/own-gradient",
-    "watch/same-rates",
-}
 
 spec = importlib.util.spec_from_file_location("laws_page", ROOT / "tools" / "laws_page.py")
 assert spec is not None
@@ -52,7 +40,7 @@ def test_the_page_is_that_of_the_code():
 def test_the_page_has_every_law_and_permission():
     page = laws_page.page()
     headings = [line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")]
-    assert headings == [law.id for chapter in CHAPTERS for law in laws() if law.chapter == chapter] + [*of_watch.LAWS]
+    assert headings == [law.id for law in catalogue()]
     assert all(says in page for says in laws_page.PERMISSIONS.values())
 
 
@@ -61,33 +49,6 @@ def test_a_law_is_told_in_full(law):
     ast.parse(law.fix)
     assert law.says.endswith(".") and law.why.endswith((".", ".)")) and not law.source.endswith(".")
     assert law.source.startswith(("PyTorch", "Determined", "Horovod", "apex"))
-
-
-def test_each_law_says_how_it_is_checked_in_a_watch():
-    """Some laws of a watch are of none here: with a plan, samples, parameters and numbers are known."""
-    named = {id for law in laws() for id in law.watched}
-    assert all(law.watched or law.unwatched for law in laws())
-    assert {law.unwatched[-1:] for law in laws()} == {"", "."}
-    assert of_watch.LAWS.keys() - named == ALONE
-    assert named <= of_watch.LAWS.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("clip/once-per-window", "watch/clip-whole-window. A second clip of complete gradients is taken as wanted."),
-        ("amp/back-off", "not checked. A scale may be fixed on purpose."),
-        ("amp/unscale-once", "watch/unscaled"),
-    ],
-)
-def test_it_is_shown(capsys, name, says):
-    """In the list, where a law is explained, and on the page."""
-    _, listed, _ = said(capsys, "laws")
-    assert f"in a watch: {says}" in joined(listed.partition(name)[2])
-    _, explained, _ = said(capsys, "explain", name)
-    assert f"In a watch {says}" in joined(explained)
-    plain = re.sub(r"\[(watch/[\w-]+)\]\(\S+?\)", r"\1", laws_page.page())
-    assert f"In a watch: {says}" in plain.partition(f"### {name}\n")[2].partition("###")[0]
 
 
 @pytest.mark.parametrize(("variant", "says"), laws_page.PERMISSIONS.items())
@@ -104,7 +65,7 @@ def test_all_laws_are_listed_by_chapter(capsys):
     code, out, _ = said(capsys, "laws")
     assert code == 0
     ids = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and "/" in line[:12]]
-    assert ids == [law.id for chapter in CHAPTERS for law in laws() if law.chapter == chapter] + [*of_watch.LAWS]
+    assert ids == [law.id for law in catalogue()]
     assert "Gradients MUST be unscaled before they are clipped." in joined(out.partition("amp/unscale-before-clip")[2])
 
 

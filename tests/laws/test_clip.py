@@ -1,4 +1,4 @@
-"""The laws of clipping: traces that keep them, traces that break them, and what may be done near them."""
+"""The laws of clipping: traces that keep them, that break them, and permissions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from functools import partial
 
 import pytest
 
-from .building import TWO, a_run, event, hold, micro_batch, step
-from .findings import all_checked, broken_of, checked, found
+from .building import TWO, a_run, backward, event, forward, hold, micro_batch, step
+from .building_ddp import ALL_REDUCE
+from .findings import all_checked, broken_of, checked, found, laws_in, tables
 
 APART = [[2.0, 0.0], [0.0, 1.0]]
 HELD = event("optimizer")
+broken = partial(broken_of, {"clip"})
 
 
 def clip(*parameters, **fields):
@@ -21,155 +23,165 @@ def average(**fields):
     return event("collective", **{"of": "gradients", **fields})
 
 
-broken = partial(broken_of, {"clip"})
-
-
 def ranks(*bodies, **changes):
     """What comes between the last backward and the step, on each rank."""
     return a_run(*([HELD, micro_batch(0), body, step()] for body in bodies), **{"backend": "ddp", **changes})
 
 
-def test_kept():
-    run = a_run([HELD, micro_batch(0), clip(), step(), event("zero_grad"), micro_batch(1), clip(), step()])
+def alone(*events, first=HELD, **changes):
+    """One rank with one micro-batch before these."""
+    return a_run([first, micro_batch(0), *events], **changes)
+
+
+def clipped_apart():
+    return ranks(*([clip(gradients=own, norm=max(own)), average()] for own in APART))
+
+
+def shard(held, gradients, factor):
+    change = [] if factor is None else [event("gradient_change", parameters=[held], factor=factor)]
+    return [forward(0), event("shards", held=[held]), backward(), change, step(gradients=gradients)]
+
+
+def shards(*factors, gradients=(1.0, 1.0), kind="norm"):
+    """Two ranks that each hold one of the two elements, with the gradients that the step uses; by default those that
+    clips of each by itself at 1 would leave."""
+    each = [shard(at, list(gradients), factor) for at, factor in enumerate(factors)]
+    return a_run(*each, backend="fsdp2", clip={"kind": kind, "threshold": 1.0})
+
+
+def by_largest(factor):
+    """A norm that is an entry of the gradients hides what a rank did."""
+    [*before, used] = shard(1, [1.0, 0.5], factor)
+    each = [shard(0, [1.0, 0.5], 0.25), [*before, [] if factor else [ALL_REDUCE], used]]
+    return a_run(*each, backend="fsdp2", clip={"kind": "norm", "threshold": 1.0})
+
+
+#: Of each law: runs that break it, and it alone.
+BREAKING = {
+    "clip/after-sync": {
+        "clipped apart": clipped_apart,
+        "a copy of all gradients averaged after it": lambda: ranks(
+            *([clip(gradients=own), average(of=None, elements=2)] for own in APART)
+        ),
+        "a large model shows its norms": lambda: ranks(
+            *([clip(gradients=None, norm=norm), average()] for norm in (1.0, 2.0))
+        ),
+    },
+    "clip/before-step": {
+        "after the step": lambda: alone(step(), clip(), event("zero_grad")),
+    },
+    "clip/once-per-window": {
+        "for each micro-batch": lambda: alone(clip(), micro_batch(gradients="some"), clip(), step(), **TWO),
+        "twice in a row": lambda: alone(clip(), clip(), step()),
+        "before the average too": lambda: ranks(*([clip(gradients=own), average(), clip()] for own in APART)),
+    },
+    "clip/all-parameters": {
+        "a generator used up": lambda: alone(event("clip", parameters=[], norm=0.0, gradients=None), step()),
+        "a parameter left out": lambda: alone(clip(0), step()),
+    },
+    "clip/norm-of-all-shards": {
+        "each by its own norm": lambda: shards(1 / 3, 1 / 4),
+        "the first by its own norm": lambda: shards(1 / 3, None, gradients=(1.0, 0.5)),
+        "the second by its own norm": lambda: shards(None, 1 / 4, gradients=(-0.5, -1.0)),
+        "all by the largest of their norms": lambda: by_largest(0.25),
+        "all by the largest, of which one is hidden": lambda: by_largest(None),
+    },
+}
+
+#: What breaks no law of the chapter.
+ALLOWED = {
+    "averaged and clipped by group": lambda: ranks(*[[average(), clip(0), average(), clip(1)]] * 2),
+    "a loss averaged for a log": lambda: ranks(*[[average(), clip(), average(of=None, elements=1, bytes=4)]] * 2),
+    "weights broadcast": lambda: ranks(*[[average(), clip(), average(op="broadcast_", of="parameters")]] * 2),
+    "gradients gathered for a log": lambda: ranks(*[[average(), clip(), average(op="allgather_")]] * 2),
+    "before Horovod averages, which has a law of its own": lambda: ranks(
+        *([clip(gradients=own), average(via="horovod")] for own in APART), backend="horovod"
+    ),
+    "each before the step of its optimizer": lambda: a_run(
+        [
+            [hold(0, 0), hold(1, 1), micro_batch(0), clip(0), step(gradients=[1.0, None])],
+            [clip(1), step(optimizer=1, gradients=[None, 1.0])],
+        ]
+    ),
+    "before a step that is skipped": lambda: alone(clip(), event("skip")),
+    "the norm read after the step": lambda: alone(clip(), step(), clip(threshold="inf")),
+    "after the step, and cut off": lambda: alone(step(), clip(), event("raised")),
+    "steps for each micro-batch, for another law": lambda: alone(clip(), step(), micro_batch(), clip(), step(), **TWO),
+    "each parameter by itself": lambda: alone(clip(0), clip(1), step()),
+    "by value and by norm": lambda: alone(clip(kind="value", norm=None), clip(), step()),
+    "the norm read first": lambda: alone(clip(threshold="inf"), clip(), step()),
+    "a parameter without a gradient": lambda: alone(clip(0), step(gradients=[1.0, None])),
+    "a parameter that no optimizer holds": lambda: alone(clip(0), step(), first=hold(0, 0)),
+    "a large model": lambda: alone(clip(0), step(gradients=None), first=hold(0, 0)),
+    "a frozen parameter": lambda: alone(clip(0), step(), first=event("optimizer", parameters=[0, 1], trainable=[0])),
+    "one parameter by hand": lambda: alone(clip(0), event("gradient_change", parameters=[1]), step()),
+    "shards by the norm of all": lambda: shards(0.2, 0.2, gradients=(0.6, 0.8)),
+    "shards that are not clipped": lambda: shards(0.5, 0.5, gradients=(0.6, 0.9)),
+    "shards with factors rounded apart": lambda: shards(0.2, 0.2 * (1 + 2**-9), gradients=(0.6, 0.8)),
+    "shards of zeros, which show no factor": lambda: shards(0.2, None, gradients=(1.0, 0.0)),
+    "shards with a factor unknown": lambda: shards(0.2, "nan", gradients=(0.6, 0.8)),
+    "shards that overflow": lambda: shards(0.2, 0.3, gradients=("inf", 1.0)),
+    "shards of which one is multiplied": lambda: shards(2.0, None),
+    "shards that are multiplied apart, not clipped": lambda: shards(0.5, 0.25, gradients=(0.5, 1.0)),
+    "shards clipped by value": lambda: shards(1 / 3, 1 / 4, kind="value"),
+    "shards as they are": lambda: shards(None, None),
+}
+
+test_broken, test_allowed = tables(BREAKING, ALLOWED, "clip")
+
+
+def test_every_law_is_broken_by_a_trace():
+    assert set(BREAKING) == laws_in("clip")
+
+
+def test_windows_that_keep_the_laws_count():
+    run = alone(clip(), step(), event("zero_grad"), micro_batch(1), clip(), step())
     assert broken(run) == set()
     assert [checked(run, f"clip/{name}") for name in ("before-step", "once-per-window", "all-parameters")] == [2] * 3
     assert checked(run, "clip/after-sync") == 0
+    assert checked(ranks([average(), clip()], [average(), clip()]), "clip/after-sync") == 2
 
 
-def test_nothing_to_check_without_a_clip():
-    run = a_run([HELD, micro_batch(0), step()])
-    assert set(all_checked("clip", run).values()) == {0}
+def test_nothing_to_check_without_a_clip_or_the_other_rank():
+    assert set(all_checked("clip", alone(step())).values()) == {0}
+    assert checked(ranks([clip(gradients=APART[0]), average()], [event("raised")]), "clip/after-sync") == 0
 
 
-class TestAfterSync:
-    ID = "clip/after-sync"
-
-    def test_kept(self):
-        run = ranks([average(), clip()], [average(), clip()])
-        assert broken(run) == set()
-        assert checked(run, self.ID) == 2
-
-    def test_clipped_apart(self):
-        run = ranks(*([clip(gradients=own, norm=max(own)), average()] for own in APART))
-        assert broken(run) == {self.ID}
-        finding = found(run, self.ID)
-        assert "the norm 2 on rank 0 and 1 on rank 1" in finding.broken.contradiction
-        assert finding.ranks == (0, 1)
-
-    def test_a_copy_of_all_gradients_averaged_after_it(self):
-        run = ranks(*([clip(gradients=own), average(of=None, elements=2)] for own in APART))
-        assert broken(run) == {self.ID}
-
-    def test_a_large_model_shows_its_norms(self):
-        run = ranks(*([clip(gradients=None, norm=norm), average()] for norm in (1.0, 2.0)))
-        assert broken(run) == {self.ID}
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            pytest.param([average(), clip(0), average(), clip(1)], id="averaged and clipped by group"),
-            pytest.param([average(), clip(), average(of=None, elements=1, bytes=4)], id="a loss averaged for a log"),
-            pytest.param([average(), clip(), average(op="broadcast_", of="parameters")], id="weights broadcast"),
-            pytest.param([average(), clip(), average(op="allgather_")], id="gradients gathered for a log"),
-        ],
-    )
-    def test_permitted(self, body):
-        assert broken(ranks(body, body)) == set()
-
-    def test_horovod_has_a_law_of_its_own(self):
-        run = ranks(*([clip(gradients=own), average(via="horovod")] for own in APART), backend="horovod")
-        assert broken(run) == set()
-
-    def test_no_telling_without_the_other_rank(self):
-        assert checked(ranks([clip(gradients=APART[0]), average()], [event("raised")]), self.ID) == 0
+def test_after_the_step_of_its_optimizer():
+    events = [hold(0, 0), hold(1, 1), micro_batch(0), step(gradients=[1.0, None]), clip(0)]
+    assert broken(a_run([events, step(optimizer=1, gradients=[None, 1.0])])) >= {"clip/before-step"}
 
 
-class TestBeforeStep:
-    ID = "clip/before-step"
-
-    def test_after_the_step(self):
-        run = a_run([HELD, micro_batch(0), step(), clip(), event("zero_grad")])
-        assert broken(run) == {self.ID}
-
-    def test_after_the_step_of_its_optimizer(self):
-        events = [hold(0, 0), hold(1, 1), micro_batch(0), step(gradients=[1.0, None]), clip(0)]
-        assert broken(a_run([events, step(optimizer=1, gradients=[None, 1.0])])) >= {self.ID}
-
-    @pytest.mark.parametrize(
-        "events",
-        [
-            pytest.param(
-                [
-                    [hold(0, 0), hold(1, 1), micro_batch(0), clip(0), step(gradients=[1.0, None])],
-                    [clip(1), step(optimizer=1, gradients=[None, 1.0])],
-                ],
-                id="each before the step of its optimizer",
-            ),
-            pytest.param([HELD, micro_batch(0), clip(), event("skip")], id="before a step that is skipped"),
-            pytest.param([HELD, micro_batch(0), clip(), step(), clip(threshold="inf")], id="the norm read afterwards"),
-            pytest.param([HELD, micro_batch(0), step(), clip(), event("raised")], id="cut off"),
-        ],
-    )
-    def test_permitted(self, events):
-        assert broken(a_run(events)) == set()
-
-    def test_steps_for_each_micro_batch_are_for_another_law(self):
-        run = a_run([HELD, micro_batch(0), clip(), step(), micro_batch(), clip(), step()], **TWO)
-        assert broken(run) == set()
+@pytest.mark.parametrize(
+    ("law", "name", "told"),
+    [
+        ("clip/after-sync", "clipped apart", "the norm 2 on rank 0 and 1 on rank 1"),
+        ("clip/once-per-window", "for each micro-batch", "clipped twice"),
+        ("clip/all-parameters", "a generator used up", "was given no parameters"),
+        ("clip/all-parameters", "a parameter left out", "left out bias"),
+    ],
+)
+def test_what_is_told(law, name, told):
+    broken = found(BREAKING[law][name](), law).broken
+    assert told in f"{broken.contradiction} {broken.effect}"
 
 
-class TestOncePerWindow:
-    ID = "clip/once-per-window"
-
-    def test_for_each_micro_batch(self):
-        run = a_run([HELD, micro_batch(0), clip(), micro_batch(gradients="some"), clip(), step()], **TWO)
-        assert broken(run) == {self.ID}
-        assert "clipped twice" in found(run, self.ID).broken.effect
-
-    def test_twice_in_a_row(self):
-        assert broken(a_run([HELD, micro_batch(0), clip(), clip(), step()])) == {self.ID}
-
-    def test_before_the_average_too(self):
-        run = ranks(*([clip(gradients=own), average(), clip()] for own in APART))
-        assert broken(run) == {self.ID}
-
-    @pytest.mark.parametrize(
-        "clips",
-        [
-            pytest.param([clip(0), clip(1)], id="each parameter by itself"),
-            pytest.param([clip(kind="value", norm=None), clip()], id="by value and by norm"),
-            pytest.param([clip(threshold="inf"), clip()], id="the norm read first"),
-        ],
-    )
-    def test_permitted(self, clips):
-        assert broken(a_run([HELD, micro_batch(0), clips, step()])) == set()
+def test_both_ranks_that_clip_apart_are_named():
+    assert found(clipped_apart(), "clip/after-sync").ranks == (0, 1)
 
 
-class TestAllParameters:
-    ID = "clip/all-parameters"
+def test_shards_clipped_by_torch():
+    def clipped(held):
+        seen = event("clip", norm=5.0, gradients=[3.0, 4.0])
+        return [forward(0), event("shards", held=[held]), backward(), seen, step()]
 
-    def test_a_generator_used_up(self):
-        run = a_run([HELD, micro_batch(0), event("clip", parameters=[], norm=0.0, gradients=None), step()])
-        assert broken(run) == {self.ID}
-        assert "was given no parameters" in found(run, self.ID).broken.contradiction
+    run = a_run(clipped(0), clipped(1), backend="fsdp2", clip={"kind": "norm", "threshold": 1.0})
+    assert (broken(run), checked(run, "clip/norm-of-all-shards")) == (set(), 1)
 
-    def test_a_parameter_left_out(self):
-        run = a_run([HELD, micro_batch(0), clip(0), step()])
-        assert broken(run) == {self.ID}
-        assert "left out bias" in found(run, self.ID).broken.contradiction
 
-    @pytest.mark.parametrize(
-        ("first", "events"),
-        [
-            pytest.param(HELD, [clip(0), step(gradients=[1.0, None])], id="a parameter without a gradient"),
-            pytest.param(hold(0, 0), [clip(0), step()], id="a parameter that no optimizer holds"),
-            pytest.param(hold(0, 0), [clip(0), step(gradients=None)], id="a large model"),
-            pytest.param(
-                event("optimizer", parameters=[0, 1], trainable=[0]), [clip(0), step()], id="a frozen parameter"
-            ),
-            pytest.param(HELD, [clip(0), event("gradient_change", parameters=[1]), step()], id="one by hand"),
-            pytest.param(HELD, [clip(0), clip(1), step()], id="in groups"),
-        ],
-    )
-    def test_permitted(self, first, events):
-        assert broken(a_run([first, micro_batch(0), events])) == set()
+def test_copies_clip_as_the_other_laws_say():
+    def whole(factor):
+        return [forward(0), backward(), event("gradient_change", parameters=[0], factor=factor), step()]
+
+    run = a_run(whole(0.5), whole(0.25), backend="ddp", clip={"kind": "norm", "threshold": 1.0})
+    assert checked(run, "clip/norm-of-all-shards") == 0

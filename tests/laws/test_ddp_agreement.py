@@ -11,7 +11,7 @@ from conformance.laws.run import Run
 
 from .building import backward, event, forward, right, step
 from .building_ddp import ALL_REDUCE, FIRST, SECOND, averaging, both, ddp, local, raised, ranks, started, stepped
-from .findings import broken_of, checked, each, laws_in, the_finding
+from .findings import broken_of, checked, laws_in, tables, the_finding
 
 broken = partial(broken_of, {"ddp"})
 
@@ -95,11 +95,6 @@ BREAKING = {
         ),
     },
 }
-
-
-@each(BREAKING)
-def test_broken(law, run):
-    assert broken(run()) == {law}
 
 
 def test_every_law_is_broken_by_a_trace():
@@ -190,9 +185,7 @@ def test_weights_that_part_are_explained_by(law):
     assert broken_of(CHAPTERS, EXPLAINED[law]()) == {law}
 
 
-@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
-def test_allowed(run):
-    assert broken(run()) == set()
+test_broken, test_allowed = tables(BREAKING, ALLOWED, "ddp")
 
 
 def test_weights_after_a_step_are_not_checked_where_more_may_have_made_them():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from .building import a_run, backward, event, forward, step
@@ -24,9 +22,8 @@ from .building_hvd import (
     raised,
     ranks,
 )
-from .findings import all_checked, broken_of, each, laws_of, the_finding
+from .findings import all_checked, laws_of, tables, the_finding
 
-broken = partial(broken_of, {"hvd"})
 UNSCALE, SCALED_STEP = event("unscale"), [event("scaler_step"), step(scale=1024.0)]
 
 #: Of each law: runs that break it, and it alone.
@@ -76,11 +73,6 @@ BREAKING = {
         ),
     },
 }
-
-
-@each(BREAKING)
-def test_broken(law, run):
-    assert broken(run()) == {law}
 
 
 def test_every_law_is_broken_by_a_trace():
@@ -174,9 +166,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
-def test_allowed(run):
-    assert broken(run()) == set()
+test_broken, test_allowed = tables(BREAKING, ALLOWED, "hvd")
 
 
 def test_a_window_that_keeps_a_law_counts():

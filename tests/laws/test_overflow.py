@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
-
 from .building import a_run, backward, event, forward, hold, step
 from .building_amp import S, by_hand, last, scaled, skipped, taken, two_ranks, unscale
-from .findings import broken_of, each, laws_in, the_finding
+from .findings import broken_of, laws_in, tables, the_finding
 
 broken = partial(broken_of, {"amp"})
 
@@ -73,11 +71,6 @@ BREAKING = {
 }
 
 
-@each(BREAKING)
-def test_broken(law, run):
-    assert broken(run()) == {law}
-
-
 def test_every_law_is_broken_by_a_trace():
     assert set(BREAKING) == laws_in("amp_overflow")
 
@@ -123,9 +116,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
-def test_allowed(run):
-    assert broken(run()) == set()
+test_broken, test_allowed = tables(BREAKING, ALLOWED, "amp")
 
 
 def test_a_finding_on_several_ranks_shows_them():

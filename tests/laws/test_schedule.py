@@ -1,172 +1,160 @@
-"""The law of the learning-rate schedule: traces that keep it, traces that break it, and what may be done near it."""
+"""The laws of learning-rate schedules: traces that keep them, that break them, and permissions."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from .building import a_run, clear, event, hold, micro_batch, step
-from .findings import broken_of, checked, found
+import pytest
 
-SCHEDULE = {"schedule": [1.0, 0.5, 0.25, 0.125]}
+from .building import a_run, clear, event, hold, micro_batch, step
+from .findings import broken_of, checked, found, laws_in, tables
+
+STEP, EPOCH = "acc/schedule-per-step", "acc/schedule-per-epoch"
 broken = partial(broken_of, {"acc"})
 
-
-class TestSchedulePerStep:
-    ID = "acc/schedule-per-step"
-
-    @staticmethod
-    def schedule(**fields):
-        return event("schedule", **fields)
-
-    @staticmethod
-    def taken(number, rate, *after):
-        return [micro_batch(number), step(lr=rate), clear(), *after]
-
-    def run(self, *events, **changes):
-        four = {"orders": [[[[0], [1], [2], [3]]]], "micro_batch_size": 1}
-        return a_run([self.schedule(initial=True), *events], **{**SCHEDULE, **four, **changes})
-
-    def test_kept(self):
-        run = self.run(self.taken(0, 0.5, self.schedule()), self.taken(1, 0.25, self.schedule()), self.taken(2, 0.125))
-        assert broken(run) == set()
-        assert checked(run, self.ID) == 3
-
-    def test_for_each_micro_batch(self):
-        run = self.run(self.taken(0, 0.5, self.schedule(), self.schedule()), self.taken(1, 0.125))
-        assert broken(run) == {self.ID}
-        assert "stepped twice" in found(run, self.ID).broken.contradiction
-
-    def test_twice_before_a_step_whose_rate_is_the_same(self):
-        """As once more after an epoch: where the next rate is another one, it is seen."""
-        flat = {"schedule": [1.0, 0.5, 0.5, 0.25]}
-        first = self.taken(0, 0.5, self.schedule(), self.schedule())
-        run = self.run(first, self.taken(1, 0.25, self.schedule()), self.taken(2, 0.125), **flat)
-        assert broken(run) == {self.ID}
-        assert "stepped twice" in found(run, self.ID).broken.contradiction
-        assert found(run, self.ID).broken.effect == "Step 2 uses the learning rate 0.125."
-        assert broken(self.run(first, self.taken(1, 0.25, self.schedule()), self.taken(2, 0.0625), **flat)) == set()
-
-    def test_before_the_first_step(self):
-        assert broken(self.run(micro_batch(0), self.schedule(), step(lr=0.25))) == {self.ID}
-
-    def test_of_a_run_that_was_resumed(self):
-        """It goes on at the rate that it had come to, however the scheduler got there."""
-        late = self.taken(2, 0.125, self.schedule()), self.taken(3, 0.0625)
-        run = self.run(self.schedule(), self.schedule(), *late, resumed_at=2)
-        assert broken(run) == set()
-        ahead = self.run(self.schedule(), self.taken(2, 0.25), resumed_at=2)
-        assert broken(ahead) == {self.ID}
-        assert "before the first step after the resume" in found(ahead, self.ID).broken.contradiction
-
-    def test_of_a_run_that_was_resumed_after_a_skipped_step(self):
-        """Of the skipped step nothing is known any more."""
-        late = self.schedule(), self.taken(2, 0.25, self.schedule())
-        scaler = {"init_scale": 8.0, "growth_interval": 9}
-        assert broken(self.run(*late, resumed_at=2, precision="fp16", scaler=scaler)) == set()
-
-    def test_for_a_skipped_step(self):
-        """It may wait or advance, which is the trainer's choice; but once."""
-        skipped = [micro_batch(1), event("skip"), clear(), self.schedule()]
-        run = self.run(self.taken(0, 0.5, self.schedule()), skipped, self.taken(2, 0.125))
-        assert broken(run) == set()
-        assert checked(run, self.ID) == 2
-        again = [*skipped, self.schedule()]
-        run = self.run(self.taken(0, 0.5, self.schedule()), again, self.taken(2, 0.0625))
-        assert broken(run) == {self.ID}
-        assert "was no step" in found(run, self.ID).broken.contradiction
-
-    def test_for_a_skipped_step_that_is_taken_all_the_same(self):
-        """The schedule may have advanced when the scaler skipped it."""
-        forced = [micro_batch(1), event("skip"), self.schedule(), step(lr=0.125), clear()]
-        run = self.run(self.taken(0, 0.5, self.schedule()), forced)
-        assert self.ID not in broken(run)
-
-    def test_for_the_first_step_if_it_is_skipped(self):
-        skipped = [micro_batch(0), event("skip"), clear()]
-        assert broken(self.run(skipped, self.taken(1, 0.5))) == set()
-        assert broken(self.run(skipped, self.schedule(), self.taken(1, 0.25))) == set()
-        assert broken(self.run(skipped, self.schedule(), self.schedule(), self.taken(1, 0.125))) == {self.ID}
-
-    def test_never(self):
-        run = self.run(self.taken(0, 0.5), self.taken(1, 0.5))
-        assert broken(run) == {self.ID}
-        assert found(run, self.ID).broken.event.event == "step"
-
-    def test_made_anew(self):
-        """A run that is resumed has a new scheduler, which must be told how far it was."""
-        anew = self.schedule(scheduler=1, initial=True)
-        run = self.run(self.taken(0, 0.5, self.schedule(), anew), self.taken(1, 0.5))
-        assert broken(run) == {self.ID}
-        assert "a new scheduler began at step 0 again" in found(run, self.ID).broken.contradiction
-        assert found(run, self.ID).broken.event.event == "schedule"
-
-    def test_for_a_window_in_which_only_another_optimizer_steps(self):
-        """The step that is missing is another matter."""
-        both = self.schedule(), self.schedule(scheduler=1, optimizer=1)
-        first = [micro_batch(0), step(), step(optimizer=1), clear(), *both]
-        alone = [micro_batch(1), step(lr=0.25), clear(), *both]
-        last = [micro_batch(2), step(lr=0.125), step(optimizer=1, lr=0.125), clear()]
-        second = self.schedule(scheduler=1, optimizer=1, initial=True)
-        run = self.run(hold(0, 0), hold(1, 1), second, first, alone, last)
-        assert self.ID not in broken(run)
-
-    def test_permitted(self):
-        skipped = [micro_batch(1), event("skip"), clear()]
-        assert broken(self.run(self.taken(0, 0.5, self.schedule()), skipped, self.taken(2, 0.25))) == set()
-        other = self.schedule(scheduler=1)
-        assert broken(self.run(self.taken(0, 0.5, self.schedule(), other), self.taken(1, 0.25))) == set()
-        twice = (self.schedule(), self.schedule())
-        assert broken(self.run(self.taken(0, 0.5, *twice), self.taken(1, 0.25))) == set(), "a rate that is right"
-        assert broken(self.run(self.taken(0, 0.5, *twice), self.taken(1, 0.1), schedule=None)) == set()
-
-    def test_each_optimizer_has_its_own(self):
-        def both(number, rate):
-            steps = [step(lr=rate), step(optimizer=1, lr=rate)]
-            return [micro_batch(number), steps, clear(), self.schedule(), self.schedule(scheduler=1, optimizer=1)]
-
-        assert broken(self.run(hold(0, 0), hold(1, 1), both(0, 0.5), both(1, 0.25))) == set()
-
-    def test_each_group_has_its_own(self):
-        """The rate is compared with those of the group that has it: where two meet, one may be ahead to the other's."""
-        groups = [{"lr": 0.5, "weight_decay": 0.0, "schedule": [0.5, 0.25, 0.125, 0.125]}]
-
-        def run(rate, of):
-            late = [micro_batch(1), step(lr=rate, lr_of=of), clear()]
-            return self.run(self.taken(0, 0.5), late, groups=groups)
-
-        assert broken(run(0.25, [0])) == broken(run(0.125, [1])) == set()
-        assert broken(run(0.125, [0])) == broken(run(0.25, [1])) == {self.ID}
-        assert broken(run(0.125, [0, 1])) == set(), "which of them it is for is not known"
-        assert found(run(0.25, [1]), self.ID).broken.because.endswith("0.125")
+CALL = event("schedule")
+BOTH = [CALL, event("schedule", scheduler=1, optimizer=1)]
+ANEW = event("schedule", scheduler=1, initial=True)
+SKIPPED = [micro_batch(1), event("skip"), clear()]
+FLAT = {"schedule": [1.0, 0.5, 0.5, 0.25]}
+RESUMED_FP16 = {"resumed_at": 2, "precision": "fp16", "scaler": {"init_scale": 8.0, "growth_interval": 9}}
 
 
-class TestSchedulePerEpoch:
-    """Two epochs of two windows."""
+def taken(number, rate, *after):
+    return [micro_batch(number), step(lr=rate), clear(), *after]
 
-    ID = "acc/schedule-per-epoch"
 
-    def run(self, *rates, after):
-        """A run whose scheduler steps after these windows."""
-        schedule = {"orders": [[[[0], [1]]]], "epochs": [0, 0], "micro_batch_size": 1, "schedule_by": "epoch"}
-        windows = [
-            [micro_batch(number), step(lr=rate), clear(), *[event("schedule")] * after.count(number)]
-            for number, rate in enumerate(rates)
-        ]
-        return a_run([event("schedule", initial=True), *windows], **schedule, schedule=[1.0, 0.5, 0.25])
+def by_step(*events, **changes):
+    """Four windows, for which the schedule has a rate each: 0.5, 0.25, 0.125 and 0.0625."""
+    four = {"orders": [[[[0], [1], [2], [3]]]], "micro_batch_size": 1, "schedule": [1.0, 0.5, 0.25, 0.125]}
+    return a_run([event("schedule", initial=True), *events], **{**four, **changes})
 
-    def test_kept(self):
-        run = self.run(0.5, 0.5, 0.25, 0.25, after=[1, 3])
-        assert broken(run) == set()
-        assert checked(run, self.ID) == 4
 
-    def test_for_each_step(self):
-        run = self.run(0.5, 0.25, 0.125, 0.125, after=[0, 1, 2])
-        assert broken(run) == {self.ID}
-        assert "stepped once" in found(run, self.ID).broken.contradiction
+def by_epoch(*rates, after):
+    """Two epochs of two windows, whose scheduler steps after these windows."""
+    schedule = {"orders": [[[[0], [1]]]], "epochs": [0, 0], "micro_batch_size": 1, "schedule_by": "epoch"}
+    windows = [
+        [micro_batch(number), step(lr=rate), clear(), *[CALL] * after.count(number)]
+        for number, rate in enumerate(rates)
+    ]
+    return a_run([event("schedule", initial=True), *windows], **schedule, schedule=[1.0, 0.5, 0.25])
 
-    def test_never(self):
-        assert broken(self.run(0.5, 0.5, 0.5, 0.5, after=[])) == {self.ID}
 
-    def test_in_another_way(self):
-        """The rate is that of the epoch, whoever set it."""
-        assert broken(self.run(0.5, 0.5, 0.25, 0.25, after=[])) == set()
+def of_groups(rate, of):
+    """The second group has half the first one's rate then: where two meet, one may be ahead to the other's."""
+    groups = [{"lr": 0.5, "weight_decay": 0.0, "schedule": [0.5, 0.25, 0.125, 0.125]}]
+    late = [micro_batch(1), step(lr=rate, lr_of=of), clear()]
+    return by_step(taken(0, 0.5), late, groups=groups)
+
+
+def of_two_optimizers(number, rate):
+    return [micro_batch(number), step(lr=rate), step(optimizer=1, lr=rate), clear(), *BOTH]
+
+
+#: Of each law: runs that break it, and it alone.
+BREAKING = {
+    STEP: {
+        "for each micro-batch": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.125)),
+        # As once more after an epoch: where the next rate is another one, it is seen.
+        "twice before a step whose rate is the same": lambda: by_step(
+            taken(0, 0.5, CALL, CALL), taken(1, 0.25, CALL), taken(2, 0.125), **FLAT
+        ),
+        "before the first step": lambda: by_step(micro_batch(0), CALL, step(lr=0.25)),
+        "ahead after a resume": lambda: by_step(CALL, taken(2, 0.25), resumed_at=2),
+        "twice for a skipped step": lambda: by_step(taken(0, 0.5, CALL), SKIPPED, CALL, CALL, taken(2, 0.0625)),
+        "twice for the first step, which is skipped": lambda: by_step(
+            micro_batch(0), event("skip"), clear(), CALL, CALL, taken(1, 0.125)
+        ),
+        "never": lambda: by_step(taken(0, 0.5), taken(1, 0.5)),
+        "made anew": lambda: by_step(taken(0, 0.5, CALL, ANEW), taken(1, 0.5)),
+        "the second group's rate for the first": lambda: of_groups(0.125, [0]),
+        "the first group's rate for the second": lambda: of_groups(0.25, [1]),
+    },
+    EPOCH: {
+        "for each step": lambda: by_epoch(0.5, 0.25, 0.125, 0.125, after=[0, 1, 2]),
+        "never": lambda: by_epoch(0.5, 0.5, 0.5, 0.5, after=[]),
+    },
+}
+
+#: What breaks no law of the chapter.
+ALLOWED = {
+    "the textbook": lambda: by_step(taken(0, 0.5, CALL), taken(1, 0.25, CALL), taken(2, 0.125)),
+    "the textbook, by epoch": lambda: by_epoch(0.5, 0.5, 0.25, 0.25, after=[1, 3]),
+    "the epoch's rate, whoever set it": lambda: by_epoch(0.5, 0.5, 0.25, 0.25, after=[]),
+    "twice, and the rates are right": lambda: by_step(
+        taken(0, 0.5, CALL, CALL), taken(1, 0.25, CALL), taken(2, 0.0625), **FLAT
+    ),
+    # It goes on at the rate that it had come to, however the scheduler got there.
+    "resumed": lambda: by_step(CALL, CALL, taken(2, 0.125, CALL), taken(3, 0.0625), resumed_at=2),
+    # Of the skipped step nothing is known any more.
+    "resumed after a skipped step": lambda: by_step(CALL, taken(2, 0.25, CALL), **RESUMED_FP16),
+    "on after a skipped step": lambda: by_step(taken(0, 0.5, CALL), SKIPPED, CALL, taken(2, 0.125)),
+    "not on after a skipped step": lambda: by_step(taken(0, 0.5, CALL), SKIPPED, taken(2, 0.25)),
+    "not on after the first step, which is skipped": lambda: by_step(
+        micro_batch(0), event("skip"), clear(), taken(1, 0.5)
+    ),
+    "on after the first step, which is skipped": lambda: by_step(
+        micro_batch(0), event("skip"), clear(), CALL, taken(1, 0.25)
+    ),
+    "another scheduler": lambda: by_step(taken(0, 0.5, CALL, event("schedule", scheduler=1)), taken(1, 0.25)),
+    "twice, and the rate is right": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.25)),
+    "no schedule in the plan": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.1), schedule=None),
+    "one for each optimizer": lambda: by_step(
+        hold(0, 0), hold(1, 1), of_two_optimizers(0, 0.5), of_two_optimizers(1, 0.25)
+    ),
+    "the first group's rate": lambda: of_groups(0.25, [0]),
+    "the second group's rate": lambda: of_groups(0.125, [1]),
+    "no knowing which group's rate": lambda: of_groups(0.125, [0, 1]),
+}
+
+test_broken, test_allowed = tables(BREAKING, ALLOWED, "acc")
+
+
+def test_every_law_is_broken_by_a_trace():
+    assert set(BREAKING) == laws_in("acc_schedule")
+
+
+@pytest.mark.parametrize(
+    ("law", "run", "count"),
+    [(STEP, "the textbook", 3), (STEP, "on after a skipped step", 2), (EPOCH, "the textbook, by epoch", 4)],
+)
+def test_steps_that_keep_a_law_count(law, run, count):
+    assert checked(ALLOWED[run](), law) == count
+
+
+@pytest.mark.parametrize(
+    ("law", "name", "told"),
+    [
+        (STEP, "for each micro-batch", "stepped twice"),
+        (STEP, "twice before a step whose rate is the same", "stepped twice"),
+        (STEP, "twice before a step whose rate is the same", "Step 2 uses the learning rate 0.125."),
+        (STEP, "ahead after a resume", "before the first step after the resume"),
+        (STEP, "twice for a skipped step", "was no step"),
+        (STEP, "made anew", "a new scheduler began at step 0 again"),
+        (STEP, "the first group's rate for the second", "has the learning rate 0.125."),
+        (EPOCH, "for each step", "stepped once"),
+    ],
+)
+def test_what_is_told(law, name, told):
+    broken = found(BREAKING[law][name](), law).broken
+    assert told in f"{broken.because}. {broken.contradiction} {broken.effect}"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("never", "step"), ("made anew", "schedule")])
+def test_the_event_that_breaks_the_law_is_named(name, kind):
+    assert found(BREAKING[STEP][name](), STEP).broken.event.event == kind
+
+
+def test_a_skipped_step_that_is_taken_all_the_same():
+    """The schedule may have advanced when the scaler skipped it."""
+    forced = [micro_batch(1), event("skip"), CALL, step(lr=0.125), clear()]
+    assert STEP not in broken(by_step(taken(0, 0.5, CALL), forced))
+
+
+def test_a_window_in_which_only_another_optimizer_steps():
+    """The step that is missing is another matter."""
+    first = [micro_batch(0), step(), step(optimizer=1), clear(), *BOTH]
+    alone = [micro_batch(1), step(lr=0.25), clear(), *BOTH]
+    last = [micro_batch(2), step(lr=0.125), step(optimizer=1, lr=0.125), clear()]
+    second = event("schedule", scheduler=1, optimizer=1, initial=True)
+    assert STEP not in broken(by_step(hold(0, 0), hold(1, 1), second, first, alone, last))

@@ -4,25 +4,20 @@ matrix.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.causes import causes, title
-from conformance.suite.servers import Servers
+from conformance.verdict.judgement import OTHER_ORDER
 from fixtures.kill import broken, checks, items, judged
-from fixtures.specimens import specimens
+from fixtures.specimens import named, specimens
 
 MUTANTS = specimens("mutants")
 VARIANTS = specimens("variants")
 BUGS = {fault.name: fault.text for fault in CATALOGUE}
-
-
-@pytest.fixture
-def servers():
-    servers = Servers()
-    yield servers
-    servers.close()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -63,3 +58,36 @@ def test_harm_that_right_numbers_hide_is_shown_by_another_run(law):
 def test_catalogue_is_large_enough():
     assert len(MUTANTS) >= 45
     assert len(VARIANTS) >= 25
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "key"),
+    [
+        ("own_order_epoch_not_restored", "single-acc2-fp32-own-order-resumed-at-4", OTHER_ORDER),
+        ("resumed_without_epoch", "single-acc2-fp32-many-tensors-resumed-at-4", OTHER_ORDER),
+        ("resumed_without_epoch", "ddp-w2-acc2-fp32-many-tensors-resumed-at-4", OTHER_ORDER),
+        # What is drawn twice is not due to a resume.
+        ("own_order_with_replacement", "single-acc2-fp32-own-order", "all samples read"),
+    ],
+)
+def test_one_mistake_is_one_cause_whichever_guard_shows_it_first(name, case, key, servers):
+    [(cause, _)] = causes(judged(replace(named("mutants")[name], cases=(case,)), servers))
+    assert cause.key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "verdict"),
+    [
+        ("post_local_sgd", "ddp-w3-fp32-momentum", "INCONCLUSIVE"),
+        ("post_local_sgd", "ddp-w4-fp32-momentum", "PASS (exact)"),
+        ("averages_clipped_updates", "ddp-w2-fp32-clip-value", "FAIL (numerics)"),
+        ("scale_of_a_thousand", "single-acc2-fp16-momentum", "INCONCLUSIVE"),
+        ("scale_of_a_thousand", "single-acc2-fp16-many-clip-value", "INCONCLUSIVE"),
+        ("local_sgd_every_second_window", "ddp-w3-fp32-momentum", "DIVERGED"),
+    ],
+)
+def test_numbers_that_round_where_the_oracles_do_not(name, case, verdict, servers):
+    """Weights that three ranks average after each step are rounded, and so are gradients at a loss scale that is no
+    power of two: nothing can be said against them, nor for them."""
+    [result] = judged(replace(named("mutants", "variants")[name], cases=(case,)), servers)
+    assert result.verdict == verdict, result.headline

@@ -6,9 +6,10 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import given, settings
 
-from conformance.oracle.accepted_readings import must_step, readings
+from conformance.oracle.accepted_readings import AVERAGES_WEIGHTS, must_step, readings
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.power import power, separation
 from conformance.oracle.recurrence import ScalerHistory
@@ -19,7 +20,7 @@ from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
 from conformance.workloads.workload import SGD, Group, Sample, Workload
 
-from .training import styles, train
+from .training import Style, _Training, exactly, styles, train, tree_sum
 
 
 def problem(name, *shape, precision="fp32"):
@@ -85,7 +86,7 @@ def test_an_uneven_window_counts_samples_or_micro_batches(shape):
 def test_a_mean_of_means_by_hand():
     """Six samples, of which a rank reads four and then two."""
     batch = tuple(Sample((Fraction(n),), Fraction(0)) for n in range(6))
-    workload = Workload("uneven", (*[batch + batch[:2]], batch), SGD(Fraction(1)), Linear(1), (Fraction(1),))
+    workload = Workload("uneven", SGD(Fraction(1)), Linear(1), batches=(batch + batch[:2], batch), start=(Fraction(1),))
     layout = Layout.of(workload, 1, 2)
     window = layout.windows(workload)[1]
     by_sample, by_micro_batch = (
@@ -323,3 +324,46 @@ def test_a_sample_that_the_sampler_repeats_may_be_left_out():
     once = [number for window in left_out[0].problem.windows[:2] for number in window.samples]
     assert sorted(once) == list(range(7))
     assert ways(readings(problem("sampler-drops", 2, 2))) == [()]
+
+
+class _Rank(_Training):
+    """One rank, which steps along its own gradients."""
+
+    def window(self, window, rank):
+        for parameter, gradient in zip(self.parameters, self._gradients(window, window.shares[rank]), strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.scheduler.step()
+
+
+def averaging(asked, style):
+    """The weights after each average."""
+    ranks = [_Rank(asked.workload, asked.layout, asked.precision, style) for _ in range(asked.layout.world_size)]
+    for window in asked.windows:
+        for number, rank in enumerate(ranks):
+            rank.window(window, number)
+        with torch.no_grad():
+            for parts in zip(*(rank.parameters for rank in ranks), strict=True):
+                # As torch's averagers do: a sum that is divided afterwards is exact here.
+                average = tree_sum([part / len(ranks) for part in parts], ranks[0].random)
+                for part in parts:
+                    part.copy_(average)
+        yield exactly(ranks[0].parameters)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("workload", ["momentum", "decay", "sgd"])
+def test_three_ranks(workload, precision):
+    asked = Problem(*standard(workload, 3, 2), PRECISIONS[precision])
+    accepted = readings(asked)[0]
+    right, bound = accepted.recurrence().run(), accepted.by(None, AVERAGES_WEIGHTS).recurrence().run()
+    assert [step.weights.center for step in bound.steps] == [step.weights.center for step in right.steps]
+    rounded = False
+    for seed in range(4):
+        for step, exact, seen in zip(bound.steps, right.steps, averaging(asked, Style(seed=seed)), strict=True):
+            assert step.weights.holds(seen)
+            rounded |= not exact.weights.holds(seen)
+    assert rounded
+    # Exact weights are multiples of this, also wrong ones.
+    grid = Fraction(1, max(weight.denominator for step in right.steps for weight in step.weights.center))
+    assert max(bound.steps[-1].weights.radius) < grid

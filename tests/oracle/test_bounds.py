@@ -23,7 +23,7 @@ from conformance.workloads.registry import standard
 from conformance.workloads.workload import SGD, AdamW, Clip, LossScale, Sample, Workload
 
 from .strategies import shapes
-from .training import PLACEMENTS, Style, styles, train
+from .training import PLACEMENTS, Style, fitting, styles, train
 
 precisions = st.sampled_from(list(PRECISIONS))
 
@@ -81,18 +81,6 @@ def real_jobs(draw):
         scale=LossScale(Fraction(2 ** draw(st.integers(0, 10))), growth_interval=draw(st.integers(1, 4))),
     )
     return workload, Layout(world, accumulation, size)
-
-
-def fitting(style, workload, layout):
-    """The style, with a placement that is right for this loss and these micro-batches."""
-    even = all(
-        len({len(micro_batch) for share in window.shares for micro_batch in share}) == 1
-        for window in layout.windows(workload)
-    )
-    if (workload.loss == "weighted" or not even) and style.placement.startswith("mean"):
-        sums = [placement for placement in PLACEMENTS if not placement.startswith("mean")]
-        return replace(style, placement=sums[style.seed % len(sums)])
-    return style
 
 
 def error_over_bound(right, run):

@@ -15,12 +15,11 @@ from conformance.workloads.layout import Layout
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
-from conformance.workloads.recipes import recipe
-from conformance.workloads.registry import standard
+from conformance.workloads.registry import made, standard
 from conformance.workloads.workload import SGD, LossScale, Sample, Workload
 
 from .strategies import dyadic_jobs, recipe_jobs
-from .training import PLACEMENTS, Style, styles, train
+from .training import PLACEMENTS, Style, fitting, styles, train
 
 precisions = st.sampled_from(list(PRECISIONS))
 filtered = [HealthCheck.filter_too_much, HealthCheck.too_slow]
@@ -38,14 +37,6 @@ def is_certified(job, precision):
         # Gradients may overflow between the ranks, where no scaler sees it.
         assert PRECISIONS[precision].wire.name == "fp16"
         return False
-
-
-def fitting(style, workload, even=True):
-    """The style, with a placement that is right for this loss: means of means are not the weighted mean."""
-    if (workload.loss == "weighted" or not even) and style.placement.startswith("mean"):
-        sums = [placement for placement in PLACEMENTS if not placement.startswith("mean")]
-        return replace(style, placement=sums[style.seed % len(sums)])
-    return style
 
 
 def assert_equal_to_the_bit(job, precision, style, right):
@@ -77,7 +68,7 @@ def inexact_somewhere(job, precision, right):
 def test_certified_random_workloads(job, precision, ways):
     assume(is_certified(job, precision))
     for style in ways:
-        assert_equal_to_the_bit(job, precision, fitting(style, job[0]), right_answer(job, precision))
+        assert_equal_to_the_bit(job, precision, fitting(style, *job), right_answer(job, precision))
 
 
 def test_what_may_overflow_on_the_wire_is_not_certified():
@@ -87,7 +78,9 @@ def test_what_may_overflow_on_the_wire_is_not_certified():
         tuple(Sample((Fraction(x),), Fraction(y), Fraction(weight)) for x, y, weight in batch) for batch in rows
     )
     start, scale = (Fraction(-2),), LossScale(Fraction(1), 1)
-    workload = Workload("overflows", batches, SGD(Fraction(1)), Linear(len(start)), start, loss="weighted", scale=scale)
+    workload = Workload(
+        "overflows", SGD(Fraction(1)), Linear(len(start)), batches=batches, start=start, loss="weighted", scale=scale
+    )
     job = workload, Layout(1, 2, 3)
     with pytest.raises(Unbounded, match="gradients of window 1 may overflow fp16 between the ranks"):
         right_answer(job, "fp16-compression")
@@ -100,7 +93,7 @@ def test_certified_random_recipes(job, order, style):
     exact = [precision for precision in order if is_certified(job, precision)]
     assume(exact)
     for precision in exact[:2]:
-        assert_equal_to_the_bit(job, precision, fitting(style, job[0]), right_answer(job, precision))
+        assert_equal_to_the_bit(job, precision, fitting(style, *job), right_answer(job, precision))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -118,7 +111,7 @@ def test_standard_workloads(name, precision, data):
     right = right_answer(job, precision)
     assert right.certificate.exact
     style = data.draw(styles())
-    assert_equal_to_the_bit(job, precision, fitting(style, job[0], even=name != "uneven-batch"), right)
+    assert_equal_to_the_bit(job, precision, fitting(style, *job), right)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -181,7 +174,9 @@ def small(*samples, **changes):
     """A workload of one batch, on weights of zero and ones."""
     made = tuple(Sample(tuple(map(Fraction, x)), Fraction(y), Fraction(weight)) for x, y, weight in samples)
     features = len(made[0].x)
-    return Workload("small", (made,), SGD(Fraction(1, 2)), Linear(features), (Fraction(1),) * features, **changes)
+    return Workload(
+        "small", SGD(Fraction(1, 2)), Linear(features), batches=(made,), start=(Fraction(1),) * features, **changes
+    )
 
 
 #: Each is exact but for one thing: (workload, (world size, accumulation), precision, what the refusal says).
@@ -289,6 +284,6 @@ def test_the_tightest_proof_of_a_refused_stage_is_the_first_refusal():
 
 
 def test_a_skipped_window_needs_no_proof():
-    right = right_answer((recipe("overflow", 24), Layout.of(recipe("overflow", 24))), "fp16")
+    right = right_answer((made("overflow", 24), Layout.of(made("overflow", 24))), "fp16")
     assert right.certificate.exact
     assert {proof.window for proof in right.certificate.proofs} == {0, 1, 3, 4, 5}

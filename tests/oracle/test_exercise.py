@@ -13,7 +13,7 @@ import pytest
 
 from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.exercise import LINE, NOISY_LINE, TWO_WORKERS, exercise, points
+from conformance.workloads.data_sets import LINE, NOISY_LINE, TWO_WORKERS, exercise, points
 from conformance.workloads.layout import Layout, Window
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS

@@ -11,11 +11,10 @@ import pytest
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.deviation import deviating, pairs
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.faults.short_windows import AddsWhatIsLeft
-from conformance.oracle.power import Power, power, separation
-from conformance.oracle.recurrence import Recurrence, Step
+from conformance.oracle.power import OneSampleMoved, Power, power, separation
+from conformance.oracle.recurrence import Recurrence, Step, deviating, pairs
 from conformance.workloads.layout import Layout
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
@@ -80,7 +79,7 @@ def batch(*weights):
 
 
 #: Two ranks with two micro-batches of two samples each; dealt out as (0 1 | 4 5) and (2 3 | 6 7).
-WORKLOAD = Workload("eight", (batch(*[1] * 8), batch(*[1] * 8)), SGD(Fraction(1, 2)), Linear(1), (Fraction(1),))
+WORKLOAD = Workload("eight", SGD(Fraction(1, 2)), Linear(1), batches=(batch(*[1] * 8),) * 2, start=(Fraction(1),))
 WEIGHTED = replace(WORKLOAD, batches=(batch(1, 0, 2, 2, 0, 0, 3, 8),) * 2, loss="weighted")
 EIGHTH = Fraction(1, 8)
 
@@ -303,3 +302,46 @@ def test_power_looks_no_further_than_asked():
 )
 def test_power_must_exceed_one(gap, enough):
     assert Power(gap, CATALOGUE[0]).sufficient is enough
+
+
+def workload(*weights, loss="mean"):
+    batch = tuple(Sample((Fraction(n + 1),), Fraction(n * n), Fraction(weight)) for n, weight in enumerate(weights))
+    return Workload("numbered", SGD(Fraction(1)), Linear(1), batches=(batch,), start=(Fraction(1),), loss=loss)
+
+
+def moved(job, world, accumulation):
+    layout = Layout.of(job, world, accumulation)
+    [window] = layout.windows(job)
+    return OneSampleMoved(Problem(job, layout, PRECISIONS["fp32"])).coefficients(window)
+
+
+@pytest.mark.parametrize(
+    ("world", "accumulation", "expected"),
+    [
+        (1, 1, [1, 1, 1, 1, 1, 1, 2, 0]),
+        (2, 1, [1, 1, 1, 2, 1, 1, 1, 0]),
+        (1, 2, [1, 1, 1, 2, 1, 1, 1, 0]),
+        (2, 2, [1, 1, 1, 1, 1, 2, 1, 0]),
+        (4, 2, [1, 1, 1, 1, 2, 1, 1, 0]),
+    ],
+)
+def test_the_last_sample_is_replaced_by_its_neighbours(world, accumulation, expected):
+    assert moved(workload(*[1] * 8), world, accumulation) == tuple(Fraction(times, 8) for times in expected)
+
+
+def test_a_sample_that_weighs_nothing_is_not_the_one_that_moves():
+    assert moved(workload(1, 1, 2, 0, loss="weighted"), 2, 1) == (Fraction(1, 4), Fraction(3, 4), 0, 0)
+
+
+def test_a_single_sample_has_no_neighbour():
+    job = workload(1)
+    assert moved(job, 1, 1) == (1,)
+
+
+def test_the_gradient_differs_and_all_else_is_the_same():
+    job = replace(workload(*[1] * 8), schedule=(Fraction(1, 2),))
+    layout = Layout.of(job, 2, 2)
+    [right] = Recurrence(Problem(job, layout, PRECISIONS["fp64"])).steps()
+    [wrong] = OneSampleMoved(Problem(job, layout, PRECISIONS["fp64"])).steps()
+    assert right.gradient.center != wrong.gradient.center
+    assert wrong.weights.center == (1 - wrong.gradient.center[0] / 2,)

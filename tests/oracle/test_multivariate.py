@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.data_sets import COEFFICIENTS, SHARD, multivariate
 from conformance.workloads.layout import Layout
-from conformance.workloads.multivariate import COEFFICIENTS, SHARD, multivariate
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 

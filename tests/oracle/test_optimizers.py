@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.oracle.affine import Symbols
-from conformance.oracle.clipping import clipped
-from conformance.oracle.optimizers import AdamWRule, AdamWRuleOfTensors, update_rule
+from conformance.oracle.optimizers import AdamWRule, AdamWRuleOfTensors, clipped, update_rule
 from conformance.oracle.rounding import Ledger
 from conformance.workloads.precision import FP32, FP64
 from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip

@@ -96,7 +96,9 @@ def single(x, y, w, scale=1, weight=1):
     sample = Sample((Fraction(x),), Fraction(y), Fraction(weight))
     loss = "mean" if weight == 1 else "weighted"
     scaler = LossScale(Fraction(scale))
-    workload = Workload("one", ((sample,),), SGD(Fraction(1)), Linear(1), (Fraction(w),), loss=loss, scale=scaler)
+    workload = Workload(
+        "one", SGD(Fraction(1)), Linear(1), batches=((sample,),), start=(Fraction(w),), loss=loss, scale=scaler
+    )
     return classified(workload, Layout.of(workload))
 
 
@@ -119,7 +121,12 @@ def test_what_the_forward_pass_rounds_away_does_not_overflow_for_certain():
     sample = Sample((Fraction(1), Fraction(1)), Fraction(49984))
     start = (Fraction(49984), Fraction(12))
     workload = Workload(
-        "cancelling", ((sample,),), SGD(Fraction(1)), Linear(len(start)), start, scale=LossScale(Fraction(2**14))
+        "cancelling",
+        SGD(Fraction(1)),
+        Linear(len(start)),
+        batches=((sample,),),
+        start=start,
+        scale=LossScale(Fraction(2**14)),
     )
     layout = Layout.of(workload)
     assert not train(workload, layout, PRECISIONS["fp16"], Style()).skips

@@ -14,7 +14,12 @@ from conformance.workloads.workload import SGD, Sample, Workload
 
 def problem(x, y, epochs=1):
     workload = Workload(
-        "one", ((Sample((Fraction(x),), Fraction(y)),),), SGD(Fraction(1, 4)), Linear(1), (Fraction(1),), epochs=epochs
+        "one",
+        SGD(Fraction(1, 4)),
+        Linear(1),
+        batches=((Sample((Fraction(x),), Fraction(y)),),),
+        start=(Fraction(1),),
+        epochs=epochs,
     )
     return Problem(workload, Layout.of(workload), PRECISIONS["fp32"])
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.oracle.ring import schedule
-from tools.ring import contributions, played
+from tools.ring import contributions, played, schedule
 
 sizes = pytest.mark.parametrize("world_size", range(1, 9))
 

@@ -73,6 +73,18 @@ def styles(placements: Sequence[str] = PLACEMENTS) -> st.SearchStrategy[Style]:
     )
 
 
+def fitting(style: Style, workload: Workload, layout: Layout) -> Style:
+    """The style, with a placement that is right for this loss and these micro-batches."""
+    even = all(
+        len({len(micro_batch) for share in window.shares for micro_batch in share}) == 1
+        for window in layout.windows(workload)
+    )
+    if (workload.loss == "weighted" or not even) and style.placement.startswith("mean"):
+        sums = [placement for placement in PLACEMENTS if not placement.startswith("mean")]
+        return replace(style, placement=sums[style.seed % len(sums)])
+    return style
+
+
 @dataclass
 class Run:
     """What a training did: gradients as the optimizer saw them and weights after each of its steps, exactly.

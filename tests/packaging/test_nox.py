@@ -55,7 +55,7 @@ def test_each_framework_with_a_report_has_its_findings_run(optional_sessions: li
 
 
 def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:
-    for place in ("noxfile.py", "docs/paths.md", "conformance/runner/rank/loading.py"):
+    for place in ("noxfile.py", "docs/paths.md", "conformance/runner/rank/requirements.py"):
         commits = re.findall(r"NVIDIA/apex@(\w*)", (root / place).read_text())
         assert commits == ["e13873debc4699d39c6861074b9a3b2a02327f92"], place
 

@@ -114,7 +114,7 @@ def test_a_page_with_every_verdict(content: str) -> None:
 def test_a_page_of_differences(results: Results, tmp_path: Path) -> None:
     fewer = replace(results, cases=results.cases[40:])
     comparison = compared(fewer, results)
-    assert comparison.new
+    assert comparison.sections
     render_comparison(comparison, fewer, results, tmp_path / "differences.html")
     assert faults((tmp_path / "differences.html").read_text(encoding="utf-8")) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.laws.law import Broken, Law
 from conformance.laws.run import Run
-from conformance.report.chrome import COLLECTIVES, SPANS, WINDOWS, chrome
+from conformance.report.traces import COLLECTIVES, SPANS, WINDOWS, chrome
 from conformance.runner.front.client import ForkServer
 from conformance.trace.events import read
 
@@ -231,8 +231,8 @@ def test_broken_laws_have_lanes_of_their_own():
     """Above all others, with a mark wherever one was broken."""
     ranks = [[event("update", seq, seq + 1.0, rank=rank) for seq in (0, 1)] for rank in (0, 1)]
     first, second = ([read(each[seq]) for each in ranks] for seq in (0, 1))
-    must = Law("acc/by-hand", "Ranks MUST step once.", "", "", "loss.backward()\nstep()", _no_judge, Run)
-    should = Law("acc/thrift", "Ranks SHOULD not step.", "", "", "pass", _no_judge, Run)
+    must = Law("acc/by-hand", "Ranks MUST step once.", "", "loss.backward()\nstep()", judges=_no_judge, scope=Run)
+    should = Law("acc/thrift", "Ranks SHOULD not step.", "", "pass", judges=_no_judge, scope=Run)
     twice = [
         Broken(two, "one step", "one is enough", "there were two", (one, two))
         for one, two in zip(first, second, strict=True)

@@ -9,7 +9,7 @@ from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
-from conformance.report.console import SafeConsole
+from conformance.report.text import SafeConsole
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\ud800"
 

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.report.figure import HEIGHT, WIDTH, drawing
-from conformance.report.scales import Axis, linear, symmetric
-from conformance.report.series import MOST_POINTS, MOST_SERIES, plot
+from conformance.report.figure import HEIGHT, MOST_POINTS, MOST_SERIES, WIDTH, Axis, drawing, linear, plot, symmetric
 from conformance.results.records import CaseRecord, Step
 
 from ..results.regression import Case

@@ -13,15 +13,11 @@ import pytest
 from conformance.cli import main
 from conformance.cli.formats import in_github_actions
 from conformance.report.card import cards
-from conformance.report.digest import digest
-from conformance.report.formats.annotations import annotations
-from conformance.report.formats.badge import endpoint, svg
-from conformance.report.formats.junit import junit
-from conformance.report.formats.markdown import escaped, markdown
-from conformance.report.formats.sarif import sarif
+from conformance.report.ci import digest, endpoint, escaped, junit, markdown, sarif, svg, workflow_commands
 from conformance.report.html import render_html
 from conformance.results import Results, read_results
 from conformance.results.plain import NON_FINITE
+from conformance.results.records import Reason
 
 #: From https://github.com/oasis-tcs/sarif-spec, without its white space.
 SCHEMA = json.loads(Path(__file__).with_name("sarif-schema-2.1.0.json").read_text())
@@ -131,20 +127,14 @@ def test_numbers_alone_blame_no_line_and_say_what_was_looked_at(results):
     assert not any(line.startswith("at: ") for line in lines)
 
 
-def test_the_line_that_a_headline_names_is_the_place(results):
+def test_the_line_of_a_reason_is_the_place_also_with_spaces_and_commas_in_its_path(results):
     case = next(case for case in results.cases if case.first_difference and not case.findings and not case.diverged)
-    case = replace(case, headline="the loss (f.py:9, called from loop.py:41) is rounded", guards=())
+    reason = Reason(where="f.py:9, called from my runs, old/loop.py:41", source=("step()", "fit(x)"))
+    case = replace(case, target="my runs, old/loop.py:train", reason=reason, guards=())
     [card] = cards(replace(results, cases=(case,)))
-    assert (card.where, card.seen) == ("f.py:9, called from loop.py:41", None)
-
-
-def test_the_line_of_a_crash_comes_from_its_traceback(results):
-    case = next(case for case in results.cases if case.verdict == "CRASH")
-    trace = 'File "/a/other.py", line 7, in f\n    g()\n  File "src/loop.py", line 7, in g\n    model(x)\n    ^^^^^\n'
-    rank = replace(case.ranks[0], traceback=trace)
-    case = replace(case, headline="rank 0 raised ValueError: no (loop.py:7)", findings=(), ranks=(rank,))
-    [card] = cards(replace(results, cases=(case,)))
-    assert [*card.source_lines()] == ["  7 | model(x)"]
+    assert (card.where, card.seen) == (reason.where, None)
+    assert card.own_line == ("my runs, old/loop.py", 41)
+    assert [*card.source_lines()] == ["   9 | step()", "  41 | fit(x)"]
 
 
 def test_nothing_of_a_trainer_is_markup(results, hostile):
@@ -155,14 +145,16 @@ def test_nothing_of_a_trainer_is_markup(results, hostile):
     assert "\x1b" not in text and "\n# heading" not in text and "<script" not in text.replace("\\<", "")
     assert ElementTree.fromstring(junit(run)).findall(".//failure")
     jsonschema.validate(json.loads(sarif(digest(run))), SCHEMA)
-    assert len(list(annotations(digest(run)))) == len(cards(run)) and "\n" not in "".join(annotations(digest(run)))
+    assert len(list(workflow_commands(digest(run)))) == len(cards(run)) and "\n" not in "".join(
+        workflow_commands(digest(run))
+    )
     ElementTree.fromstring(svg(run))
 
 
 def test_an_annotation_is_at_the_line_of_the_trainer(failing):
-    lines = list(annotations(digest(failing)))
+    lines = list(workflow_commands(digest(failing)))
     first = digest(failing).cards[0]
-    of_expected = list(annotations(digest(failing), lambda card: card.title == first.title))
+    of_expected = list(workflow_commands(digest(failing), lambda card: card.title == first.title))
     assert of_expected == [lines[0].replace("::error ", "::notice ", 1), *lines[1:]]
     assert len(lines) == len(cards(failing))
     [line, *_] = [line for line in lines if line.startswith("::error file=src/loop.py,line=41,title=")]
@@ -230,7 +222,7 @@ def test_a_job_of_github_actions(failing, tmp_path: Path, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     in_github_actions(digest(failing))
-    assert capsys.readouterr().out.splitlines() == list(annotations(digest(failing)))
+    assert capsys.readouterr().out.splitlines() == list(workflow_commands(digest(failing)))
     in_github_actions(digest(failing), [case.id for case in failing.cases])
     assert all(line.startswith("::notice ") for line in capsys.readouterr().out.splitlines())
 

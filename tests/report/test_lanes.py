@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.report.lanes import Lanes, Row, around_marks, lanes
+from conformance.report.swimlanes import Lanes, Row, around_marks, lanes
 from conformance.results.records import Join, Moment, Timeline
 
 from ..results import synthetic

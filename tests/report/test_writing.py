@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report.writing import write
+from conformance.report.text import write
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.repro.kinds import Calls, Ending, Numbers, Reading
 from conformance.repro.proof import Run, is_shown, run
+from conformance.repro.showing import Calls, Ending, Numbers, Reading
 
 NUMBERS = Numbers(1, 0, "weights", ((0.5, 0.0),), ((1, 0, 0.25),))
 SAYS = "after step 0, bias on rank 1: observed 0.25, expected 0.5"

@@ -13,10 +13,9 @@ import torch
 from conformance.adapter.loading import file_of
 from conformance.adapter.task import Task
 from conformance.cases.case import Case
-from conformance.repro.case_data import cut
-from conformance.repro.kinds import Calls, CannotShow, Counts, Ending, Numbers, Reading
-from conformance.repro.literals import literal
+from conformance.repro.case_data import cut, literal
 from conformance.repro.script import function_in, script
+from conformance.repro.showing import Calls, CannotShow, Counts, Ending, Numbers, Reading
 from conformance.repro.sources import CannotCopy, Source
 
 MINE = """
@@ -37,14 +36,14 @@ def fit(task: Task) -> None:
 """
 
 
-def written(case: Case, text: str | None = None, windows: int = 1, package: str = "", shows=None) -> str:
+def written(case, text=None, windows=1, package="", shows=None):
     size = case.problem.workload.model.size
     source = Source("mine.py", text) if text else Source.of(file_of("ddp" if case.world_size > 1 else "accumulated"))
     shows = shows or Numbers(windows, windows - 1, "weights", ((0.0, 0.0),) * size, ((0, 0, 1.0),))
     return script(case, shows, source, function_in(source, None), package)
 
 
-def namespace(text: str) -> dict:
+def namespace(text):
     """What a script defines. It is not run."""
     found: dict = {"__name__": "script"}
     exec(compile(text, "script", "exec"), found)

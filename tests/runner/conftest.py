@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from conformance.runner.front.client import shared
+from conformance.runner.front.client import ForkServer, shared
 
+LIMIT = 60.0
 # The textbook loop that most of these tests vary; `{inside}` runs in each rank, with the process group up.
 TEMPLATE = """
 import os, signal, sys, threading
@@ -63,17 +62,17 @@ def train(task: Task) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def zygote_is_ended() -> Iterator[None]:
+def zygote_is_ended():
     yield
     shared.close()
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., str]:
+def write(tmp_path):
     """Write a trainer to a file; the result is its target."""
     numbers = itertools.count()
 
-    def write_trainer(inside: str = "", before: str = "", *, template: str = TEMPLATE) -> str:
+    def write_trainer(inside="", before="", *, template=TEMPLATE):
         indented = textwrap.indent(textwrap.dedent(inside), "    ")
         path = tmp_path / f"trainer_{next(numbers)}.py"
         path.write_text(template.format(before=textwrap.dedent(before), inside=indented))
@@ -83,20 +82,33 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def horovod(write: Callable[..., str]) -> Callable[[str], str]:
+def horovod(write):
     """Write a trainer for Horovod to a file; the result is its target."""
-
-    def write_trainer(inside: str = "") -> str:
-        return write(inside, template=HOROVOD)
-
-    return write_trainer
+    return lambda inside="": write(inside, template=HOROVOD)
 
 
 @pytest.fixture
-def make_spec() -> Callable[..., dict[str, Any]]:
+def ran(make_spec):
+    """Run one case of a trainer on a server of its own: of two ranks, or of one where the backend is single."""
+
+    def run(target, backend="ddp", world_size=None, limit=LIMIT):
+        with ForkServer(target, backend) as server:
+            return server.run(make_spec(backend, world_size or (1 if backend == "single" else 2)), limit)
+
+    return run
+
+
+@pytest.fixture
+def alone(write, ran):
+    """Run one case with this in its only rank, which is the result."""
+    return lambda inside="", before="": ran(write(inside, before), "single").ranks[0]
+
+
+@pytest.fixture
+def make_spec():
     """A case of one feature per rank's share, three steps long, exact in every precision."""
 
-    def make(backend: str = "ddp", world_size: int = 2, accumulation: int = 1) -> dict[str, Any]:
+    def make(backend="ddp", world_size=2, accumulation=1):
         count = world_size * accumulation * 2
         return {
             "case": f"{backend}-w{world_size}",
@@ -139,13 +151,13 @@ def make_spec() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def descendants() -> Callable[[int], dict[int, Path]]:
+def descendants():
     """All processes below a given one, as their folders in /proc."""
 
-    def parent(folder: Path) -> int:
+    def parent(folder):
         return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
 
-    def look(root: int) -> dict[int, Path]:
+    def look(root):
         children: dict[int, list[int]] = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:

@@ -13,31 +13,31 @@ from conformance.runner.system.child import Child
 
 
 @pytest.fixture(params=["with a descriptor", "without"], autouse=True)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def kernel(request, monkeypatch):
     if request.param == "without":
 
-        def refuse(pid: int) -> int:
+        def refuse(pid):
             raise PermissionError
 
         monkeypatch.setattr(os, "pidfd_open", refuse)
 
 
-def hang() -> int:
+def hang():
     threading.Event().wait()
     return 0
 
 
-def test_one_that_leaves() -> None:
+def test_one_that_leaves():
     child = Child(lambda: 3)
     assert os.waitstatus_to_exitcode(child.end(None)) == 3
     assert child.poll() == child.status == child.end()
     assert child.descriptor is None
 
 
-def test_one_that_is_killed_with_what_it_has_started() -> None:
+def test_one_that_is_killed_with_what_it_has_started():
     read, write = os.pipe()
 
-    def body() -> int:
+    def body():
         if os.fork() == 0:
             os.write(write, b"x")
             hang()
@@ -53,12 +53,12 @@ def test_one_that_is_killed_with_what_it_has_started() -> None:
     os.close(read)
 
 
-def test_a_child_is_killed_after_the_patience() -> None:
+def test_a_child_is_killed_after_the_patience():
     child = Child(hang)
     assert os.waitstatus_to_exitcode(child.end(0.01)) == -signal.SIGKILL
 
 
-def test_its_end_can_be_waited_for() -> None:
+def test_its_end_can_be_waited_for():
     child = Child(lambda: 0)
     if child.descriptor is not None:
         select.select([child.descriptor], [], [])

@@ -7,20 +7,15 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pytest
 
 from conformance.runner.front.client import ForkServer, TrainerError, shared
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
-Descendants = Callable[[int], dict[int, Path]]
 
 FRONT = """
 import json, sys
@@ -31,10 +26,10 @@ with ForkServer({target!r}, "ddp") as server:
 
 
 @pytest.fixture
-def open_descriptors(descendants: Descendants) -> Callable[[], dict[int, int]]:
+def open_descriptors(descendants):
     """How many descriptors this process and each one below it has open; a zombie has none."""
 
-    def count() -> dict[int, int]:
+    def count():
         processes = {os.getpid(): Path("/proc/self"), **descendants(os.getpid())}
         found = {}
         for pid, folder in processes.items():
@@ -45,14 +40,14 @@ def open_descriptors(descendants: Descendants) -> Callable[[], dict[int, int]]:
     return count
 
 
-def idle(open_descriptors: Callable[[], dict[int, int]]) -> dict[int, int]:
+def idle(open_descriptors):
     """What a process that has imported torch, and no trainer yet, has open."""
     shared.close()
     shared.get()
     return open_descriptors()
 
 
-def assert_settles(open_descriptors: Callable[[], dict[int, int]], before: dict[int, int]) -> None:
+def assert_settles(open_descriptors, before):
     """A process that imports a trainer ends when its last client has gone, and nobody waits for that."""
     end = monotonic() + LIMIT
     while (now := open_descriptors()) != before and monotonic() < end:
@@ -60,13 +55,7 @@ def assert_settles(open_descriptors: Callable[[], dict[int, int]], before: dict[
     assert now == before
 
 
-def test_thirty_cases_leave_nothing_behind(
-    write: Write,
-    make_spec: MakeSpec,
-    open_descriptors: Callable[[], dict[int, int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_thirty_cases_leave_nothing_behind(write, make_spec, open_descriptors, tmp_path, monkeypatch):
     # Of its own: tests beside it have files in the one for all.
     (folder := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -91,7 +80,7 @@ def test_thirty_cases_leave_nothing_behind(
     assert os.listdir(folder) == []
 
 
-def test_a_client_that_is_gone_leaves_no_checkpoints(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_a_client_that_is_gone_leaves_no_checkpoints(write, make_spec, tmp_path):
     """It was killed, or it would have removed them itself."""
     (folder := tmp_path / "checkpoints").mkdir()
     (folder / "0.pt").touch()
@@ -105,40 +94,33 @@ def test_a_client_that_is_gone_leaves_no_checkpoints(write: Write, make_spec: Ma
     assert not folder.exists()
 
 
-def test_failed_cases_leave_nothing_behind(
-    write: Write, make_spec: MakeSpec, open_descriptors: Callable[[], dict[int, int]]
-) -> None:
-    with ForkServer(write("if task.rank == 1: os.abort()\nthreading.Event().wait()"), "ddp") as server:
-        before = open_descriptors()
+# Only a helper that has answered is past its loader, which opens libraries and closes them again.
+HELPER = """
+import subprocess
+helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+helper.stdin.write(b"x")
+helper.stdin.flush()
+helper.stdout.read(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "before"),
+    [("if task.rank == 1: os.abort()\nthreading.Event().wait()", ""), ("", HELPER)],
+    ids=["ranks that fail", "what the import started stays"],
+)
+def test_a_case_leaves_all_as_it_was(write, make_spec, open_descriptors, inside, before):
+    with ForkServer(write(inside, before), "ddp") as server:
+        opened = open_descriptors()
         server.run(make_spec("ddp"), LIMIT)
-        assert open_descriptors() == before
-
-
-def test_a_process_that_the_import_started_stays(
-    write: Write, make_spec: MakeSpec, open_descriptors: Callable[[], dict[int, int]]
-) -> None:
-    # Only a helper that has answered is past its loader, which opens libraries and closes them again.
-    target = write(
-        "",
-        """
-        import subprocess
-        helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        helper.stdin.write(b"x")
-        helper.stdin.flush()
-        helper.stdout.read(1)
-        """,
-    )
-    with ForkServer(target, "single") as server:
-        before = open_descriptors()
-        server.run(make_spec("single", 1), LIMIT)
-        assert open_descriptors() == before
+        assert open_descriptors() == opened
 
 
 @pytest.mark.parametrize(
     "then",
     ["", "raise ValueError", "os._exit(3)", "threading.Thread(target=threading.Event().wait, daemon=True).start()"],
 )
-def test_a_process_that_the_import_started_ends_with_the_run(write: Write, tmp_path: Path, then: str) -> None:
+def test_a_process_that_the_import_started_ends_with_the_run(write, tmp_path, then):
     """Also in a session of its own, and if the import fails or its process cannot be forked."""
     started = tmp_path / "pid"
     target = write(
@@ -159,7 +141,7 @@ def test_a_process_that_the_import_started_ends_with_the_run(write: Write, tmp_p
     assert not helper.exists()
 
 
-def test_servers_leave_nothing_behind(write: Write, open_descriptors: Callable[[], dict[int, int]]) -> None:
+def test_servers_leave_nothing_behind(write, open_descriptors):
     good, bad = write(), write("", "raise ValueError")
     before = idle(open_descriptors)
     for _ in range(5):
@@ -171,9 +153,7 @@ def test_servers_leave_nothing_behind(write: Write, open_descriptors: Callable[[
 
 
 @pytest.mark.parametrize("where", ["inside", "before"])
-def test_a_front_process_that_is_killed_takes_all_with_it(
-    write: Write, make_spec: MakeSpec, descendants: Descendants, tmp_path: Path, where: str
-) -> None:
+def test_a_front_process_that_is_killed_takes_all_with_it(write, make_spec, descendants, tmp_path, where):
     """Killed while the ranks train, or while the server imports the trainer."""
     import json
 
@@ -197,8 +177,8 @@ def test_a_front_process_that_is_killed_takes_all_with_it(
         os.close(process)
 
 
-def test_an_interrupted_import_is_not_waited_for(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(*_: object) -> None:
+def test_an_interrupted_import_is_not_waited_for(write, monkeypatch):
+    def wait(*_):
         raise AssertionError("a trainer that is still imported has no server to wait for")
 
     target = write("", f"os.kill({os.getpid()}, signal.SIGINT)\nthreading.Event().wait()")
@@ -208,12 +188,7 @@ def test_an_interrupted_import_is_not_waited_for(write: Write, monkeypatch: pyte
         pass
 
 
-def test_an_interrupted_case_is_ended(
-    write: Write,
-    make_spec: MakeSpec,
-    open_descriptors: Callable[[], dict[int, int]],
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_case_is_ended(write, make_spec, open_descriptors, tmp_path):
     """Ctrl-C reaches the front process only."""
     front = str(os.getpid())
     target = write(f"os.kill({front}, signal.SIGINT)\nthreading.Event().wait()")

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from conformance.runner.front.client import ForkServer, Outcome, RankOutcome, RunnerError
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
 
 # All descriptors of the process but its input and output, while one that lists them may close.
 OTHERS = "descriptors = [int(name) for name in os.listdir('/proc/self/fd') if int(name) > 2]"
+SUPPRESS = "from contextlib import suppress"
 
 
 @pytest.fixture
-def run(write: Write, make_spec: MakeSpec) -> Callable[..., Outcome]:
+def run(write, make_spec):
     """Run a case of one rank with this in it; one of another trainer then still runs on the same zygote."""
 
-    def run_case(inside: str, before: str = "", *, time_limit: float = LIMIT) -> Outcome:
+    def run_case(inside, before="", *, time_limit=LIMIT):
         with ForkServer(write(inside, before), "single") as server:
             outcome = server.run(make_spec("single", 1), time_limit)
         with ForkServer(write(), "single") as server:
@@ -32,36 +27,26 @@ def run(write: Write, make_spec: MakeSpec) -> Callable[..., Outcome]:
     return run_case
 
 
-def test_files_of_its_own_get_nothing_of_ours(run: Callable[..., Outcome], tmp_path: Path) -> None:
-    """The descriptors of ours have become those of its files."""
+@pytest.mark.parametrize("then", ["", "threading.Event().wait()"], ids=["ends", "hangs"])
+def test_files_of_its_own_get_nothing_of_ours(run, tmp_path, then):
+    """The descriptors of ours have become those of its files: neither evidence nor a stack goes there."""
     outcome = run(
         f"""
         os.closerange(3, 4096)
         own = [os.open({str(tmp_path)!r} + f"/own-{{n}}", os.O_RDWR | os.O_CREAT) for n in range(64)]
-        """
+        {then}
+        """,
+        time_limit=3.0 if then else LIMIT,
     )
     (rank,) = outcome.ranks
-    assert not rank.finished
-    assert rank.exit.startswith("rank 0 closed or replaced file descriptors that it had not opened")
+    assert (rank.finished, outcome.timed_out) == (False, bool(then))
+    assert then or rank.exit.startswith("rank 0 closed or replaced file descriptors that it had not opened")
     files = list(tmp_path.glob("own-*"))
     assert len(files) == 64
     assert [file.name for file in files if file.stat().st_size] == []
 
 
-def test_one_that_hangs_then_gets_no_stack_in_a_file_of_its_own(run: Callable[..., Outcome], tmp_path: Path) -> None:
-    outcome = run(
-        f"""
-        os.closerange(3, 4096)
-        own = [os.open({str(tmp_path)!r} + f"/own-{{n}}", os.O_RDWR | os.O_CREAT) for n in range(64)]
-        threading.Event().wait()
-        """,
-        time_limit=3.0,
-    )
-    assert outcome.timed_out
-    assert [file.name for file in tmp_path.glob("own-*") if file.stat().st_size] == []
-
-
-def test_one_that_closes_all_finishes_its_own_work(run: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_one_that_closes_all_finishes_its_own_work(run, tmp_path):
     """Nothing of ours raises into it."""
     outcome = run(
         f"""
@@ -78,24 +63,10 @@ def test_one_that_closes_all_finishes_its_own_work(run: Callable[..., Outcome], 
 
 @pytest.mark.parametrize(
     "how",
-    [
-        "os.ftruncate(one, 0)",
-        "os.write(one, b'x')",
-        "os.write(one, b'{}\\n')",
-        "os.write(one, b'[' * 100_000 + b'\\n')",
-    ],
+    ["os.ftruncate(one, 0)", *(f"os.write(one, {line})" for line in ("b'x'", "b'{}\\n'", "b'[' * 100_000 + b'\\n'"))],
 )
-def test_evidence_that_was_changed_is_malformed(run: Callable[..., Outcome], how: str) -> None:
-    outcome = run(
-        f"""
-        {OTHERS}
-        for one in descriptors:
-            try:
-                {how}
-            except OSError:
-                pass
-        """
-    )
+def test_evidence_that_was_changed_is_malformed(run, how):
+    outcome = run(f"{OTHERS}\nfor one in descriptors:\n    with suppress(OSError): {how}", SUPPRESS)
     (rank,) = outcome.ranks
     assert not rank.finished
     assert rank.exit.startswith("the evidence of rank 0 has ")
@@ -105,30 +76,28 @@ def test_evidence_that_was_changed_is_malformed(run: Callable[..., Outcome], how
 
 @pytest.mark.parametrize("written", ["x", "{}\n", "[" * 100_000 + "\n"])
 @pytest.mark.parametrize("kind", ["S_ISREG", "S_ISFIFO"])
-def test_malformed_evidence_ends_the_case(write: Write, make_spec: MakeSpec, kind: str, written: str) -> None:
+def test_malformed_evidence_ends_the_case(write, ran, kind, written):
     """Nobody waits for ranks that would wait for each other until the time limit."""
     target = write(
         f"""
         import stat
         {OTHERS}
         for one in descriptors if task.rank else ():
-            try:
+            with suppress(OSError):
                 if stat.{kind}(os.fstat(one).st_mode):
                     os.write(one, {written.encode()!r})
-            except OSError:
-                pass
         threading.Event().wait()
-        """
+        """,
+        SUPPRESS,
     )
-    with ForkServer(target, "ddp") as server:
-        outcome = server.run(make_spec("ddp"), LIMIT)
+    outcome = ran(target)
     zero, one = outcome.ranks
     assert not outcome.timed_out
     assert one.exit.startswith("the evidence of rank 1 has a ")
     assert (zero.after, one.after) == (1, None)
 
 
-def test_events_of_a_kind_that_does_not_exist_are_malformed(make_spec: MakeSpec) -> None:
+def test_events_of_a_kind_that_does_not_exist_are_malformed(make_spec):
     magic = {"event": "magic", "rank": 0, "seq": 0, "time": 0.0, "where": None}
     rank = RankOutcome(0, [magic], True, "exited 0", "", None)
     (found,) = Outcome((rank,), 1.0, timed_out=False).placed(make_spec("single", 1)).ranks
@@ -136,7 +105,7 @@ def test_events_of_a_kind_that_does_not_exist_are_malformed(make_spec: MakeSpec)
     assert found.exit.startswith("the evidence of rank 0 has event 0 of rank 0: 'magic' is not a kind of event")
 
 
-def test_what_a_rank_forks_is_not_the_rank(run: Callable[..., Outcome]) -> None:
+def test_what_a_rank_forks_is_not_the_rank(run):
     outcome = run(
         """
         if not os.fork():
@@ -157,7 +126,7 @@ def test_what_a_rank_forks_is_not_the_rank(run: Callable[..., Outcome]) -> None:
 @pytest.mark.parametrize(
     ("end", "code"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("raise ValueError('in the child')", 1), ("return", 0)]
 )
-def test_what_a_rank_forks_leaves_as_python_would(run: Callable[..., Outcome], end: str, code: int) -> None:
+def test_what_a_rank_forks_leaves_as_python_would(run, end, code):
     """It does not wait until the rank may leave."""
     outcome = run(
         f"""
@@ -171,7 +140,7 @@ def test_what_a_rank_forks_leaves_as_python_would(run: Callable[..., Outcome], e
     assert [event["event"] for event in rank.events].count("raised") == 0
 
 
-def test_a_full_disk_is_the_harness_failing(run: Callable[..., Outcome]) -> None:
+def test_a_full_disk_is_the_harness_failing(run):
     full = """
         import stat
         def write(descriptor, data, write=os.write):
@@ -186,7 +155,7 @@ def test_a_full_disk_is_the_harness_failing(run: Callable[..., Outcome]) -> None
 
 
 @pytest.mark.parametrize("where", ["inside", "before"])
-def test_a_rank_that_limits_its_files(run: Callable[..., Outcome], where: str) -> None:
+def test_a_rank_that_limits_its_files(run, where):
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))"
     (rank,) = run(**{"inside": "", where: limit}).ranks
     assert not rank.finished
@@ -194,27 +163,25 @@ def test_a_rank_that_limits_its_files(run: Callable[..., Outcome], where: str) -
 
 
 @pytest.mark.parametrize("clock", ["lambda: 0.0", "lambda: 'noon'", "None"])
-def test_a_rank_that_patches_the_clock(write: Write, make_spec: MakeSpec, clock: str) -> None:
+def test_a_rank_that_patches_the_clock(write, ran, clock):
     names = "time.time = time.monotonic = time.perf_counter = time.sleep"
     target = write(f"import time\n{names} = {clock}\nif task.rank: raise ValueError", f"import time\n{names} = {clock}")
-    with ForkServer(target, "ddp") as server:
-        zero, one = server.run(make_spec("ddp"), LIMIT).ranks
+    zero, one = ran(target).ranks
     assert one.events[-1]["type"] == "ValueError"
     assert (zero.after, one.after) == (1, None)
 
 
-def test_one_that_floods_the_pipe_for_its_notices(run: Callable[..., Outcome]) -> None:
+def test_one_that_floods_the_pipe_for_its_notices(run):
     outcome = run(
         f"""
         {OTHERS}
         pipes = [one for one in descriptors if "pipe:" in os.path.realpath(f"/proc/self/fd/{{one}}")]
         while True:
             for one in pipes:
-                try:
+                with suppress(OSError):
                     os.write(one, b"x" * 4096)
-                except OSError:
-                    pass
-        """
+        """,
+        SUPPRESS,
     )
     assert not outcome.timed_out
     assert outcome.ranks[0].exit.startswith("the evidence of rank 0 has a notice that is not one of ours: 'xxxx")

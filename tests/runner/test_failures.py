@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,18 +11,15 @@ from conformance.runner.front.client import ForkServer, Outcome, RunnerError
 from conformance.runner.rank.environment import NodeShare
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def run(write: Write, make_spec: MakeSpec) -> Callable[..., Outcome]:
+def run(write, make_spec):
     """Run a two-rank case with this in each rank; a second one on the same server ends alike."""
 
-    def run_case(inside: str, time_limit: float = LIMIT, before: str = "") -> Outcome:
+    def run_case(inside, time_limit=LIMIT, before=""):
         with ForkServer(write(inside, before), "ddp") as server:
-            outcome = server.run(make_spec("ddp"), time_limit)
-            again = server.run(make_spec("ddp"), time_limit)
+            outcome, again = (server.run(make_spec("ddp"), time_limit) for _ in range(2))
         assert [rank.finished for rank in again.ranks] == [rank.finished for rank in outcome.ranks]
         assert again.timed_out == outcome.timed_out
         return outcome
@@ -33,31 +27,10 @@ def run(write: Write, make_spec: MakeSpec) -> Callable[..., Outcome]:
     return run_case
 
 
-def test_a_rank_that_raises(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        """
-        if task.rank == 1:
-            raise ValueError("no such luck")
-        """
-    )
-    zero, one = outcome.ranks
-    raised = one.events[-1]
-    assert raised["event"] == "raised"
-    assert (raised["type"], raised["message"]) == ("ValueError", "no such luck")
-    assert 'raise ValueError("no such luck")' in raised["traceback"]
-    assert "conformance/runner" not in raised["traceback"]
-    assert one.exit == "exited 1 before it finished"
-    assert not zero.finished
-    assert not one.finished
-    assert zero.exit.endswith("after rank 1 failed")
-    assert (zero.after, one.after) == (1, None)
-    assert not outcome.timed_out
-
-
 @pytest.mark.parametrize(
     ("is_known", "exit"), [(True, "exited 1 before it finished"), (False, "killed after rank 0 failed")]
 )
-def test_a_rank_that_raises_beside_other_machines(write: Write, make_spec: MakeSpec, is_known: bool, exit: str) -> None:
+def test_a_rank_that_raises_beside_other_machines(write, make_spec, is_known, exit):
     """Its end makes its peers raise, so it stays until the front knows that it was the first."""
     with ForkServer(write("raise ValueError"), "single") as server:
         front = server.channel()
@@ -74,18 +47,25 @@ def test_a_rank_that_raises_beside_other_machines(write: Write, make_spec: MakeS
     assert outcome.ranks[0].events[-1]["event"] == "raised"
 
 
-def test_the_causes_of_an_exception_are_reported(run: Callable[..., Outcome]) -> None:
+def test_an_exception_is_reported_with_its_causes(run):
     outcome = run(
         """
-        try:
-            {}["key"]
-        except KeyError as error:
-            raise RuntimeError("wrapped") from error
+        if task.rank == 1:
+            try:
+                {}["key"]
+            except KeyError as error:
+                raise ValueError("no such luck") from error
         """
     )
-    traceback = outcome.ranks[0].events[-1]["traceback"]
-    assert "KeyError: 'key'" in traceback
-    assert "RuntimeError: wrapped" in traceback
+    zero, one = outcome.ranks
+    raised = one.events[-1]
+    assert (raised["event"], raised["type"], raised["message"]) == ("raised", "ValueError", "no such luck")
+    assert 'raise ValueError("no such luck") from error' in raised["traceback"]
+    assert "KeyError: 'key'" in raised["traceback"]
+    assert "conformance/runner" not in raised["traceback"]
+    assert one.exit == "exited 1 before it finished"
+    assert zero.exit.endswith("after rank 1 failed")
+    assert (zero.finished, one.finished, zero.after, one.after, outcome.timed_out) == (False, False, 1, None, False)
 
 
 @pytest.mark.parametrize(
@@ -99,17 +79,8 @@ def test_the_causes_of_an_exception_are_reported(run: Callable[..., Outcome]) ->
         ("pass", "exec(compile('def f(): raise E', '\\ud800', 'exec'), locals()); locals()['f']()"),
     ],
 )
-def test_an_exception_that_cannot_be_shown(run: Callable[..., Outcome], before: str, inside: str) -> None:
-    outcome = run(
-        f"""
-        class E(Exception):
-            {before}
-        error = None
-        {inside}
-        raise error
-        """
-    )
-    last = outcome.ranks[0].events[-1]
+def test_an_exception_that_cannot_be_shown(alone, before, inside):
+    last = alone(f"class E(Exception):\n    {before}\nerror = None\n{inside}\nraise error").events[-1]
     assert (last["event"], last["type"]) == ("raised", "E")
     assert "in train" in last["traceback"]
 
@@ -122,89 +93,62 @@ def test_an_exception_that_cannot_be_shown(run: Callable[..., Outcome], before: 
         ("async generator", "async def trains(task): yield"),
     ],
 )
-def test_a_function_that_returns_what_has_not_run(run: Callable[..., Outcome], kind: str, before: str) -> None:
+def test_a_function_that_returns_what_has_not_run(alone, kind, before):
     """Its declaration cannot show it, if it wraps an async or generator function."""
-    outcome = run("return trains(task)", before=before)
-    last = outcome.ranks[0].events[-1]
+    rank = alone("return trains(task)", before)
+    last = rank.events[-1]
     assert (last["event"], last["type"]) == ("raised", "TypeError")
     assert last["message"].startswith(f"the trainer's function returned a {kind}, of which nothing has run")
-    assert "never awaited" not in outcome.ranks[0].output
+    assert "never awaited" not in rank.output
 
 
 @pytest.mark.parametrize("code", ["", "0", "3"])
-def test_leaving_in_the_middle_is_not_finishing(run: Callable[..., Outcome], code: str) -> None:
-    outcome = run(f"sys.exit({code})")
-    for rank in outcome.ranks:
-        assert not rank.finished
-        assert rank.exit.startswith(f"exited {code or 0} before it finished")
-        assert rank.events[-1]["type"] == "SystemExit"
+def test_leaving_in_the_middle_is_not_finishing(alone, code):
+    rank = alone(f"sys.exit({code})")
+    assert not rank.finished
+    assert rank.exit == f"exited {code or 0} before it finished"
+    assert rank.events[-1]["type"] == "SystemExit"
 
 
-def test_a_rank_in_which_our_code_fails_says_why(run: Callable[..., Outcome]) -> None:
-    outcome = run("print('it fails', flush=True); os._exit(70)")
-    first = next(rank for rank in outcome.ranks if rank.after is None)
-    assert first.exit == "exited 70 before it finished; it last printed: it fails"
-
-
-def test_leaving_without_a_report_is_not_finishing(run: Callable[..., Outcome]) -> None:
-    outcome = run("if task.rank == 0: os._exit(0)")
-    assert not outcome.ranks[0].finished
-    assert outcome.ranks[0].exit == "exited 0 before it finished"
-    assert "after rank 0 failed" in outcome.ranks[1].exit
-    assert [rank.after for rank in outcome.ranks] == [None, 0]
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
-def test_a_rank_that_is_killed(run: Callable[..., Outcome], name: str) -> None:
-    outcome = run(f"if task.rank == 0: os.kill(os.getpid(), signal.{name})")
+@pytest.mark.parametrize(
+    ("inside", "exit", "before", "printed"),
+    [
+        ("os._exit(0)", "exited 0 before it finished", "", ""),
+        ("os._exit(3)", "exited 3 before it finished", "del os.pidfd_open", ""),
+        (
+            "print('it fails', flush=True); os._exit(70)",
+            "exited 70 before it finished; it last printed: it fails",
+            "",
+            "",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", "", ""),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "killed by SIGTERM", "", ""),
+        ("os.abort()", "killed by SIGABRT", "", "in train"),
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV", "", "Segmentation fault"),
+    ],
+)
+def test_a_rank_that_dies(run, inside, exit, before, printed):
+    """Of our own code's failure the last line says why; one case is of a kernel that does not report ends."""
+    outcome = run(f"if task.rank == 0: {inside}", before=before)
     zero, one = outcome.ranks
-    assert zero.exit == f"killed by {name}"
-    assert not zero.finished
+    assert (zero.finished, zero.exit, zero.after) == (False, exit, None)
+    assert printed in zero.output
     assert "after rank 0 failed" in one.exit
-    assert not outcome.timed_out
+    assert (one.after, outcome.timed_out) == (0, False)
 
 
-def test_a_rank_that_dies_where_the_kernel_does_not_report_it(run: Callable[..., Outcome]) -> None:
-    outcome = run("if task.rank == 0: os._exit(3)", before="del os.pidfd_open")
-    assert outcome.ranks[0].exit == "exited 3 before it finished"
-    assert "after rank 0 failed" in outcome.ranks[1].exit
-    assert not outcome.timed_out
-
-
-def test_a_crash_in_native_code_shows_the_python_line(run: Callable[..., Outcome]) -> None:
+def test_ranks_that_hang(run):
     outcome = run(
-        """
-        import ctypes
-        if task.rank == 0:
-            ctypes.string_at(0)
-        """
-    )
-    assert outcome.ranks[0].exit == "killed by SIGSEGV"
-    assert "Segmentation fault" in outcome.ranks[0].output
-    assert "in train" in outcome.ranks[0].output
-
-
-def test_a_rank_that_hangs(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        """
-        if task.rank == 1:
-            wait_for_godot()
-        """,
+        "if task.rank == 1: wait_for_godot()",
         time_limit=3.0,
-        before="""
-        def wait_for_godot():
-            threading.Event().wait()
-        """,
+        before="def wait_for_godot(): threading.Event().wait()",
     )
     zero, one = outcome.ranks
     assert outcome.timed_out
-    assert one.exit == "killed at the time limit of 3 s"
     assert "in wait_for_godot" in str(one.stack)
-    assert zero.exit == "killed at the time limit of 3 s"
     assert "in train" in str(zero.stack)
-    assert not zero.finished
-    assert not one.finished
-    assert (zero.after, one.after) == (None, None)
+    for rank in outcome.ranks:
+        assert (rank.finished, rank.exit, rank.after) == (False, "killed at the time limit of 3 s", None)
 
 
 LEFT_RUNNING = """
@@ -231,33 +175,27 @@ def write_in_a_process(path, text):
         "threading.Thread(target=write_in_a_process, args=('{}', 'whole')).start()",
     ],
 )
-def test_what_python_waits_for_when_it_exits(run: Callable[..., Outcome], tmp_path: Path, start: str) -> None:
+def test_what_python_waits_for_when_it_exits(alone, tmp_path, start):
     """Not for daemons, and not for ever for a server that it ends itself."""
-    outcome = run(
+    rank = alone(
         f"""
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         manager = multiprocessing.get_context("fork").Manager()
-        if task.rank == 0:
-            {start.format(tmp_path / "written")}
+        {start.format(tmp_path / "written")}
         """,
-        before=LEFT_RUNNING,
+        LEFT_RUNNING,
     )
-    assert [rank.exit for rank in outcome.ranks] == ["exited 0"] * 2
+    assert rank.exit == "exited 0"
     assert (tmp_path / "written").read_text() == "whole"
 
 
-def test_what_never_ends_is_named(run: Callable[..., Outcome]) -> None:
+def test_what_never_ends_is_named(run):
     outcome = run(
-        """
-        if task.rank == 1:
-            threading.Thread(target=threading.Event().wait, name="writer").start()
-        """,
-        time_limit=3.0,
+        "if task.rank == 1: threading.Thread(target=threading.Event().wait, name='writer').start()", time_limit=3.0
     )
-    assert outcome.timed_out
-    assert not outcome.ranks[1].finished
-    assert outcome.ranks[0].finished
-    assert outcome.ranks[1].exit == (
+    zero, one = outcome.ranks
+    assert (outcome.timed_out, zero.finished, one.finished) == (True, True, False)
+    assert one.exit == (
         "killed at the time limit of 3 s after its function had returned, as Python waits for threads and processes "
         "that are no daemons before it exits, here for writer"
     )
@@ -274,7 +212,7 @@ def build(lock):
 """
 
 
-def test_a_rank_that_dies_in_a_build_leaves_no_lock(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_a_rank_that_dies_in_a_build_leaves_no_lock(write, make_spec, tmp_path):
     """The next one would wait for it until its time limit."""
     lock = tmp_path / "lock"
     target = write(f"assert build({str(lock)!r}) and os.path.exists({str(lock)!r})\nos._exit(3)", BUILD)
@@ -285,21 +223,18 @@ def test_a_rank_that_dies_in_a_build_leaves_no_lock(write: Write, make_spec: Mak
             assert not lock.exists()
 
 
-def test_a_rank_that_waits_for_a_lock(run: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_lock(run, tmp_path):
     (lock := tmp_path / "lock").touch()
     # As one that is left over from a build that was killed long ago.
     os.utime(lock, (0.0, 0.0))
     outcome = run(f"build({str(lock)!r})", before=BUILD, time_limit=1.0)
     assert outcome.timed_out
-    for rank in outcome.ranks:
-        assert (
-            f"killed at the time limit of 1 s while it waited for the lock of a build of a torch extension, {lock}"
-            in (rank.exit)
-        )
+    why = f"killed at the time limit of 1 s while it waited for the lock of a build of a torch extension, {lock}"
+    assert all(why in rank.exit for rank in outcome.ranks)
     assert lock.exists()
 
 
-def test_a_rank_that_prints_without_end_fills_no_disk(run: Callable[..., Outcome]) -> None:
+def test_a_rank_that_prints_without_end_fills_no_disk(run):
     """What it prints goes nowhere that grows, and the end of it is kept."""
     outcome = run(
         """
@@ -318,84 +253,51 @@ def test_a_rank_that_prints_without_end_fills_no_disk(run: Callable[..., Outcome
     assert outcome.timed_out
     # Where it is asked for its stack in the midst of a line, Python may leave the rest of that line out.
     assert one.output.strip("y\n") == ""
-    assert len(one.output) == 20_000
     assert zero.output.endswith("the last line\n")
-    assert len(zero.output) == 20_000
+    assert (len(zero.output), len(one.output)) == (20_000, 20_000)
 
 
-def test_a_rank_that_delivered_while_its_peer_hangs(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        """
-        if task.rank == 0:
-            return
-        threading.Event().wait()
-        """,
-        time_limit=3.0,
-    )
+def test_a_rank_that_delivered_while_its_peer_hangs(run):
+    outcome = run("if task.rank == 0: return\nthreading.Event().wait()", time_limit=3.0)
     zero, one = outcome.ranks
-    assert outcome.timed_out
-    assert zero.finished
-    assert zero.exit == "exited 0"
-    assert zero.stack is None
-    assert not one.finished
+    assert (zero.finished, zero.exit, zero.stack) == (True, "exited 0", None)
+    assert (outcome.timed_out, one.finished) == (True, False)
 
 
-def test_a_hanging_peer_of_a_rank_that_failed_is_not_a_hang(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        """
-        if task.rank == 1:
-            raise ValueError
-        threading.Event().wait()
-        """
-    )
+def test_a_hanging_peer_of_a_rank_that_failed_is_not_a_hang(run):
+    outcome = run("if task.rank == 1: raise ValueError\nthreading.Event().wait()")
     assert outcome.ranks[0].exit == "killed after rank 1 failed"
     assert [rank.after for rank in outcome.ranks] == [1, None]
     assert not outcome.timed_out
 
 
-def test_a_rank_that_aborts_after_it_delivered(run: Callable[..., Outcome]) -> None:
-    outcome = run("if task.rank == 0: os._exit = lambda code: os.abort()")
-    zero, one = outcome.ranks
-    assert zero.finished
-    assert zero.exit == "aborted after it delivered: SIGABRT"
+def test_a_rank_that_aborts_after_it_delivered(run):
+    zero, one = run("if task.rank == 0: os._exit = lambda code: os.abort()").ranks
+    assert (zero.finished, zero.exit) == (True, "aborted after it delivered: SIGABRT")
     assert one.exit == "exited 0"
 
 
-def test_a_rank_that_aborts_before_it_delivered(run: Callable[..., Outcome]) -> None:
-    outcome = run("if task.rank == 0: os.abort()")
-    assert not outcome.ranks[0].finished
-    assert outcome.ranks[0].exit == "killed by SIGABRT"
-
-
-def test_a_case_whose_server_died_is_run_again(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
-    """The system may have killed it for its memory."""
-    flag = tmp_path / "armed"
-    flag.touch()
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_case_whose_server_died_is_run_again_once(write, make_spec, tmp_path, times):
+    """The system may have killed it for its memory. One that dies twice is replaced for the next case."""
+    for number in range(times):
+        (tmp_path / f"armed-{number}").touch()
     target = write(
         f"""
-        if task.rank == 0 and os.path.exists({str(flag)!r}):
-            os.remove({str(flag)!r})
+        import pathlib
+        for armed in [*pathlib.Path({str(tmp_path)!r}).glob("armed-*")][:1]:
+            armed.unlink()
             os.kill(os.getppid(), signal.SIGKILL)
         """
     )
-    with ForkServer(target, "ddp") as server:
-        assert all(rank.finished for rank in server.run(make_spec("ddp"), LIMIT).ranks)
-    assert not flag.exists()
+    with ForkServer(target, "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+        assert rank.finished == (times == 1)
+        assert rank.exit == ("exited 0" if times == 1 else "the trainer's server died (killed by SIGKILL)")
+        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
 
 
-def test_a_server_that_died_twice_is_replaced(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
-    flag = tmp_path / "armed"
-    flag.touch()
-    target = write(f"if os.path.exists({str(flag)!r}): os.kill(os.getppid(), signal.SIGKILL)")
-    with ForkServer(target, "ddp") as server:
-        outcome = server.run(make_spec("ddp"), LIMIT)
-        assert [rank.finished for rank in outcome.ranks] == [False, False]
-        assert {rank.exit for rank in outcome.ranks} == {"the trainer's server died (killed by SIGKILL)"}
-        flag.unlink()
-        assert all(rank.finished for rank in server.run(make_spec("ddp"), LIMIT).ranks)
-
-
-def test_a_rendezvous_that_dies_is_the_harness_failing(write: Write, make_spec: MakeSpec) -> None:
+def test_a_rendezvous_that_dies_is_the_harness_failing(ran, write):
     """That is no fault of the trainer."""
     target = write(
         """
@@ -405,8 +307,5 @@ def test_a_rendezvous_that_dies_is_the_harness_failing(write: Write, make_spec: 
         threading.Event().wait()
         """
     )
-    with (
-        ForkServer(target, "ddp") as server,
-        pytest.raises(RunnerError, match=r"^the process that hosts the rendezvous .* SIGKILL"),
-    ):
-        server.run(make_spec("ddp"), LIMIT)
+    with pytest.raises(RunnerError, match=r"^the process that hosts the rendezvous .* SIGKILL"):
+        ran(target)

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from conformance.runner.front.client import ForkServer, shared
-from conformance.runner.server import forking
-from conformance.runner.system.gpus import gpus
+from conformance.runner.zygote import forking
+from conformance.runner.zygote.forking import gpus
 
 MACHINE = {"devices": 2, "reason": None}
 WITHOUT = "Horovod was built without CUDA; rebuild it with a torch that has CUDA"
 
 
 @pytest.mark.parametrize("trainer", ["batched", "horovod"])
-def test_a_backend_without_cuda_uses_none(trainer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_cuda_uses_none(trainer, monkeypatch):
     monkeypatch.setattr(shared.get(), "gpus", MACHINE)
     backend = "horovod" if trainer == "horovod" else "single"
     usable = backend == "single" or hvd.cuda_built()
@@ -27,18 +27,18 @@ def test_a_backend_without_cuda_uses_none(trainer: str, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def cuda_build(monkeypatch):
     """A torch that says that it is built with CUDA."""
     monkeypatch.setattr(torch.version, "cuda", "13.2")
 
 
 @pytest.mark.usefixtures("cuda_build")
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_child_asks_how_many_there_are(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_asks_how_many_there_are(count, monkeypatch):
     """Without NVML torch asks the CUDA runtime, after which no fork can use CUDA."""
     us = os.getpid()
 
-    def device_count() -> int:
+    def device_count():
         assert os.getpid() != us
         return count
 
@@ -47,7 +47,7 @@ def test_a_child_asks_how_many_there_are(count: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("cuda_build")
-def test_a_torch_that_cannot_count_gpus_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_count_gpus_has_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: os._exit(99))
     assert gpus() == {"devices": 0, "reason": "torch cannot count the CUDA devices: torch.cuda.device_count() fails"}
 
@@ -55,9 +55,7 @@ def test_a_torch_that_cannot_count_gpus_has_none(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("cuda_build")
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("is_spoilt", [False, True])
-def test_where_there_is_no_gpu_a_fork_loses_nothing_of_cuda(
-    is_spoilt: bool, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_gpu_a_fork_loses_nothing_of_cuda(is_spoilt, count, monkeypatch):
     """Many trainers call `torch.cuda.is_available()` on import, after which children cannot use CUDA."""
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

@@ -4,49 +4,38 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.runner.front.client import ForkServer, TrainerError, Unavailable
 
-Write = Callable[..., str]
-
+#: By kind, what an import does, and what is said of it.
 TROUBLE = {
-    "raises": ("raise ValueError('bad day')", r"trainer_0\.py:\d+: ValueError: bad day"),
-    "raises what no handler expects": (
-        "raise type('Unusual', (BaseException,), {})('day')",
-        r"trainer_0\.py:\d+: Unusual: day",
-    ),
-    "leaves": ("sys.exit(3)", r"trainer_0\.py:\d+: SystemExit: 3"),
-    "misspelt": ("def :", r"trainer_0\.py:\d+: SyntaxError"),
-    "ends the process": ("print('goodbye'); os._exit(3)", r"ended the process \(exited 3\).*goodbye"),
-    "crashes": (
-        "import ctypes; ctypes.string_at(0)",
-        r"process \(killed by SIGSEGV\) at .*trainer_0\.py:\d+$",
-    ),
-    "hangs": ("threading.Event().wait()", r"did not end within 2 s at .*trainer_0\.py:\d+"),
+    "raises": ("raise ValueError('bad day')", r":\d+: ValueError: bad day"),
+    "raises what no handler expects": ("raise type('Unusual', (BaseException,), {})('day')", r":\d+: Unusual: day"),
+    "leaves": ("sys.exit(3)", r":\d+: SystemExit: 3"),
+    "misspelt": ("def :", r":\d+: SyntaxError"),
+    "ends the process": ("print('goodbye'); os._exit(3)", r".*ended the process \(exited 3\).*goodbye"),
+    "crashes": ("import ctypes; ctypes.string_at(0)", r".*process \(killed by SIGSEGV\) at .*trainer_0\.py:\d+$"),
+    "hangs": ("threading.Event().wait()", r".*did not end within 2 s at .*trainer_0\.py:\d+"),
     "hangs deaf": (
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); threading.Event().wait()",
-        r"did not end within 2 s$",
+        r".*did not end within 2 s$",
     ),
 }
 
 
 @pytest.mark.parametrize("kind", TROUBLE)
-def test_an_import_that_fails(write: Write, kind: str) -> None:
+def test_an_import_that_fails(write, kind):
     source, message = TROUBLE[kind]
     server = ForkServer(write("", source), "ddp", import_limit=2.0 if "hangs" in kind else 60.0)
-    with pytest.raises(TrainerError, match=message) as caught, server:
+    with pytest.raises(TrainerError, match=rf"trainer_0\.py{message}") as caught, server:
         pass
     assert "\n" not in str(caught.value)
 
 
-def test_a_trainer_is_imported_once_for_all_backends(
-    write: Write, make_spec: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_trainer_is_imported_once_for_all_backends(write, make_spec, tmp_path):
     """And what the import has changed holds for all of them."""
     (folder := tmp_path / "more").mkdir()
     (folder / "imported_later.py").touch()
@@ -77,9 +66,7 @@ def replace():
 
 
 @pytest.mark.parametrize("where", ["import", "rank"])
-def test_a_trainer_that_replaces_what_our_processes_use(
-    write: Write, make_spec: Callable[..., dict[str, Any]], where: str
-) -> None:
+def test_a_trainer_that_replaces_what_our_processes_use(write, make_spec, where):
     """They use the originals; what an import has replaced is replaced in the ranks."""
     before, inside = {"import": ("replace()", ""), "rank": ("", "replace()\n")}[where]
     inside += "assert os.waitpid is replaced and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN"
@@ -89,21 +76,19 @@ def test_a_trainer_that_replaces_what_our_processes_use(
             assert (rank.finished, rank.exit) == (True, "exited 0"), rank.events[-1]
 
 
-def test_a_working_folder_that_is_gone(write: Write, make_spec: Callable[..., dict[str, Any]]) -> None:
-    gone = "import tempfile\nos.chdir(folder := tempfile.mkdtemp())\nos.rmdir(folder)"
-    with ForkServer(write("", gone), "single") as server:
-        (rank,) = server.run(make_spec("single", 1), 60.0).ranks
+def test_a_working_folder_that_is_gone(alone):
+    rank = alone("", "import tempfile\nos.chdir(folder := tempfile.mkdtemp())\nos.rmdir(folder)")
     assert rank.finished
     assert [event for event in rank.events if event["event"] == "observer_failed"] == []
 
 
-def test_what_an_import_prints_is_not_ours_to_show(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_an_import_prints_is_not_ours_to_show(write, capfd):
     with ForkServer(write("", "print('loading'); print('warning', file=sys.stderr)"), "ddp"):
         pass
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_an_import_prints_fills_no_disk(write: Write) -> None:
+def test_what_an_import_prints_fills_no_disk(write):
     """Only the end is kept, although a program that it has started prints for ever."""
     endless = """
         import stat, subprocess
@@ -123,43 +108,27 @@ def test_what_an_import_prints_fills_no_disk(write: Write) -> None:
         pass
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_file_that_is_not_there():
     with pytest.raises(TrainerError, match=r"nowhere\.py"), ForkServer("nowhere.py", "ddp"):
         pass
 
 
-def test_a_requirement_that_is_missing(tmp_path: Path) -> None:
-    path = tmp_path / "needs.py"
-    path.write_text(
-        "from conformance import Task, trainer\n"
-        "@trainer(requires=['no_such_framework'])\n"
-        "def train(task: Task) -> None:\n"
-        "    import no_such_framework\n"
+@pytest.mark.parametrize("on_import", [False, True])
+def test_a_requirement_that_is_missing(tmp_path, on_import):
+    above, inside = ("import no_such_framework", "...") if on_import else ("", "import no_such_framework")
+    (path := tmp_path / "needs.py").write_text(
+        f"{above}\nfrom conformance import Task, trainer\n"
+        f"@trainer(requires=['no_such_framework'])\ndef train(task: Task) -> None: {inside}\n"
     )
     with pytest.raises(Unavailable) as caught, ForkServer(str(path), "single"):
         pass
     assert caught.value.reason == "no_such_framework is not installed"
     assert caught.value.command == "pip install no_such_framework"
-    assert caught.value.declaration is not None
-    assert caught.value.declaration.name == "needs"
-
-
-def test_a_requirement_that_is_missing_on_import(tmp_path: Path) -> None:
-    path = tmp_path / "needs.py"
-    path.write_text(
-        "import no_such_framework\n"
-        "from conformance import Task, trainer\n"
-        "@trainer(requires=['no_such_framework'])\n"
-        "def train(task: Task) -> None: ...\n"
-    )
-    with pytest.raises(Unavailable, match="pip install no_such_framework"), ForkServer(str(path), "single"):
-        pass
+    assert on_import or caught.value.declaration.name == "needs"
 
 
 @pytest.mark.parametrize("imports_it", [False, True])
-def test_horovod_that_cannot_be_imported(
-    write: Write, horovod: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_it: bool
-) -> None:
+def test_horovod_that_cannot_be_imported(write, horovod, tmp_path, monkeypatch, imports_it):
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('built for another torch')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -170,7 +139,7 @@ def test_horovod_that_cannot_be_imported(
     assert "horovod" in caught.value.command
 
 
-def test_loopback_that_is_down(write: Write, make_spec: Callable[..., dict[str, Any]]) -> None:
+def test_loopback_that_is_down(write, make_spec):
     """A network namespace begins so; cases of one process run in it."""
     new_user, new_network = 0x10000000, 0x40000000
     target = write("", f"import ctypes\nassert not ctypes.CDLL(None).unshare({new_user | new_network})")
@@ -181,13 +150,13 @@ def test_loopback_that_is_down(write: Write, make_spec: Callable[..., dict[str, 
         assert server.run(make_spec("single", 1), 60.0).ranks[0].finished
 
 
-def test_the_front_process_does_not_import_torch() -> None:
+def test_the_front_process_does_not_import_torch():
     script = "import conformance.runner.front.client, sys; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert printed.stdout == "False\n"
 
 
-def test_a_folder_of_the_user_s_hides_no_module(tmp_path: Path, write: Write) -> None:
+def test_a_folder_of_the_user_s_hides_no_module(tmp_path, write):
     """Users run this from a checkout of torch or Horovod, too."""
     (tmp_path / "json.py").write_text("raise ImportError('not the one you want')")
     script = f"""

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from conformance.runner.front.client import ForkServer
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
 
 # Every socket that a process below the server listens on, as [address in hexadecimal, process].
 LISTENERS = """
@@ -59,7 +53,7 @@ def train(task: Task) -> None:
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
-def test_a_case_starts_afresh(write: Write, make_spec: MakeSpec) -> None:
+def test_a_case_starts_afresh(write, make_spec):
     target = write(
         """
         print(seen, started, torch.get_num_threads(), torch.get_rng_state().sum().item(), torch.rand(1))
@@ -77,8 +71,8 @@ def test_a_case_starts_afresh(write: Write, make_spec: MakeSpec) -> None:
     assert outputs.pop().startswith("[] False 1 ")
 
 
-def test_two_servers_side_by_side(write: Write, make_spec: MakeSpec) -> None:
-    def run(server: ForkServer) -> list[str]:
+def test_two_servers_side_by_side(write, make_spec):
+    def run(server):
         return [server.run(make_spec("ddp"), LIMIT).ranks[1].output for _ in range(3)]
 
     with (
@@ -89,49 +83,33 @@ def test_two_servers_side_by_side(write: Write, make_spec: MakeSpec) -> None:
         assert list(pool.map(run, [left, right])) == [["left\n"] * 3, ["right\n"] * 3]
 
 
-def test_ranks_work_in_the_current_folder(
-    write: Write, make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = write("print(os.getcwd())")
-    monkeypatch.chdir(tmp_path)
-    with ForkServer(Path(target).name, "single") as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
-    assert rank.output == f"{tmp_path}\n"
-
-
-def test_the_search_path_is_the_front_process_s(
-    write: Write, make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
+def test_the_folder_and_the_search_path_are_the_front_process_s(write, ran, tmp_path, monkeypatch):
+    (folder := tmp_path / "elsewhere").mkdir()
     (folder / "only_here.py").write_text("name = 'found'")
+    target = write("print(only_here.name, os.getcwd())", "import only_here")
     monkeypatch.syspath_prepend(folder)
-    with ForkServer(write("print(only_here.name)", "import only_here"), "single") as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
-    assert rank.output == "found\n"
+    monkeypatch.chdir(tmp_path)
+    (rank,) = ran(Path(target).name, "single").ranks
+    assert rank.output == f"found {tmp_path}\n"
 
 
-def test_descriptors_of_the_harness_are_closed_in_ranks(write: Write, make_spec: MakeSpec) -> None:
+def test_descriptors_of_the_harness_are_closed_in_ranks(alone):
     """A rank has three streams, the pipe and the two files that it reports through, the release, and the listing."""
-    with ForkServer(write("print(len(os.listdir('/proc/self/fd')))"), "single") as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
-    assert int(rank.output) == 3 + 4 + 1
+    assert int(alone("print(len(os.listdir('/proc/self/fd')))").output) == 3 + 4 + 1
 
 
-def test_ddp_listens_on_loopback_only(write: Write, make_spec: MakeSpec) -> None:
+def test_ddp_listens_on_loopback_only(write, ran):
     target = write("dist.barrier(); print(json.dumps(listeners())); dist.barrier()", LISTENERS)
-    with ForkServer(target, "ddp") as server:
-        outcome = server.run(make_spec("ddp"), LIMIT)
+    outcome = ran(target)
     for rank in outcome.ranks:
         found = json.loads(rank.output)
         assert len({pid for _, pid in found}) == 3  # the rendezvous host and both ranks
         assert {address for address, _ in found} <= LOOPBACK
 
 
-def test_horovod_listens_on_loopback_only(write: Write, make_spec: MakeSpec) -> None:
+def test_horovod_listens_on_loopback_only(write, ran):
     """Its ranks listen until they have met, so rank 0 looks around before it joins rank 1."""
-    with ForkServer(write(before=LISTENERS, template=HOROVOD), "horovod") as server:
-        outcome = server.run(make_spec("horovod"), LIMIT)
+    outcome = ran(write(before=LISTENERS, template=HOROVOD), "horovod")
     assert all(rank.finished for rank in outcome.ranks), outcome
     # Gloo may add a line about a peer that left first.
     found = json.loads(outcome.ranks[0].output.splitlines()[0])

@@ -20,16 +20,18 @@ def train(folder, spec, rank, saves):
                 (folder / f"{step}.pt").write_bytes(b"w" * 3 * LARGEST)
 
 
+def how_it_ended(target, *arguments):
+    process = get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    process.join()
+    return f"killed by {signal_name(-process.exitcode)}" if process.exitcode < 0 else "exited"
+
+
 def ended(folder, rank=0, saves=(2, 4), **changes):
     """How a process ended that trains, in which the case has it save after two windows and after four."""
     folder.mkdir()
     life = {"checkpoint_dir": str(folder), "save_after": [2, 4]}
-    process = get_context("fork").Process(
-        target=train, args=(folder, {"resumed": "killed", "life": life, **changes}, rank, saves)
-    )
-    process.start()
-    process.join()
-    return f"killed by {signal_name(-process.exitcode)}" if process.exitcode < 0 else "exited"
+    return how_it_ended(train, folder, {"resumed": "killed", "life": life, **changes}, rank, saves)
 
 
 def test_it_leaves_the_beginning_of_the_second_checkpoint(tmp_path):
@@ -71,12 +73,8 @@ def train_in_files(folder, spec, files):
 )
 def test_it_is_killed_between_two_files(tmp_path, files, how, left):
     life = {"checkpoint_dir": str(tmp_path), "save_after": [2, 3]}
-    process = get_context("fork").Process(
-        target=train_in_files, args=(tmp_path, {"resumed": "killed-between-files", "life": life}, files)
-    )
-    process.start()
-    process.join()
-    assert (f"killed by {signal_name(-process.exitcode)}" if process.exitcode < 0 else "exited") == how
+    spec = {"resumed": "killed-between-files", "life": life}
+    assert how_it_ended(train_in_files, tmp_path, spec, files) == how
     assert {path.name: path.read_text()[0] for path in tmp_path.iterdir()} == left
     assert all(path.stat().st_size == (1 if path.name == "new" else 3) * LARGEST for path in tmp_path.iterdir())
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent, indent
-from typing import Any
 
 import pytest
 
 import conformance
-from conformance.runner.front.client import ForkServer, Outcome
+from conformance.runner.front.client import ForkServer
 from conformance.trace.events import check_all
 
 LIMIT = 60.0
-MakeSpec = Callable[..., dict[str, Any]]
 
 # Workers are forked from the driver, which has torch: the sessions of frameworks have workers that start from nothing.
 TEMPLATE = """
@@ -99,37 +96,34 @@ class Replica:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., ForkServer]]:
-    """A server of the template's trainer with this in each worker, and that in the driver after it started them."""
+def serve(tmp_path):
+    """A server of the template's trainer with this in each worker, and that in the driver after it started them.
+    ``instead``: of what stands first in the template, something else."""
     with ExitStack() as stack:
 
-        def start(inside: str = "", driver: str = "", template: str = TEMPLATE) -> ForkServer:
+        def start(inside="", driver="", template=TEMPLATE, instead=("", "")):
             path = tmp_path / "trainer_0.py"
             inside, driver = (indent(dedent(code), by) for code, by in ((inside, " " * 8), (driver, " " * 4)))
-            path.write_text(template.format(inside=inside, driver=driver))
+            path.write_text(template.replace(*instead, 1).format(inside=inside, driver=driver))
             return stack.enter_context(ForkServer(str(path), "ddp"))
 
         yield start
 
 
 @pytest.fixture
-def run(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> Callable[..., Outcome]:
-    def run_case(inside: str = "", driver: str = "", time_limit: float = LIMIT) -> Outcome:
-        return serve(inside, driver).run(make_spec("ddp"), time_limit)
+def run(serve, make_spec):
+    def run_case(inside="", driver="", time_limit=LIMIT, **template):
+        return serve(inside, driver, **template).run(make_spec("ddp"), time_limit)
 
     return run_case
 
 
-def test_what_the_driver_forks_does_not_wait_as_the_driver_does(run: Callable[..., Outcome]) -> None:
-    forks = """
-    if not (child := os.fork()):
-        return
-    assert os.waitpid(child, 0)[1] == 0
-    """
+def test_what_the_driver_forks_does_not_wait_as_the_driver_does(run):
+    forks = "if not (child := os.fork()): return\nassert os.waitpid(child, 0)[1] == 0"
     assert [rank.finished for rank in run(driver=forks).ranks] == [True, True]
 
 
-def test_each_worker_is_a_rank(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+def test_each_worker_is_a_rank(serve, make_spec):
     server = serve()
     outcomes = [server.run(make_spec("ddp"), LIMIT) for _ in range(2)]
     for outcome in outcomes:
@@ -147,10 +141,9 @@ def test_each_worker_is_a_rank(serve: Callable[..., ForkServer], make_spec: Make
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_worker_that_is_several_ranks_by_turns(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    ranks = serve(template=BY_TURNS).run(make_spec("ddp"), LIMIT).ranks
+def test_a_worker_that_is_several_ranks_by_turns(run):
     rows = []
-    for number, rank in enumerate(ranks):
+    for number, rank in enumerate(run(template=BY_TURNS).ranks):
         assert rank.finished
         assert {event["rank"] for event in rank.events} == {number}
         kinds = [event["event"] for event in rank.events]
@@ -160,22 +153,10 @@ def test_a_worker_that_is_several_ranks_by_turns(serve: Callable[..., ForkServer
     assert rows[0] != rows[1]
 
 
-def test_a_rank_that_raises_in_its_turn(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    inside = """
-        if self.task.rank == 1:
-            raise ValueError("no such luck")
-    """
-    zero, one = serve(inside, template=BY_TURNS).run(make_spec("ddp"), LIMIT).ranks
-    assert (one.events[-1]["event"], one.events[-1]["message"]) == ("raised", "no such luck")
-    assert (zero.finished, one.finished, zero.after, one.after) == (False, False, 1, None)
-
-
-def test_a_worker_that_raises(run: Callable[..., Outcome]) -> None:
-    outcome = run("""
-        if rank == 1:
-            raise ValueError("no such luck")
-    """)
-    zero, one = outcome.ranks
+@pytest.mark.parametrize(("template", "number"), [(TEMPLATE, "rank"), (BY_TURNS, "self.task.rank")])
+def test_a_worker_that_raises(run, template, number):
+    """Also where one worker is all ranks, in its turn."""
+    zero, one = run(f'if {number} == 1: raise ValueError("no such luck")', template=template).ranks
     raised = one.events[-1]
     assert (raised["event"], raised["type"], raised["message"]) == ("raised", "ValueError", "no such luck")
     assert 'raise ValueError("no such luck")' in raised["traceback"]
@@ -183,17 +164,14 @@ def test_a_worker_that_raises(run: Callable[..., Outcome]) -> None:
     assert "ValueError: no such luck" in one.output
 
 
-def test_a_worker_that_dies(run: Callable[..., Outcome]) -> None:
-    zero, one = run("""
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-    """).ranks
+def test_a_worker_that_dies(run):
+    zero, one = run("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)").ranks
     assert one.exit.startswith("the worker of rank 1 disconnected before it finished")
     assert (zero.after, one.after) == (1, None)
 
 
 @pytest.mark.parametrize("fails", ["os.kill(os.getpid(), signal.SIGKILL)", 'raise ValueError("no such luck")'])
-def test_a_worker_that_fails_comes_before_the_peers_that_raise_then(run: Callable[..., Outcome], fails: str) -> None:
+def test_a_worker_that_fails_comes_before_the_peers_that_raise_then(run, fails):
     """The server, which rank 1 stops for a while, learns of both at once."""
     zero, one = run(f"""
         if rank == 1:
@@ -209,24 +187,17 @@ def test_a_worker_that_fails_comes_before_the_peers_that_raise_then(run: Callabl
     assert (zero.after, one.after) == (1, None)
 
 
-def test_a_worker_that_hangs_is_ended_and_its_stack_reported(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        """
-        if rank == 1:
-            threading.Event().wait()
-    """,
-        time_limit=3.0,
-    )
-    assert outcome.timed_out
+def test_a_worker_that_hangs_is_ended_and_its_stack_reported(run):
+    outcome = run("if rank == 1: threading.Event().wait()", time_limit=3.0)
     one = outcome.ranks[1]
+    assert outcome.timed_out
     assert one.exit.startswith("killed at the time limit of 3 s")
-    assert one.stack is not None
-    assert "in work" in one.stack
+    assert "in work" in str(one.stack)
     [pid] = [event["pid"] for event in one.events if event["event"] == "started"]
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_worker_that_writes_into_its_connection(run: Callable[..., Outcome]) -> None:
+def test_a_worker_that_writes_into_its_connection(run):
     """Its peer waits for it, and nobody for that."""
     outcome = run(r"""
         if rank == 1:
@@ -244,50 +215,46 @@ def test_a_worker_that_writes_into_its_connection(run: Callable[..., Outcome]) -
     assert [rank.after for rank in outcome.ranks] == [1, None]
 
 
-def test_a_driver_that_launches_nothing(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    template = TEMPLATE.replace("worker.start()", "pass")
-    outcome = serve(driver='raise OSError("no cluster")', template=template).run(make_spec("ddp"), LIMIT)
-    for rank in outcome.ranks:
-        assert not rank.finished
-        assert rank.exit == (
-            f"no worker entered the case as rank {rank.rank}; the trainer's function raised OSError: no cluster"
+NOTHING = ("worker.start()", "pass")
+FOLDER = "with tempfile.TemporaryDirectory() as folder:"
+
+
+def test_a_driver_that_launches_nothing(run):
+    for rank in run(driver='raise OSError("no cluster")', instead=NOTHING).ranks:
+        assert (rank.finished, rank.exit) == (
+            False,
+            f"no worker entered the case as rank {rank.rank}; the trainer's function raised OSError: no cluster",
         )
         assert "OSError: no cluster" in rank.output
 
 
-def test_a_driver_that_hangs_before_a_worker_enters(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    template = TEMPLATE.replace("worker.start()", "threading.Event().wait()")
-    outcome = serve(template=template).run(make_spec("ddp"), 2.0)
-    assert outcome.timed_out
-    assert "killed because it had not started after 2 s" in outcome.ranks[0].exit
-
-
-def test_a_session_that_hangs(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    template = TEMPLATE.replace("with tempfile.TemporaryDirectory() as folder:", "if not threading.Event().wait():")
-    outcome = serve(template=template).run(make_spec("ddp"), 2.0)
-    assert outcome.timed_out
-    assert {rank.exit for rank in outcome.ranks} == {"the trainer's session had not begun after 2 s"}
-
-
-def test_a_driver_that_declines_the_case(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    template = TEMPLATE.replace("worker.start()", "pass")
-    server = serve(driver='raise conformance.Unsupported("no workers of two")', template=template)
-    for rank in server.run(make_spec("ddp"), LIMIT).ranks:
+def test_a_driver_that_declines_the_case(run):
+    for rank in run(driver='raise conformance.Unsupported("no workers of two")', instead=NOTHING).ranks:
         [event] = rank.events
         check_all([event], rank.rank)
         told = (event["event"], event["type"], event["message"], event["declined"])
         assert told == ("raised", "Unsupported", "no workers of two", True)
 
 
-def test_a_driver_that_returns_too_early(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        driver="""
-    for worker in workers:
-        worker.kill()
-    return
-    """
-    )
-    for rank in outcome.ranks:
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        (("worker.start()", "threading.Event().wait()"), "killed because it had not started after 2 s"),
+        (
+            ("with tempfile.TemporaryDirectory() as folder:", "if not threading.Event().wait():"),
+            "session had not begun",
+        ),
+    ],
+    ids=["the driver before a worker enters", "the session"],
+)
+def test_what_hangs_before_there_are_ranks(run, instead, said):
+    outcome = run(time_limit=2.0, instead=instead)
+    assert outcome.timed_out
+    assert all(said in rank.exit for rank in outcome.ranks)
+
+
+def test_a_driver_that_returns_too_early(run):
+    for rank in run(driver="for worker in workers:\n    worker.kill()\nreturn").ranks:
         # A worker may have been faster than the kill.
         assert rank.exit in (
             f"no worker entered the case as rank {rank.rank}; the trainer's function returned",
@@ -295,50 +262,33 @@ def test_a_driver_that_returns_too_early(run: Callable[..., Outcome]) -> None:
         )
 
 
-def test_a_run_has_failed_when_the_function_raises_after_its_workers_finished(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        driver="""
-    for worker in workers:
-        worker.join()
-    raise RuntimeError("cannot fetch the result:\\n  the disk is full")
-    """
+def test_a_run_has_failed_when_the_function_raises_after_its_workers_finished(run):
+    raises = (
+        'for worker in workers:\n    worker.join()\nraise RuntimeError("cannot fetch the result:\\n  the disk is full")'
     )
-    for rank in outcome.ranks:
-        assert rank.events[-1]["event"] == "finished"
-        assert not rank.finished
+    for rank in run(driver=raises).ranks:
+        assert (rank.events[-1]["event"], rank.finished) == ("finished", False)
         assert rank.exit == "the trainer's function raised RuntimeError: cannot fetch the result: the disk is full"
 
 
-def test_a_rank_is_entered_once(run: Callable[..., Outcome]) -> None:
+def test_a_rank_is_entered_once(run):
     outcome = run("""
-        try:
-            with conformance.enter(ticket, rank):
-                pass
-        except RuntimeError as error:
-            print(error, flush=True)
-        try:
-            with conformance.enter(ticket, 2):
-                pass
-        except ValueError as error:
-            print(error, flush=True)
+        for number, error in ((rank, RuntimeError), (2, ValueError)):
+            try:
+                with conformance.enter(ticket, number):
+                    pass
+            except error as refused:
+                print(refused, flush=True)
     """)
+    taken = "another worker has entered as this rank, or the case is over"
     for rank in outcome.ranks:
         assert rank.finished
-        assert (
-            f"cannot enter the case as rank {rank.rank}: another worker has entered as this rank, or the case is over"
-            in rank.output
-        )
+        assert f"cannot enter the case as rank {rank.rank}: {taken}" in rank.output
         assert "rank 2 is not in this case; its ranks are 0 to 1" in rank.output
 
 
-def test_the_session_lasts_for_all_cases_and_ends_with_the_server(
-    serve: Callable[..., ForkServer], make_spec: MakeSpec
-) -> None:
-    server = serve(
-        driver="""
-        print("session", job.session["pid"], job.session["folder"], flush=True)
-    """
-    )
+def test_the_session_lasts_for_all_cases_and_ends_with_the_server(serve, make_spec):
+    server = serve(driver='print("session", job.session["pid"], job.session["folder"], flush=True)')
     printed = [server.run(make_spec("ddp"), LIMIT).ranks[0].output.split() for _ in range(2)]
     assert printed[0] == printed[1]
     _, pid, folder = printed[0]
@@ -349,25 +299,20 @@ def test_the_session_lasts_for_all_cases_and_ends_with_the_server(
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_session_that_cannot_begin(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    source = TEMPLATE.replace("with tempfile.TemporaryDirectory() as folder:", "with open('/no/such') as folder:")
-    outcome = serve(template=source).run(make_spec("ddp"), LIMIT)
+def test_a_session_that_cannot_begin(run):
+    outcome = run(instead=(FOLDER, "with open('/no/such') as folder:"))
     [exit] = {rank.exit for rank in outcome.ranks}
     assert exit.startswith("the trainer's session raised FileNotFoundError")
 
 
-def test_a_trainer_that_starts_a_thread_on_import(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
-    source = TEMPLATE.replace(
-        "import conformance\n",
-        "import conformance\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
-        1,
-    )
-    server = serve(template=source)
+def test_a_trainer_that_starts_a_thread_on_import(serve, make_spec):
+    thread = "import conformance\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    server = serve(instead=("import conformance\n", thread))
     assert server.why_slow is not None
     assert all(rank.finished for rank in server.run(make_spec("ddp"), LIMIT).ranks)
 
 
-def test_enter_outside_of_a_case() -> None:
+def test_enter_outside_of_a_case():
     ticket = {"host": "127.0.0.1", "port": 1, "world_size": 1, "token": "", "trainer_file": None}
     with pytest.raises(RuntimeError, match="cannot enter the case as rank 0"), conformance.enter(ticket, 0):
         pass

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from conformance.runner.front.lives import run_case
+from conformance.runner.front.client import run_case
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError
 
 SPEC = {"case": "some", "resumed_at": 3, "resumed": "once"}
+TWICE = {**SPEC, "resumed": "twice"}
 
 
-def outcome(*, finished=True, exit="exited 0", output=""):
-    started = {"event": "started", "rank": 0, "seq": 0, "pid": 1}
-    rank = RankOutcome(0, [started], finished, exit, output, None)
+def outcome(*, finished=True, exit="exited 0", output="", windows=()):
+    """Of a rank that has started, and stepped in these windows."""
+    events = [{"event": "started", "rank": 0, "seq": 0, "pid": 1, "window": None}]
+    events += [{**events[0], "event": "step", "seq": seq, "window": at} for seq, at in enumerate(windows, start=1)]
+    rank = RankOutcome(0, events, finished, exit, output, None)
     return Outcome((rank,), 0.5, timed_out=not finished)
 
 
@@ -67,20 +69,18 @@ def test_a_stop_inside_a_window():
     assert [(life["stop_after"], life["stop_inside"]) for life in run.lives] == [(3, 1), (None, 0)]
 
 
-def test_nothing_is_resumed_that_failed_before_the_stop():
-    failed = outcome(finished=False, exit="killed by SIGKILL")
-    run = Runs(failed)
-    assert run_case(run, SPEC, 7.0) is failed
+FAILED = {"finished": False, "exit": "killed by SIGKILL"}
+
+
+def test_a_life_that_fails_is_the_last():
+    failed = outcome(**FAILED)
+    assert run_case(run := Runs(failed), SPEC, 7.0) is failed
     assert len(run.lives) == 1
-
-
-def test_a_life_that_fails_later_has_failed():
-    both = run_case(Runs(outcome(), outcome(finished=False, exit="killed by SIGKILL")), SPEC, 7.0)
+    both = run_case(Runs(outcome(), failed), SPEC, 7.0)
     assert both.timed_out
     assert (both.ranks[0].finished, both.ranks[0].exit) == (False, "killed by SIGKILL")
-
-
-TWICE = {**SPEC, "resumed": "twice"}
+    assert not run_case(run := Runs(outcome(), failed), TWICE, 7.0).ranks[0].finished
+    assert len(run.lives) == 2
 
 
 def test_a_case_is_resumed_twice_from_one_checkpoint():
@@ -105,18 +105,9 @@ def test_what_the_first_run_that_is_resumed_does_to_the_checkpoint():
     assert run_case(alter, TWICE, 7.0).altered == ("other.pt",)
 
 
-def test_a_first_run_that_fails_once_resumed_is_the_last():
-    run = Runs(outcome(), outcome(finished=False))
-    assert not run_case(run, TWICE, 7.0).ranks[0].finished
-    assert len(run.lives) == 2
-
-
 @pytest.mark.parametrize("exit", ["killed by SIGXFSZ", "killed by SIGKILL", "exited 0"])
 def test_a_case_is_resumed_if_it_was_killed_as_it_should_be(exit):
-    killed = outcome(finished=exit == "exited 0", exit=exit)
-    [rank] = killed.ranks
-    later = [{**rank.events[0], "event": "step", "seq": seq, "window": window} for seq, window in ((1, 2), (2, 3))]
-    killed = replace(killed, ranks=(replace(rank, events=[{**rank.events[0], "window": None}, *later]),))
+    killed = outcome(finished=exit == "exited 0", exit=exit, windows=(2, 3))
     run = Runs(killed, outcome())
     found = run_case(run, {**SPEC, "resumed": "killed"}, 7.0)
     assert (run.lives[0]["stop_after"], run.lives[0]["save_after"]) == (None, [3, 6])
@@ -127,23 +118,13 @@ def test_a_case_is_resumed_if_it_was_killed_as_it_should_be(exit):
         assert found is killed
 
 
-@pytest.mark.parametrize(("goes_on_at", "kept"), [(3, [2]), (4, [2, 3]), (5, [2]), (None, [2])])
+@pytest.mark.parametrize(("goes_on_at", "kept"), [([3], [2]), ([4], [2, 3]), ([5], [2]), ([], [2])])
 def test_after_a_kill_between_files_it_may_go_on_from_either_checkpoint(goes_on_at, kept):
-    def trained(windows, **how):
-        found = outcome(**how)
-        [rank] = found.ranks
-        steps = [
-            {**rank.events[0], "event": "step", "seq": seq, "window": window}
-            for seq, window in enumerate(windows, start=1)
-        ]
-        return replace(found, ranks=(replace(rank, events=[{**rank.events[0], "window": None}, *steps]),))
-
-    second = trained([] if goes_on_at is None else [goes_on_at])
-    run = Runs(trained([2, 3], finished=False, exit="killed by SIGXFSZ"), second)
+    killed = outcome(finished=False, exit="killed by SIGXFSZ", windows=(2, 3))
+    run = Runs(killed, outcome(windows=goes_on_at))
     found = run_case(run, {**SPEC, "resumed": "killed-between-files"}, 7.0)
     assert (run.lives[0]["stop_after"], run.lives[0]["save_after"]) == (None, [3, 4])
-    windows = [event["window"] for event in found.ranks[0].events]
-    assert windows == [None, *kept, None, *([] if goes_on_at is None else [goes_on_at])]
+    assert [event["window"] for event in found.ranks[0].events] == [None, *kept, None, *goes_on_at]
 
 
 def test_no_folder_for_checkpoints(monkeypatch, tmp_path):

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from torch.utils.file_baton import FileBaton
 
-from conformance.runner.case.member import RankMember
+from conformance.runner.case.launched import Worker
 from conformance.runner.case.rank_process import RankProcess
-from conformance.runner.case.worker import Worker
-from conformance.runner.rank import builds
-from conformance.runner.rank.rank import Pipes
+from conformance.runner.rank.preparing import report_locks
 from conformance.runner.rank.reporting import Sender
 from conformance.runner.system.descriptors import Descriptors
 from conformance.runner.system.protocol import Channel
@@ -33,17 +29,17 @@ RAISED = {
 
 
 @pytest.fixture(params=["process", "worker"])
-def rank(request: pytest.FixtureRequest) -> Iterator[RankMember]:
+def rank(request):
     """A rank that has started and raised, of which nothing has been read."""
     yield from forked() if request.param == "process" else entered()
 
 
-def forked() -> Iterator[RankProcess]:
+def forked():
     descriptors = Descriptors()
     hold, release = descriptors.pipe()
     has_raised, raised = descriptors.pipe()
 
-    def become(pipes: Pipes) -> int:
+    def become(pipes):
         descriptors.close(release)
         send = Sender(pipes.evidence, pipes.notices)
         send(STARTED)
@@ -59,7 +55,7 @@ def forked() -> Iterator[RankProcess]:
     descriptors.close_all_but(())
 
 
-def entered() -> Iterator[Worker]:
+def entered():
     server, worker = map(Channel, socket.socketpair())
     rank = Worker(0)
     assert rank.enter(server, {})
@@ -70,14 +66,14 @@ def entered() -> Iterator[Worker]:
     worker.close()
 
 
-def end(rank: RankMember) -> None:
+def end(rank):
     if isinstance(rank, RankProcess):
         rank.child.end(None)
     while rank.read():
         continue
 
 
-def test_an_exception_that_comes_after_a_rank_was_stopped_is_not_its_failure(rank: RankMember) -> None:
+def test_an_exception_that_comes_after_a_rank_was_stopped_is_not_its_failure(rank):
     """It raises because its peers were stopped a moment before."""
     rank.kill(LIMIT)
     end(rank)
@@ -86,7 +82,7 @@ def test_an_exception_that_comes_after_a_rank_was_stopped_is_not_its_failure(ran
     assert (rank.failure, outcome.exit) == (None, f"killed {LIMIT}")
 
 
-def test_an_exception_that_comes_before_is(rank: RankMember) -> None:
+def test_an_exception_that_comes_before_is(rank):
     rank.read()
     rank.kill("after rank 0 failed")
     end(rank)
@@ -96,15 +92,15 @@ def test_an_exception_that_comes_before_is(rank: RankMember) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_rank_builds_as_long_as_it_has_the_lock_or_waits_for_it(tmp_path: Path, waits: bool) -> None:
+def test_a_rank_builds_as_long_as_it_has_the_lock_or_waits_for_it(tmp_path, waits):
     """So long the time limit of its case does not count, see `test_supervision`."""
     baton = FileBaton(str(tmp_path / "lock"))
     descriptors = Descriptors()
     hold, release = descriptors.pipe()
 
-    def become(pipes: Pipes) -> int:
+    def become(pipes):
         descriptors.close(release)
-        builds.report_locks(Sender(pipes.evidence, pipes.notices).notify)
+        report_locks(Sender(pipes.evidence, pipes.notices).notify)
         if waits:
             baton.wait()
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from conformance.runner.system import linux
+from conformance.runner.system.child import gather_memory
 
-WARM = "from conformance.runner.rank.preload import preload, warm_up; preload(); warm_up()"
+WARM = "from conformance.runner.rank.preparing import preload, warm_up; preload(); warm_up()"
 STATE = """
 import torch
 
@@ -21,23 +21,23 @@ print(state() == before)
 """
 
 
-def _printed(program: str) -> str:
+def _printed(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 
-def test_warming_up_leaves_torch_as_it_was() -> None:
+def test_warming_up_leaves_torch_as_it_was():
     assert _printed(STATE.format(between=WARM)) == "True\n"
     assert _printed(STATE.format(between="torch.rand(1)")) == "False\n"
 
 
-def test_after_warming_up_a_forked_child_can_train() -> None:
+def test_after_warming_up_a_forked_child_can_train():
     """Autograd refuses to where the parent ran a backward."""
     train = "(torch.ones(1, requires_grad=True) * 2).sum().backward(); os._exit(7)"
     program = f"import os, torch; {WARM}; pid = os.fork()\nif not pid: {train}\nprint(os.waitpid(pid, 0)[1] >> 8)"
     assert _printed(program) == "7\n"
 
 
-def test_warming_up_never_asks_for_gpus() -> None:
+def test_warming_up_never_asks_for_gpus():
     """An autocast of torch 2.6 does, even on the CPU, and where there is no NVML that starts CUDA."""
     program = """
 import torch
@@ -56,7 +56,7 @@ torch.autocast.__init__ = asking(torch.autocast.__init__)
     assert _printed(program.format(between="torch.autocast('cpu')")) == "asked\n"
 
 
-def test_after_warming_up_a_recorder_changes_no_class() -> None:
+def test_after_warming_up_a_recorder_changes_no_class():
     """That would be done anew in each rank."""
     program = """
 import torch
@@ -73,11 +73,11 @@ with Recorder(print) as recorder:
     print(state() == before)
 """
     assert _printed(program.format(between=WARM)).splitlines()[-1] == "True"
-    assert _printed(program.format(between="from conformance.runner.rank import preload")).splitlines()[-1] == "False"
+    assert _printed(program.format(between="from conformance.runner.rank import preparing")).splitlines()[-1] == "False"
 
 
-def test_memory_keeps_what_is_in_it_when_it_is_gathered() -> None:
+def test_memory_keeps_what_is_in_it_when_it_is_gathered():
     pattern = bytes(range(256)) * (1 << 15)
     held = bytearray(pattern)
-    linux.gather_memory()
+    gather_memory()
     assert held == pattern

@@ -7,8 +7,6 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +22,7 @@ VALUES = st.recursive(
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
+def ends():
     left, right = map(Channel, socket.socketpair())
     yield left, right
     left.close()
@@ -32,7 +30,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 @given(st.dictionaries(st.text(), VALUES))
-def test_plain_values_arrive_as_they_were(message: dict[str, object]) -> None:
+def test_plain_values_arrive_as_they_were(message):
     line = encode(message)
     assert line.count(b"\n") == 1
     assert decode(line) == message
@@ -41,21 +39,19 @@ def test_plain_values_arrive_as_they_were(message: dict[str, object]) -> None:
 @given(
     st.lists(st.dictionaries(st.text(), VALUES)), st.dictionaries(st.text().filter("many".__ne__), VALUES, min_size=1)
 )
-def test_messages_within_a_message_stay_as_they_came(
-    messages: list[dict[str, object]], others: dict[str, object]
-) -> None:
+def test_messages_within_a_message_stay_as_they_came(messages, others):
     lines = Lines([to_json(message) for message in messages])
     assert list(lines) == messages
     assert list(lines[1:]) == messages[1:]
     assert json.loads(lines.beside(others, "many")) == {"many": messages, **others}
 
 
-def test_floats_that_are_not_finite_are_text() -> None:
+def test_floats_that_are_not_finite_are_text():
     message = {"weights": [1.0, float("nan"), [float("inf")]], "scale": float("-inf")}
     assert json.loads(encode(message)) == {"weights": [1.0, "nan", ["inf"]], "scale": "-inf"}
 
 
-def test_messages_that_arrive_together_are_separated(ends: tuple[Channel, Channel]) -> None:
+def test_messages_that_arrive_together_are_separated(ends):
     left, right = ends
     left.send({"n": 1})
     left.send({"n": 2})
@@ -63,7 +59,7 @@ def test_messages_that_arrive_together_are_separated(ends: tuple[Channel, Channe
     assert right.receive() == {"n": 2}
 
 
-def test_a_message_larger_than_the_socket_holds(ends: tuple[Channel, Channel]) -> None:
+def test_a_message_larger_than_the_socket_holds(ends):
     left, right = ends
     message = {"text": "x" * 3_000_000}
     sender = threading.Thread(target=left.send, args=[message])
@@ -72,7 +68,7 @@ def test_a_message_larger_than_the_socket_holds(ends: tuple[Channel, Channel]) -
     sender.join()
 
 
-def test_descriptors_travel_with_a_message(ends: tuple[Channel, Channel]) -> None:
+def test_descriptors_travel_with_a_message(ends):
     left, right = ends
     read, write = os.pipe()
     left.send({"here": "it is"}, [write])
@@ -86,20 +82,20 @@ def test_descriptors_travel_with_a_message(ends: tuple[Channel, Channel]) -> Non
     os.close(read)
 
 
-def test_the_other_end_has_disconnected(ends: tuple[Channel, Channel]) -> None:
+def test_the_other_end_has_disconnected(ends):
     left, right = ends
     left.close()
     assert right.receive() is None
 
 
-def test_nothing_comes(ends: tuple[Channel, Channel]) -> None:
+def test_nothing_comes(ends):
     with pytest.raises(TimeoutError):
         ends[0].receive(timeout=0.01)
 
 
-def test_a_connection_lost_by_keepalive_has_disconnected() -> None:
+def test_a_connection_lost_by_keepalive_has_disconnected():
     class Lost(socket.socket):
-        def recvmsg(self, *_: Any) -> Any:
+        def recvmsg(self, *_):
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
     left, right = socket.socketpair()
@@ -108,9 +104,7 @@ def test_a_connection_lost_by_keepalive_has_disconnected() -> None:
         assert Channel(lost).receive(timeout=60.0) is None
 
 
-def test_asking_whether_the_other_end_has_disconnected_leaves_the_socket_as_it_was(
-    ends: tuple[Channel, Channel],
-) -> None:
+def test_asking_whether_the_other_end_has_disconnected_leaves_the_socket_as_it_was(ends):
     """Another thread, or a forked process, may be sending over the same socket."""
     left, right = ends
     assert not left.hung_up

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from conformance.runner.front.client import ForkServer
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
 
 REPLACED = """
 import builtins
@@ -29,7 +24,7 @@ REPLACEMENTS = {
 }
 
 
-def recorded(server: ForkServer, spec: dict[str, Any]) -> list[tuple[str, Any]]:
+def recorded(server, spec):
     """What the recorder read."""
     (rank,) = server.run(spec, LIMIT).ranks
     assert (rank.finished, rank.exit) == (True, "exited 0"), (rank.exit, rank.output)
@@ -37,7 +32,7 @@ def recorded(server: ForkServer, spec: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("how", REPLACEMENTS)
-def test_what_an_import_replaces(write: Write, make_spec: MakeSpec, how: str) -> None:
+def test_what_an_import_replaces(write, make_spec, how):
     spec = make_spec("single", 1)
     # What these are to the trainer's own code does not matter: this one uses none of them.
     with (
@@ -47,7 +42,7 @@ def test_what_an_import_replaces(write: Write, make_spec: MakeSpec, how: str) ->
         assert recorded(server, spec) == recorded(plain, spec)
 
 
-def test_the_trainer_s_own_calls_are_of_its_replacement(write: Write, make_spec: MakeSpec) -> None:
+def test_the_trainer_s_own_calls_are_of_its_replacement(write, ran):
     """Also those in a call that the recorder surrounds."""
     before = """
     tolist, read = torch.Tensor.tolist, []
@@ -64,21 +59,19 @@ def test_the_trainer_s_own_calls_are_of_its_replacement(write: Write, make_spec:
         own.step()
     print(len(read))
     """
-    with ForkServer(write(inside, before), "single") as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    (rank,) = ran(write(inside, before), "single").ranks
     assert rank.output == "2\n"
 
 
-def test_what_is_replaced_in_the_midst_is_named(write: Write, make_spec: MakeSpec) -> None:
+def test_what_is_replaced_in_the_midst_is_named(write, ran):
     """Nobody looks for that while it trains."""
-    with ForkServer(write("torch.Tensor.tolist = broken", REPLACED), "single") as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    (rank,) = ran(write("torch.Tensor.tolist = broken", REPLACED), "single").ranks
     [failed, *_] = [event for event in rank.events if event["event"] == "observer_failed"]
     assert failed["replaced"] == ["torch.Tensor.tolist"]
 
 
 @pytest.mark.parametrize("name", ["len", "isinstance", "getattr", "id", "type", "next", "str", "issubclass"])
-def test_what_is_built_in_and_replaced_in_the_midst_is_named(write: Write, make_spec: MakeSpec, name: str) -> None:
+def test_what_is_built_in_and_replaced_in_the_midst_is_named(write, make_spec, name):
     """Neither what reports that a rank raised nor what switches an observer off calls it."""
     with ForkServer(
         write(f"builtins.{name} = broken\nlen([]), next(iter([1])), issubclass(int, int)", REPLACED), "single"

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conformance.runner.front.client import ForkServer, RunnerError, TrainerError
-from conformance.runner.front.zygote_client import Shared, ZygoteClient
-from conformance.runner.front.zygote_process import ZygoteProcess
+from conformance.runner.front.zygote_client import Shared, ZygoteClient, ZygoteProcess, shared
 from conformance.runner.outcome import ZygoteLost
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
-Descendants = Callable[[int], dict[int, Path]]
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[ZygoteProcess]:
+def process():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OF_THE_FRONT", "before")
         process = ZygoteProcess()
@@ -35,12 +30,12 @@ def process() -> Iterator[ZygoteProcess]:
 
 
 @pytest.fixture(autouse=True)
-def of_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_the_front(monkeypatch):
     monkeypatch.setenv("OF_THE_FRONT", "before")
 
 
 @pytest.fixture
-def joined(process: ZygoteProcess) -> Iterator[Shared]:
+def joined(process):
     """What a worker has that knows the address of the process."""
     joined = Shared()
     joined.join(process.address)
@@ -49,15 +44,34 @@ def joined(process: ZygoteProcess) -> Iterator[Shared]:
 
 
 @pytest.fixture
-def ancestor(process: ZygoteProcess) -> int:
-    """Its process id."""
-    return process._process.pid
+def rank(joined, write, make_spec):
+    """The only rank of a case that runs on it, with this inside and that at import."""
+
+    def run(inside="", before=""):
+        with ForkServer(write(inside, before), "single", starter=joined.get) as server:
+            return server.run(make_spec("single", 1), LIMIT).ranks[0]
+
+    return run
 
 
-def test_workers_connect_to_it(process: ZygoteProcess, ancestor: int, descendants: Descendants) -> None:
+@pytest.fixture
+def refused(joined, write, rank):
+    """An import that ends for this reason costs its trainer only."""
+
+    def expect(before, why):
+        zygote = joined.get()
+        with pytest.raises(TrainerError, match=why), ForkServer(write("", before), "single", starter=joined.get):
+            pass
+        assert rank().finished
+        assert joined.get() is zygote
+
+    return expect
+
+
+def test_workers_connect_to_it(process, descendants):
     """Without a process for each of them."""
     first, second = (ZygoteClient(process.address) for _ in range(2))
-    assert not descendants(ancestor)
+    assert not descendants(process._process.pid)
     assert first.versions == second.versions
     assert first.running and second.running
     first.close()
@@ -65,24 +79,13 @@ def test_workers_connect_to_it(process: ZygoteProcess, ancestor: int, descendant
     second.close()
 
 
-def test_it_runs_cases(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
-    with ForkServer(write(), "ddp", starter=joined.get) as server:
-        outcome = server.run(make_spec("ddp", 2), LIMIT)
-    assert [rank.finished for rank in outcome.ranks] == [True, True]
-
-
-def test_its_servers_have_the_environments_of_their_workers(
-    joined: Shared, write: Write, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_servers_have_the_environments_of_their_workers(rank, monkeypatch):
     monkeypatch.setenv("OF_THE_WORKER", "later")
     monkeypatch.delenv("OF_THE_FRONT")
-    target = write("print(os.environ.get('OF_THE_WORKER'), os.environ.get('OF_THE_FRONT'))")
-    with ForkServer(target, "single", starter=joined.get) as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
-    assert rank.output == "later None\n"
+    assert rank("print(os.environ.get('OF_THE_WORKER'), os.environ.get('OF_THE_FRONT'))").output == "later None\n"
 
 
-def test_the_error_when_it_has_ended(write: Write) -> None:
+def test_the_error_when_it_has_ended(write):
     """A worker that has joined it has not started it, and does not know how it ended."""
     joined = Shared()
     joined.join((process := ZygoteProcess()).address)
@@ -98,25 +101,18 @@ def test_the_error_when_it_has_ended(write: Write) -> None:
 KILL = "os.kill(int(open(f'/proc/{SERVER}/stat').read().rpartition(')')[2].split()[1]), signal.SIGKILL)"
 
 
-def test_an_importer_that_is_killed_during_a_case_loses_none(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
-    killer = write(KILL.replace("SERVER", "os.getppid()"))
-    with ForkServer(killer, "single", starter=joined.get) as server:
-        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
-    with ForkServer(write(), "single", starter=joined.get) as server:
-        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+def test_an_importer_that_is_killed_during_a_case_loses_none(rank):
+    assert rank(KILL.replace("SERVER", "os.getppid()")).finished
+    assert rank().finished
 
 
-def test_an_importer_that_is_killed_when_a_server_has_died(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
-    killer = write(f"{KILL.replace('SERVER', 'os.getppid()')}; os.kill(os.getppid(), signal.SIGKILL)")
-    with ForkServer(killer, "single", starter=joined.get) as server:
-        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
-    assert not rank.finished
-    assert rank.exit == "the trainer's server died (the process that had imported the trainer has ended)"
+def test_an_importer_that_is_killed_when_a_server_has_died(rank):
+    killed = rank(f"{KILL.replace('SERVER', 'os.getppid()')}; os.kill(os.getppid(), signal.SIGKILL)")
+    assert not killed.finished
+    assert killed.exit == "the trainer's server died (the process that had imported the trainer has ended)"
 
 
-def test_what_imports_torch_is_replaced_when_it_is_killed_during_an_import(
-    write: Write, make_spec: MakeSpec, tmp_path: Path
-) -> None:
+def test_what_imports_torch_is_replaced_when_it_is_killed_during_an_import(write, make_spec, tmp_path):
     joined = Shared()
     joined.join((process := ZygoteProcess()).address)
     flag = tmp_path / "armed"
@@ -130,9 +126,7 @@ def test_what_imports_torch_is_replaced_when_it_is_killed_during_an_import(
     process.close()
 
 
-def test_workers_share_the_import_of_a_trainer(
-    process: ZygoteProcess, write: Write, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_workers_share_the_import_of_a_trainer(process, write, make_spec, monkeypatch, tmp_path):
     """What pytest says of a worker is in its ranks all the same; where anything else differs, each has an import."""
     imports = tmp_path / "imports"
     target = write(
@@ -140,14 +134,14 @@ def test_workers_share_the_import_of_a_trainer(
         f"open({str(imports)!r}, 'a').write(os.environ.get('PYTEST_XDIST_WORKER', 'x'))",
     )
 
-    def serving(worker: str) -> tuple[Shared, ForkServer]:
+    def serving(worker):
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
-        (shared := Shared()).join(process.address)
-        server = ForkServer(target, "single", starter=shared.get)
+        (own := Shared()).join(process.address)
+        server = ForkServer(target, "single", starter=own.get)
         server.__enter__()
-        return shared, server
+        return own, server
 
-    def printed(server: ForkServer) -> str:
+    def printed(server):
         return server.run(make_spec("single", 1), LIMIT).ranks[0].output
 
     workers = [serving("gw0"), serving("gw1")]
@@ -157,12 +151,12 @@ def test_workers_share_the_import_of_a_trainer(
     workers.append(serving("gw2"))
     assert imports.read_text() == "xx"
     assert [printed(server) for _, server in workers][1:] == ["gw1 before\n", "gw2 another\n"]
-    for shared, server in workers:
+    for own, server in workers:
         server.__exit__()
-        shared.close()
+        own.close()
 
 
-def test_what_an_import_has_changed_is_imported_again(joined: Shared, write: Write) -> None:
+def test_what_an_import_has_changed_is_imported_again(joined, write):
     """An importer ends with the last client of it, before that client can ask again."""
     target = Path(write())
     for number in range(5):
@@ -192,89 +186,67 @@ for number in range(3, 100):
         WRITES.format(line=b"{"),
     ],
 )
-def test_an_import_that_writes_to_descriptors_of_ours(joined: Shared, write: Write, trouble: str) -> None:
-    """Costs this trainer only, and says why."""
-    before = joined.get()
-    target = write("", f"from contextlib import suppress\n{trouble}")
+def test_an_import_that_writes_to_descriptors_of_ours(refused, trouble):
     why = "importing it closed, or wrote to, file descriptors that it had not opened$"
-    with pytest.raises(TrainerError, match=why), ForkServer(target, "single", starter=joined.get):
-        pass
-    with ForkServer(write(), "single", starter=joined.get):
-        pass
-    assert joined.get() is before
+    refused(f"from contextlib import suppress\n{trouble}", why)
 
 
-def test_an_import_that_writes_what_an_importer_says(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+def test_an_import_that_writes_what_an_importer_says(rank):
     """At a time when none says that."""
     line = b'{"idle": 0}\n{"imported": 7}\n{}\n'
-    target = write("", f"from contextlib import suppress\n{WRITES.format(line=line)}")
-    with ForkServer(target, "single", starter=joined.get) as server:
-        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+    assert rank("", f"from contextlib import suppress\n{WRITES.format(line=line)}").finished
 
 
-def test_an_import_that_forks(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+def test_an_import_that_forks(rank):
     """What it has forked serves nobody."""
-    with ForkServer(write("", "os.fork()"), "single", starter=joined.get) as server:
-        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+    assert rank("", "os.fork()").finished
 
 
-def test_an_importer_that_is_killed_once(joined: Shared, write: Write, tmp_path: Path) -> None:
+def test_an_importer_that_is_killed_once(joined, rank, tmp_path):
     """The system may have done it; other clients wait for it too."""
     (flag := tmp_path / "armed").touch()
-    kill = f"if os.path.exists({str(flag)!r}): os.remove({str(flag)!r}); os.kill(os.getpid(), signal.SIGKILL)"
     before = joined.get()
-    with ForkServer(write("", kill), "single", starter=joined.get):
-        assert not flag.exists()
+    assert rank(
+        "", f"if os.path.exists({str(flag)!r}): os.remove({str(flag)!r}); os.kill(os.getpid(), signal.SIGKILL)"
+    ).finished
+    assert not flag.exists()
     assert joined.get() is before
 
 
-def test_an_importer_that_is_killed_is_noticed_although_its_child_lives(
-    joined: Shared, write: Write, make_spec: MakeSpec
-) -> None:
+def test_an_importer_that_is_killed_is_noticed_although_its_child_lives(refused):
     """The child has inherited its descriptors."""
     fork = "if not os.fork(): os.setsid(); signal.pause()"
-    target = write("", f"{fork}\nos.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(TrainerError, match="killed by SIGKILL"), ForkServer(target, "single", starter=joined.get):
-        pass
+    refused(f"{fork}\nos.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL")
 
 
-def test_an_import_after_which_its_process_fails(joined: Shared, write: Write) -> None:
-    """Costs this trainer only, and names it."""
-    before = joined.get()
-    target = write("", "import json; json.JSONDecoder.decode = None")
+def test_an_import_after_which_its_process_fails(refused):
     why = "the process that had imported it ended, twice: memory may be short, or the import limits that process or "
-    with pytest.raises(TrainerError, match=why), ForkServer(target, "single", starter=joined.get):
-        pass
-    with ForkServer(write(), "single", starter=joined.get):
-        pass
-    assert joined.get() is before
+    refused("import json; json.JSONDecoder.decode = None", why)
 
 
-def test_without_it_a_worker_starts_its_own(descendants: Descendants) -> None:
+def test_without_it_a_worker_starts_its_own(descendants):
     ended = ZygoteProcess()
     ended.close()
-    shared = Shared()
-    shared.join(ended.address)
+    own = Shared()
+    own.join(ended.address)
     before = set(descendants(os.getpid()))
-    assert shared.get().running
+    assert own.get().running
     assert len(set(descendants(os.getpid())) - before) == 1
-    shared.close()
+    own.close()
 
 
-def test_why_torch_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_torch_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("raise ImportError('built for another machine')")
     monkeypatch.syspath_prepend(tmp_path)
     process = ZygoteProcess()
-    shared = Shared()
-    shared.join(process.address)
+    own = Shared()
+    own.join(process.address)
     with pytest.raises(RunnerError, match=r"^the process that imports torch .* built for another machine$"):
-        shared.get()
+        own.get()
     process.close()
 
 
-def test_a_folder_for_temporary_files_whose_name_is_too_long_for_a_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_for_temporary_files_whose_name_is_too_long_for_a_socket(tmp_path, monkeypatch):
     (folder := tmp_path / ("long-" * 30)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     process = ZygoteProcess()
@@ -285,7 +257,7 @@ def test_a_folder_for_temporary_files_whose_name_is_too_long_for_a_socket(
     assert not list(folder.iterdir())
 
 
-def test_a_process_whose_front_was_killed_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_process_whose_front_was_killed_leaves_no_folder(tmp_path):
     script = (
         "from conformance.runner.front.client import shared; shared.get(); print(shared.get()._process._process.pid)"
     )
@@ -302,3 +274,14 @@ def test_a_process_whose_front_was_killed_leaves_no_folder(tmp_path: Path) -> No
     select.select([process], [], [])
     os.close(process)
     assert not list(tmp_path.glob("conformance-*"))
+
+
+def test_one_of_a_worker_s_own_that_died_is_replaced(write, ran):
+    before = shared.get()
+    assert shared.get() is before
+    process = os.pidfd_open(pid := before._process._process.pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([process], [], [])
+    os.close(process)
+    assert ran(write(), "single").ranks[0].finished
+    assert shared.get() is not before

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from conformance.runner.front.client import ForkServer, TrainerError
 
 LIMIT = 60.0
-Write = Callable[..., str]
-MakeSpec = Callable[..., dict[str, Any]]
 
 THREAD = """
 class Weather(threading.Thread):
@@ -31,7 +26,7 @@ if "RANK" not in os.environ:
 """
 
 
-def test_a_thread_started_on_import(write: Write, make_spec: MakeSpec) -> None:
+def test_a_thread_started_on_import(write, make_spec):
     target = write("print(weather.is_alive(), sys.argv)", THREAD)
     with ForkServer(target, "ddp") as server:
         assert server.why_slow == (
@@ -48,7 +43,7 @@ def test_a_thread_started_on_import(write: Write, make_spec: MakeSpec) -> None:
 
 
 @pytest.mark.parametrize("before", ["", THREAD], ids=["fork", "spawn"])
-def test_ranks_collect_garbage(write: Write, make_spec: MakeSpec, before: str) -> None:
+def test_ranks_collect_garbage(write, make_spec, before):
     """Their ancestors do without while they import."""
     target = write("import gc; print(gc.isenabled())", before)
     with ForkServer(target, "single") as server:
@@ -65,7 +60,7 @@ def __getattr__(name):
 
 
 @pytest.mark.parametrize("before", ["", THREAD], ids=["fork", "spawn"])
-def test_a_server_that_is_never_ready_is_killed(write: Write, before: str) -> None:
+def test_a_server_that_is_never_ready_is_killed(write, before):
     """Looking up the trainer's function waits for ever, after an import that did not."""
     target = f"{write('', before + NEVER)}:never"
     why = r"py:never: not ready after 5 s; the trainer's server died \(killed by SIGKILL\)$"
@@ -73,7 +68,7 @@ def test_a_server_that_is_never_ready_is_killed(write: Write, before: str) -> No
         pass
 
 
-def test_threads_that_ended_on_import_do_no_harm(write: Write) -> None:
+def test_threads_that_ended_on_import_do_no_harm(write):
     pool = """
     from concurrent.futures import ThreadPoolExecutor
     with ThreadPoolExecutor(8) as pool:
@@ -83,42 +78,39 @@ def test_threads_that_ended_on_import_do_no_harm(write: Write) -> None:
         assert server.why_slow is None
 
 
-def test_a_process_group_set_up_on_import(write: Write) -> None:
+def test_a_process_group_set_up_on_import(write):
     with ForkServer(write("", GROUP), "ddp") as server:
         assert server.why_slow is not None
 
 
-def test_failures_of_spawned_ranks(write: Write, make_spec: MakeSpec) -> None:
+def test_failures_of_spawned_ranks(write, ran):
     inside = """
     if task.rank == 1:
         wait_for_godot()
     """
     godot = "def wait_for_godot(): threading.Event().wait()"
-    with ForkServer(write(inside, f"{THREAD}\n{godot}"), "ddp") as server:
-        outcome = server.run(make_spec("ddp"), 3.0)
+    outcome = ran(write(inside, f"{THREAD}\n{godot}"), limit=3.0)
     assert outcome.timed_out
     assert "in wait_for_godot" in str(outcome.ranks[1].stack)
 
 
-def test_an_import_that_fails_only_in_the_rank(write: Write, make_spec: MakeSpec) -> None:
+def test_an_import_that_fails_only_in_the_rank(write, ran):
     target = write("", f"{THREAD}\nif 'RANK' in os.environ: raise OSError('port is taken')")
-    with ForkServer(target, "ddp") as server:
-        outcome = server.run(make_spec("ddp"), LIMIT)
+    outcome = ran(target)
     for rank in outcome.ranks:
         assert not rank.finished
         assert "port is taken" in rank.events[-1]["message"]
 
 
-def test_an_import_that_hangs_only_in_the_rank(write: Write, make_spec: MakeSpec) -> None:
+def test_an_import_that_hangs_only_in_the_rank(write, ran):
     target = write("", f"{THREAD}\nif 'RANK' in os.environ: threading.Event().wait()")
-    with ForkServer(target, "ddp") as server:
-        outcome = server.run(make_spec("ddp"), 2.0)
+    outcome = ran(target, limit=2.0)
     assert outcome.timed_out
     assert {rank.exit for rank in outcome.ranks} == {"killed at the time limit of 2 s"}
 
 
 @pytest.mark.parametrize("world_size", [1])
-def test_horovod_in_spawned_ranks(write: Write, make_spec: MakeSpec, horovod: Write, world_size: int) -> None:
+def test_horovod_in_spawned_ranks(write, make_spec, horovod, world_size):
     with open(target := horovod("print(hvd.size())"), "a") as file:
         file.write(f"\nimport threading\n{THREAD}")
     with ForkServer(target, "horovod") as server:

@@ -9,7 +9,6 @@ import pytest
 from conformance.runner.case.supervision import (
     DRIVER,
     START_LIMIT,
-    Action,
     AllFinished,
     AllStarted,
     Building,
@@ -33,7 +32,7 @@ class Rank:
     is_building: bool = False
     failure: Failure | None = None
 
-    def dies(self, rank: int, at: float, *, raised: bool = False) -> None:
+    def dies(self, rank, at, *, raised=False):
         self.has_exited = True
         self.failure = Failure(raised, at, rank)
 
@@ -41,24 +40,24 @@ class Rank:
 class Case:
     """Two ranks, started at 0 by the clock."""
 
-    def __init__(self, *, may_leave: bool = True) -> None:
+    def __init__(self, *, may_leave=True):
         self.ranks = self.zero, self.one = Rank(), Rank()
         self.supervision = Supervision(self.ranks, LIMITS, 60.0, 0.0, may_leave=may_leave)
 
-    def at(self, now: float) -> list[Action[Rank]]:
+    def at(self, now):
         return list(self.supervision.advance(now))
 
-    def start(self, now: float) -> None:
+    def start(self, now):
         self.zero.started = self.one.started = True
         assert self.at(now) == [AllStarted()]
 
 
 @pytest.fixture
-def case() -> Case:
+def case():
     return Case()
 
 
-def test_ranks_that_deliver_leave_together(case: Case) -> None:
+def test_ranks_that_deliver_leave_together(case):
     assert case.at(1.0) == []
     case.start(10.0)
     assert case.supervision.deadline == 70.0
@@ -74,7 +73,7 @@ def test_ranks_that_deliver_leave_together(case: Case) -> None:
     assert case.supervision.first_failed is None
 
 
-def test_ranks_that_hang(case: Case) -> None:
+def test_ranks_that_hang(case):
     case.start(0.0)
     case.zero.delivered = True
     assert case.at(59.9) == []
@@ -86,7 +85,7 @@ def test_ranks_that_hang(case: Case) -> None:
     assert not case.supervision.timed_out
 
 
-def test_time_for_builds_does_not_count(case: Case) -> None:
+def test_time_for_builds_does_not_count(case):
     case.start(0.0)
     case.one.is_building = True
     assert case.at(10.0) == [Building(True)]
@@ -99,7 +98,7 @@ def test_time_for_builds_does_not_count(case: Case) -> None:
     assert case.at(160.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
 
 
-def test_a_build_that_hangs(case: Case) -> None:
+def test_a_build_that_hangs(case):
     case.start(0.0)
     case.one.is_building = True
     case.at(0.0)
@@ -107,7 +106,7 @@ def test_a_build_that_hangs(case: Case) -> None:
     assert case.at(660.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
 
 
-def test_a_build_gives_ranks_no_time_to_start_or_after_a_failure(case: Case) -> None:
+def test_a_build_gives_ranks_no_time_to_start_or_after_a_failure(case):
     case.zero.is_building = True
     assert case.at(START_LIMIT - 0.1) == [Building(True)]
     case.zero.started = True
@@ -116,12 +115,12 @@ def test_a_build_gives_ranks_no_time_to_start_or_after_a_failure(case: Case) -> 
     assert case.at(START_LIMIT + 2.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
 
 
-def test_ranks_that_do_not_start(case: Case) -> None:
+def test_ranks_that_do_not_start(case):
     case.zero.started = True
     assert case.at(START_LIMIT) == [Stop(case.ranks, "because it had not started after 120 s", is_late=True)]
 
 
-def test_a_failure_leaves_the_others_a_moment(case: Case) -> None:
+def test_a_failure_leaves_the_others_a_moment(case):
     case.start(0.0)
     case.one.dies(1, at=5.0)
     assert case.at(6.0) == [FirstFailure(1, raised=False)]
@@ -130,7 +129,7 @@ def test_a_failure_leaves_the_others_a_moment(case: Case) -> None:
     assert not case.supervision.timed_out
 
 
-def test_a_failure_before_others_have_started_leaves_them_no_longer(case: Case) -> None:
+def test_a_failure_before_others_have_started_leaves_them_no_longer(case):
     case.one.dies(1, at=1.0)
     assert case.at(1.0) == [FirstFailure(1, raised=False)]
     case.zero.started = True
@@ -139,7 +138,7 @@ def test_a_failure_before_others_have_started_leaves_them_no_longer(case: Case) 
     assert case.at(3.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
 
 
-def test_a_death_without_a_report_comes_before_exceptions_of_peers(case: Case) -> None:
+def test_a_death_without_a_report_comes_before_exceptions_of_peers(case):
     case.start(0.0)
     case.zero.dies(0, at=5.0, raised=True)
     assert case.at(5.0) == [FirstFailure(0, raised=True)]
@@ -148,14 +147,14 @@ def test_a_death_without_a_report_comes_before_exceptions_of_peers(case: Case) -
     assert case.supervision.first_failed == 1
 
 
-def test_all_that_failed_are_released(case: Case) -> None:
+def test_all_that_failed_are_released(case):
     case.zero.dies(0, at=1.0)
     case.one.dies(1, at=1.0)
     assert case.at(1.0) == [AllStarted(), FirstFailure(0, raised=False), AllFinished(), Release()]
     assert case.supervision.is_over
 
 
-def test_a_rank_that_does_not_leave(case: Case) -> None:
+def test_a_rank_that_does_not_leave(case):
     case.start(0.0)
     case.zero.delivered = case.one.delivered = case.one.has_exited = True
     case.at(1.0)
@@ -166,7 +165,7 @@ def test_a_rank_that_does_not_leave(case: Case) -> None:
     assert not case.supervision.timed_out
 
 
-def test_a_driver_that_fails_is_named(case: Case) -> None:
+def test_a_driver_that_fails_is_named(case):
     case.start(0.0)
     case.one.dies(DRIVER, at=1.0)
     case.at(1.0)
@@ -175,10 +174,10 @@ def test_a_driver_that_fails_is_named(case: Case) -> None:
 
 class TestRanksThatHaveOthersElsewhere:
     @pytest.fixture
-    def case(self) -> Case:
+    def case(self):
         return Case(may_leave=False)
 
-    def test_they_wait_for_the_others(self, case: Case) -> None:
+    def test_they_wait_for_the_others(self, case):
         case.start(0.0)
         case.zero.delivered = case.one.delivered = True
         assert case.at(1.0) == [AllFinished()]
@@ -187,20 +186,20 @@ class TestRanksThatHaveOthersElsewhere:
         assert case.at(51.0) == [Release()]
         assert case.supervision.deadline == 56.0
 
-    def test_a_failure_elsewhere_leaves_them_a_moment(self, case: Case) -> None:
+    def test_a_failure_elsewhere_leaves_them_a_moment(self, case):
         case.start(0.0)
         case.supervision.failed_elsewhere = 3
         assert case.at(1.0) == []
         assert case.at(3.0) == [Stop(case.ranks, "after rank 3 failed", is_late=False)]
 
-    def test_a_failure_reported_by_the_front_counts_before_those_here(self, case: Case) -> None:
+    def test_a_failure_reported_by_the_front_counts_before_those_here(self, case):
         case.start(0.0)
         case.one.dies(1, at=1.0)
         case.supervision.failed_elsewhere = 3
         assert case.at(1.0) == [FirstFailure(1, raised=False)]
         assert case.supervision.first_failed == 3
 
-    def test_they_stop_when_the_front_gives_up(self, case: Case) -> None:
+    def test_they_stop_when_the_front_gives_up(self, case):
         case.start(0.0)
         case.supervision.given_up = "at the time limit of 60 s"
         assert case.at(1.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]

@@ -26,12 +26,16 @@ def run_in_words(conformance, write):
     return run
 
 
-def test_what_is_done_silently_is_a_warning_that_is_seen(run_in_words):
+def test_what_is_done_silently_is_a_warning_and_how_much_is_declared_is_said(run_in_words):
     code, words = run_in_words()
     assert code == 0
     assert "! drops a short last window Its samples train nothing. If that is meant, declare" in words
     assert "The one judged case holds. 1 more was not run and proves nothing. 1 warning, under Behaviour." in words
     assert 'id="behaviour"' in Path("conformance-report.html").read_text(encoding="utf-8")
+    said = re.search(r"mine declares (\d+) of the (\d+) cases that a single trainer can have; (.*?)\.", words)
+    assert said is not None
+    assert 0 < int(said[1]) < int(said[2]) == possible("single")
+    assert said[3] == "not declared: layout samples"
 
 
 def test_what_is_declared_is_said_without_a_warning(run_in_words):
@@ -46,11 +50,3 @@ def test_what_is_declared_and_done_otherwise_is_a_failure(run_in_words):
     assert code == 1
     assert 'FAIL (law) the trainer declares last_window="step", but drops a short last window' in words
     assert "1 warning" not in words
-
-
-def test_how_much_is_declared(run_in_words):
-    _, words = run_in_words()
-    said = re.search(r"mine declares (\d+) of the (\d+) cases that a single trainer can have; (.*?)\.", words)
-    assert said is not None
-    assert 0 < int(said[1]) < int(said[2]) == possible("single")
-    assert said[3] == "not declared: layout samples"

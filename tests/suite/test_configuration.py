@@ -22,6 +22,9 @@ processes = 2
 
 [tool.conformance.expected-failures]
 "ddp-w2-fp32-momentum" = "issue 7"
+
+[tool.conformance.watch]
+expect = {ranks = "sum", data = "same"}
 """
 
 
@@ -46,6 +49,7 @@ def test_all_options(folder):
         "processes": 2,
     }
     assert found.expected == {"ddp-w2-fp32-momentum": "issue 7"}
+    assert found.watch == {"ranks": "sum", "data": "same"}
 
 
 def test_files_are_named_from_the_folder_of_the_configuration(folder, monkeypatch):
@@ -88,6 +92,10 @@ def test_a_nearer_file_without_the_table_does_not_count(folder, monkeypatch):
             "expected-failures = {x = ''}",
             'expected-failures: x has no reason; write "x" = "why it is expected to fail"',
         ),
+        ("watch = 'ranks=sum'", "watch: 'ranks=sum' is not understood; write expect = {ranks = \"sum\"}"),
+        ("watch = {expect = 'ranks=sum'}", "watch: {'expect': 'ranks=sum'} is not understood; write expect = "),
+        ("watch = {expected = {ranks = 'sum'}}", "watch: {'expected': {'ranks': 'sum'}} is not understood"),
+        ("watch = {expect = {ranks = 2}}", "watch: 2 is not a text; write it in quotes"),
     ],
 )
 def test_what_is_wrong_is_one_line(folder, text, said):
@@ -114,6 +122,20 @@ def test_a_mistake_ends_a_command_with_one_line(conformance):
     ended = conformance("list", "cases")
     assert (ended.code, ended.out) == (2, "")
     assert ended.line.startswith("conformance: pyproject.toml: [tool.conformance] time-limit")
+
+
+@pytest.mark.parametrize(
+    ("expect", "said"),
+    [
+        ("{rank = 'sum'}", "'rank' is no property; write one of ranks, micro-batches"),
+        ("{ranks = 'median'}", "ranks has no value 'median'; write one of mean, sum"),
+    ],
+)
+def test_what_a_watch_cannot_expect_ends_it_with_one_line(conformance, expect, said):
+    Path("pyproject.toml").write_text(f"[tool.conformance.watch]\nexpect = {expect}\n")
+    ended = conformance("watch", "--", "true")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.line.startswith(f"conformance: pyproject.toml: [tool.conformance.watch] expect: {said}")
 
 
 def test_the_command_line_wins(folder):

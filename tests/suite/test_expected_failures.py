@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.suite.configuration import Configuration
-from conformance.suite.expected import expectation, judged
+from conformance.suite.configuration import Configuration, expectation, judged
 
 from ..results.conftest import results, results_file
 

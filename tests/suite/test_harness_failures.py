@@ -154,7 +154,7 @@ def test_a_law_that_raises(conformance, write, cases, monkeypatch):
             raise TypeError("'<' not supported between 'str' and 'float'")
         yield from ()
 
-    broken = Law("acc/broken", "A window MUST be judged.", "", "", "", judges, Window)
+    broken = Law("acc/broken", "A window MUST be judged.", "", "", judges=judges, scope=Window)
     monkeypatch.setattr(checking, "laws", lambda known=checking.laws: (*known(), broken))
     ended = conformance("run", write(), "--case", CASE, "--case", OTHER)
     assert (ended.code, ended.err) == (0, "")

@@ -88,16 +88,19 @@ def resumed(conformance, *more):
     return conformance("run", "waits.py", *CHOSEN, "--resume", *more)
 
 
-def test_killed_and_resumed(blocked, all_gone, conformance):
-    """What was finished is kept and not run again; earlier results stay until there are newer ones, but no report."""
+def test_killed_and_resumed(blocked, all_gone, conformance, temporary):
+    """It prints and leaves nothing. What was finished is kept and not run again; earlier results stay until there are
+    newer ones, but no report."""
     Path("conformance-results.jsonl").write_text("earlier results\n")
     Path("conformance-report.html").write_text("Conforming")
     run, gate = blocked()
     handles = run.handles()
     assert len(handles) >= 4, "the front process, the zygote, the server and its rank"
     os.kill(run.process.pid, signal.SIGKILL)
-    assert run.ended().code == -signal.SIGKILL
+    ended = run.ended()
+    assert (ended.code, ended.out, ended.err) == (-signal.SIGKILL, "", "")
     assert all_gone(handles)
+    assert list(temporary.iterdir()) == []
     os.close(gate)
     [own] = Path().glob("conformance-unfinished-*.jsonl")
     before = lines(own)
@@ -123,10 +126,8 @@ def test_killed_and_resumed(blocked, all_gone, conformance):
     assert list(Path().glob("conformance-unfinished-*")) == []
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_killed_prints_and_leaves_nothing(blocked, all_gone, temporary, processes):
-    """What it leaves running ends, and removes its temporary files."""
-    run, gate = blocked(processes)
+def test_workers_of_a_run_that_is_killed_print_and_leave_nothing(blocked, all_gone, temporary):
+    run, gate = blocked("2")
     handles = run.handles()
     os.kill(run.process.pid, signal.SIGKILL)
     ended = run.ended()
@@ -359,13 +360,3 @@ def test_two_runs_in_one_folder(blocked, conformance, write):
     assert len(lines("conformance-results-2.jsonl")) == 6
     assert "All 4 judged cases hold" in Path("conformance-report-2.html").read_text()
     assert ended.out.endswith("Report: conformance-report-2.html\n")
-
-
-def test_rendered_again(conformance, write):
-    target = write()
-    first = conformance("run", target, "--case", FIRST)
-    page = Path("conformance-report.html").read_text()
-    Path("conformance-report.html").unlink()
-    again = conformance("report", "conformance-results.jsonl")
-    assert (again.code, again.out, again.err) == (first.code, first.out, "") == (0, first.out, "")
-    assert Path("conformance-report.html").read_text() == page

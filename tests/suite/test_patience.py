@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.suite.patience import ENOUGH, Patience
+from conformance.suite.servers import ENOUGH, Patience
 
 KIND, OTHER = ("t.py", "ddp"), ("t.py", "single")
 HERE, THERE = frozenset({"t.py:12", None}), frozenset({"t.py:40"})

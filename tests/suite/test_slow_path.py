@@ -48,12 +48,6 @@ def test_it_is_said_first(conformance, slow, processes):
     assert note in page.partition("<h1")[0]
 
 
-def test_nothing_is_said_where_ranks_are_forked(conformance, write):
-    conformance("run", write(), "--case", CASE)
-    with open("conformance-results.jsonl") as file:
-        assert "notes" not in json.loads(file.readline())
-
-
 def test_pytest_warns_and_no_filter_makes_that_an_error(pytester, slow):
     options = "--pyargs", "conformance.suite", "-p", "no:cacheprovider", "-W", "error"
     result = pytester.runpytest_inprocess(*options, "--trainer", slow, "--case", CASE)

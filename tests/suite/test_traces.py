@@ -21,31 +21,34 @@ def traced(conformance, write):
     return Path("traces", "mine", CASE)
 
 
-def test_they_are_written_where_the_case_is_judged(traced):
+def test_from_the_run_to_the_terminal_and_to_chrome(traced, conformance, write):
+    """And what is wrong in a call: one line, exit code 2, and nothing is run or written."""
     plan, ranks = file.read(traced)
     assert (plan["case"], len(ranks)) == (CASE, 2)
     assert [events[-1]["event"] for events in ranks] == ["finished"] * 2
     places = [event["where"] for event in ranks[0] if event["event"] == "backward_begin"]
     assert {(name, function) for name, _, function in places} == {("mine.py", "train")}
-
-
-def test_the_terminal_shows_all_ranks(traced, conformance):
     ended = conformance("trace", str(traced))
     assert ended.code == 0
     heading, *lines = ended.out.splitlines()
     assert heading.split() == ["ms", "rank", "seq", "window", "batch", "event", "called", "at"]
     assert sum("enter no_sync" in line and "mine.py:" in line for line in lines) > 2
     assert {line.split()[1] for line in lines if "backward done" in line} == {"0", "1"}
-
-
-def test_chrome(traced, conformance):
     ended = conformance("trace", str(traced), "--chrome", "made/trace.json")
-    assert (ended.code, ended.out) == (
-        0,
-        "made/trace.json: open it in https://ui.perfetto.dev\n",
-    )
+    assert (ended.code, ended.out) == (0, "made/trace.json: open it in https://ui.perfetto.dev\n")
     events = json.loads(Path("made/trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
+    Path("plain").write_text("no folder")
+    for arguments, said in (
+        (("run", write(), "--traces", "plain"), "cannot write traces to plain: plain is not a folder; name another"),
+        (("trace", "nosuch"), "nosuch: no such folder"),
+        (("trace", "traces"), f"name the folder of one case, such as traces/mine/{CASE}"),
+        (("trace", str(traced), "--chrome", "plain/x.json"), "cannot write plain/x.json: plain is not a folder"),
+        (("trace", str(traced), "--chrome", "/dev/full"), "cannot write /dev/full: No space left on device"),
+    ):
+        ended = conformance(*arguments)
+        assert ended.code == 2
+        assert said in ended.line
 
 
 def test_chrome_marks_broken_laws(conformance, write):
@@ -62,7 +65,7 @@ def test_chrome_marks_broken_laws(conformance, write):
     assert "learning rate 0.5 → " in text
 
 
-def test_chrome_shows_what_is_no_text(conformance, write):
+def test_a_crash_has_its_trace_too_and_chrome_shows_what_is_no_text(conformance, write):
     """Such as half of a character, in a message."""
     target = write("", r"raise ValueError('half: \ud83d')", name="mine.py")
     assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
@@ -70,65 +73,28 @@ def test_chrome_shows_what_is_no_text(conformance, write):
     events = json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
     messages = {event["args"]["message"] for event in events if event.get("cat") == "raised"}
     assert messages == {"half: \ud83d"}
-
-
-def test_a_crash_has_its_trace_too(conformance, write):
-    target = write("", "if task.rank == 1: os._exit(3)", name="mine.py")
-    assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
     _, ranks = file.read(Path("traces", "mine", CASE))
-    assert [event["event"] for event in ranks[1]][-1] != "finished"
+    assert [events[-1]["event"] == "finished" for events in ranks] == [False, False]
 
 
 def test_pytest_writes_them_too(pytester, write):
     target = Path(write(name="mine.py")).resolve()
-    result = pytester.runpytest_subprocess(
-        *SUITE,
-        "-n",
-        "2",
-        "--trainer",
-        target,
-        "--case",
-        CASE,
-        "--case",
-        "single-acc2-fp32-momentum",
-        "--traces",
-        "here",
-    )
+    chosen = ("--case", CASE, "--case", "single-acc2-fp32-momentum")
+    result = pytester.runpytest_subprocess(*SUITE, "-n", "2", "--trainer", target, *chosen, "--traces", "here")
     result.assert_outcomes(passed=2)
     assert len(list(Path("here").glob("mine/*/rank*.jsonl"))) == 3
 
 
-def test_mistakes(conformance, write, traced):
-    """One line, exit code 2, and nothing is run or written."""
-    Path("plain").write_text("no folder")
-    for arguments, said in (
-        (("run", write(), "--traces", "plain"), "cannot write traces to plain: plain is not a folder; name another"),
-        (("trace", "nosuch"), "nosuch: no such folder"),
-        (("trace", "traces"), f"name the folder of one case, such as traces/mine/{CASE}"),
-        (("trace", str(traced), "--chrome", "plain/x.json"), "cannot write plain/x.json: plain is not a folder"),
-    ):
-        ended = conformance(*arguments)
-        assert ended.code == 2
-        assert said in ended.line
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
+def test_damaged_files(conformance, traced):
+    """One line, whatever is wrong with them."""
+    file = Path(traced, "rank0.jsonl")
+    whole = file.read_text()
+    for before, after, said in (
         ('"world_size": 2', '"world_size": "2"', "cannot be shown: it is damaged (TypeError: "),
         ('"plan": ', '"plane": ', "cannot be shown: it is damaged (KeyError: 'plan')"),
         ("{", "[" * 100_000, "cannot be shown: it is damaged (RecursionError: "),
-    ],
-)
-def test_damaged_files(conformance, traced, before, after, said):
-    """One line, whatever is wrong with them."""
-    file = Path(traced, "rank0.jsonl")
-    file.write_text(file.read_text().replace(before, after, 1))
-    ended = conformance("trace", str(traced))
-    assert (ended.code, ended.out) == (2, "")
-    assert said in ended.line
-
-
-def test_a_chrome_trace_that_cannot_be_written(conformance, traced):
-    ended = conformance("trace", str(traced), "--chrome", "/dev/full")
-    assert (ended.code, ended.line) == (2, "conformance: cannot write /dev/full: No space left on device")
+    ):
+        file.write_text(whole.replace(before, after, 1))
+        ended = conformance("trace", str(traced))
+        assert (ended.code, ended.out) == (2, "")
+        assert said in ended.line

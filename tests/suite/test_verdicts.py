@@ -49,18 +49,21 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("before", "inside", "case", "verdict", "headline"), WRONG.values(), ids=WRONG)
-def test_wrong_trainer(conformance, write, cases, request, before, inside, case, verdict, headline):
-    name = request.node.callspec.id
-    write(before, inside, name=f"{name}.py")
-    ended = conformance("run", f"{name}.py", "--case", case)
-    result = cases()[name, case]
-    assert (result["verdict"], ended.code, ended.err) == (verdict, 1, ""), result["headline"]
-    assert result["headline"].startswith(headline)
-    assert verdict in ended.out
-    assert headline[:60] in ended.out
-    assert "Traceback" not in ended.out
-    assert "Not conforming  0 of 1 judged case holds, 1 does not" in ended.out
+def test_wrong_trainers(conformance, write, cases):
+    """Those of one case in one run: the run goes on after each of them."""
+    for asked in (CASE, DDP):
+        names = [name for name, (_, _, case, _, _) in WRONG.items() if case == asked]
+        targets = [write(*WRONG[name][:2], name=f"{name}.py") for name in names]
+        ended = conformance("run", *targets, "--case", asked)
+        assert (ended.code, ended.err) == (1, "")
+        assert "Traceback" not in ended.out
+        assert f"Not conforming  0 of {len(names)} judged cases hold, {len(names)} do not" in ended.out
+        for name in names:
+            *_, verdict, headline = WRONG[name]
+            result = cases()[name, asked]
+            assert result["verdict"] == verdict, result["headline"]
+            assert result["headline"].startswith(headline)
+            assert verdict in ended.out
 
 
 def test_declined(conformance, write, cases):
@@ -98,22 +101,11 @@ def test_hang(conformance, write, cases):
     assert all(rank["stack"] for rank in hung["ranks"])
 
 
-def test_the_run_goes_on_after_each_failure(conformance, write, cases):
-    """One trainer, whose first case crashes, whose second is wrong, and whose third is right."""
-    write(
-        "if task.loss_name == 'mean' and task.accumulation == 3: os.kill(os.getpid(), 11)",
-        "if task.accumulation == 2: model.weight.data += 1",
-        name="mixed.py",
-    )
-    paths = ("single-acc2", "single-acc3", "single-acc4")
-    ended = conformance("run", "mixed.py", *(word for path in paths for word in ("--case", f"{path}-fp32-momentum")))
-    verdicts = [cases()["mixed", f"{path}-fp32-momentum"]["verdict"] for path in paths]
-    assert verdicts == ["FAIL (numerics)", "CRASH", "PASS (exact)"]
-    assert ended.code == 1
-    assert "1 of 3 judged cases holds, 2 do not (mixed)" in ended.out
-    assert cases()["mixed", "single-acc3-fp32-momentum"]["headline"].startswith(
-        "rank 0 was killed by SIGSEGV, at mixed.py:10"
-    )
+def test_what_is_killed_by_a_signal(conformance, write, cases):
+    write("os.kill(os.getpid(), 11)", name="dies.py")
+    conformance("run", "dies.py", "--case", CASE)
+    died = cases()["dies", CASE]
+    assert (died["verdict"], died["headline"]) == ("CRASH", "rank 0 was killed by SIGSEGV, at dies.py:10")
 
 
 def test_the_command_that_is_printed_runs_that_one_case_again(conformance, write, cases):
@@ -175,7 +167,8 @@ def test_what_is_missing_is_listed_with_the_command_that_installs_it(conformance
 
 
 def test_conforming(conformance, write, cases):
-    target = write(name="mine.py")
+    """In the working folder, which is the trainers' too; and rendered again from the file."""
+    target = write(f"assert os.getcwd() == {os.getcwd()!r}, os.getcwd()", name="mine.py")
     ended = conformance("run", target, "--case", CASE, "--output", "new/folder")
     assert (ended.code, ended.err) == (0, "")
     assert "Conforming  The one judged case holds." in ended.out
@@ -184,11 +177,10 @@ def test_conforming(conformance, write, cases):
     assert results.conforming
     assert results.header.command == f"conformance run mine.py --case {CASE} --output new/folder -n 1"
     assert set(results.header.machine) >= {"python", "platform", "cpus", "torch"}
-    assert (results.header.planned, results.header.seed) == (1, 42)
-    assert "<!doctype html>" in Path("new/folder/conformance-report.html").read_text().lower()
-
-
-def test_the_working_folder_is_the_trainers_too(conformance, write, cases):
-    write(f"assert os.getcwd() == {os.getcwd()!r}, os.getcwd()", name="mine.py")
-    conformance("run", "mine.py", "--case", CASE)
-    assert cases()["mine", CASE]["verdict"] == "PASS (exact)", cases()["mine", CASE]["headline"]
+    assert (results.header.planned, results.header.seed, results.header.notes) == (1, 42, ())
+    page = Path("new/folder/conformance-report.html").read_text()
+    assert "<!doctype html>" in page.lower()
+    Path("new/folder/conformance-report.html").unlink()
+    again = conformance("report", "new/folder/conformance-results.jsonl")
+    assert (again.code, again.out, again.err) == (0, ended.out, "")
+    assert Path("new/folder/conformance-report.html").read_text() == page

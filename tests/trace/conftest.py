@@ -51,6 +51,17 @@ def record():
 
 
 @pytest.fixture
+def begun(record):
+    """As `record`, with the task's model."""
+
+    def start(**changes):
+        recording = record(**changes)
+        return recording, recording.task.model()
+
+    return start
+
+
+@pytest.fixture
 def group(monkeypatch):
     """A process group over gloo, bound to loopback."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -1,4 +1,4 @@
-"""torch.distributed's collectives, DDP's included, in a process group of one rank."""
+"""Collectives and messages of torch.distributed, and the handles that nobody waits for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from conformance.runner.front.client import ForkServer
 from conformance.trace.observers.collectives import reduction
+from conformance.trace.state.handles import Handles
+
+from ..trainers.tasks import make_spec
 
 
 def operations(recording):
@@ -167,10 +171,9 @@ def functionally(parameters):
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("average", [in_place, all_in_one, compressed, asynchronously, functionally])
-def test_averaging_by_hand(record, average):
+def test_averaging_by_hand(begun, average):
     """It carries gradients, however it is done, and is not taken for a change of theirs by hand."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     batch = next(iter(recording.task.dataloader()))
     recording.task.loss(model(batch.inputs), batch).backward()
     average(list(model.parameters()))
@@ -209,3 +212,167 @@ def test_a_process_group_outlives_its_destruction(record, group):
 def test_a_reduction_that_torch_keeps_from_python():
     """As torch 2.6 does, by boxing it in an object without methods."""
     assert reduction(object()) == "unknown"
+
+
+TRAINERS = f"{__file__.rpartition('/')[0]}/messages.py"
+
+
+def ranks(function, **changes):
+    spec = make_spec(world_size=2, size=4, steps=1, backend="ring", **changes)
+    with ForkServer(f"{TRAINERS}:{function}", backend="ring") as server:
+        outcome = server.run(spec, time_limit=60.0)
+    assert [(rank.exit, rank.output) for rank in outcome.ranks] == [("exited 0", "")] * 2
+    return [rank.events for rank in outcome.ranks]
+
+
+def messages(events):
+    return [event for event in events if event["event"] in ("send", "receive")]
+
+
+def test_every_way_to_send_and_to_receive():
+    """Blocking, not blocking, in a batch, of a tag, from anyone, and within a group of other numbers."""
+    for rank, events in enumerate(ranks("every_way")):
+        found = messages(events)
+        assert {event["via"] for event in found} == {"c10d"}
+        assert [
+            (event["event"], event["peer"], event["elements"], event["bytes"], event["tag"]) for event in found
+        ] == [
+            ("send" if rank == 0 else "receive", 1 - rank, 2, 8, 0),
+            ("send" if rank == 0 else "receive", 1 - rank, 3, 24, 5),
+            *[("send", 1 - rank, 1, 4, 0), ("receive", 1 - rank, 1, 4, 0)],
+            ("send", 1, 4, 16, 0) if rank == 0 else ("receive", None, 4, 16, 0),
+        ]
+        assert {tuple(event["group"]) for event in found} == {(0, 1)}
+        assert {event["phase"] for event in found} == {"construction"}
+
+
+def test_what_they_carry():
+    """Gradients and parameters by their memory, flat copies, and pieces of such a copy until the next forward."""
+    for events in ranks("carries"):
+        told = [(event["event"], event["of"], event["elements"]) for event in messages(events)]
+        assert told == [
+            ("send", "parameters", 2), ("receive", "parameters", 2),
+            ("send", "gradients", 2), ("receive", "gradients", 2),
+            ("send", "gradients", 3), ("receive", None, 3),
+            ("send", "gradients", 1), ("receive", "gradients", 1),
+            ("send", None, 3), ("receive", None, 3),
+        ]  # fmt: skip
+
+
+def test_what_was_at_the_same_address_before_says_nothing():
+    """Memory that is given back is soon given out again."""
+    for events in ranks("reuses"):
+        assert [(event["event"], event["of"]) for event in messages(events)] == [
+            ("send", "parameters"), ("receive", None),
+            ("send", None), ("receive", None),
+            ("send", None), ("receive", None),
+        ]  # fmt: skip
+
+
+def test_what_changes_gradients_meanwhile_is_told_with_the_messages_in_between():
+    """So that no law takes it for something that was done by hand to one rank's gradients."""
+    for events in ranks("averages"):
+        [change] = [event for event in events if event["event"] == "gradient_change"]
+        assert [event["event"] for event in messages(events) if change["since"] < event["seq"] < change["seq"]] == [
+            "send",
+            "receive",
+        ]
+
+
+def test_the_group_is_known_before_it_is_gone():
+    """A worker that never steps has left it when its function returns."""
+    for rank, events in enumerate(ranks("averages")):
+        [topology] = [event for event in events if event["event"] == "topology"]
+        assert (topology["world_size"], topology["rank_reached"]) == (2, rank)
+        assert not [event for event in events if event["event"] == "step"]
+
+
+class Handle:
+    pass
+
+
+class Issuing:
+    """Issues what writes to `memory`, or elsewhere."""
+
+    def __init__(self):
+        self.handles = Handles()
+        self.memory = torch.zeros(2)
+        self.count = 0
+
+    def issue(self, tensors=(), handle=None, group="world", **fields):
+        handle = Handle() if handle is None else handle
+        self.handles.issuing()
+        self.handles.noted(self.count)
+        self.handles.issued(handle, group, tensors, **fields)
+        self.count += 1
+        return handle
+
+    @property
+    def unfinished(self):
+        return self.handles.unfinished([self.memory])
+
+
+@pytest.fixture
+def issuing():
+    return Issuing()
+
+
+def test_what_writes_to_the_same_memory(issuing):
+    """Also through a view; not what is at the same address later."""
+    issuing.issue([issuing.memory])
+    issuing.issue([issuing.memory[1:]])
+    issuing.issue([torch.zeros(2)])
+    assert issuing.unfinished == {"unfinished": [0, 1], "unfinished_elsewhere": [2]}
+    issuing.memory = torch.zeros(2)
+    assert issuing.unfinished == {"unfinished_elsewhere": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("handle", [None, 7])
+def test_waiting(issuing, handle):
+    """For an object, or for one of Horovod's numbers; once and again."""
+    handle = issuing.issue([issuing.memory], handle)
+    issuing.handles.waited(handle)
+    assert issuing.unfinished == {}
+    issuing.handles.waited(handle)
+
+
+def test_a_dropped_handle_is_never_waited_for(issuing):
+    issuing.issue([issuing.memory])
+    issuing.handles.waited(Handle())
+    assert issuing.unfinished == {"unfinished": [0]}
+
+
+def test_functional_collectives_are_waited_for_by_their_memory(issuing):
+    """Through any view of it, and all that write to it; not those whose handle the trainer got."""
+    for _ in range(2):
+        issuing.handles.issuing()
+        issuing.handles.noted(issuing.count)
+        issuing.handles.issued(None, "world", [issuing.memory])
+        issuing.count += 1
+    issuing.issue([issuing.memory])
+    issuing.handles.waited_for(torch.zeros(2))
+    assert issuing.unfinished == {"unfinished": [0, 1, 2]}
+    issuing.handles.waited_for(issuing.memory[1:])
+    assert issuing.unfinished == {"unfinished": [2]}
+
+
+def test_a_barrier_ends_what_came_before_it_in_its_group(issuing):
+    issuing.issue([issuing.memory])
+    issuing.issue([issuing.memory], group="other")
+    barrier = issuing.issue(ends_all=True)
+    issuing.issue([issuing.memory])
+    issuing.handles.waited(barrier)
+    assert issuing.unfinished == {"unfinished": [1, 3]}
+
+
+def test_what_was_not_noted_is_unknown(issuing):
+    """A backend may have operators that are not watched; a call that noted nothing has no number."""
+    issuing.handles.noted(0)
+    issuing.handles.issuing()
+    issuing.handles.issued(Handle(), "world", [issuing.memory])
+    assert issuing.unfinished == {}
+
+
+def test_on_a_gpu_streams_decide(issuing):
+    issuing.issue([torch.zeros(2, device="meta")])
+    assert issuing.unfinished == {}

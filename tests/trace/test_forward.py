@@ -1,8 +1,10 @@
-"""Training forwards of the task's model, and the samples in them."""
+"""Training forwards of the task's model, the samples in them, and how many threads compute at once."""
 
 from __future__ import annotations
 
+import _thread
 import copy
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -18,19 +20,17 @@ def rows(recording):
     return [event["rows"] for event in recording.of_kind("forward")]
 
 
-def test_rows_are_indices_of_samples(record):
-    recording = record(size=3, steps=1)
-    model = recording.task.model()
+def test_rows_are_indices_of_samples(begun):
+    recording, model = begun(size=3, steps=1)
     for batch in recording.task.dataloader():
         model(batch.inputs)
     assert rows(recording) == [[0, 1, 2], [3, 4, 5], [6, 7]]
     assert [event["forward"] for event in recording.of_kind("forward")] == [0, 1, 2]
 
 
-def test_a_window_begins_with_its_weights(record):
+def test_a_window_begins_with_its_weights(begun):
     """Between two windows they may only change by a step; within one they are not listed again."""
-    recording = record(size=2, steps=2, accumulation=2)
-    model = recording.task.model()
+    recording, model = begun(size=2, steps=2, accumulation=2)
     for window in recording.task.windows():
         for batch in window:
             model(batch.inputs)
@@ -78,9 +78,8 @@ def test_inputs_of_a_wrong_shape_are_the_models_to_refuse(record, shape):
     assert rows(recording) == [[]]
 
 
-def test_forwards_that_no_gradient_can_reach_are_not_noted(record):
-    recording = record()
-    model = recording.task.model()
+def test_forwards_that_no_gradient_can_reach_are_not_noted(begun):
+    recording, model = begun()
     batch = next(iter(recording.task.dataloader()))
     with torch.no_grad():
         model(batch.inputs)
@@ -101,18 +100,16 @@ def test_a_model_in_eval_mode_trains_too(record):
     assert [event["window"] for event in forwards if not event["extra"]] == [0, 1]
 
 
-def test_a_wrapped_model_is_noted_once(record):
-    recording = record(size=2, steps=1)
-    model = recording.task.model()
+def test_a_wrapped_model_is_noted_once(begun):
+    recording, model = begun(size=2, steps=1)
     batch = next(iter(recording.task.dataloader()))
     torch.nn.Sequential(model)(batch.inputs)
     assert rows(recording) == [[0, 1]]
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_copy_that_trains_is_the_model_unless_the_model_itself_does(record, beside):
-    recording = record(size=2, steps=1)
-    model = recording.task.model()
+def test_a_copy_that_trains_is_the_model_unless_the_model_itself_does(begun, beside):
+    recording, model = begun(size=2, steps=1)
     batch = next(iter(recording.task.dataloader()))
     copy.deepcopy(model)(batch.inputs).sum().backward()
     if beside:
@@ -157,7 +154,7 @@ def test_a_class_and_its_base_are_one_forward():
     assert [event["event"] for event in events].count("forward") == 2
 
 
-def test_a_parametrization_computes_as_often_as_without_us(record):
+def test_a_parametrization_computes_as_often_as_without_us(begun):
     """It may draw random numbers, or go a step towards a norm. Both forwards use what it has computed for them."""
 
     class Counted(torch.nn.Module):
@@ -167,8 +164,7 @@ def test_a_parametrization_computes_as_often_as_without_us(record):
             self.calls += 1
             return original + self.calls
 
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     weight = model.weight.flatten().tolist()
     torch.nn.utils.parametrize.register_parametrization(model, "weight", Counted(), unsafe=True)
     counted = model.parametrizations.weight[0]
@@ -199,20 +195,18 @@ def test_a_parametrization_inside_computes_as_often_as_without_us():
     assert counted.calls == before + 1
 
 
-def test_an_error_in_a_forward(record):
+def test_an_error_in_a_forward(begun):
     """The next one is noted all the same."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     with pytest.raises(RuntimeError):
         model(torch.ones(1, 3))
     model(torch.ones(1, 2)).sum().backward()
     assert recording.of_kind("backward_end")[0]["forwards"] == [1]
 
 
-def test_the_start(record):
+def test_the_start(begun):
     """The weights right before the first training forward, once."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     with torch.no_grad():
         model.bias.fill_(2.0)
         model(torch.ones(1, 2))
@@ -274,3 +268,106 @@ def test_of_several_models_of_the_tasks_those_that_are_stepped_train(record, bot
         model(batch.inputs).sum().backward()
     optimizer.step()
     assert len(recording.of_kind("forward")) == (2 if both else 1)
+
+
+def test_a_model_trains_while_another_thread_is_in_a_long_backward(record):
+    recording = record()
+    model, began, may_end = recording.task.model(), Event(), Event()
+
+    def pause(gradient):
+        began.set()
+        may_end.wait()
+        return gradient
+
+    def learn():
+        value = torch.nn.Linear(5, 1)(torch.ones(2, 5)).sum()
+        value.register_hook(pause)
+        value.backward()
+
+    learner = Thread(target=learn)
+    learner.start()
+    began.wait()
+    batch = next(iter(recording.task.dataloader()))
+    model(batch.inputs).sum().backward()
+    may_end.set()
+    learner.join()
+    assert recording.kinds("forward", "backward_begin", "backward_end") == [
+        "backward_begin", "forward", "backward_begin", "backward_end", "backward_end"
+    ]  # fmt: skip
+    assert [event["forwards"] for event in recording.of_kind("backward_end")] == [[0], []]
+
+
+def test_a_thread_that_python_did_not_start_works_for_all(record):
+    """As the threads of autograd's engine do on a GPU."""
+    recording, seen, ended = record().recorder, [], Event()
+
+    def look():
+        seen.append(recording.during)
+        ended.set()
+
+    with recording.inside("backward"):
+        _thread.start_new_thread(look, ())
+        ended.wait()
+    assert seen == ["backward"]
+
+
+def test_an_optimizer_steps_while_another_thread_is_in_a_step(record):
+    recording = record()
+    model, began, may_end = recording.task.model(), Event(), Event()
+    other = torch.optim.SGD([torch.ones(1)], lr=0.5)
+
+    def pause(*given):
+        began.set()
+        may_end.wait()
+
+    other.register_step_pre_hook(pause)
+    stepping = Thread(target=other.step)
+    stepping.start()
+    began.wait()
+    batch = next(iter(recording.task.dataloader()))
+    recording.task.loss(model(batch.inputs), batch).backward()
+    optimizer = recording.task.optimizer(model.parameters())
+    optimizer.step()
+    may_end.set()
+    stepping.join()
+    optimizer.step()
+    assert len(recording.of_kind("step")) == 2
+    assert all(event["gradients"] for event in recording.of_kind("step"))
+
+
+def test_no_thread_reads_gradients_while_another_clears_them(record, monkeypatch):
+    """torch would end the process."""
+    recording, held = record(), []
+    recorder, model = recording.recorder, recording.task.model()
+    optimizer, lock = torch.optim.SGD(model.parameters(), lr=0.5), recorder.watched.reading
+
+    def ask_elsewhere():
+        free = lock.acquire(blocking=False)
+        if free:
+            lock.release()
+        held.append(not free)
+
+    def asked_within(original):
+        def within(*given, **named):
+            asker = Thread(target=ask_elsewhere)
+            asker.start()
+            asker.join()
+            return original(*given, **named)
+
+        return within
+
+    def within(owner, name, act):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, asked_within(getattr(owner, name)))
+            held.clear()
+            act()
+        return set(held)
+
+    ask_elsewhere()
+    assert held == [False]
+    assert within(torch.autograd.profiler, "record_function", optimizer.zero_grad) == {True}
+    assert within(recorder.gradients, "look", recorder.look) == {True}
+    assert within(recorder.gradients, "known", recorder.accounted) == {True}
+    payload = [torch.ones(1)]
+    assert within(recorder.payloads, "originals", lambda: recorder.payloads.seen_in(payload)) == {True}
+    assert within(recorder.payloads, "originals", lambda: recorder.copies.seen_in(payload, is_filled=True)) == {True}

@@ -215,10 +215,9 @@ def test_sparse_gradients(record):
         assert gradients == [[0, 1, 0, 1, *[0] * 6] if size == 10 else None] * 2
 
 
-def test_what_torch_does_is_accounted_for(record):
+def test_what_torch_does_is_accounted_for(begun):
     """Backward, unscaling, clipping, a fused step, and clearing are no changes by hand."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0625, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for unscale in (True, False):
@@ -234,9 +233,8 @@ def test_what_torch_does_is_accounted_for(record):
     assert [event["by"] for event in recording.of_kind("zero_grad")] == ["optimizer"] * 2
 
 
-def test_zeros_in_place_of_no_gradient_clear_nothing(record):
-    recording = record()
-    model = recording.task.model()
+def test_zeros_in_place_of_no_gradient_clear_nothing(begun):
+    recording, model = begun()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     model.zero_grad()

@@ -42,14 +42,6 @@ def test_an_observer_does_not_know_the_recorder(name):
     assert "recorder" not in imports(name)
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    below = {name: imports(name) for name in MODULES}
-    while free := [name for name, found in below.items() if not found & below.keys()]:
-        for name in free:
-            del below[name]
-    assert below == {}
-
-
 def test_the_order_of_observers_does_not_matter(monkeypatch):
     spec = {**overflowing(accumulation=2, size=4), "clip": {"kind": "norm", "threshold": 1.0}}
     expected = train(loading.load("accumulated")[0], spec)

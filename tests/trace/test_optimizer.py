@@ -17,10 +17,9 @@ def backward(task, model):
     task.loss(model(batch.inputs), batch).backward()
 
 
-def test_a_step(record):
+def test_a_step(begun):
     """Gradients are read before the step, weights after it; weight first, then bias."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     backward(recording.task, model)
     gradients = [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
@@ -31,10 +30,9 @@ def test_a_step(record):
     assert (step["step"], step["forwards"], step["lr"], step["scale"]) == (0, 1, 0.0625, None)
 
 
-def test_values_are_exact(record):
+def test_values_are_exact(begun):
     """A float32 is written as the float64 of the same value, and one that is not finite as a word."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     recording.recorder.forwards = 1
     model.weight.grad = torch.tensor([[0.1, float("nan")]])
@@ -45,7 +43,7 @@ def test_values_are_exact(record):
     assert step["weights"][1:] == ["nan", "inf"]
 
 
-def test_an_optimizer_without_a_learning_rate(record):
+def test_an_optimizer_without_a_learning_rate(begun):
     """As one that finds its own rate: there is none to note."""
 
     class Halving(torch.optim.Optimizer):
@@ -53,8 +51,7 @@ def test_an_optimizer_without_a_learning_rate(record):
             for parameter in self.param_groups[0]["params"]:
                 parameter.data.mul_(0.5)
 
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = Halving(model.parameters(), {})
     backward(recording.task, model)
     optimizer.step()
@@ -62,10 +59,9 @@ def test_an_optimizer_without_a_learning_rate(record):
     assert (step["lr"], step["weights"]) == (None, [0.25, -0.25, 0.125])
 
 
-def test_gradients_are_those_after_the_optimizers_own_pre_hooks(record):
+def test_gradients_are_those_after_the_optimizers_own_pre_hooks(begun):
     """Torch calls the recorder's global hook before them."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(model.parameters(), 0.125))
     hooks = list(optimizer._optimizer_step_pre_hooks)
@@ -76,7 +72,7 @@ def test_gradients_are_those_after_the_optimizers_own_pre_hooks(record):
     assert list(optimizer._optimizer_step_pre_hooks) == hooks
 
 
-def test_a_step_of_ones_own_shows_no_gradients(record):
+def test_a_step_of_ones_own_shows_no_gradients(begun):
     """It may average or clip in it."""
 
     class Own(torch.optim.Optimizer):
@@ -85,8 +81,7 @@ def test_a_step_of_ones_own_shows_no_gradients(record):
             for parameter in self.param_groups[0]["params"]:
                 parameter -= parameter.grad.clamp_(-0.125, 0.125)
 
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = Own(model.parameters(), {})
     backward(recording.task, model)
     optimizer.step()
@@ -94,9 +89,8 @@ def test_a_step_of_ones_own_shows_no_gradients(record):
     assert (step["gradients"], step["weights"]) == (None, [0.375, -0.375, 0.125])
 
 
-def test_an_ascent_uses_the_negated_gradients(record):
-    recording = record()
-    model = recording.task.model()
+def test_an_ascent_uses_the_negated_gradients(begun):
+    recording, model = begun()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0625, maximize=True)
     backward(recording.task, model)
     gradients = [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
@@ -104,9 +98,8 @@ def test_an_ascent_uses_the_negated_gradients(record):
     assert recording.of_kind("step")[0]["gradients"] == [-gradient for gradient in gradients]
 
 
-def test_a_step_without_gradients_is_idle(record):
-    recording = record()
-    model = recording.task.model()
+def test_a_step_without_gradients_is_idle(begun):
+    recording, model = begun()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     backward(recording.task, model)
     optimizer.step()
@@ -117,10 +110,9 @@ def test_a_step_without_gradients_is_idle(record):
 
 
 @pytest.mark.parametrize("own_steps", [False, True])
-def test_a_copy_counts_unless_the_tasks_own_parameters_are_stepped(record, own_steps):
+def test_a_copy_counts_unless_the_tasks_own_parameters_are_stepped(begun, own_steps):
     """As in DiLoCo, where the step of a copy makes the gradient of an outer optimizer."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     local = copy.deepcopy(model)
     inner = torch.optim.SGD(local.parameters(), lr=1.0)
     backward(recording.task, local)
@@ -145,9 +137,8 @@ def test_an_optimizer_of_a_part_of_the_shapes_is_anothers(record):
     assert recording.kinds("step", "foreign_optimizer") == ["foreign_optimizer"]
 
 
-def test_a_missing_gradient_is_null(record):
-    recording = record()
-    model = recording.task.model()
+def test_a_missing_gradient_is_null(begun):
+    recording, model = begun()
     model.bias.requires_grad_(False)
     optimizer = recording.task.optimizer(model.parameters())
     backward(recording.task, model)
@@ -157,7 +148,7 @@ def test_a_missing_gradient_is_null(record):
     assert step["weights"][2] == 0.25
 
 
-def test_a_nested_step_is_one_step(record):
+def test_a_nested_step_is_one_step(begun):
     """As in Horovod's, whose `step` changes the gradients and then calls that of the class it wraps."""
 
     class Wrapping(torch.optim.SGD):
@@ -167,8 +158,7 @@ def test_a_nested_step_is_one_step(record):
                     parameter.grad.mul_(0.5)
             return super().step(closure)
 
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = Wrapping(model.parameters(), lr=0.0625)
     backward(recording.task, model)
     seen = (0.5 * model.bias.grad).item()
@@ -182,10 +172,9 @@ def test_a_nested_step_is_one_step(record):
 
 
 @pytest.mark.parametrize("positional", [True, False])
-def test_with_a_closure_gradients_exist_only_after_it_ran(record, positional):
+def test_with_a_closure_gradients_exist_only_after_it_ran(begun, positional):
     """As with Lightning, which runs forward, backward and clipping in a closure that it gives to the step."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     calls = []
 
@@ -204,13 +193,12 @@ def test_with_a_closure_gradients_exist_only_after_it_ran(record, positional):
     assert step["gradients"] == [0.125, -0.125, 0.125]
 
 
-def test_a_closure_through_a_nested_step(record):
+def test_a_closure_through_a_nested_step(begun):
     class Wrapping(torch.optim.SGD):
         def step(self, closure=None):
             return super().step(closure)
 
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = Wrapping(model.parameters(), lr=0.0625)
 
     def closure():
@@ -223,10 +211,9 @@ def test_a_closure_through_a_nested_step(record):
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("unscale", [True, False])
-def test_a_fused_optimizer_unscales_in_its_kernel(record, kind, unscale):
+def test_a_fused_optimizer_unscales_in_its_kernel(begun, kind, unscale):
     """Its `.grad` still carries the loss scale; the event does not."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = kind(model.parameters(), lr=0.0625, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     batch = next(iter(recording.task.dataloader()))
@@ -254,9 +241,8 @@ def test_a_copied_model_is_found_by_its_shapes(record):
     assert recording.events[-1]["weights"] == step["weights"]
 
 
-def test_parameters_in_groups_and_any_order(record):
-    recording = record()
-    model = recording.task.model()
+def test_parameters_in_groups_and_any_order(begun):
+    recording, model = begun()
     groups = [{"params": [model.bias], "lr": 0.5}, {"params": [model.weight], "lr": 0.25}]
     optimizer = torch.optim.SGD(groups)
     backward(recording.task, model)
@@ -279,10 +265,9 @@ def test_another_models_optimizer_is_noted_once_and_ignored(record):
     assert foreign["shapes"] == [[3, 5], [3]]
 
 
-def test_an_interrupted_step_does_not_swallow_the_next(record):
+def test_an_interrupted_step_does_not_swallow_the_next(begun):
     """A step that raised never ends; the one after it is not nested in it."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
 
     def closure():
@@ -295,10 +280,9 @@ def test_an_interrupted_step_does_not_swallow_the_next(record):
     assert len(recording.of_kind("step")) == 1
 
 
-def test_a_step_before_the_first_forward_makes_state(record):
+def test_a_step_before_the_first_forward_makes_state(begun):
     """Horovod's broadcast_optimizer_state steps on zeros so that there is a state to send."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -307,19 +291,17 @@ def test_a_step_before_the_first_forward_makes_state(record):
     assert recording.of_kind("state_init")[0]["weights"] == [0.375, -0.375, 0.1875]
 
 
-def test_a_step_on_zeros_after_another_is_a_step(record):
+def test_a_step_on_zeros_after_another_is_a_step(begun):
     """Gradients that no backward made, and an optimizer for each parameter; the gradient of the bias is zero."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, parameter.ndim - 1)
         recording.task.optimizer([parameter]).step()
     assert recording.kinds("step", "state_init") == ["step", "step"]
 
 
-def test_a_step_on_zeros_that_autograd_has_computed_is_a_step(record):
-    recording = record()
-    model = recording.task.model()
+def test_a_step_on_zeros_that_autograd_has_computed_is_a_step(begun):
+    recording, model = begun()
     batch = next(iter(recording.task.dataloader()))
     loss = recording.task.loss(model(batch.inputs), batch) * 0
     for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True):
@@ -328,9 +310,8 @@ def test_a_step_on_zeros_that_autograd_has_computed_is_a_step(record):
     assert recording.kinds("step", "state_init") == ["step"]
 
 
-def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(record):
-    recording = record()
-    model = recording.task.model()
+def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(begun):
+    recording, model = begun()
     backward(recording.task, model)
     handles = recording.recorder.handles
     handles.noted(0)
@@ -342,9 +323,8 @@ def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(record):
     assert of_bias["unfinished"] == [0]
 
 
-def test_topology_is_noted_at_the_first_step(record):
-    recording = record()
-    model = recording.task.model()
+def test_topology_is_noted_at_the_first_step(begun):
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     for _ in range(2):
         backward(recording.task, model)
@@ -370,9 +350,8 @@ def test_a_trainer_that_takes_no_model(record):
     assert recording.events[-1]["weights"] == [None, None, None]
 
 
-def test_an_optimizer_is_noted_before_it_is_mentioned(record):
-    recording = record()
-    model = recording.task.model()
+def test_an_optimizer_is_noted_before_it_is_mentioned(begun):
+    recording, model = begun()
     model.bias.requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0625)
     backward(recording.task, model)
@@ -386,9 +365,8 @@ def test_an_optimizer_is_noted_before_it_is_mentioned(record):
     assert recording.kinds("optimizer", "step", "zero_grad") == ["optimizer", "step", "zero_grad"]
 
 
-def test_an_optimizer_that_has_a_state_already(record):
-    recording = record()
-    model = recording.task.model()
+def test_an_optimizer_that_has_a_state_already(begun):
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     backward(recording.task, model)
     recording.recorder.__exit__(None, None, None)
@@ -398,10 +376,9 @@ def test_an_optimizer_that_has_a_state_already(record):
     assert recording.of_kind("optimizer")[0]["state"]
 
 
-def test_several_optimizers_of_one_model(record):
+def test_several_optimizers_of_one_model(begun):
     """Each step shows the gradients of its own parameters, and the weights of all."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizers = [torch.optim.SGD([parameter], lr=0.0625) for parameter in model.parameters()]
     backward(recording.task, model)
     weight, bias = model.weight.grad.flatten().tolist(), model.bias.grad.tolist()
@@ -415,9 +392,8 @@ def test_several_optimizers_of_one_model(record):
     assert [event["step"] for event in (first, second)] == [0, 1]
 
 
-def test_a_frameworks_wrapper_is_the_optimizer_in_it(record):
-    recording = record()
-    model = recording.task.model()
+def test_a_frameworks_wrapper_is_the_optimizer_in_it(begun):
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     Accelerator(cpu=True)
     wrapper = AcceleratedOptimizer(optimizer)
@@ -430,10 +406,9 @@ def test_a_frameworks_wrapper_is_the_optimizer_in_it(record):
 
 
 @pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
-def test_scalars_in_tensors(record, rate):
+def test_scalars_in_tensors(begun, rate):
     """The learning rate, say, or the bias corrections of a step that is compiled."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     model(torch.ones(4, 2)).sum().backward()
     torch.optim.AdamW(model.parameters(), lr=rate).step()
     [event] = recording.of_kind("step")
@@ -441,10 +416,9 @@ def test_scalars_in_tensors(record, rate):
 
 
 @pytest.mark.parametrize("is_torchs", [True, False])
-def test_what_a_trainer_keeps_in_the_state_beside_an_algorithm_of_torchs(record, is_torchs):
+def test_what_a_trainer_keeps_in_the_state_beside_an_algorithm_of_torchs(begun, is_torchs):
     """It is not read in a step. What another class reads is not known."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     kind = torch.optim.AdamW if is_torchs else type("Own", (torch.optim.AdamW,), {})
     optimizer = kind(model.parameters())
     backward(recording.task, model)

@@ -186,10 +186,9 @@ def test_a_loop_without_a_task():
     assert next(event["rows"] for event in events if event["event"] == "forward") == []
 
 
-def test_two_models_of_which_one_is_copied(record):
+def test_two_models_of_which_one_is_copied(begun):
     """What is stepped last is what `finished` reads, as an average of weights beside the model shows."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = recording.task.optimizer(model.parameters())
     for batch in recording.task.dataloader():

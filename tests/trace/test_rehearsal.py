@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.trace.hindsight.rehearsal import without_rehearsals
+from conformance.trace.hindsight.lineage import without_rehearsals
 
 START = [1.0, 0.0]
 

@@ -9,8 +9,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from conformance.trace.hindsight.shards import joined
-from conformance.trace.shards import places
-from conformance.trace.values import values
+from conformance.trace.values import places, values
 
 
 @dataclass

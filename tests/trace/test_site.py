@@ -19,10 +19,9 @@ from ..trainers.tasks import make_spec, train
 from .places import here
 
 
-def test_the_line_that_called(record):
+def test_the_line_that_called(begun):
     """Through torch's own frames, decorators and context managers."""
-    recording = record()
-    model = recording.task.model()
+    recording, model = begun()
     optimizer = recording.task.optimizer(model.parameters())
     batch = next(iter(recording.task.dataloader()))
     loss = recording.task.loss(model(batch.inputs), batch)

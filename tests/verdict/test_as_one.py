@@ -9,7 +9,7 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.runner.outcome import Outcome, RankOutcome
-from conformance.verdict.as_one import as_one, crosses
+from conformance.verdict.orders import as_one, crosses
 
 SHORT = Case("ddp", 2, 2, "fp32", "short-epochs")
 

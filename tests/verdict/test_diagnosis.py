@@ -7,11 +7,10 @@ from fractions import Fraction
 import pytest
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.deviation import deviating
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.faults.averaging import SumOverRanks, SumOverWindow
 from conformance.oracle.faults.clipping import NotClipped
-from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.recurrence import Recurrence, deviating
 from conformance.workloads.layout import Window
 
 #: Where each fault shows: the first of these cases that it applies to.

@@ -1,4 +1,4 @@
-"""Not every rank delivered its evidence: HANG or CRASH, blamed on the rank that failed first, with its place."""
+"""Not every rank delivered its evidence, or it cannot be read: HANG or CRASH, blamed on the rank that failed first."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.adapter.data import Batch
+from conformance.adapter.batches import Batch
+from conformance.adapter.declaration import Unsupported, UnsupportedGroups
 from conformance.adapter.models import module
-from conformance.adapter.unsupported import Unsupported, UnsupportedGroups
 from conformance.runner.rank.reporting import described
+from conformance.verdict.judge import judge
 
 TORCH = f"{sysconfig.get_paths()['purelib']}/torch/_tensor.py"
 
@@ -62,23 +63,17 @@ def test_a_model_that_the_trainer_cannot_take(follow):
     assert '`@trainer(models=["linear"])`' in judgement.headline
 
 
-def test_a_crash_where_parameters_are_frozen_says_so(follow):
-    run = follow("single-acc2-fp32-frozen")
+@pytest.mark.parametrize(
+    ("workload", "note"),
+    [
+        ("frozen", "temperature, scale and convolution.weight are frozen: they have no gradient, and `.grad` is None"),
+        ("unused", "some samples do not use experts.0.weight and experts.1.weight, so that `.grad` may be None"),
+    ],
+)
+def test_a_crash_where_parameters_have_no_gradient_says_so(follow, workload, note):
+    run = follow(f"single-acc2-fp32-{workload}")
     raises(run, 0, "TypeError", "None is no tensor")
-    assert run.judged(finished=False, exit="exited 1").notes == [
-        (
-            "in this case temperature, scale and convolution.weight are frozen: they have no gradient, and "
-            "`.grad` is None"
-        )
-    ]
-
-
-def test_a_crash_where_parameters_go_unused_says_so(follow):
-    run = follow("single-acc2-fp32-unused")
-    raises(run, 0, "TypeError", "None is no tensor")
-    assert run.judged(finished=False, exit="exited 1").notes == [
-        "in this case some samples do not use experts.0.weight and experts.1.weight, so that `.grad` may be None"
-    ]
+    assert run.judged(finished=False, exit="exited 1").notes == [f"in this case {note}"]
 
 
 @pytest.mark.parametrize(
@@ -287,11 +282,22 @@ def test_the_server_died(follow):
     assert (judgement.verdict, judgement.headline) == ("CRASH", exit)
 
 
-def test_timed_out_on_every_rank(follow):
-    limit = "killed at the time limit of 3 s"
-    judgement = follow("ddp-w3-fp32-sgd").judged(finished=False, timed_out=True, exit=limit, stack=STACK)
-    assert judgement.verdict == "HANG"
-    assert judgement.headline == f"ranks 0, 1 and 2 did not finish: {limit}, at loop.py:14"
+@pytest.mark.parametrize(
+    ("ended", "headline"),
+    [
+        ({}, "ranks 0, 1 and 2 did not finish: killed, at loop.py:14"),
+        (
+            {"rank1_stack": None},
+            (
+                "rank 0 did not finish: killed, at loop.py:14; rank 1 did not finish: killed; "
+                "rank 2 did not finish: killed, at loop.py:14"
+            ),
+        ),
+    ],
+)
+def test_where_ranks_were_at_the_time_limit(follow, ended, headline):
+    judgement = follow("ddp-w3-fp32-sgd").judged(finished=False, timed_out=True, exit="killed", stack=STACK, **ended)
+    assert (judgement.verdict, judgement.headline) == ("HANG", headline)
 
 
 @pytest.mark.parametrize(
@@ -312,14 +318,6 @@ def test_what_a_rank_that_timed_out_waits_for(follow, file, function, what):
     stack = f"Thread 0x00007e (most recent call first):\n{another}\n\n" + STACK.replace(":\n", f":\n{inner}\n", 1)
     judgement = follow("ddp-w2-fp32-sgd").judged(finished=False, timed_out=True, exit="killed", stack=stack)
     assert judgement.headline == f"ranks 0 and 1 did not finish: killed, at loop.py:14, where it waited for {what}"
-
-
-def test_timed_out_at_different_places(follow):
-    limit = "killed at the time limit of 3 s"
-    judgement = follow("ddp-w2-fp32-sgd").judged(
-        finished=False, timed_out=True, exit=limit, stack=STACK, rank1_stack=None
-    )
-    assert judgement.headline == (f"rank 0 did not finish: {limit}, at loop.py:14; rank 1 did not finish: {limit}")
 
 
 def test_only_the_rank_that_hangs_is_named(follow):
@@ -348,3 +346,28 @@ def test_what_becomes_of_a_rank_after_it_delivered_is_a_note(follow, exit):
     judgement = follow("ddp-w2-fp32-momentum").judged(rank1_exit=exit)
     assert judgement.verdict == "PASS (exact)"
     assert judgement.notes == [f"rank 1 {exit}; its evidence was complete, so the verdict stands"]
+
+
+FORGED = "ddp-w2-acc2-fp32-momentum"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [("step", "weights", ["x"]), ("forward", "rows", [{}]), ("step", "gradients", [[1.0]])],
+)
+def test_a_field_with_something_else_inside(follow, kind, field, value):
+    run = follow(FORGED)
+    run.of(kind, rank=1)[0][field] = value
+    judgement = run.judged()
+    assert judgement.verdict == "CRASH"
+    assert judgement.headline.startswith("the evidence of rank 1 has event ")
+    assert f"in the field {field!r}, which cannot be" in judgement.headline
+
+
+def test_an_event_that_fits_no_class(follow):
+    run = follow(FORGED)
+    run.of("forward")[0]["wrapper"] = 1
+    judgement = judge(run.case, run.outcome().placed(run.case.spec()))
+    assert judgement.verdict == "CRASH"
+    assert judgement.headline.startswith("the evidence of rank 0 has event ")
+    assert "'wrapper'" in judgement.headline

@@ -1,10 +1,16 @@
-"""What must hold before an equality means anything. In each test all numbers are right, and one guard does not hold."""
+"""What must hold before equality means anything. In most tests all numbers are right, and one guard does not hold."""
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 
+from conformance.laws.run import Events
 from conformance.oracle.faults.averaging import NotSynchronised
+from conformance.trace.events import read
+from conformance.verdict.guards import idle_after
 
 
 def broken(judgement):
@@ -355,3 +361,41 @@ def test_several_places_are_told_of_where_nothing_else_is_wrong(follow, wrong, i
     headline = run.judged().headline
     assert headline.startswith(f"{' and '.join(wrong)} ") and " wrong after window 2, and all other " in headline
     assert ("in several places" in headline) == is_told
+
+
+BACKWARD = {"event": "backward_end"}
+
+
+def step(window, gradients):
+    return {"event": "step", "window": window, "gradients": gradients}
+
+
+FOUND = [BACKWARD, step(0, [1.0, None]), BACKWARD, step(1, [0.0, 2.0])]
+IDLE = [BACKWARD, step(1, [None, None])]
+
+
+@pytest.mark.parametrize(
+    ("events", "window"),
+    [
+        ([*FOUND, *IDLE], 1),
+        (FOUND, None),
+        # Nothing was to be found without a backward, as for a second optimizer that holds what is frozen.
+        ([*FOUND, IDLE[1]], None),
+        ([*FOUND, *IDLE, BACKWARD, step(2, [1.0, 1.0])], None),
+        # Gradients that could not be read are not missing.
+        ([*FOUND, BACKWARD, step(2, None)], None),
+        (IDLE, None),
+    ],
+)
+def test_the_last_step_that_found_gradients(events, window):
+    assert idle_after(SimpleNamespace(events=Events(tuple(map(read, events))))) == window
+
+
+@pytest.mark.parametrize("name", ["single-acc2-fp32-frozen", "single-acc2-fp32-unused"])
+def test_steps_beyond_the_last_window_of_a_model_of_which_some_parameters_have_no_gradient(follow, name):
+    run = follow(name)
+    *_, last = run.of("step")
+    run.after(last, copy.deepcopy(last))
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert "7 optimizer steps instead of 6" in " ".join([judgement.headline, *judgement.notes])

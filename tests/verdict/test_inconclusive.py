@@ -10,7 +10,7 @@ import torch
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import OneSampleMoved, Power
 from conformance.oracle.recurrence import Recurrence
-from conformance.verdict import passing
+from conformance.verdict import numbers
 from conformance.verdict.answers import trajectory_of
 from conformance.verdict.record import record
 
@@ -46,7 +46,7 @@ def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
 def test_gap_that_is_too_small(follow, monkeypatch):
     run = follow("ddp-w2-fp32-adamw")
     found = run.judged().power
-    monkeypatch.setattr(passing, "power", lambda *arguments, **options: Power(Fraction(99, 100), found.fault))
+    monkeypatch.setattr(numbers, "power", lambda *arguments, **options: Power(Fraction(99, 100), found.fault))
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline == TOO_WIDE

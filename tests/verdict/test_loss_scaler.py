@@ -1,4 +1,4 @@
-"""A loss scaler is judged by the skips and the updates that it really made."""
+"""A loss scaler is judged by its skips, its updates, and its scale on all ranks."""
 
 from __future__ import annotations
 
@@ -55,16 +55,62 @@ def test_clipping_by_value_makes_the_gradients_of_a_skip_finite(follow):
     assert not run.judged().verdict.startswith("FAIL")
 
 
-def test_skip_without_an_overflow_fails(follow):
-    judgement = follow("single-acc2-fp16-momentum", skips={3}).judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "window 3 was skipped, though nothing can overflow at its loss scale"
+def scale_after(value, number=-1):
+    """Have an update of every rank end with another scale."""
+    return lambda run: [event.update(scale_after=value) for event in run.everywhere("update", number)]
 
 
-def test_step_in_spite_of_an_overflow_fails(follow):
-    judgement = follow(OVERFLOW, skips=set()).judged()
+def twice_the_scale_of_rank_1(run):
+    for event in (*run.of("step", rank=1), *run.of("update", rank=1)):
+        event |= {name: 2 * event[name] for name in ("scale", "scale_before", "scale_after") if name in event}
+
+
+def twice_updated(run):
+    for event in run.of("update"):
+        run.after(event, dict(event))
+
+
+def without_end(run):
+    for event in (*run.of("step"), *run.of("update")):
+        event |= {key: "inf" for key in event if key.startswith("scale") and key != "scaler"}
+
+
+def unseen(run):
+    """What is left of a run whose scaler is not torch's: the steps, without a scale."""
+    for rank in range(len(run.ranks)):
+        run.remove(*run.of("skip", rank), *run.of("update", rank))
+        for event in run.of("step", rank):
+            event["scale"] = None
+    return run
+
+
+MOMENTUM = "single-acc2-fp16-momentum"
+NOT_HALVED = {"skips": {2}, "scales": (Fraction(128),) * 6}
+SKIPPED = "window {} was skipped, though nothing can overflow at its loss scale"
+
+
+@pytest.mark.parametrize(
+    ("name", "history", "tamper", "headline"),
+    [
+        (MOMENTUM, {"skips": {3}}, None, SKIPPED.format(3)),
+        (MOMENTUM, {"skips": {1}}, unseen, SKIPPED.format(1)),
+        (OVERFLOW, {"skips": set()}, None, "window 2 overflows, but the optimizer stepped"),
+        (OVERFLOW, NOT_HALVED, scale_after(128.0), "rank 0 has a loss scale of 128 after the overflow in window 2, "),
+        (MOMENTUM, {}, scale_after(64.0), "rank 0 has a loss scale of 64 after its step in window 5, "),
+        ("single-acc2-fp16-growing-scale", {}, scale_after(32.0, 0), "rank 0 has a loss scale of 32 after "),
+        ("ddp-w2-fp16-momentum", {}, twice_the_scale_of_rank_1, "the ranks' loss scales differ"),
+        (MOMENTUM, {}, twice_updated, "rank 0 updated the loss scale 12 times in 6 windows"),
+        (MOMENTUM, {}, lambda run: run.remove(*run.of("update")), "rank 0 updated the loss scale 0 times in 6 windows"),
+        (MOMENTUM, {}, without_end, "rank 0 has a loss scale of inf"),
+    ],
+)
+def test_what_no_scaler_does_fails(follow, name, history, tamper, headline):
+    run = follow(name, **history)
+    if tamper is not None:
+        tamper(run)
+    judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "window 2 overflows, but the optimizer stepped"
+    assert judgement.headline.startswith(headline)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -90,65 +136,6 @@ def test_ranks_that_part_after_a_skip_that_nobody_saw_are_told_by_the_window_too
     judgement = run.judged()
     assert judgement.headline == "the ranks hold different weights after window 4"
     assert (judgement.divergence.window, judgement.divergence.step) == (4, 3)
-
-
-def test_scale_that_is_not_backed_off_fails(follow):
-    run = follow(OVERFLOW, skips={2}, scales=(Fraction(128),) * 6)
-    for event in run.everywhere("update", -1):
-        event["scale_after"] = 128.0
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == (
-        "rank 0 has a loss scale of 128 after the overflow in window 2, where GradScaler's rule gives 64"
-    )
-
-
-def test_scale_that_is_backed_off_without_an_overflow_fails(follow):
-    run = follow("single-acc2-fp16-momentum")
-    run.of("update")[-1]["scale_after"] = 64.0
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert "has a loss scale of 64 after its step in window 5" in judgement.headline
-
-
-def test_scale_that_grows_too_early_fails(follow):
-    run = follow("single-acc2-fp16-growing-scale")
-    run.of("update")[0]["scale_after"] *= 2
-    assert "after its step in window 0" in run.judged().headline
-
-
-def test_scales_that_differ_between_ranks_fail(follow):
-    run = follow("ddp-w2-fp16-momentum")
-    for event in run.of("step", rank=1):
-        event["scale"] *= 2
-    for event in run.of("update", rank=1):
-        event["scale_before"] *= 2
-        event["scale_after"] *= 2
-    judgement = run.judged()
-    assert (judgement.verdict, judgement.headline) == ("FAIL (numerics)", "the ranks' loss scales differ")
-
-
-def test_two_updates_in_a_window_fail(follow):
-    run = follow("single-acc2-fp16-momentum")
-    for event in run.of("update"):
-        run.after(event, dict(event))
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "rank 0 updated the loss scale 12 times in 6 windows"
-
-
-def test_no_update_at_all_fails(follow):
-    run = follow("single-acc2-fp16-momentum")
-    run.remove(*run.of("update"))
-    assert run.judged().headline == "rank 0 updated the loss scale 0 times in 6 windows"
-
-
-def test_scale_without_end_fails(follow):
-    run = follow("single-acc2-fp16-momentum")
-    for event in (*run.of("step"), *run.of("update")):
-        event |= {key: "inf" for key in event if key.startswith("scale") and key != "scaler"}
-    judgement = run.judged()
-    assert (judgement.verdict, judgement.headline) == ("FAIL (numerics)", "rank 0 has a loss scale of inf")
 
 
 def test_own_scaler_with_another_initial_scale_passes(follow):
@@ -190,27 +177,12 @@ def test_skipping_every_window_shows_nothing(follow):
     assert judgement.headline.startswith("every window was skipped")
 
 
-def unseen(run):
-    """What is left of a run whose scaler is not torch's: the steps, without a scale."""
-    for rank in range(len(run.ranks)):
-        run.remove(*run.of("skip", rank), *run.of("update", rank))
-        for event in run.of("step", rank):
-            event["scale"] = None
-    return run
-
-
 def test_scaler_that_is_not_torchs_is_followed_by_its_forwards(follow):
     run = unseen(follow(OVERFLOW))
     assert len(run.of("step")) == 5
     judgement = run.judged()
     assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.notes)
     assert judgement.trajectory.skips == {2}
-
-
-def test_scaler_that_is_not_torchs_may_not_skip_without_an_overflow(follow):
-    judgement = unseen(follow("single-acc2-fp16-momentum", skips={1})).judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "window 1 was skipped, though nothing can overflow at its loss scale"
 
 
 @pytest.mark.parametrize(("scale", "verdict"), [(1000.0, "INCONCLUSIVE"), (1024.0, "FAIL (numerics)")])
@@ -237,3 +209,66 @@ def test_a_rank_that_has_run_out_of_data_updates_no_scale(follow):
     judgement = judge(run.case, run.outcome(), {"last_batch": "join"})
     assert len(last) == 2
     assert judgement.verdict == "PASS (exact)", judgement.headline
+
+
+WITH_APEX = "ddp-w2-acc2-apex-O1-overflow"
+#: Halved by the overflow of window 2; apex lets it grow after 2000 steps.
+SCALES = tuple(Fraction(scale) for scale in (128, 128, 128, 64, 64, 64))
+
+
+def by_apex(run, delayed=True):
+    """The same run with apex in the place of a GradScaler: what is scaled, unscaled and updated is in `scale_loss`."""
+    last = run.case.accumulation - 1
+    for events in run.ranks:
+        scales = {event["window"]: event["scale"] for event in events if event["event"] == "scaler_step"}
+        found = []
+        for event in events:
+            kind, window = event["event"], event["window"]
+            fields = {**event, "optimizers": 1, "delay_unscale": delayed and event["micro_batch"] != last}
+            if kind == "loss_scaled":
+                found.append({**fields, "event": "scale_loss_enter"})
+            elif kind == "backward_end":
+                after = scales.get(window + 1, scales[window]) if event["micro_batch"] == last else scales[window]
+                scale = {"scale": scales[window], "scale_after": after}
+                found += [event, {**fields, **scale, "event": "scale_loss_exit"}]
+            elif kind == "step":
+                found.append({**event, "scale": None})
+            elif kind not in ("unscale", "scaler_step", "update"):
+                found.append(event)
+        events[:] = [{**event, "seq": seq} for seq, event in enumerate(found)]
+    return run
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_an_overflow_that_is_skipped_and_halves_the_scale_passes(follow, delayed):
+    """On one rank without `delay_unscale` too: then each pass updates the scale."""
+    name = WITH_APEX if delayed else "single-acc2-apex-O1-overflow"
+    judgement = by_apex(follow(name, skips={2}, scales=SCALES), delayed).judged()
+    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.findings)
+    assert judgement.trajectory.scales[:6] == SCALES
+
+
+def test_a_scale_that_stays_fails(follow):
+    judgement = by_apex(follow(WITH_APEX, skips={2}, scales=(Fraction(128),) * 6)).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == (
+        "rank 0 has a loss scale of 128 after the overflow in window 2, where GradScaler's rule gives 64"
+    )
+
+
+def test_scales_that_differ_fail(follow):
+    run = by_apex(follow(WITH_APEX, skips={2}, scales=SCALES))
+    for event in run.of("scale_loss_exit", 1)[-2:]:
+        event["scale"] = event["scale_after"] = 32.0
+    assert "the ranks' loss scales differ" in [run.judged().headline, *run.judged().notes]
+
+
+def test_a_window_without_its_step_fails(follow):
+    run = by_apex(follow(WITH_APEX, skips={2}, scales=SCALES))
+    run.remove(*run.everywhere("skip", 0))
+    assert run.judged().headline == "5 optimizer steps instead of 6, one per accumulation window"
+
+
+def test_a_step_in_spite_of_an_overflow_fails(follow):
+    run = by_apex(follow(WITH_APEX, skips=set(), scales=(Fraction(128),) * 6))
+    assert run.judged().headline == "window 2 overflows, but the optimizer stepped"

@@ -1,4 +1,4 @@
-"""Cases in which the order of samples is the trainer's own."""
+"""In what order the ranks read the samples: the task's, or one of the trainer's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.cases.case import Case
-from conformance.verdict.own_order import not_once, ways
+from conformance.verdict.orders import epoch_ways, not_once
 from conformance.workloads.layout import micro_batches
 
 NAME = "ddp-w2-acc2-fp32-own-order"
@@ -112,7 +112,7 @@ def test_what_is_not_read_once_in_an_epoch(orders, text):
 )
 def test_who_shuffles_once_is_told_so(orders, found):
     """Nobody who does not shuffle."""
-    assert ways(replace(CASE, orders=orders)) == found
+    assert epoch_ways(replace(CASE, orders=orders)) == found
 
 
 def test_both_lives_of_a_resumed_run_are_read(follow):
@@ -128,3 +128,30 @@ def test_both_lives_of_a_resumed_run_are_read(follow):
             event["rows"] = other["rows"]
     judgement = run.judged()
     assert judgement.headline.startswith("rank 0 reads 4 samples of epoch 1 more than once, and no rank reads 8; ")
+
+
+EPOCHS = "ddp-w2-acc2-fp32-epoch-schedule"
+
+
+@pytest.fixture
+def apart(follow):
+    """Rank 1 reads two windows of the second epoch the other way round, and what it reads of them is rank 0's."""
+    run = follow(EPOCHS)
+    forwards = [[event for event in run.of("forward", rank) if event["window"] in (2, 3)] for rank in (0, 1)]
+    for event, other in zip(forwards[1], [*forwards[0][2:], *forwards[0][:2]], strict=True):
+        event["rows"] = other["rows"]
+    for event in run.of("step"):
+        event["gradients"][0] += 1.0
+    return run
+
+
+def test_ranks_that_go_through_an_epoch_in_different_orders(apart):
+    assert apart.judged().headline.startswith("ranks 0 and 1 go through epoch 1 in different orders: ")
+
+
+def test_more_steps_than_windows_show_no_order(apart):
+    """What is read for a step that nobody asked for moves all windows after it."""
+    for rank in (0, 1):
+        step = apart.of("step", rank)[-1]
+        apart.after(step, {**step, "step": 6, "window": 6})
+    assert apart.judged().headline.startswith("7 optimizer steps instead of 6")

@@ -7,9 +7,9 @@ import pytest
 from conformance.cases.case import Case
 from conformance.laws.run import Run
 from conformance.runner.front.client import ForkServer
+from conformance.verdict.attempts import of_life
 from conformance.verdict.evidence import read
 from conformance.verdict.judge import judge
-from conformance.verdict.watched_weights import with_watched_weights
 
 CASE = Case("parameter-server", 3, 2, "fp16", "overflow")
 
@@ -22,14 +22,15 @@ def outcome():
 
 def watched(outcome, backend):
     ranks = [read(rank, CASE.problem.windows) for rank in outcome.ranks]
-    return with_watched_weights(ranks, Run.read({**CASE.spec(), "backend": backend}, [r.events for r in outcome.ranks]))
+    return of_life(ranks, Run.read({**CASE.spec(), "backend": backend}, [r.events for r in outcome.ranks]))
 
 
 def test_workers_have_the_servers_steps_and_their_own_weights(outcome):
     server, *workers = watched(outcome, "parameter-server")
     assert len(server.attempts) == CASE.problem.workload.steps
     for worker in workers:
-        assert worker.attempts == server.attempts
+        assert [a.gradients for a in worker.attempts] == [a.gradients for a in server.attempts]
+        assert {(a.weights_by, a.gradients_by) for a in worker.attempts} == {("shown", "another rank")}
         assert [a.weights for a in worker.attempts] == [a.weights for a in server.attempts]
 
 

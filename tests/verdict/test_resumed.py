@@ -8,15 +8,16 @@ import pytest
 
 from conformance.laws.run import Events
 from conformance.oracle.faults import CATALOGUE
-from conformance.oracle.faults.resuming_places import WindowLeftOut
+from conformance.oracle.faults.resuming import WindowLeftOut
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Recurrence
 from conformance.results.records import PASSED
 from conformance.trace.events import read
 from conformance.verdict.evidence import Update
-from conformance.verdict.guard import POSITION
 from conformance.verdict.judge import judge
-from conformance.verdict.resuming import other_scale, other_state
+from conformance.verdict.judgement import POSITION
+from conformance.verdict.resuming import other_state
+from conformance.verdict.scaling import other_scale
 from conformance.workloads.workload import LossScale
 
 FAULTS = {fault.name: fault for fault in CATALOGUE}

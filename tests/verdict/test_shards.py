@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+
+from conformance.cases.case import Case
+from conformance.laws.run import Events
+from conformance.trace.events import read
+from conformance.verdict.observability import copies_apart
 
 CASE = "ddp-w2-acc2-fp32-momentum"
 
@@ -84,3 +91,18 @@ def test_copies_of_shards_that_never_come_back(follow):
     judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.headline.startswith("the shards of ranks 0 and 1 never changed: the optimizer stepped others, of ")
+
+
+WITH_COPIES = Case("deepspeed", 2, 2, "bf16", "momentum")
+
+
+@pytest.mark.parametrize(
+    ("second", "apart"),
+    [([1.0, 2.0, 3.0, 4.0], None), ([1.0, None, 3.0, 4.0], None), ([1.0, 2.5, 3.0, 4.0], "weight[1]: 2.0, 2.5;")],
+)
+def test_copies_at_the_end(second, apart):
+    """What a rank does not have whole tells nothing."""
+    ends = [[1.0, 2.0, 3.0, 4.0], second]
+    ranks = [SimpleNamespace(events=Events((read({"event": "finished", "copies": end}),))) for end in ends]
+    found = copies_apart(WITH_COPIES, ranks)
+    assert found == apart if apart is None else apart in found

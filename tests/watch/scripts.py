@@ -5,6 +5,7 @@ import torch
 from conformance.watch import records
 from conformance.watch.judging.judge import judged
 from conformance.watch.sketch import Sketching
+from conformance.watch.verdict import verdict
 
 SHAPES = ((6, 5), (6,), (4, 6), (4,), (9, 3), (9,))
 LINE = ["train.py", 7, "main"]
@@ -22,6 +23,14 @@ def total(several, factor=1.0):
 
 def sketches(tensors):
     return sketching.finish([sketching.take(tensor) for tensor in tensors]).tolist() if tensors else []
+
+
+def stepped(held, used=(), weights=(), optimizer=0, kind="SGD", rate=0.1, **more):
+    """A step of parameters with these numbers; used, weights: their gradients and weights, none if they have none."""
+    return records.Stepped(
+        optimizer, kind, [rate], [*held], [], False, None, False, False, "float32",
+        [*held] if used else [], sketches(used), [*held] if weights else [], sketches(weights), LINE, **more,
+    )  # fmt: skip
 
 
 class Script:
@@ -65,12 +74,7 @@ class Script:
         """used: for each rank, the gradients that its step uses."""
         for rank in range(self.ranks) if ranks is None else ranks:
             weights = total([gradients(7 + self.steps, self.shapes)], 1 + self.drift * rank * self.steps)
-            self.streams[rank].append(
-                records.Stepped(
-                    0, "SGD", [rate], self.numbers, [], False, None, False, False, "float32",
-                    self.numbers, sketches(used[rank]), self.numbers, sketches(weights), LINE,
-                )
-            )  # fmt: skip
+            self.streams[rank].append(stepped(self.numbers, used[rank], weights, rate=rate))
         self.steps += 1
 
     def clear(self):
@@ -79,6 +83,30 @@ class Script:
     def findings(self):
         self.each(records.Ended())
         return judged(self.streams)
+
+
+def laws(findings):
+    return {law for law, _ in findings.causes}
+
+
+def shown(findings):
+    """The laws that are broken, or the verdict where none is."""
+    return laws(findings) or verdict(findings)
+
+
+def trained(window, times=3, clears=True, **options):
+    """The findings of a script whose steps use what `window` makes of it: the gradients of each rank."""
+    script = Script(**options)
+    for _ in range(times):
+        script.step(window(script))
+        if clears:
+            script.clear()
+    return script.findings()
+
+
+def averaged(*passes, factor=0.5):
+    """Both ranks have this much of the sum of all gradients. passes: the gradients of each rank."""
+    return [total([of_rank for computed in passes for of_rank in computed], factor)] * 2
 
 
 def accused():

@@ -10,25 +10,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-import conformance
 from conformance.watch.judging import history, log, stream
 from conformance.watch.judging.judge import Judge
-from conformance.watch.ledger import Ledger
-from conformance.watch.reading import Reader
 from conformance.watch.recording import steps
-from conformance.watch.recording.settings import Settings
-from conformance.watch.recording.start import recorded
+
+from .trained import judged_by, network, watched
 
 STEPS = 200
 
 
-def network():
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
 def schedule(count):
     """Each step has a learning rate, a limit and a length of its own."""
-    model = network()
+    model = network(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
     for step in range(count):
@@ -43,7 +36,7 @@ def schedule(count):
 
 def scales(count):
     """The loss scale grows, overflows, and is another one each time; some batches are only evaluated."""
-    model = network()
+    model = network(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=3.0, growth_factor=1.01, growth_interval=1)
     for step in range(count):
@@ -66,7 +59,7 @@ def scales(count):
 def epochs(count):
     """Data come again in each epoch, dealt out anew; weights are changed in between."""
     data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randn(40, 3))
-    model = network()
+    model = network(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(count // 5):
         for inputs, targets in torch.utils.data.DataLoader(data, 8, shuffle=True):
@@ -80,7 +73,7 @@ def epochs(count):
 
 def by_hand(count):
     """A loss scale, and weight decay, that the script has to itself."""
-    model = network()
+    model = network(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(count):
         scale = 2.0 + 0.5 * step
@@ -133,13 +126,8 @@ def kept(root):
 
 
 def judged(trains, count, folder):
-    folder.mkdir()
-    torch.manual_seed(0)
     judge = Judge()
-    Ledger.made(folder)
-    with recorded(str(folder), Settings()):
-        trains(count)
-    Reader(folder, judge).finish()
+    judged_by(judge, folder, lambda: trains(count))
     return judge
 
 
@@ -159,7 +147,7 @@ def test_backward_passes_that_are_forgotten_by_their_step(passes, is_open, tmp_p
     monkeypatch.setattr(stream, "_MOST_PENDING", 3)
 
     def accumulates(count):
-        model = network()
+        model = network(3)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for _ in range(count):
             for _ in range(passes):
@@ -167,14 +155,14 @@ def test_backward_passes_that_are_forgotten_by_their_step(passes, is_open, tmp_p
             optimizer.step()
             optimizer.zero_grad()
 
-    findings = judged(accumulates, 4, tmp_path / "records").finish()
+    findings = judged_by(Judge(), tmp_path, lambda: accumulates(4))
     assert not findings.causes
-    assert any("more backward passes than are kept" in why for why in findings.open) == is_open
+    assert ("changed.long" in findings.open) == is_open
 
 
 def trials(count):
     for _ in range(count):
-        model = network()
+        model = network(3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.randn(4, 6)).square().mean().backward()
         optimizer.step()
@@ -182,18 +170,15 @@ def trials(count):
 
 def test_optimizers_that_are_made_again_and_again_are_watched_up_to_a_number(monkeypatch):
     monkeypatch.setattr(steps, "MOST_OPTIMIZERS", 5)
-    with pytest.raises(AssertionError, match="makes optimizers again and again"), conformance.watching() as found:
-        trials(9)
-    assert not found.causes
-    assert found.steps == 5
+    found = watched(trials, 9)
+    assert (found.causes, found.steps) == ({}, 5)
+    assert "makes optimizers again and again" in str(found.lacks)
 
 
 def test_a_number_of_steps_is_that_of_optimizers_that_still_exist(tmp_path):
-    judge = Judge()
-    Ledger.made(tmp_path)
-    with recorded(str(tmp_path), Settings(steps=3)):
+    def trains():
         trials(1)
         turns(9)
-    Reader(tmp_path, judge).finish()
+
     # One optimizer steps five times until the other has done so three times.
-    assert judge.finish().steps == 1 + 5 + 3
+    assert judged_by(Judge(), tmp_path, trains, steps=3).steps == 1 + 5 + 3

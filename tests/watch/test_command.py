@@ -1,10 +1,12 @@
-"""`conformance watch` of a script: its own output and exit code, and the verdict."""
+"""`conformance watch` as a command: its verdict and exit code, its options, and the files that it leaves."""
 
+import json
 import os
+import pty
 import signal
 import subprocess
 import sys
-import textwrap
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,54 +14,96 @@ from conformance.watch import watching
 from conformance.watch.reading import Reader
 from conformance.watch.watching import watch
 
-LOOP = """
-    import os, torch
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(3):
-        model(torch.randn(4, 3)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    print(torch.rand(1).item())
+REPORT, SECRET = "conformance-watch.html", "s3cret"
+WRONG = """
+import os, sys, time, torch
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(int(os.environ.get("STEPS", 3))):
+    model(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+    time.sleep(float(os.environ.get("PAUSE", 0)))
+print("done")
 """
+RIGHT = WRONG.replace("optimizer.step()\n", "optimizer.step()\n    optimizer.zero_grad()\n")
+# Says that it runs, and waits until it may end.
+WAITING = "import sys; open(sys.argv[1], 'w').close(); open(sys.argv[2]).close()"
 
 
-def watched(tmp_path, source, *options, watch=True):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(source))
-    command = [sys.executable, "-m", "conformance", "watch", *options, "--"] if watch else []
-    return subprocess.run(
-        [*command, sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").write_text(WRONG)
+    (tmp_path / "scripts" / "right.py").write_text(RIGHT)
+    (tmp_path / "out").mkdir()
+    return tmp_path
 
 
-def test_a_right_script_conforms_and_prints_what_it_prints(tmp_path):
-    ended, plain = watched(tmp_path, LOOP), watched(tmp_path, LOOP, watch=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.startswith(plain.stdout)
-    assert "CONFORMS: In 3 of 3 steps" in ended.stdout
-    assert ended.stderr == ""
+def command(*script, options=("--output", "out")):
+    return [sys.executable, "-m", "conformance", "watch", *options, "--", *script]
 
 
-def test_it_watches_as_many_steps_as_asked(tmp_path):
-    ended = watched(tmp_path, LOOP, "--steps", "2")
-    assert "CONFORMS: In 2 of 2 steps" in ended.stdout
+def ended(folder, *script, options=("--output", "out"), **variables):
+    given, env = command(*script, options=options), {**os.environ, **variables}
+    return subprocess.run(given, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_ctrl_c_ends_the_script_and_leaves_a_verdict(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(LOOP) + "print('ready', flush=True)\nimport time\ntime.sleep(600)\n")
-    command = [sys.executable, "-m", "conformance", "watch", "--", sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while process.stdout.readline() != "ready\n":
-            pass
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate()
-    assert "UNDECIDED: In 3 of 3 steps" in out
-    assert "the command failed: ended by SIGTERM" in out
-    assert "interrupted by SIGTERM" in err
-    assert process.returncode == 128 + signal.SIGTERM
+def python(source):
+    return sys.executable, "-c", source
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("print(1)", "UNDECIDED: no process of the command imported torch"),
+        ("import torch", "UNDECIDED: No step of a torch optimizer was seen"),
+    ],
+)
+def test_a_script_without_steps_is_undecided(folder, source, says):
+    done = ended(folder, *python(source))
+    assert says in done.stdout
+    assert done.returncode == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "judged"), [(("--steps", "2"), "3", 2), (("--stop", "--every", "5"), "10", 2)]
+)
+def test_it_watches_as_many_steps_as_asked(folder, options, steps, judged):
+    """Without a terminal, no line says meanwhile how it stands."""
+    done = ended(folder, sys.executable, "scripts/right.py", options=options, STEPS=steps)
+    assert done.stdout.startswith(f"done\nCONFORMS: {judged} of {judged} steps")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\r" not in done.stdout
+
+
+def test_stop_ends_the_script_at_the_first_violation(folder):
+    done = ended(folder, sys.executable, "scripts/train.py", options=("--stop",), STEPS="100000", PAUSE="0.05")
+    assert done.returncode == 1
+    assert "(watch/cleared)" in done.stdout
+    assert "done" not in done.stdout
+    assert "ended at the first violation (--stop)" in done.stderr
+
+
+def test_on_a_terminal_a_line_on_stderr_says_how_it_stands(folder):
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "STEPS": "40", "PAUSE": "0.05"}
+    given = command(sys.executable, "scripts/right.py")
+    with subprocess.Popen(given, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        seen = b""
+        try:
+            while part := os.read(ours, 65536):
+                seen += part
+        except OSError:
+            pass  # The other end is closed: so it is said on Linux.
+        out = process.stdout.read()
+    text = seen.decode()
+    assert "\rwatching: " in text
+    assert " right, 0 problems, " in text
+    assert text.endswith("\r\x1b[K")
+    assert "\n" not in text
+    assert b"watching:" not in out
+    assert out.startswith(b"done\nCONFORMS: 40 of 40 steps")
 
 
 def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
@@ -91,27 +135,101 @@ def test_a_signal_that_comes_while_the_command_starts_is_passed_on(monkeypatch):
     assert (watched.by, watched.code) == (signal.SIGINT, -signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "says"),
-    [
-        (
-            LOOP.replace("optimizer.zero_grad()", "pass"),
-            1,
-            ["(watch/cleared)", "at: train.py:8", "8 | optimizer.step()", "rank 0"],
-        ),
-        (LOOP + "    raise SystemExit(7)", 7, ["the script itself failed with exit code 7"]),
-        ("print(1)", 1, ["no process of the command imported torch"]),
-        ("import torch", 1, ["no step of a torch optimizer was seen"]),
-    ],
-)
-def test_others(tmp_path, source, code, says):
-    ended = watched(tmp_path, source)
-    assert [one for one in says if one not in ended.stdout + ended.stderr] == []
-    assert ended.returncode == code
-
-
 def test_the_judging_process_needs_no_torch():
     """It takes seconds to import, and a second copy of it."""
     modules = "judging.judge, conformance.watch.watching, conformance.watch.report.html, conformance.watch.report.junit"
     source = f"import sys; sys.modules['torch'] = None; import conformance.cli.watch, conformance.watch.{modules}"
     subprocess.run([sys.executable, "-c", source], check=True)
+
+
+class Waiting:
+    """A watch whose script runs until `goes_on`."""
+
+    def __init__(self, folder, *options):
+        pipes = [folder / "begun", folder / "may-end"]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        given = command(*python(WAITING), *map(str, pipes), options=("--output", "out", *options))
+        self.process = subprocess.Popen(given, cwd=folder, stdout=subprocess.PIPE, text=True)
+        pipes[0].open().close()
+        self._gate = pipes[1]
+
+    def goes_on(self):
+        self._gate.open("w").close()
+        return self.process.communicate(timeout=300)[0]
+
+
+def test_old_files_do_not_stand_beside_a_watch_that_does_not_end(folder):
+    """Those beside a command that cannot be started do."""
+    old = folder / "out" / REPORT, folder / "a.xml"
+    for file in old:
+        file.write_text("old")
+    done = ended(folder, "./nothing", options=("--output", "out", "--junit", "a.xml"))
+    assert (done.returncode, [file.read_text() for file in old]) == (2, ["old", "old"])
+    assert done.stderr.startswith("conformance: ")
+    watch = Waiting(folder, "--junit", "a.xml")
+    watch.process.kill()
+    watch.goes_on()
+    assert [file.exists() for file in old] == [False, False]
+
+
+def test_two_watches_into_one_folder_leave_two_reports(folder):
+    watch = Waiting(folder)
+    ended(folder, *python("'the second'"))
+    first = (folder / "out" / REPORT).read_text()
+    assert "the second" in first
+    assert "Report: out/conformance-watch-2.html" in watch.goes_on()
+    assert (folder / "out" / REPORT).read_text() == first
+    assert "may-end" in (folder / "out" / "conformance-watch-2.html").read_text()
+
+
+def test_a_later_watch_replaces_the_report_of_an_earlier_one(folder):
+    for words in ("'one'", "'two'"):
+        ended(folder, *python(words))
+    assert os.listdir(folder / "out") == [REPORT]
+    assert "two" in (folder / "out" / REPORT).read_text()
+
+
+FORMATS = ("--output", "out", "--markdown", "a.md", "--junit", "a.xml", "--sarif", "a.sarif")
+
+
+def test_files_are_not_written_through_symbolic_links(folder):
+    elsewhere, names = folder / "elsewhere", ("out/" + REPORT, "a.md", "a.xml", "a.sarif")
+    elsewhere.write_text("mine")
+    for name in names:
+        (folder / name).symlink_to(elsewhere)
+    ended(folder, *python(""), options=FORMATS)
+    assert elsewhere.read_text() == "mine"
+    assert [name for name in names if (folder / name).is_symlink() or (folder / name).read_text() == "mine"] == []
+
+
+def test_what_cannot_be_written_or_started_is_a_usage_error(folder):
+    done = ended(folder, "true", options=("--junit", "scripts/train.py/a.xml"))
+    assert done.returncode == 2
+    done = ended(folder, f"TOKEN={SECRET}", "python")
+    assert done.stderr.startswith("conformance: TOKEN=REDACTED cannot be started")
+
+
+def test_the_files_that_are_asked_for_name_files_from_the_folder_of_the_run_and_hide_secrets(folder):
+    (folder / "scripts" / "train.py").write_text(f"{WRONG}raise SystemExit(7)")
+    script, summary = str(folder / "scripts" / "train.py"), folder / "summary.md"
+    done = ended(
+        folder, "env", f"HF_TOKEN={SECRET}", sys.executable, script, "--key", SECRET, "--max-tokens", "512",
+        f"--repo=https://me:{SECRET}@host/x", options=FORMATS, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary),
+    )  # fmt: skip
+    assert "exit code 7: env HF_TOKEN=REDACTED" in done.stderr
+    assert "the script itself failed with exit code 7" in done.stderr
+    texts = {file: (folder / file).read_text() for file in ("out/" + REPORT, "a.md", "a.xml", "a.sarif")}
+    for text in texts.values():
+        assert "scripts/train.py --key REDACTED --max-tokens 512 --repo=https://REDACTED@host/x" in text
+        assert SECRET not in text
+        assert str(folder) not in text
+    assert SECRET not in done.stdout + done.stderr
+    assert "DOES NOT CONFORM" in texts["out/" + REPORT]
+    assert texts["a.md"] == summary.read_text()
+    assert "7 | optimizer.step()" in texts["a.md"]
+    assert ElementTree.fromstring(texts["a.xml"]).findall(".//failure")
+    [result] = json.loads(texts["a.sarif"])["runs"][0]["results"]
+    assert result["ruleId"] == "watch/cleared"
+    assert "::error file=scripts/train.py,line=7,title=" in done.stdout
+    assert done.returncode == 7

@@ -1,142 +1,180 @@
-"""Epochs that a sampler begins with the same batch, and shares that nobody reads."""
+"""Epochs that begin with the same batch, data that are cut by rank before they are dealt out, and unread parts."""
 
 import pytest
+import torch
 
 from conformance.watch import records
 from conformance.watch.judging.epochs import _MOST
+from conformance.watch.judging.properties import Property
 
 from .scripts import LINE, Script, total
 
-BROKEN = {"watch/new-order"}
+WRONG, OPEN, NEITHER = "wrong", "open", "neither"
 
 
-def begun(
-    epochs,
-    *,
-    labelled=True,
-    made_anew=False,
-    drawn=True,
-    data=None,
-    trains=True,
-    is_all=False,
-    shuffles=True,
-    texts=False,
-):
+def told(findings, law, code):
+    """What is found, and its values."""
+    [*causes] = [cause for (of, _), cause in findings.causes.items() if of == law]
+    assert all(cause.first.says.code == code and cause.first.site == LINE for cause in causes)
+    if causes:
+        assert code not in findings.open
+        return WRONG, causes[0].first.says.values
+    return (OPEN, findings.open[code].says.values) if code in findings.open else (NEITHER, {})
+
+
+def train(script, samplers):
+    for _ in range(2):
+        computed = script.backward()
+        for stream in script.streams:
+            stream[-2].samplers = samplers
+        script.step([total(computed)])
+        script.clear()
+
+
+def begun(epochs, *, labelled=True, rows="same", drawn=True, data=None, trains=True, is_all=False, shuffles=True):
     """epochs: the number that a sampler is told, and the first batch then, or "model" where another one is made.
-    labelled: the labels of samples are known. made_anew: other inputs are made of a sample each time. drawn: which
-    samples they are is known. data: what a new sampler for each epoch deals out; None for one sampler. trains: whether
-    its batches go backward. is_all: there is one batch in an epoch. texts: no tensor is in it."""
+    labelled: the labels of samples are known. rows: "same" where samples are, "other" as augmentation makes them, or
+    "none" of texts. drawn: which samples they are is known. data: what a new sampler for each epoch deals out; None for
+    one sampler. trains: its batches go backward. is_all: there is one batch in an epoch."""
     script = Script(ranks=1)
-    for at, told in enumerate(epochs):
-        if told == "model":
+    for at, of in enumerate(epochs):
+        if of == "model":
             script.each(records.Optimizer(at, "SGD", script.numbers))
             continue
-        (epoch, batch), sampler = told, at if data else 0
+        (epoch, batch), sampler = of, at if data else 0
         script.each(records.Epoch(sampler, epoch, shuffles, 2, data))
-        rows = [batch, batch + 1]
-        made = [at + 1000, at + 2000] if made_anew else rows
-        made = [] if texts else made
-        script.each(records.First(sampler, epoch, made, rows if drawn else [], labelled, is_all, LINE))
-        for _ in range(2):
-            computed = script.backward()
-            script.streams[0][-2].samplers = [sampler] if trains else []
-            script.step([total(computed)])
-            script.clear()
-    return script.findings()
+        samples = [batch, batch + 1]
+        made = {"same": samples, "other": [at + 1000, at + 2000], "none": []}[rows]
+        script.each(records.First(sampler, epoch, made, samples if drawn else [], labelled, is_all, LINE))
+        train(script, [sampler] if trains else [])
+    findings = script.findings()
+    found, values = told(findings, "watch/new-order", "data.same-order")
+    return found, values.get("times", 0), findings.seen[Property.DATA]
 
 
-def laws(findings):
-    return {law for law, _ in findings.causes}
+AUGMENTED = {"rows": "other"}
 
 
 @pytest.mark.parametrize(
-    ("epochs", "broken", "notes"),
+    ("epochs", "options", "expected"),
     [
-        ([(0, 1), (1, 2), (2, 3)], set(), 0),
-        ([(0, 1), (0, 1), (1, 2)], set(), 0),  # taken up again
-        ([(0, 1), (0, 1)], set(), 1),
-        ([(0, 1), (0, 2), (0, 3)], set(), 0),  # an order of its own all the same
-        ([(0, 1), (0, 1), (0, 1)], BROKEN, 0),
-        ([(0, 1), (0, 1), (0, 1), (1, 2), (1, 2), (1, 2)], set(), 0),  # three times each, on purpose
-        (["model", (0, 1), "model", (0, 1), "model", (0, 1)], set(), 0),  # a search
-        (["model", (0, 1), (0, 1), (0, 1), "model", (0, 1)], BROKEN, 0),
+        ([(0, 1), (1, 2), (2, 3)], {}, (NEITHER, 0, 2)),
+        ([(0, 1), (0, 2), (0, 3)], {}, (NEITHER, 0, 2)),  # shuffled in another way
+        ([(0, 1), (0, 1), (1, 2)], {}, (OPEN, 2, 1)),  # resumed
+        ([(0, 1), (0, 1)], {}, (OPEN, 2, 0)),
+        ([(0, 1), (0, 1), (0, 1)], {}, (WRONG, 3, 0)),
+        ([(0, 1)] * 4 + [(0, 2), (0, 2)], {}, (WRONG, 4, 1)),
+        ([(0, 1)] * 3 + [(1, 2)] * 3, {}, (OPEN, 3, 1)),  # three times each, on purpose
+        ([(0, 1), (1, 1), (2, 1)], {}, (OPEN, 3, 0)),  # what it is told changes nothing
+        (["model", (0, 1)] * 3, {}, (NEITHER, 0, 0)),  # a search
+        (["model", (0, 1), (0, 1), (0, 1), "model", (0, 1)], {}, (WRONG, 3, 0)),
+        ([(0, 1)] * 3, {"data": 5}, (WRONG, 3, 0)),
+        ([(0, 1), (1, 2), (2, 3)], {"data": 5}, (NEITHER, 0, 2)),
+        ([(0, 1)] * 4, {"trains": False}, (NEITHER, 0, 0)),
+        ([(0, 1)] * 4, {"is_all": True}, (NEITHER, 0, 0)),
+        ([(0, 1)] * 4, {"shuffles": False}, (NEITHER, 0, 0)),
+        ([(0, 1)] * 4, AUGMENTED, (WRONG, 4, 0)),
+        ([(0, 1)] * 4, AUGMENTED | {"labelled": False}, (OPEN, 4, 0)),  # there may be other samples at these places
+        ([(0, 1)] * 4, AUGMENTED | {"drawn": False}, (NEITHER, 0, 3)),
+        ([(0, 1)] * 4, {"labelled": False}, (WRONG, 4, 0)),
+        ([(0, 1)] * 4, {"drawn": False}, (WRONG, 4, 0)),
+        ([(0, 1)] * 4, {"rows": "none", "labelled": False}, (OPEN, 4, 0)),
     ],
 )
-def test_an_epoch_comes_again(epochs, broken, notes):
-    findings = begun(epochs)
-    assert laws(findings) == broken
-    assert len(findings.notes) == notes
-
-
-@pytest.mark.parametrize("options", [{"trains": False}, {"is_all": True}, {"shuffles": False}])
-def test_batches_that_have_no_order_or_train_nothing(options):
-    findings = begun([(0, 1)] * 4, **options)
-    assert (findings.causes, findings.open) == ({}, {})
-
-
-def test_a_sampler_that_is_made_anew_goes_through_the_same_data():
-    assert laws(begun([(0, 1)] * 3, data=5)) == BROKEN
-    assert laws(begun([(0, 1), (1, 2), (2, 3)], data=5)) == set()
+def test_epochs_begin_with_the_same_batch(epochs, options, expected):
+    assert begun(epochs, **options) == expected
 
 
 @pytest.mark.parametrize(
-    ("told", "epochs", "broken"),
+    ("sets_epoch", "epochs", "expected"),
     [
-        ((True, True), 3, set()),
-        ((True, False), 3, BROKEN),
-        ((False, False), 3, BROKEN),
-        ((False, False, False), 1, set()),  # each epoch is the first one
+        ((True, True), 3, NEITHER),
+        ((True, False), 3, WRONG),
+        ((False, False), 3, WRONG),
+        ((False, False, False), 1, NEITHER),  # each epoch is the first one
     ],
 )
-def test_samplers_side_by_side_go_through_the_same_data(told, epochs, broken):
-    script = Script(ranks=1)
+def test_samplers_side_by_side_go_through_the_same_data(sets_epoch, epochs, expected):
+    script, samplers = Script(ranks=1), [*enumerate(sets_epoch)]
     for epoch in range(epochs):
-        for sampler, is_told in enumerate(told):
+        for sampler, is_told in samplers:
             script.each(records.Epoch(sampler, epoch * is_told, True, 2, 5))
-        for sampler, is_told in enumerate(told):
+        for sampler, is_told in samplers:
             rows = [epoch * is_told, 7]
             script.each(records.First(sampler, epoch * is_told, rows, rows, True, False, LINE))
-        for _ in range(2):
-            computed = script.backward()
-            script.streams[0][-2].samplers = [*range(len(told))]
-            script.step([total(computed)])
-            script.clear()
-    assert laws(script.findings()) == broken
+        train(script, [*range(len(sets_epoch))])
+    assert told(script.findings(), "watch/new-order", "data.same-order")[0] == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "broken", "is_open"),
-    [
-        ({}, BROKEN, False),
-        ({"labelled": False}, set(), True),  # there may be other samples at the same places
-        ({"drawn": False}, set(), False),
-        ({"texts": True, "labelled": False}, set(), True),
-        ({"texts": True, "labelled": False, "drawn": False}, set(), False),
-        ({"made_anew": False, "labelled": False}, BROKEN, False),
-        ({"made_anew": False, "drawn": False}, BROKEN, False),
-    ],
-)
-def test_the_same_samples_that_are_changed_at_random(options, broken, is_open):
-    findings = begun([(0, 1)] * 4, **{"made_anew": True, **options})
-    assert laws(findings) == broken
-    assert any("at the same places of its data" in why for why in findings.open) == is_open
-
-
-def test_memory_is_bounded():
+def test_samplers_are_forgotten():
     script = Script(ranks=1)
-    for number in range(3 * _MOST):
+    for number in [*range(3 * _MOST), 0]:
         script.each(records.Epoch(number, 0, True, 2, number // 2))
         script.each(records.First(number, 0, [1, 2], [1, 2], True, False, LINE))
-    script.each(records.Epoch(0, 0, True, 2, 7))
-    script.each(records.First(0, 0, [1, 2], [1, 2], True, False, LINE))
-    assert not script.findings().causes
+    train(script, [0])
+    assert not script.findings().open
+
+
+def dealt(
+    cut=True, epochs=4, rows=160, replicas=2, again=True, sets_epoch=True, shuffles=True, averages=True, data=(1, 2),
+    wholes=(3, 3),
+):  # fmt: skip
+    """What is found of a sampler that deals rows out. cut: they are cut by rank before. again: a row comes twice, as
+    without augmentation. data: what the ranks' data sets hold. wholes: what these are cut from."""
+    script = Script()
+    for epoch in range(epochs):
+        number = epoch if sets_epoch else 0
+        for stream, holds, whole in zip(script.streams, data, wholes, strict=True):
+            stream.append(records.Epoch(3, number, shuffles, replicas, holds, whole))
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(number)).tolist()
+        for at in range(0, rows // 2, rows // 8):
+            for rank, stream in enumerate(script.streams):
+                # Each rank has as many rows of its own.
+                first = 100_000 * rank * cut + 1_000_000 * epoch * (not again)
+                part = [first + row for row in order[rank::2][at : at + rows // 8]]
+                stream.append(records.Entered(part, True, LINE, 3))
+            computed = script.backward()
+            script.step([total(computed, 0.5)] * 2 if averages else computed)
+            script.clear()
+    return told(script.findings(), "watch/dealt-once", "data.cut-twice")[0]
 
 
 @pytest.mark.parametrize(
-    ("replicas", "samplers", "averages", "is_open"),
-    [(2, 1, True, False), (4, 1, True, True), (4, 2, True, False), (4, 1, False, False), (1, 1, True, False)],
+    ("options", "expected"),
+    [
+        ({}, WRONG),
+        ({"cut": False}, NEITHER),
+        ({"rows": 20_000, "epochs": 2}, WRONG),
+        ({"rows": 20_000, "epochs": 2, "cut": False}, NEITHER),
+        ({"data": (1, 1)}, NEITHER),  # each rank makes other samples of it
+        ({"data": (None, None)}, OPEN),
+        ({"wholes": (3, 4)}, OPEN),  # each rank draws data of its own at random
+        ({"wholes": (None, None)}, OPEN),
+        ({"replicas": 1}, NEITHER),  # a sampler of this rank's part alone
+        ({"replicas": 4}, NEITHER),
+        ({"again": False}, NEITHER),
+        ({"sets_epoch": False}, NEITHER),
+        ({"shuffles": False}, NEITHER),
+        ({"epochs": 1}, NEITHER),
+        ({"rows": 40, "epochs": 2}, NEITHER),  # too few
+        ({"averages": False}, NEITHER),
+    ],
 )
-def test_shares_that_nobody_reads(replicas, samplers, averages, is_open):
+def test_data_that_are_cut_before_they_are_dealt_out(options, expected):
+    assert dealt(**options) == expected
+
+
+@pytest.mark.parametrize(
+    ("replicas", "samplers", "averages", "values"),
+    [
+        (2, 1, True, None),
+        (4, 1, True, {"read": 2, "parts": 4}),
+        (4, 2, True, None),
+        (4, 1, False, None),
+        (1, 1, True, None),
+    ],
+)
+def test_parts_that_nobody_reads(replicas, samplers, averages, values):
     """Two ranks, each with so many samplers."""
     script = Script()
     for number in range(samplers):
@@ -145,4 +183,5 @@ def test_shares_that_nobody_reads(replicas, samplers, averages, is_open):
         computed = script.backward()
         script.step([total(computed, 0.5)] * 2 if averages else computed)
         script.clear()
-    assert any("is read by nobody" in why for why in script.findings().open) == is_open
+    fact = script.findings().open.get("data.unread-parts")
+    assert (fact and fact.says.values) == values

@@ -1,13 +1,13 @@
 """Injected into a process, the recorder changes nothing that the script does, prints or draws."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from conformance.cli.exits import NOT_CONFORMING, UNDECIDED
 from conformance.watch.ledger import FAILED, NAME, Ledger
 from conformance.watch.watching import environment
 
@@ -63,45 +63,31 @@ def test_output_random_numbers_and_weights_are_those_without_it(tmp_path):
     assert plain.returncode == 0, plain.stderr
     assert b"ran ['--lr', 'a b'] True" in plain.stdout
     assert watched.stdout.startswith(plain.stdout)
-    assert b"CONFORMS: In 6 of 6 steps" in watched.stdout[len(plain.stdout) :]
+    assert b"CONFORMS: 6 of 6 steps" in watched.stdout[len(plain.stdout) :]
     assert watched.stderr == plain.stderr
     assert watched.returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("ends", "code"),
-    [
-        ("raise SystemExit(7)", 7),
-        ("raise ValueError('its own')", 1),
-        (f"os.kill(os.getpid(), {int(signal.SIGKILL)})", 128 + signal.SIGKILL),
-        (f"os.kill(os.getpid(), {int(signal.SIGTERM)})", 128 + signal.SIGTERM),
-    ],
-)
-def test_the_scripts_own_failure_wins_and_is_told_apart(tmp_path, ends, code):
-    watched = run(tmp_path, f"{SCRIPT}\n    {ends}\n", watch=True)
-    assert watched.returncode == code
-    assert b"conformance: the script itself failed with exit code" in watched.stderr
-    assert b"UNDECIDED: In 6 of 6 steps" in watched.stdout
-
-
-@pytest.mark.parametrize(
     ("perturbed", "observers"),
     [
-        ("torch.Tensor.index_add_ = lambda *args: 1 / 0", ["leaves: ZeroDivisionError", "steps: ZeroDivisionError"]),
-        ("import zlib; zlib.crc32 = None", ["inputs: TypeError"]),
+        (
+            "torch.Tensor.index_add_ = lambda *args: 1 / 0",
+            ["(leaves): ZeroDivisionError", "(steps): ZeroDivisionError"],
+        ),
+        ("import zlib; zlib.crc32 = None", ["(inputs): TypeError"]),
     ],
 )
 def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, observers):
     source = SCRIPT.replace("import numpy, torch\n", f"import numpy, torch\n    {perturbed}\n")
-    plain, watched = (run(tmp_path, source, watch=watch) for watch in (False, True))
-    assert plain.returncode == 0, plain.stderr
-    assert watched.stdout.startswith(plain.stdout)
-    assert watched.stderr == plain.stderr
-    said = watched.stdout[len(plain.stdout) :].decode()
-    assert said.startswith("UNDECIDED: ")
+    watched = run(tmp_path, source, watch=True)
+    assert watched.stderr == b"\xfe of its own\n"
+    own, _, said = watched.stdout.partition(b"no text\r\n")
+    assert b"ran [] True" in own
+    assert said.startswith(b"UNDECIDED: ")
     for observer in observers:
-        assert f"a part of the recorder failed: {observer}" in " ".join(said.split())
-    assert watched.returncode == 1
+        assert observer in " ".join(said.decode().split())
+    assert watched.returncode == UNDECIDED
 
 
 def recorded(tmp_path, source):
@@ -164,24 +150,6 @@ def test_a_package_that_cannot_be_imported_is_named_and_the_script_runs(tmp_path
     assert "FileNotFoundError" in account.reason
 
 
-def test_a_script_may_look_whether_torch_is_there_first(tmp_path):
-    """As transformers and datasets do when they are imported."""
-    source = """
-        import importlib.util
-        assert importlib.util.find_spec("torch")
-        import torch
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(4):
-            model(torch.randn(2, 3)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        """
-    found = run(tmp_path, source, watch=True)
-    assert found.returncode == 0
-    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
-
-
 TRAINS = """
 import torch
 model = torch.nn.Linear(3, 1)
@@ -193,91 +161,36 @@ for _ in range(4):
 """
 
 
-def watched(folder, *command, **variables):
-    return ran(folder, sys.executable, "-m", "conformance", "watch", "--", *command, **variables)
-
-
-def ran(folder, *command, **variables):
+def watched(folder, *script):
     # With PYTHONSAFEPATH, a script cannot import the modules next to it.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | variables
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    command = [sys.executable, "-m", "conformance", "watch", "--", *script]
     return subprocess.run(command, capture_output=True, cwd=folder, env=env, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("first", ["import torch, conformance", "import conformance, torch"])
-def test_a_module_of_the_scripts_own_may_have_our_name(tmp_path, first):
-    package = tmp_path / "own" / "conformance"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f"def train():\n{textwrap.indent(TRAINS, '    ')}")
-    (package / "rules.py").write_text("RULE = 'its own'\n")
-    last = "from conformance import rules\nconformance.train()\nprint(rules.RULE, conformance.__file__)\n"
-    (tmp_path / "own" / "train.py").write_text(f"{first}\n{last}")
-    found = watched(tmp_path, sys.executable, "own/train.py")
-    assert found.stdout.startswith(f"its own {package / '__init__.py'}\n".encode()), found.stderr
-    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
-
-
-@pytest.mark.parametrize("is_package", [False, True])
-def test_a_sitecustomize_of_any_kind_is_the_module_of_this_name(tmp_path, is_package):
-    hidden = tmp_path / "hidden"
-    (hidden / "sitecustomize").mkdir(parents=True)
-    file = hidden / "sitecustomize" / "__init__.py" if is_package else hidden / "sitecustomize.py"
-    file.write_text("import sys\nOWN = sys.modules['sitecustomize'].__file__\n")
-    (tmp_path / "train.py").write_text(f"import sitecustomize\nprint(sitecustomize.OWN){TRAINS}")
-    found = watched(tmp_path, sys.executable, "train.py", PYTHONPATH=str(hidden))
-    assert found.stdout.startswith(f"{file}\n".encode()), found.stderr
-    assert b"CONFORMS: In 4 of 4 steps" in found.stdout
-
-
-@pytest.mark.parametrize(
-    "variables", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}], ids=["any", "C"]
-)
-@pytest.mark.parametrize("name", [b"tr\xffin.py", "trän.py".encode()])
-def test_names_of_any_bytes_are_recorded(tmp_path, name, variables):
-    path = os.path.join(os.fsencode(tmp_path), name)
-    with open(path, "w") as file:
-        file.write(TRAINS.replace("optimizer.zero_grad()", "pass"))
-    found = watched(tmp_path, sys.executable, os.fsdecode(path), **variables)
-    assert found.stdout.startswith(b"DOES NOT CONFORM"), found.stderr
-    assert b"7 | " in found.stdout
-    assert found.returncode == 1
-
-
-@pytest.mark.parametrize("how", ["-I", "-E", "env -i"])
-def test_a_process_that_cannot_be_reached_is_named(tmp_path, how):
-    (tmp_path / "train.py").write_text(TRAINS + "import time; time.sleep(1)\n")
-    command = ["env", "-i", sys.executable, "train.py"] if how == "env -i" else [sys.executable, how, "train.py"]
-    found = watched(tmp_path, *command)
-    said = b" ".join(found.stdout.split())
-    assert said.startswith(b"UNDECIDED")
-    assert b"used torch without a recorder" in said
-    assert b"train.py" in said
-    assert b"no step of a torch optimizer was seen" not in said
-
-
-@pytest.mark.parametrize("name", ["fcntl", "resource", "queue"])
-def test_a_module_of_the_scripts_own_may_have_the_name_of_one_of_pythons(tmp_path, name):
-    (tmp_path / f"{name}.py").write_text("OWN = 'its own'\n")
-    before = "" if name == "queue" else f"import {name}\nprint({name}.OWN)\n"
-    (tmp_path / "train.py").write_text(f"import torch\n{before}{TRAINS}")
-    plain = ran(tmp_path, sys.executable, "train.py")
+def test_modules_of_the_scripts_own_may_have_names_of_pythons(tmp_path):
+    """It looks whether torch is there first, as transformers and datasets do when they are imported."""
+    for name in ("fcntl", "resource"):
+        (tmp_path / f"{name}.py").write_text("OWN = 'its own'\n")
+    first = "import importlib.util\nassert importlib.util.find_spec('torch')\nimport torch, fcntl, resource\n"
+    (tmp_path / "train.py").write_text(f"{first}print(fcntl.OWN, resource.OWN)\n{TRAINS}")
     found = watched("/", sys.executable, str(tmp_path / "train.py"))
-    assert found.stdout.startswith(plain.stdout)
-    assert plain.returncode or b"CONFORMS: In 4 of 4 steps" in found.stdout
+    assert found.stdout.startswith(b"its own its own\n"), found.stderr
+    assert b"CONFORMS: 4 of 4 steps" in found.stdout
 
 
-@pytest.mark.parametrize("ends", ["exec", "at exit", "hooks"])
+@pytest.mark.parametrize("ends", ["at exit", "hooks"])
 def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
     wrong = TRAINS.replace("optimizer.zero_grad()", "pass")
     (tmp_path / "wrong.py").write_text(wrong)
     source = {
-        "exec": f"{TRAINS}\nimport os, sys\nos.execv(sys.executable, [sys.executable, '-I', 'wrong.py'])\n",
         "at exit": f"import atexit\natexit.register(lambda: exec(open('wrong.py').read(), {{}})){TRAINS}",
         "hooks": f"{TRAINS}\nfrom torch.optim.optimizer import _global_optimizer_pre_hooks as hooks\n"
         "hooks.clear()\nexec(open('wrong.py').read())",
     }[ends]
     (tmp_path / "train.py").write_text(source)
     found = watched(tmp_path, sys.executable, "train.py")
-    assert (found.returncode, found.stderr) == (1, b"")
+    assert (found.returncode in (NOT_CONFORMING, UNDECIDED), found.stderr) == (True, b"")
     assert not found.stdout.startswith(b"CONFORMS")
 
 
@@ -287,5 +200,5 @@ def test_a_part_that_fails_shows_in_a_process_that_leaves_at_once(tmp_path):
     fails = "def fails():\n    raise SystemError('mine')\nimport os\nos.getpid = fails\n"
     (tmp_path / "train.py").write_text(f"{TRAINS}\n{fails}{wrong}\nos._exit(0)\n")
     found = watched(tmp_path, sys.executable, "train.py")
-    assert (found.returncode, found.stderr) == (1, b"")
+    assert (found.returncode, found.stderr) == (UNDECIDED, b"")
     assert b"a part of the recorder failed" in b" ".join(found.stdout.split())

@@ -28,21 +28,6 @@ def test_a_right_loop_passes_and_leaves_torch_as_it_was():
     assert (torch.optim.Optimizer.zero_grad, torch.autograd._engine_run_backward) == before
 
 
-def test_a_wrong_one_fails():
-    with pytest.raises(AssertionError, match="watch/cleared"), conformance.watching():
-        train(clears=False)
-
-
-def test_an_error_of_the_block_comes_first():
-    def wrong():
-        with conformance.watching():
-            train(clears=False)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        wrong()
-
-
 def rank_of(rank, folder, reduces):
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     model = torch.nn.Linear(3, 2)
@@ -70,7 +55,7 @@ def test_ranks_that_are_spawned_are_watched(tmp_path):
 
 
 def test_a_rank_that_is_spawned_fails_the_block(tmp_path):
-    with pytest.raises(AssertionError, match="1 of 2 parameters were not averaged"), conformance.watching():
+    with pytest.raises(AssertionError, match="watch/averaged"), conformance.watching():
         torch.multiprocessing.spawn(rank_of, (tmp_path, False), nprocs=2)
 
 
@@ -156,8 +141,8 @@ def test_the_fixture_fails_the_test_itself(pytester):
     ran.assert_outcomes(passed=2, failed=3, skipped=1, errors=1)
     text = ran.stdout.str()
     for line in (
-        "*AssertionError: DOES NOT CONFORM*",
-        "*AssertionError: UNDECIDED*",
+        "DOES NOT CONFORM: *",
+        "UNDECIDED: *",
         "*KeyError: 'its own'*",
         "*OSError: no such data*",
         "FAILED *::test_wrong - *",
@@ -165,3 +150,4 @@ def test_the_fixture_fails_the_test_itself(pytester):
     ):
         ran.stdout.fnmatch_lines_random(line)
     assert "ERROR at teardown" not in text
+    assert "During handling" not in text

@@ -1,219 +1,374 @@
-"""What a judge finds in made-up streams of right and wrong scripts."""
+"""What a judge finds in made-up streams: gradients that are old, scaled, clipped or not finite, and ends of data."""
+
+import math
 
 import pytest
 
 from conformance.watch import records
-from conformance.watch.judging import lost
+from conformance.watch.judging.findings import said
 from conformance.watch.judging.judge import judged
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, Script, sketches, total
+from .scripts import LINE, Script, averaged, gradients, laws, shown, sketches, total, trained
+
+FINITE, FRESH, CLEARED = {"watch/finite"}, {"watch/fresh"}, {"watch/cleared"}
 
 
-def averaged(computed, factor=0.5):
-    """computed: for each backward, the gradients of each rank. The same on both ranks."""
-    return [total([of_rank for backward in computed for of_rank in backward], factor)] * 2
+def clip(norm, limit=1.0, how="norm", numbers=range(6)):
+    return records.Clipped(how, [*numbers], limit, norm, 6, LINE)
 
 
-def laws(script):
-    return {law for law, _ in script.findings().causes}
-
-
-def test_the_average_of_all_conforms():
-    script = Script()
-    for _ in range(3):
-        script.step(averaged([script.backward(), script.backward()]))
-        script.clear()
-    findings = script.findings()
-    assert (verdict(findings), findings.steps, findings.conserved) == ("CONFORMS", 6, 6)
+def infinite(tensors):
+    return [one * math.inf for one in tensors]
 
 
 def test_nothing_seen_is_undecided():
     assert verdict(Script().findings()) == "UNDECIDED"
 
 
-def test_the_factors_that_a_script_may_have():
-    script = Script()
-    computed = [script.backward(scale=1024.0)]
-    script.each(records.Unscaled(0, 1024.0, LINE))
-    script.each(records.Clipped("norm", script.numbers, 1.0, 4.0, len(script.numbers), LINE))
-    script.step(averaged(computed, 0.5 / 1024 * 1 / (4 + 1e-6)))
-    assert verdict(script.findings()) == "CONFORMS"
-
-
-@pytest.mark.parametrize(("drift", "broken"), [(0.1, {"watch/averaged", "watch/same-weights"}), (0.0, set())])
-def test_own_gradients_alone_are_wrong_where_weights_drift_apart(drift, broken):
-    script = Script(drift=drift)
-    for _ in range(3):
-        script.step(script.backward())
-        script.clear()
-    findings = script.findings()
-    assert {law for law, _ in findings.causes} == broken
-    assert verdict(findings) == ("DOES NOT CONFORM" if broken else "UNDECIDED")
-
-
-@pytest.mark.parametrize(("drift", "expected"), [(1e-5, "DOES NOT CONFORM"), (1e-7, "UNDECIDED"), (0.0, "CONFORMS")])
-def test_weights_may_differ_by_rounding(drift, expected):
-    """As where each rank adds noise of its own to its weights, and takes it away again."""
-    script = Script(drift=drift)
-    for _ in range(2):
-        script.step(averaged([script.backward()]))
-        script.clear()
-    assert verdict(script.findings()) == expected
-
-
-def test_a_micro_batch_that_is_missing_is_named():
-    script = Script()
-    first, second = script.backward(), script.backward()
-    script.step([total([first[rank], total(second, 0.5)]) for rank in (0, 1)])
-    findings = script.findings()
-    [cause] = findings.causes.values()
-    assert cause.first.law == "watch/averaged"
-    assert cause.first.says.startswith("micro-batch 1 is not averaged")
-    assert cause.first.says.endswith("rank 0: 1, 0.5; rank 1: 0, 0.5")
-
-
-def test_a_model_of_one_parameter_is_diagnosed_over_several_steps():
-    """Only the first of four micro-batches is averaged: eight unknowns, and two equations a step."""
-    script = Script(shapes=((4, 3),), drift=0.1)
-    for _ in range(6):
-        computed = [script.backward() for _ in range(4)]
-        first = total(computed[0], 0.5)
-        script.step([total([first, *(of[rank] for of in computed[1:])]) for rank in (0, 1)])
-        script.clear()
-    causes = {law: cause.first for (law, _), cause in script.findings().causes.items()}
-    assert causes["watch/averaged"].says.startswith("micro-batches 2, 3 and 4 are not averaged")
-    assert "rank 0: 0.5, 1, 1, 1; rank 1: 0.5, 0, 0, 0" in causes["watch/averaged"].says
-
-
-@pytest.mark.parametrize(("drift", "broken"), [(0.1, {"watch/averaged", "watch/same-weights"}), (0.0, set())])
-def test_one_parameter_that_is_not_averaged(drift, broken):
-    """Its weights drift apart; if they did not, something else would have averaged it."""
-    script = Script(drift=drift)
-    for _ in range(2):
-        computed = script.backward()
-        used = averaged([computed])
-        script.step([[*used[rank][:-1], computed[rank][-1]] for rank in (0, 1)])
-        script.clear()
-    findings = script.findings()
-    assert {law for law, _ in findings.causes} == broken
-    assert all(
-        "1 of 6 parameters" in cause.first.says
-        for (law, _), cause in findings.causes.items()
-        if law == "watch/averaged"
-    )
-
-
-def test_gradients_that_were_not_cleared():
-    script = Script()
-    first = averaged([script.backward()])
-    script.step(first)
-    second = averaged([script.backward()])
-    script.step([total([first[0], second[0]])] * 2)
-    assert laws(script) == {"watch/cleared"}
-
-
-@pytest.mark.parametrize(("kept", "broken"), [(True, {"watch/cleared"}), (False, set())])
-def test_what_a_window_that_is_not_looked_at_leaves_over(kept, broken):
-    script = Script()
-    first = averaged([script.backward()])
-    script.step(first)
-    script.clear()
-    left = [gradient * 3 for gradient in first[0]]
-    script.each(records.Passed(0))
-    held = left if kept else []
-    script.each(records.Left(script.numbers, script.numbers if kept else [], "float32", sketches(held)))
-    second = averaged([script.backward()])
-    script.step([total([left, second[0]])] * 2 if kept else second)
-    findings = script.findings()
-    assert ({law for law, _ in findings.causes}, findings.steps) == (broken, 4)
-
-
-def test_a_second_step_without_a_backward():
-    script = Script()
-    used = averaged([script.backward()])
-    script.step(used)
-    script.step(used)
-    assert laws(script) == {"watch/fresh"}
-
-
-@pytest.mark.parametrize("power", [1, -1])
-def test_the_loss_scale_is_divided_out_once(power):
-    script = Script()
-    script.step(averaged([script.backward(scale=256.0)], 0.5 / 256 * 256.0**power))
-    assert laws(script) == {"watch/unscaled"}
-
-
-@pytest.mark.parametrize(("is_own", "expected"), [(False, "DOES NOT CONFORM"), (True, "UNDECIDED")])
-def test_an_optimizer_of_the_scripts_own_may_take_signs(is_own, expected):
-    script = Script()
-    script.step(averaged([script.backward(scale=256.0)]))
-    for stream in script.streams:
-        stream[-1].is_own = is_own
-    assert verdict(script.findings()) == expected
-
-
-def test_changes_by_hand_are_undecided():
-    script = Script()
-    used = averaged([script.backward()])
-    script.step([[gradient.clamp(-0.3, 0.3) for gradient in used[0]]] * 2)
-    findings = script.findings()
-    assert (verdict(findings), findings.causes) == ("UNDECIDED", {})
-
-
-@pytest.mark.parametrize("kept", [2, 1000])
-def test_backward_passes_that_are_cleared(kept, monkeypatch):
-    """However few of them are kept until the next step."""
-    monkeypatch.setattr(lost, "_MOST", kept)
-    script = Script(ranks=1)
-    for _ in range(9):
-        script.backward(loader=7)
-        script.clear()
-        script.step(script.backward(loader=7))
-        script.clear()
-    findings = script.findings()
-    assert {law for law, _ in findings.causes} == {"watch/used"}
-    [cause] = findings.causes.values()
-    assert cause.count == 9
+def test_steps_are_counted_by_rank():
+    findings = trained(lambda script: averaged(script.backward(), script.backward()))
+    assert (verdict(findings), findings.steps, findings.conserved) == ("CONFORMS", 6, 6)
 
 
 def test_a_step_that_the_end_of_the_script_cut_off_is_not_judged():
     script = Script()
-    used = averaged([script.backward()])
-    script.step(used)
+    script.step(averaged(script.backward()))
     script.clear()
-    script.step(averaged([script.backward()]), ranks=[0])
+    script.step(averaged(script.backward()), ranks=[0])
     findings = judged(script.streams, is_whole=False)
     assert (findings.causes, findings.steps, findings.conserved) == ({}, 2, 2)
 
 
+def test_gradients_that_were_not_cleared():
+    script = Script()
+    first = averaged(script.backward())
+    script.step(first)
+    script.step([total([first[0], averaged(script.backward())[0]])] * 2)
+    assert laws(script.findings()) == CLEARED
+
+
+@pytest.mark.parametrize(("kept", "broken"), [(True, CLEARED), (False, set())])
+def test_what_a_window_that_is_not_looked_at_leaves_over(kept, broken):
+    script = Script()
+    first = averaged(script.backward())
+    script.step(first)
+    script.clear()
+    left = [gradient * 3 for gradient in first[0]]
+    script.each(records.Passed(0))
+    script.each(records.Left(script.numbers, script.numbers * kept, "float32", sketches(left * kept)))
+    second = averaged(script.backward())
+    script.step([total([left, second[0]])] * 2 if kept else second)
+    findings = script.findings()
+    assert (laws(findings), findings.steps) == (broken, 4)
+
+
+def test_a_second_step_without_a_backward():
+    script = Script()
+    used = averaged(script.backward())
+    script.step(used)
+    script.step(used)
+    assert laws(script.findings()) == FRESH
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda window: gradients(100), FRESH),  # what the first window used
+        (lambda window: [one.sign() for one in gradients(100)], "UNDECIDED"),  # signs are the same again
+        (lambda window: gradients(100 * window + 50), "UNDECIDED"),  # of another thread or window, once
+    ],
+)
+def test_gradients_of_an_earlier_step(make, expected):
+    def window(script):
+        script.backward()
+        return [make(script.steps)]
+
+    assert shown(trained(window, times=4, ranks=1)) == expected
+
+
+def test_some_parameters_that_are_clamped_by_hand_have_the_same_gradient_again():
+    """They are computed anew, and are as large as they may be in each step."""
+    findings = trained(lambda script: [[*script.backward()[0][:-1], gradients(3)[-1]]], ranks=1)
+    assert laws(findings) == set()
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_parameter_that_is_not_used_steps_along_its_old_gradient(is_computed):
+    script = Script(ranks=1)
+    [first] = script.backward()
+    script.step([first])
+    script.clear()
+    [second] = script.backward()
+    if not is_computed:
+        local = script.streams[0][-1]
+        local.parameters, local.sketches = local.parameters[:-1], local.sketches[:-1]
+        second = [*second[:-1], first[-1]]
+    script.step([second])
+    assert laws(script.findings()) == (set() if is_computed else FRESH)
+
+
+# Loss scales and clipping.
+
+
+def test_the_factors_that_a_script_may_have():
+    script = Script()
+    computed = script.backward(scale=1024.0)
+    script.each(records.Unscaled(0, 1024.0, LINE))
+    script.each(clip(4.0))
+    script.step(averaged(computed, factor=0.5 / 1024 * 1 / (4 + 1e-6)))
+    assert verdict(script.findings()) == "CONFORMS"
+
+
+@pytest.mark.parametrize("factor", [256.0, 1 / 256, 1.0])
+def test_the_loss_scale_is_divided_out_once(factor):
+    findings = trained(lambda script: averaged(script.backward(scale=256.0), factor=0.5 / 256 * factor))
+    assert laws(findings) == (set() if factor == 1.0 else {"watch/unscaled"})
+
+
+@pytest.mark.parametrize(("is_own", "expected"), [(False, "watch/unscaled"), (True, "loss-scale.own-optimizer")])
+def test_an_optimizer_of_the_scripts_own_may_take_signs(is_own, expected):
+    script = Script()
+    script.step(averaged(script.backward(scale=256.0)))
+    for stream in script.streams:
+        stream[-1].is_own = is_own
+    findings = script.findings()
+    assert [*laws(findings), *findings.open] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("scale", "targets", "factors", "expected"),
+    [
+        (None, 8, [0.5], {"watch/unscaled"}),
+        (256.0, 8, [256.0], set()),
+        (None, None, [], set()),  # what is known of none, may have been scaled by hand
+        (None, 8, [128.0], set()),
+    ],
+)
+def test_a_loss_that_was_not_scaled(scale, targets, factors, expected):
+    def window(script):
+        computed = script.backward(scale=scale, targets=targets, factors=factors)
+        script.each(records.Unscaled(0, 256.0, LINE))
+        return [total(computed, 1 / 256)]
+
+    assert laws(trained(window, ranks=1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (1 / 256, {"watch/unscale-whole-window"}),  # unscaled by hand, and again with the whole window
+        (1 / 250, set()),  # a weight of the script's own
+        (1 / 16, set()),
+    ],
+)
+def test_a_micro_batch_that_is_divided_by_the_loss_scale_once_more(first, expected):
+    def window(script):
+        [one], [other] = script.backward(scale=256.0), script.backward(scale=256.0)
+        script.each(records.Unscaled(0, 256.0, LINE))
+        return [total([total([one], first / 256), total([other], 1 / 256)])]
+
+    assert laws(trained(window, times=4, ranks=1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("makes_up", "fused", "expected"),
+    [
+        (1.0, False, {"watch/unscaled"}),
+        (1.0, True, {"watch/unscaled"}),
+        (2.0, False, set()),  # the script knows
+        (0.7, False, set()),  # a number of its own
+    ],
+)
+def test_a_scale_that_grows_before_the_gradients_of_another_optimizer_are_divided(makes_up, fused, expected):
+    script = Script(ranks=1)
+    computed = script.backward(scale=256.0)
+    if not fused:
+        script.each(records.Unscaled(0, 512.0, LINE))
+    script.step([total(computed, makes_up if fused else makes_up / 512)])
+    script.streams[0][-1].grad_scale = 512.0 if fused else None
+    assert laws(script.findings()) == expected
+
+
+def test_a_rank_without_data_has_no_loss_scale():
+    script = Script()
+    script.step(averaged(script.backward()))
+    script.clear()
+    computed = script.backward()
+    del script.streams[1][-2:]
+    script.step([total(computed[:1], 0.5)] * 2)
+    assert "watch/one-scale" not in laws(script.findings())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "use", "expected"),
+    [((0,), (0,), {"watch/one-factor"}), ((0, 1), (0, 1), set()), ((0,), (0, 1), set())],
+)
+def test_some_ranks_clip(ranks, use, expected):
+    """Or one of them for all. use: the ranks that use what is clipped."""
+    script, factor = Script(), 0.25
+    used = total(script.backward(), 0.5)
+    clipped = total([used], 1 / (1 / factor + 1e-6))
+    for rank in ranks:
+        script.streams[rank].append(clip(1 / factor))
+    script.step([clipped if rank in use else used for rank in (0, 1)])
+    assert laws(script.findings()) & {"watch/one-factor"} == expected
+
+
+LIMIT = 0.5
+
+
+def by_value(script, given):
+    """given: the gradients of each rank. Returns them clipped."""
+    after = [[one.clamp(-LIMIT, LIMIT) for one in of_rank] for of_rank in given]
+    for stream, of_rank, clipped in zip(script.streams, given, after, strict=True):
+        stream.append(records.Limited(script.numbers, sketches(of_rank), sketches(clipped), [-1] * len(of_rank)))
+        stream.append(clip(None, LIMIT, "value"))
+    return after
+
+
+def each_its_own(first, second):
+    return [total(of_rank) for of_rank in zip(first, second, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "drift", "expected"),
+    [
+        (averaged, 0.0, "CONFORMS"),
+        (lambda first, second: averaged(second), 0.0, {"watch/every-backward"}),
+        (each_its_own, 0.1, {"watch/averaged"}),
+        (lambda first, second: averaged(first, second, factor=0.3), 0.0, "UNDECIDED"),
+    ],
+)
+def test_what_clipping_by_value_was_given(given, drift, expected):
+    findings = trained(lambda script: by_value(script, given(script.backward(), script.backward())), drift=drift)
+    assert shown(findings) == expected
+
+
+@pytest.mark.parametrize(
+    ("factor", "given", "expected"),
+    [
+        (0.5, lambda computed: computed, {"watch/one-factor"}),
+        (0.3, lambda computed: computed, "UNDECIDED"),
+        (0.5, lambda computed: [gradients(1), gradients(2)], "UNDECIDED"),  # something else was clipped
+    ],
+)
+def test_each_rank_clips_by_value_before_the_average(factor, given, expected):
+    findings = trained(lambda script: averaged(by_value(script, given(script.backward())), factor=factor))
+    assert shown(findings) == expected
+
+
+# What is not finite.
+
+
+@pytest.mark.parametrize(
+    ("scale", "drops_pass", "expected"),
+    [(1024.0, False, FINITE), (None, False, set()), (1024.0, True, set())],
+)
+def test_an_overflow_that_is_replaced(scale, drops_pass, expected):
+    """Without a loss scale it may be meant, and so may be to leave the pass out."""
+    script = Script(ranks=1)
+    [[first], [overflown]] = script.backward(scale=scale), script.backward(scale=scale)
+    script.streams[0][-1].sketches = sketches(infinite(overflown))
+    script.step([total([first], 1 / (scale or 1.0)) if drops_pass else [one.clamp(-1, 1) for one in first]])
+    findings = script.findings()
+    assert laws(findings) == expected
+    assert bool(findings.open) != bool(expected)
+
+
+def test_a_rank_steps_on_an_overflow_that_another_leaves_out():
+    script = Script()
+    script.backward()
+    script.step([infinite(gradients(1))] * 2, ranks=[0])
+    assert laws(script.findings()) == FINITE
+
+
+def test_infinite_gradients_may_be_replaced_by_hand():
+    script = Script()
+    computed = script.backward()
+    script.streams[1][-1].sketches = sketches(infinite(computed[1]))
+    script.step([total([computed[0]], 0.5)] * 2)
+    findings = script.findings()
+    assert (findings.causes, [*findings.open]) == ({}, ["changed.not-finite"])
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [((), "CONFORMS"), ((0, 1), "UNDECIDED"), ((1,), {"watch/same-weights"}), ((0,), {"watch/same-weights"})],
+)
+def test_weights_that_are_nan_on_these_ranks(broken, expected):
+    """Nothing can be judged of them, and they may be the same on all ranks."""
+    script = Script()
+    for step in range(4):
+        script.step(averaged(script.backward()))
+        for rank in broken if step > 1 else ():
+            one = script.streams[rank][-1]
+            one.values = [[math.nan] * 3, *one.values[1:]]
+        script.clear()
+    findings = script.findings()
+    assert ("changed.weights" in findings.open) == bool(broken)
+    assert shown(findings) == expected
+
+
+def skipped(script, *, overflows):
+    """A window whose step is left out: on rank 1 the first gradients are infinite."""
+    computed = script.backward(scale=256.0)
+    if overflows:
+        script.streams[1][-1].sketches = sketches(infinite(computed[1]))
+    script.each(records.Skipped(0, 256.0, LINE))
+    return computed
+
+
+def test_what_is_infinite_was_cleared_by_hand():
+    def window(script):
+        skipped(script, overflows=True)
+        return averaged(script.backward(scale=256.0), factor=0.5 / 256)
+
+    findings = trained(window)
+    assert (findings.causes, findings.conserved, findings.steps) == ({}, 6, 6)
+
+
+@pytest.mark.parametrize(("kept", "broken"), [(True, CLEARED), (False, set())])
+def test_what_a_step_that_was_left_out_leaves_may_be_used(kept, broken):
+    script = Script()
+    left = skipped(script, overflows=False)
+    new = script.backward(scale=256.0)
+    script.step(averaged(left * kept, new, factor=0.5 / 256))
+    assert laws(script.findings()) == broken
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_sum_over_the_ranks_that_still_have_data(is_joined):
+    """Whose mean it is, as Join divides by their number."""
+    script = Script()
+    if is_joined:
+        script.each(records.Joined())
+    for _ in range(3):
+        script.step(averaged(script.backward(targets=16), factor=1.0))
+        script.clear()
+    assert laws(script.findings()) == (set() if is_joined else {"watch/means-averaged"})
+
+
+# Rates, and buffers.
+
+
 def test_learning_rates_of_the_ranks():
     script = Script()
-    used = averaged([script.backward()])
+    used = averaged(script.backward())
     script.step(used, ranks=[0], rate=0.1)
     script.step(used, ranks=[1], rate=0.2)
-    assert "watch/same-rates" in laws(script)
+    assert "watch/same-rates" in laws(script.findings())
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize(("frozen", "kind"), [(0, "buffers"), (1, "frozen parameters")])
-def test_buffers_that_differ_between_ranks_are_reported(offset, frozen, kind):
+@pytest.mark.parametrize(("frozen", "code"), [(0, "agreement.buffers"), (1, "agreement.frozen")])
+def test_buffers_that_differ_between_ranks_are_reported(offset, frozen, code):
     script = Script()
     for rank, stream in enumerate(script.streams):
         values = [1.0, 2.0, 3.0, 4.0 + rank * offset, 5.0, 6.0]
         stream.append(records.Buffers(["mean", "bn.running_var"], values, frozen))
-    script.step([total(script.backward(), 0.5)] * 2)
+    script.step(averaged(script.backward()))
     findings = script.findings()
-    said = f"1 of {frozen or 2} {kind} differ between ranks, such as bn.running_var"
-    assert [note.split(":")[0] for note in findings.notes] == ([said] if offset else [])
+    fact = said(code, apart=1, all=frozen or 2, names=["bn.running_var"])
+    assert [one.says for one in findings.open.values()] == ([fact] if offset else [])
     assert findings.conserved == 2
-
-
-def test_what_shows_first_comes_first():
-    """Weights are apart from the second step on, as each rank follows its own gradients in the first."""
-    script = Script(drift=0.1)
-    for _ in range(3):
-        script.step([total([of_rank]) for of_rank in script.backward()])
-        script.clear()
-    causes = script.findings().causes.values()
-    assert [(one.first.step, one.first.law) for one in causes] == [(0, "watch/averaged"), (1, "watch/same-weights")]

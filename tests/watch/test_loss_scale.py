@@ -4,14 +4,11 @@ import pytest
 import torch
 
 from conformance.watch import records
+from conformance.watch.judging.properties import Property
 
-from .scripts import LINE, Script, gradients, total
+from .scripts import LINE, Script, gradients, laws, total
 
 SCALES = (64.0, 64.0, 64.0, 64.0, 128.0, 128.0, 128.0, 128.0, 256.0, 256.0, 256.0, 256.0, 512.0)
-
-
-def laws(script):
-    return {law for law, _ in script.findings().causes}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +28,7 @@ def test_a_scale_of_the_scripts_own(divides_by, expected, ranks):
         computed = script.backward(factors=[now, 0.25])
         script.step([total(computed, 1 / (divides_by(now, following) * ranks))] * ranks)
         script.clear()
-    assert laws(script) == expected
+    assert laws(script.findings()) == expected
 
 
 def test_a_scale_that_an_overflow_lowers_between_two_steps():
@@ -41,7 +38,7 @@ def test_a_scale_that_an_overflow_lowers_between_two_steps():
         script.clear()
         script.backward(factors=[now])
         script.clear()
-    assert laws(script) == set()
+    assert laws(script.findings()) == set()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +62,7 @@ def test_an_overflow_at_a_scale_of_the_scripts_own(divides_by, replacement, expe
             used = used if replacement is None else [torch.full_like(one, replacement) for one in used]
         script.step([used])
         script.clear()
-    assert laws(script) == expected
+    assert laws(script.findings()) == expected
 
 
 def limited(largest, norm, scales=SCALES, length=None, *, is_own=False):
@@ -80,7 +77,7 @@ def limited(largest, norm, scales=SCALES, length=None, *, is_own=False):
         script.step([total([computed], min(left, 1.0) / own)])
         script.streams[0][-1].is_own = is_own
         script.clear()
-    return laws(script)
+    return laws(script.findings())
 
 
 def any_size(number, scale):
@@ -130,7 +127,7 @@ def test_a_term_along_the_weights(share, expected):
         weights = gradients(7 + script.steps)
         script.step([total([total([computed], 1 / scale), total([weights], share(number, scale))])])
         script.clear()
-    assert laws(script) == expected
+    assert laws(script.findings()) == expected
 
 
 @pytest.mark.parametrize(("scales", "broken"), [((8.0, 4.0, 2.0, 2.0), set()), ((8.0, 8.0), {"watch/unscaled"})])
@@ -142,4 +139,78 @@ def test_a_scale_may_come_down_to_the_number_of_micro_batches(scales, broken):
         by = scale * scale if broken else 2 * scale
         script.step([total([of_rank for [of_rank] in computed], 1 / by)])
         script.clear()
-    assert {law for law, _ in script.findings().causes} == broken
+    assert laws(script.findings()) == broken
+
+
+def clipped(limit, scales, *, how="norm", unscales="after"):
+    """Each window is clipped at a limit, by its scale, before or after `unscale_`."""
+    script = Script(ranks=1)
+    for scale in scales:
+        [computed] = script.backward(scale)
+        clip = records.Clipped(how, script.numbers, limit(scale), 1e-9, len(script.numbers), LINE)
+        unscaled = records.Unscaled(0, scale, LINE)
+        for record in (clip, unscaled) if unscales == "after" else (unscaled, clip):
+            script.each(record)
+        script.step([total([computed], 1 / scale)])
+        script.clear()
+    return script.findings()
+
+
+@pytest.mark.parametrize("how", ["norm", "value"])
+@pytest.mark.parametrize(
+    ("limit", "scales", "unscales", "expected"),
+    [
+        (lambda scale: 2.0, [64.0], "after", "written"),
+        (lambda scale: 2.0, [64.0], "before", None),
+        (lambda scale: 5.0, [32.0], "after", "written"),
+        (lambda scale: 50.0, [64.0], "after", None),  # 0.8 times the scale
+        (lambda scale: 0.5672, [64.0], "after", "open"),
+        (lambda scale: 0.5672, [64.0] * 3 + [128.0] * 3, "after", "constant"),
+        (lambda scale: 0.5672, [64.0] * 3 + [128.0] * 2, "after", "open"),
+        (lambda scale: 0.0567 * scale, [64.0] * 3 + [128.0] * 3, "after", "open"),  # it follows
+        (lambda scale: 0.005672, [64.0] * 3, "after", "tiny"),  # a thousandth, if it were scaled
+        (lambda scale: 0.005672, [64.0] * 2, "after", "open"),
+    ],
+)
+def test_a_clip_before_gradients_are_unscaled(how, limit, scales, unscales, expected):
+    findings = clipped(limit, scales, how=how, unscales=unscales)
+    law, row = "watch/unscale-before-clip", {"norm": "scale.limit", "value": "scale.element-limit"}[how]
+    # Elements may be limited to any number.
+    expected = "open" if (how, expected) == ("value", "tiny") else expected
+    code = {"written": f"clipping.scaled-{how}", "constant": row, "tiny": row}.get(expected)
+    assert [(one.first.law, one.first.says.code, one.first.step) for one in findings.causes.values()] == (
+        [(law, code, 0)] if code else []
+    )
+    facts = {code: (one.count, one.step) for code, one in findings.open.items() if "scaled" in code}
+    assert facts == ({f"clipping.scaled-{how}": (len(scales), 0)} if expected == "open" else {})
+
+
+def test_what_clipping_leaves_of_scaled_gradients():
+    script = Script(ranks=1)
+    computed = script.backward(1024.0)
+    script.each(records.Clipped("norm", script.numbers, 1.0, 512.0, len(script.numbers), LINE))
+    script.each(records.Unscaled(0, 1024.0, LINE))
+    script.step([total(computed)])
+    effect = script.findings().causes["watch/unscale-before-clip", str(LINE)].first.effect
+    # 1/512 is left, where a norm of 0.5 was to be left as it is.
+    assert (effect.code, effect.values["left"]) == ("clip.left.effect", pytest.approx(1 / 512))
+
+
+@pytest.mark.parametrize(
+    ("scale", "factors", "divides_by", "expected"),
+    [
+        (64.0, [], 64.0, 6),
+        (None, [64.0], 64.0, 6),  # a scale of the script's own
+        (64.0, [], 16.0, 0),
+        (None, [64.0], 1.0, 0),
+        (1.0, [], 1.0, 0),
+        (2.0, [], 1.0, 0),  # a scale that was left in, as large as a sum over the ranks
+    ],
+)
+def test_steps_that_undo_just_their_scale_are_counted(scale, factors, divides_by, expected):
+    script = Script(ranks=2)
+    for _ in range(3):
+        computed = script.backward(scale, factors=factors)
+        script.step([total(computed, 1 / (2 * divides_by))] * 2)
+        script.clear()
+    assert script.findings().seen[Property.LOSS_SCALE] == expected

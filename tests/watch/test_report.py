@@ -1,6 +1,7 @@
 """The report of a watch is that of a run: cards, timelines, formats for CI; with all text escaped."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,10 +9,9 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from conformance.report.formats.annotations import annotations
-from conformance.report.formats.markdown import markdown
-from conformance.report.formats.sarif import sarif
+from conformance.report.ci import markdown, sarif, workflow_commands
 from conformance.watch import records
+from conformance.watch.judging.findings import said
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
 from conformance.watch.judging.judge import judged
 from conformance.watch.report.card import cards
@@ -19,6 +19,8 @@ from conformance.watch.report.digest import digest, lines
 from conformance.watch.report.html import page
 from conformance.watch.report.junit import junit
 from conformance.watch.report.terminal import render
+from conformance.watch.report.words import sentence
+from conformance.watch.verdict import outcome
 
 from .scripts import Script, accused, total
 
@@ -31,19 +33,23 @@ def findings():
     return accused()
 
 
+def cards_of(findings):
+    return cards(outcome(findings).causes, findings, "python train.py")
+
+
 def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
-    averaged, weights = cards(findings, "python train.py")
-    assert averaged.title.endswith("(watch/averaged)")
+    averaged, weights = cards_of(findings)
+    assert averaged.rule == "watch/averaged"
     assert averaged.own_line == ("/home/me/train.py", 7)
     assert list(averaged.source_lines()) == ["  7 | optimizer.step()  # <b>"]
-    assert averaged.effect == "the gradients of 1 of 2 ranks are in the update of rank 0"
+    assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
     assert (averaged.extent, averaged.scope) == ("2 times, first at step 1", "ranks 0, 1")
-    assert "layer.0, layer.1" in weights.details[0]
+    assert "layer.0, layer.1" in weights.title.lower()
 
 
 def test_the_first_wrong_window_is_beside_a_right_one(findings):
-    card, _ = cards(findings, "python train.py")
+    card, _ = cards_of(findings)
     assert (card.good.timeline.window, card.bad.timeline.window) == (0, 1)
     assert card.good.laws == {}
     shown = [(one.rank, one.event, one.marked) for one in card.bad.timeline.moments]
@@ -57,20 +63,20 @@ def test_lines_are_named_from_the_folder_of_the_run(findings, monkeypatch, tmp_p
     script = tmp_path / "scripts" / "train.py"
     monkeypatch.chdir(tmp_path)
     findings.sources["train.py", 7] = str(script), "load('https://me:s3cret@host/x')"
-    card, _ = cards(findings, "python")
+    card, _ = cards_of(findings)
     assert (card.where, card.own_line) == ("scripts/train.py:7", ("scripts/train.py", 7))
     assert card.source == (("scripts/train.py:7", "load('https://REDACTED@host/x')"),)
     assert {one.where for one in card.bad.timeline.moments} == {"scripts/train.py:7"}
     # Elsewhere they are named as their imports name them.
     monkeypatch.chdir("/")
     findings.sources["train.py", 7] = "train.py", ""
-    assert cards(findings, "python")[0].where == "train.py:7"
+    assert cards_of(findings)[0].where == "train.py:7"
 
 
 def test_what_a_finding_is_about_is_marked_alone(findings):
     first = next(iter(findings.causes.values())).first
     first.passes = frozenset({(1, 4)})
-    card, _ = cards(findings, "python train.py")
+    card, _ = cards_of(findings)
     assert [(one.rank, one.micro_batch) for one in card.bad.timeline.moments if one.marked] == [(1, 1)]
 
 
@@ -98,30 +104,41 @@ def test_all_formats_say_the_same(findings):
     assert run["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 7}
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
-    assert [line.split(",title")[0] for line in annotations(whole)] == ["::error file=/home/me/train.py,line=7"] * 2
+    lines = [line.split(",title")[0] for line in workflow_commands(whole)]
+    assert lines == ["::error file=/home/me/train.py,line=7"] * 2
 
 
 def test_the_terminal_prints_the_same_cards(findings):
     console = Console(width=100, record=True)
     render(findings, COMMAND, console)
     text = console.export_text()
-    for line in ("DOES NOT CONFORM: In 2 of 6 steps", "watch/averaged", "7 | optimizer.step()", "effect: ", "fix: "):
+    plain = "\n".join(lines(findings, COMMAND))
+    for line in ("DOES NOT CONFORM: ", "watch/averaged", "7 | optimizer.step()", "effect: ", "fix: "):
         assert line in text
-        assert line in "\n".join(lines(findings, COMMAND))
+        assert line in plain
+    rows = {
+        "ranks": "WRONG",
+        "micro-batches": "PROVEN",
+        "clearing": "PROVEN",
+        "agreement": "WRONG",
+        "coverage": "PROVEN",
+    }
+    for shown in (text, plain):
+        assert dict(re.findall(r"^  (\S+) +(PROVEN|WRONG|OPEN) ", shown, re.MULTILINE)) == rows
 
 
-def test_what_is_undecided_is_no_failure_of_a_law_and_has_a_way_out():
+def test_an_open_fact_is_no_failure_of_a_law_and_has_a_way_out():
     script = Script()
     script.step([total(script.backward(), 0.37)] * 2)
     findings = script.findings()
+    fact = sentence(findings.open["ranks.factor"].says)
     text = "\n".join(lines(findings, COMMAND))
-    assert text.startswith("UNDECIDED: In 0 of 2 steps")
-    assert "gradients are multiplied, or changed in another way, as if by 0.74 (2 times)" in text
-    assert "conformance init" in text
-    assert "Undecided" in page(findings, COMMAND)
+    assert text.startswith("UNDECIDED: 0 of 2 steps")
+    assert f"  ranks         OPEN    {fact} (2 times); if intended: --expect ranks=weighted" in text
+    assert fact in page(findings, COMMAND)
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
-    assert "multiplied, or changed" in suite.find(".//failure").text
+    assert fact in suite.find(".//failure").text
 
 
 def test_a_right_script_leaves_no_failure():
@@ -130,7 +147,7 @@ def test_a_right_script_leaves_no_failure():
     findings = script.findings()
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
-    assert list(annotations(digest(findings, COMMAND))) == []
+    assert list(workflow_commands(digest(findings, COMMAND))) == []
     assert "CONFORMS" in page(findings, COMMAND)
 
 
@@ -139,9 +156,8 @@ def test_a_long_window_keeps_its_end():
     computed = [script.backward(factors=[0.01])[0] for _ in range(100)]
     script.step([total(computed, 0.01)])
     findings = script.findings()
-    assert [cause.first.effect for cause in findings.causes.values()] == [
-        "the gradients used are 0.01 of what they should be"
-    ]
+    [effect] = [cause.first.effect for cause in findings.causes.values()]
+    assert (effect.code, effect.values["factor"]) == ("factor", pytest.approx(0.01))
     [scene] = findings.scenes.values()
     assert len(scene.of[0]) == 64
     assert isinstance(scene.of[0][-1], records.Stepped)

@@ -1,22 +1,20 @@
 """A large parameter is looked at whole in its first windows, and then sample by sample."""
 
-from contextlib import suppress
-
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import conformance
 from conformance.watch.recording.parameters import AT_ONCE, WHOLE_AT_FIRST
 from conformance.watch.sketch import samples
 from conformance.watch.verdict import verdict
+
+from .trained import watched
 
 SAMPLES = samples(44 * 1024)
 STEPS = WHOLE_AT_FIRST + 2 * SAMPLES
 
 
 def train(*, steps=STEPS, spoil=lambda step, gradient: None, clears=lambda step: True, to_none=True):
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 44))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for step in range(steps):
@@ -28,19 +26,13 @@ def train(*, steps=STEPS, spoil=lambda step, gradient: None, clears=lambda step:
             optimizer.zero_grad(set_to_none=to_none)
 
 
-def findings_of(**options):
-    with suppress(AssertionError), conformance.watching() as findings:
-        train(**options)
-    return findings
-
-
 def causes_of(**options):
-    return {(law, cause.first.step) for (law, *_), cause in findings_of(**options).causes.items()}
+    return {(law, cause.first.step) for (law, *_), cause in watched(train, **options).causes.items()}
 
 
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_right_loop_conforms_in_all_steps(to_none):
-    findings = findings_of(to_none=to_none)
+    findings = watched(train, to_none=to_none)
     assert (verdict(findings), findings.conserved, findings.steps) == ("CONFORMS", STEPS, STEPS)
 
 
@@ -74,7 +66,7 @@ def test_a_fault_in_a_few_elements_is_seen_once_their_sample_comes(place):
         if step >= WHOLE_AT_FIRST:
             gradient.view(-1)[place] += gradient.norm()
 
-    findings = findings_of(spoil=spoil)
+    findings = watched(train, spoil=spoil)
     assert verdict(findings) != "CONFORMS"
     assert findings.steps - findings.conserved in (2, 3, 4)
 
@@ -86,7 +78,6 @@ TURNS = PARAMETERS // AT_ONCE
 def train_many(
     *, steps=WHOLE_AT_FIRST + 3 * TURNS, reaches=lambda step: range(PARAMETERS), spoil=lambda step, all: None
 ):
-    torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(6)) for _ in range(PARAMETERS)]
     optimizer = torch.optim.SGD(parameters, 0.01)
     for step in range(steps):
@@ -96,12 +87,6 @@ def train_many(
         spoil(step, parameters)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def found_with_many(**options):
-    with suppress(AssertionError), conformance.watching() as findings:
-        train_many(**options)
-    return findings
 
 
 @pytest.mark.parametrize(
@@ -114,7 +99,7 @@ def found_with_many(**options):
     ],
 )
 def test_of_many_parameters_each_has_its_turn(reaches):
-    findings = found_with_many(reaches=reaches)
+    findings = watched(train_many, reaches=reaches)
     assert verdict(findings) == "CONFORMS"
     # A step is counted if it is the turn of any parameter that has a gradient.
     assert findings.conserved == findings.steps > WHOLE_AT_FIRST + TURNS
@@ -125,6 +110,6 @@ def test_a_fault_in_one_of_many_parameters_shows_when_it_is_its_turn():
         if step >= WHOLE_AT_FIRST:
             parameters[7].grad *= 2
 
-    findings = found_with_many(spoil=spoil)
+    findings = watched(train_many, spoil=spoil)
     assert verdict(findings) != "CONFORMS"
     assert findings.steps - findings.conserved == 3

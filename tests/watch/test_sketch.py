@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from conformance.watch.judging import bound
-from conformance.watch.judging.formats import ROUNDOFF
+from conformance.watch.judging import rounding
+from conformance.watch.judging.rounding import ROUNDOFF
 from conformance.watch.sizes import BLOCK, SAMPLED
 from conformance.watch.sketch import Sketching, samples, spread
 
@@ -68,10 +68,10 @@ def test_what_halves_lose_is_within_the_bound():
     (of_all,), (of_third,) = sketch(small), sketch(small / 3)
     roundoff, norm = ROUNDOFF["float16"], of_all[2].item()
     off = (of_third[:2] - of_all[:2] / 3).abs()
-    rounded = bound.of_sum(1, roundoff, norm / 3)
-    summed = bound.of_sketch(roundoff, norm / 3) + bound.of_sketch(roundoff, of_third[2].item())
-    assert (off <= rounded + summed + bound.of_underflow(1, roundoff, small.numel())).all()
-    assert (small / 3 - small.double() / 3).norm() * bound.SIGNS > rounded + summed
+    rounded = rounding.of_sum(1, roundoff, norm / 3)
+    summed = rounding.of_sketch(roundoff, norm / 3) + rounding.of_sketch(roundoff, of_third[2].item())
+    assert (off <= rounded + summed + rounding.of_underflow(1, roundoff, small.numel())).all()
+    assert (small / 3 - small.double() / 3).norm() * rounding.SIGNS > rounded + summed
 
 
 def test_no_number_is_drawn_from_the_scripts_generator():

@@ -11,16 +11,17 @@ import pytest
 
 from conformance.oracle.accepted_readings import readings
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
-from conformance.workloads.designed import Design, designed, hadamard
+from conformance.workloads.designed import Design, hadamard
+from conformance.workloads.designs import DESIGNS, ENDS
 from conformance.workloads.layout import Layout
-from conformance.workloads.many_tensors import BATCH_SIZES, DESIGNS, many_tensors
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
+from conformance.workloads.registry import made
 from conformance.workloads.workload import SGD, Clip
 
 every_design = pytest.mark.parametrize(
-    ("name", "size"), [(name, size) for name in DESIGNS for size in BATCH_SIZES[name]]
+    ("name", "size"), [(name, size) for name in DESIGNS for size in DESIGNS[name].batch_sizes]
 )
 
 
@@ -34,7 +35,7 @@ def rows(workload, batch):
 
 def windows(name, size):
     """Of each window that is stepped: its batch, and the weights before and after it."""
-    workload = many_tensors(name, size)
+    workload = made(name, size)
     right = Recurrence(problem(workload, "fp16" if DESIGNS[name].outliers else "fp64")).run()
     weights = [workload.start, *(step.weights.center for step in right.steps)]
     batches = [workload.batches[step.window % len(workload.batches)] for step in right.steps]
@@ -54,14 +55,14 @@ def test_a_hadamard_matrix_that_is_not_constructed(size):
         hadamard(size)
 
 
-@every_design
+@pytest.mark.parametrize(("name", "size"), [("many-tensors", 24), ("unused", 32)])
 def test_a_workload_is_always_the_same_one(name, size):
-    assert designed(DESIGNS[name], size) == many_tensors(name, size)
+    assert DESIGNS[name].build(size) == made(name, size)
 
 
 @every_design
 def test_each_gradient_depends_on_its_own_element_alone(name, size):
-    workload = many_tensors(name, size)
+    workload = made(name, size)
     for number, batch in enumerate(workload.batches):
         if number in DESIGNS[name].outliers:
             continue
@@ -75,7 +76,7 @@ def test_each_gradient_depends_on_its_own_element_alone(name, size):
 
 @pytest.mark.parametrize(("accumulation", "window"), [(1, 0), (2, 1)])
 def test_each_rank_uses_a_row_of_the_embedding_that_the_other_does_not(accumulation, window):
-    workload = many_tensors("many-tensors", 32)
+    workload = made("many-tensors", 32)
     shares = Layout.of(workload, 2, accumulation).window(workload, window).shares
     used = [{workload.batches[window][index].x[6] for part in share for index in part} for share in shares]
     assert used == [{0}, {1}]
@@ -84,7 +85,7 @@ def test_each_rank_uses_a_row_of_the_embedding_that_the_other_does_not(accumulat
 @pytest.mark.parametrize(
     ("name", "size"),
     # From the first clip by norm on nothing is on a grid.
-    [(name, size) for name in DESIGNS for size in BATCH_SIZES[name] if not name.endswith("clip-norm")],
+    [(name, size) for name in DESIGNS for size in DESIGNS[name].batch_sizes if not name.endswith("clip-norm")],
 )
 def test_no_residual_is_zero_in_any_epoch(name, size):
     """A sample whose residual is zero could be left out."""
@@ -96,7 +97,7 @@ def test_no_residual_is_zero_in_any_epoch(name, size):
 @every_design
 def test_every_element_moves_in_half_of_the_windows(name, size):
     """Of those that use it."""
-    workload = many_tensors(name, size)
+    workload = made(name, size)
     moved, used = [], []
     for _, batch, before, after in windows(name, size):
         moved.append([one != other for one, other in zip(before, after, strict=True)])
@@ -111,7 +112,7 @@ def test_every_element_moves_in_half_of_the_windows(name, size):
 
 @pytest.mark.parametrize(("accumulation", "window"), [(1, 0), (2, 1)])
 def test_some_windows_use_an_expert_on_one_rank_or_on_none(accumulation, window):
-    workload = many_tensors("unused", 32)
+    workload = made("unused", 32)
     planned = Layout.of(workload, 2, accumulation).windows(workload)
     last = len(workload.model.tensors) - [tensor.block for tensor in workload.model.tensors][::-1].index(1) - 1
     users = [
@@ -128,7 +129,7 @@ def test_it_shows_whether_what_is_not_used_moves(name):
     precision = "fp16" if DESIGNS[name].outliers else "fp32"
     skipped, moved = (
         reading.recurrence().run()
-        for reading in readings(problem(many_tensors(name, BATCH_SIZES[name][0]), precision))[:2]
+        for reading in readings(problem(made(name, DESIGNS[name].batch_sizes[0]), precision))[:2]
     )
     assert any(
         one.weights.center != other.weights.center for one, other in zip(skipped.steps, moved.steps, strict=True)
@@ -138,7 +139,7 @@ def test_it_shows_whether_what_is_not_used_moves(name):
 @every_design
 def test_a_batch_comes_back_with_other_gradients(name, size):
     """Else the second epoch would show nothing that the first does not."""
-    workload = many_tensors(name, size)
+    workload = made(name, size)
     right, batches = Recurrence(problem(workload)).run(), len(workload.batches)
     assert len(right.steps) == 2 * batches
     for first, second in zip(right.steps[:batches], right.steps[batches:], strict=True):
@@ -147,7 +148,7 @@ def test_a_batch_comes_back_with_other_gradients(name, size):
 
 @pytest.mark.parametrize("size", [32, 24])
 def test_clipping_by_value_changes_every_other_element(size):
-    workload = many_tensors("many-clip-value", size)
+    workload = made("many-clip-value", size)
     clipped, unclipped = (
         Recurrence(problem(one)).run().steps for one in (workload, replace(workload, clip=Clip("value", Fraction(99))))
     )
@@ -159,7 +160,7 @@ def test_clipping_by_value_changes_every_other_element(size):
 
 
 def test_weight_decay_alone_moves_what_the_model_does_not_use():
-    workload = many_tensors("large-tensors", 32)
+    workload = made("large-tensors", 32)
     for step in Recurrence(problem(workload)).run().steps:
         rest = [number for number, is_used in enumerate(workload.model.is_used) if not is_used]
         assert {step.gradient.center[number] for number in rest} == {0}
@@ -168,7 +169,7 @@ def test_weight_decay_alone_moves_what_the_model_does_not_use():
 
 def test_clipping_by_norm_bites_in_some_steps_only():
     """Where all gradients are clipped, their scale does not show."""
-    workload = many_tensors("many-clip-norm", 32)
+    workload = made("many-clip-norm", 32)
     right = Recurrence(problem(replace(workload, clip=None))).run()
     norms = [sum(entry**2 for entry in step.gradient.center) for step in right.steps]
     assert min(norms) < workload.clip.threshold**2 < max(norms)
@@ -176,7 +177,7 @@ def test_clipping_by_norm_bites_in_some_steps_only():
 
 @pytest.mark.parametrize("size", [64, 48])
 def test_windows_weigh_different_amounts_and_so_do_their_parts(size):
-    batches = many_tensors("many-weighted", size).batches
+    batches = made("many-weighted", size).batches
     assert len({sum(sample.weight for sample in batch) for batch in batches}) > 1
     for batch in batches:
         quarters = [sum(sample.weight for sample in batch[i * size // 4 : (i + 1) * size // 4]) for i in range(4)]
@@ -194,18 +195,18 @@ def test_windows_weigh_different_amounts_and_so_do_their_parts(size):
 )
 def test_an_impossible_design(impossible, size, message):
     with pytest.raises(ValueError, match=message):
-        designed(replace(DESIGNS["many-tensors"], name="impossible", **impossible), size)
+        replace(DESIGNS["many-tensors"], name="impossible", **impossible).build(size)
 
 
 def test_a_linear_model_can_be_designed_too():
-    workload = designed(Design("line", "A line.", SGD(Fraction(1, 2)), model=Linear(3, bias=True)), 16)
+    workload = Design("line", "A line.", SGD(Fraction(1, 2)), Linear(3, bias=True)).build(16)
     assert Recurrence(problem(workload, "bf16")).run().certificate.exact
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
 def test_one_element_alone_overflows_that_the_first_rank_does_not_hold(shape):
     """However the loss is divided, and nothing else, in the last micro-batch of the first epoch's second window."""
-    workload = many_tensors("many-shards-overflow", 32)
+    workload = made("many-shards-overflow", 32)
     layout = Layout.of(workload, *shape)
     skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({1, 4}))).run()
     model, largest = workload.model, PRECISIONS["fp16"].compute.largest
@@ -228,3 +229,10 @@ def test_one_element_alone_overflows_that_the_first_rank_does_not_hold(shape):
             assert not is_last or gradients[5] / 2 / workload.batch_size > largest
     # By rows over two or four ranks, in equal parts of four, and of whole parameters, by any of these.
     assert model.elements[5] == "cube[1, 0, 0]" and 5 // -(-model.size // 4) == 1 and model.tensor_of[5] % 2 == 1
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name in ENDS for size in ENDS[name].batch_sizes])
+def test_a_trace_shows_which_samples_were_read_at_the_end_of_an_epoch(name, size):
+    """Else it would be a guess which ones fill up a last window, and which window a micro-batch belongs to."""
+    samples = [sample.x for batch in made(name, size).batches for sample in batch]
+    assert len(set(samples)) == len(samples)

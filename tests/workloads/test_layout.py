@@ -18,7 +18,7 @@ def workload(*sizes: int) -> Workload:
     """A workload with global batches of these sizes, in which every sample is another."""
     numbers = iter(range(sum(sizes)))
     batches = tuple(tuple(Sample((Fraction(next(numbers)),), Fraction(0)) for _ in range(size)) for size in sizes)
-    return Workload("counting", batches, SGD(Fraction(1)), Linear(1), (Fraction(0),))
+    return Workload("counting", SGD(Fraction(1)), Linear(1), batches=batches, start=(Fraction(0),))
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
@@ -59,7 +59,7 @@ def test_sample_by_sample_is_a_window_of_micro_batches_of_one():
 
 
 def test_windows_repeat_with_the_epochs():
-    job = Workload("epochs", workload(2, 2).batches, SGD(Fraction(1)), Linear(1), (Fraction(0),), epochs=3)
+    job = replace(workload(2, 2), name="epochs", epochs=3)
     windows = Layout.of(job).windows(job)
     assert [(window.index, window.epoch) for window in windows] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
     assert (windows[3].samples, windows[3].batch) == ((2, 3), job.batches[1])

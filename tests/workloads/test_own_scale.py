@@ -11,7 +11,7 @@ from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case
 from conformance.cases.matrix import plan
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.own_scale import OWN_SCALE
+from conformance.workloads.registry import OWN_SCALE
 
 OWN = Declaration(
     backends=("single",),

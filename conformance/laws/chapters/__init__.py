@@ -11,4 +11,5 @@ CHAPTERS: dict[str, str] = {
     "ddp": "DistributedDataParallel",
     "hvd": "Horovod",
     "save": "Checkpoints",
+    "watch": "Scripts that are watched",
 }

@@ -38,7 +38,6 @@ _FIX = """
         like momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
     fix=_FIX,
-    watched=("watch/cleared",),
 )
 def cleared_between_windows(window: Window) -> Outcomes:
     if not window.backwards or window.backwards[0].gradients is None:
@@ -164,7 +163,6 @@ def _left_by(left: Sequence[BackwardBegin], window: Window) -> Broken:
         of code that both think they own the loop.""",
     source="PyTorch, Performance Tuning Guide: clearing gradients costs a memory operation for each parameter",
     fix=_FIX,
-    unwatched="To clear twice changes no gradient that a step uses.",
 )
 def cleared_once(window: Window) -> Outcomes:
     clears = _clears(window)
@@ -199,7 +197,6 @@ def _repeated(clears: Sequence[ZeroGrad]) -> tuple[ZeroGrad, ZeroGrad] | None:
     source=f'{GUIDE}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '
     'Precision examples, "Gradient accumulation"',
     fix=_FIX,
-    watched=("watch/used",),
 )
 def not_cleared_inside(window: Window) -> Outcomes:
     # Horovod's optimizers have their own law, hvd/not-cleared-before-synchronize.

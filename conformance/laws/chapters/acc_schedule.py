@@ -29,8 +29,6 @@ from conformance.trace.words import number
         if scaler.get_scale() >= scale:  # the step was taken
             scheduler.step()
         """,
-    watched=("watch/schedule-after-step", "watch/schedule-of-what-steps"),
-    unwatched="How often a scheduler is to step stands in a plan; where it steps in a window is seen.",
 )
 def schedule_per_step(window: Window) -> Outcomes:
     may_skip = window.plan.spec["scaler"] is not None or bool(window.rank.of(Skip))
@@ -70,7 +68,6 @@ def schedule_per_step(window: Window) -> Outcomes:
                 optimizer.step()
             scheduler.step()
         """,
-    unwatched="Where an epoch ends, and what a scheduler counts, stands in a plan.",
 )
 def schedule_per_epoch(window: Window) -> Outcomes:
     plan = window.plan

@@ -1,6 +1,6 @@
 """Automatic mixed precision: the scaled loss, and its step and update.
 
-These laws, and those in amp_scaled_gradients, amp_unscaling and amp_overflow, are about `torch.amp.GradScaler`. A
+These laws, and those in amp_unscaling and amp_overflow, are about `torch.amp.GradScaler`. A
 disabled scaler leaves no events, so they check nothing then.
 """
 
@@ -47,8 +47,6 @@ SEVERAL = (
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/one-scale",),
-    unwatched="Without any in a window, the step is UNDECIDED: an initial gradient may have been the scale.",
     needs=(ScalerStep,),
 )
 def backward_on_scaled_loss(window: Window) -> Outcomes:
@@ -112,7 +110,6 @@ def _shows_scale(window: Window, end: BackwardEnd) -> bool:
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/unscaled",),
 )
 def step_through_scaler(window: Window) -> Outcomes:
     if not scaling(window).is_scaled:
@@ -166,7 +163,6 @@ def _stepped_bare(scaling: Scaling, step: Step) -> Broken | None:
         scaler.step(optimizer)
         scaler.update()
         """,
-    unwatched="What counts is whether the step's gradients are divided by the scale, whoever does it.",
     needs=(Unscale,),
 )
 def scaler_steps(window: Window) -> Outcomes:
@@ -219,8 +215,6 @@ def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
             scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/one-scale",),
-    unwatched="It is seen once the scale changes between two backward passes of a window; a fixed one is right.",
     latent="""As long as no update changes the scale, its place does not matter. In a window in which the scale grows or
         backs off, S ≠ S′.""",
     needs=(ScalerStep, Raised),

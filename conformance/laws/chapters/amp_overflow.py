@@ -51,7 +51,6 @@ _ROUNDING = 1e-6
         if overflow.item() == 0:
             optimizer.step()
         """,
-    watched=("watch/same-steps", "watch/finite"),
     unless=(
         "ddp/all-reduce-every-window",
         "amp/unscale-after-sync",
@@ -96,7 +95,6 @@ def _averages(window: Window) -> bool:
         scaler.step(optimizer)
         scaler.update()  # without an argument: halves the scale after a skip
         """,
-    unwatched="A scale may be fixed on purpose.",
     needs=(Skip,),
 )
 def back_off(window: Window) -> Outcomes:
@@ -144,7 +142,6 @@ def _updates_after_skips(window: Window) -> Iterator[tuple[Skip, Update]]:
                 for parameter in model.parameters():
                     parameter.mul_(1 - lr * decay)
         """,
-    unwatched="Weights are compared with those of other ranks, and not with those before a skip.",
     needs=(Skip,),
 )
 def skip_changes_nothing(window: Window) -> Outcomes:
@@ -246,7 +243,6 @@ def _changed(window: Window, before: Event, after: Event) -> Broken:
         for epoch in range(epochs):
             ...
         """,
-    unwatched="Each window is judged by the scale that its losses carry, whichever scaler it comes from.",
     needs=(ScalerStep, Update),
 )
 def one_scaler(window: Window) -> Outcomes:
@@ -282,7 +278,6 @@ def one_scaler(window: Window) -> Outcomes:
         # The same settings on every rank: then the ranks find the same overflows and keep the same scale.
         scaler = torch.amp.GradScaler(device.type, init_scale=2.0**16)
         """,
-    watched=("watch/one-scale",),
     unless=("amp/unscale-after-sync",),
 )
 def same_scale_on_all_ranks(here: GlobalWindow) -> Outcomes:

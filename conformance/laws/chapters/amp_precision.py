@@ -37,7 +37,6 @@ _SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
             loss = criterion(model(inputs), targets)
         loss.backward()
         """,
-    unwatched="Which precision is asked for stands in a plan.",
     latent="""Data that the type holds exactly give the same numbers in a wider type. Other data are rounded where the
         type is used, and in float16 they overflow beyond 65504.""",
 )
@@ -74,7 +73,6 @@ def autocast_around_forward(window: Window) -> Outcomes:
             loss = criterion(model(inputs), targets)
         loss.backward()
         """,
-    unwatched="Which precision is asked for stands in a plan.",
     latent="""Data that the narrow type holds exactly give the same numbers in it. Other data are rounded, and in
         float16 they overflow beyond 65504.""",
 )
@@ -131,7 +129,6 @@ def _not_autocast(event: Forward | BackwardEnd, computes: str | None, wanted: st
         scaler.step(optimizer)
         scaler.update()
         """,
-    unwatched="What becomes of gradients is followed, and not which casts of the weights a forward uses.",
 )
 def autocast_ends_in_window(window: Window) -> Outcomes:
     following = window.following
@@ -193,7 +190,6 @@ def _outermost(rank: Rank) -> tuple[list[int], list[AutocastEnter | None]]:
         scaler.step(optimizer)
         scaler.update()
         """,
-    unwatched="The format that a forward computes in is not followed.",
 )
 def scaler_with_fp16(window: Window) -> Outcomes:
     if window.plan.spec["scaler"] is None:

@@ -26,7 +26,6 @@ DOCS = "apex documentation, Advanced Amp Usage"
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    unwatched="apex's loss scale is not followed: steps are UNDECIDED.",
     latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
     needs=(ScaleLossExit,),
 )
@@ -61,7 +60,6 @@ def synchronize_in_scale_loss(window: Window) -> Outcomes:
             with amp.scale_loss(loss, optimizer, delay_unscale=number < len(window)) as scaled_loss:
                 scaled_loss.backward()
         """,
-    unwatched="apex's loss scale is not followed: steps are UNDECIDED.",
     needs=(ScaleLossExit,),
 )
 def delay_unscale(window: Window) -> Outcomes:
@@ -97,7 +95,6 @@ def delay_unscale(window: Window) -> Outcomes:
             for optimizer in (first, second):
                 optimizer.synchronize()
         """,
-    unwatched="apex's loss scale is not followed: steps are UNDECIDED.",
     unless=("apex/synchronize-in-scale-loss",),
     needs=(ScaleLossExit,),
 )
@@ -133,7 +130,6 @@ def one_optimizer(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    unwatched="apex's loss scale is not followed: steps are UNDECIDED.",
     needs=(ScaleLossEnter,),
 )
 def step_in_skip_synchronize(window: Window) -> Outcomes:

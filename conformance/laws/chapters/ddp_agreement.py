@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, isclose
 from typing import Any
 
-from conformance.laws.apart import where_apart
 from conformance.laws.averaging import seen_gradients
 from conformance.laws.expected import Expectations, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
-from conformance.laws.sharing import brings_together, trained_elements
+from conformance.laws.sharing import brings_together, trained_elements, where_apart
 from conformance.trace.events import (
     Attempt,
     Clip,
@@ -41,7 +40,6 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)  # DistributedDataParallel(model) does it by itself
         """,
-    watched=("watch/same-weights",),
     unless=("hvd/broadcast-before-first-step",),
 )
 def equal_start(run: Run) -> Outcomes:
@@ -79,7 +77,6 @@ def equal_start(run: Run) -> Outcomes:
         if rank == 0:
             print(loss.item() / world_size)
         """,
-    unwatched="Collectives are not recorded, only what they do to gradients.",
     latent="""Whether ranks that issue different collectives hang, fail or mix numbers depends on sizes, buffers and the
         backend.""",
     unless=("ddp/all-reduce-every-window",),
@@ -134,7 +131,6 @@ _PARTED_BY = (
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
         """,
-    watched=("watch/averaged",),
     unless=_PARTED_BY,
 )
 def average_each_parameter(here: GlobalWindow) -> Outcomes:
@@ -158,7 +154,6 @@ def average_each_parameter(here: GlobalWindow) -> Outcomes:
         # learning rate, weight decay, momentum, loss scale, and the decision to step.
         optimizer.step()
         """,
-    watched=("watch/same-weights",),
     unless=(*_PARTED_BY, "ddp/average-each-parameter"),
 )
 def identical_weights(here: GlobalWindow) -> Outcomes:

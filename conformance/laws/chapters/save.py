@@ -20,7 +20,6 @@ from conformance.trace.events import Exchange, Save
             torch.save(model.state_dict(), folder / "checkpoint.pt")
         dist.barrier()
         """,
-    unwatched="Files are not followed.",
     latent="If ranks do not write at the same pace, or one is killed, the file is broken, or of two ranks.",
 )
 def one_writer(run: Run) -> Outcomes:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import chain
 
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import accumulating, distributed
+from conformance.oracle.faults.catalogue import accumulating, distributed, fault
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
 from conformance.workloads.workload import Vector

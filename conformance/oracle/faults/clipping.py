@@ -7,10 +7,9 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.clipping import clipped
 from conformance.oracle.faults.averaging import only
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import accumulating, clips, distributed, has_groups
+from conformance.oracle.faults.catalogue import accumulating, clips, distributed, fault, has_groups
+from conformance.oracle.optimizers import clipped
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem

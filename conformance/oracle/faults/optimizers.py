@@ -1,4 +1,4 @@
-"""What the optimizer does, and what it keeps."""
+"""Frozen parameters, parameter groups, and what the optimizer does and keeps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,147 @@ from dataclasses import replace
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import decays, has_momentum, runs_out
+from conformance.oracle.faults.catalogue import (
+    Condition,
+    clips,
+    decays,
+    fault,
+    has_groups,
+    has_momentum,
+    invites_groups,
+    runs_out,
+    schedules,
+)
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, Optimizer
+from conformance.workloads.workload import SGD, Optimizer, Vector
+
+
+def _freezes(problem: Problem) -> bool:
+    return any(tensor.frozen for tensor in problem.workload.model.tensors)
+
+
+def _unfreezes(problem: Problem) -> bool:
+    return problem.workload.unfreeze_at is not None
+
+
+@fault("trains parameters that are frozen", _freezes)
+class FrozenTrained(Recurrence):
+    def trains(self, tensor: int, window: int) -> bool:
+        return True
+
+
+@fault("steps frozen parameters as if they had gradients of zero, so that they decay", _freezes, decays)
+class FrozenDecay(Recurrence):
+    def steps_on(self, tensor: int) -> bool:
+        return True
+
+
+@fault("never trains the parameters that are unfrozen", _unfreezes)
+class NeverUnfreezes(Recurrence):
+    def trains(self, tensor: int, window: int) -> bool:
+        return super().trains(tensor, 0)
+
+
+@fault("trains the parameters that are unfrozen one window late", _unfreezes)
+class UnfreezesLate(Recurrence):
+    def trains(self, tensor: int, window: int) -> bool:
+        return super().trains(tensor, window - 1)
+
+
+@fault("makes the optimizer anew when it unfreezes parameters, and so forgets its momentum", _unfreezes, has_momentum)
+class StateLostWhenUnfreezing(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        if self.window.index == self.problem.workload.unfreeze_at:
+            for rule, _ in self.rules:
+                rule.forget()
+        return super().update(weights, vector, step)
+
+
+@fault("begins the learning-rate schedule again when it unfreezes parameters", _unfreezes, schedules)
+class ScheduleBegunAgainWhenUnfreezing(Recurrence):
+    def place(self, step: int) -> int:
+        first = self.problem.workload.unfreeze_at or 0
+        return super().place(step - first if step >= first else step)
+
+
+@fault("steps the parameters that are unfrozen by a learning rate that no schedule changes", _unfreezes, schedules)
+class ScheduleWithoutUnfrozen(Recurrence):
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        return super().learning_rate_of(tensor, step if self.trains(tensor, 0) else 0)
+
+
+@fault("clips only the parameters that are trained from the start", _unfreezes, clips)
+class ClipsWhatWasTrainedAtFirst(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        first = [n for n in self.tensors if self.trains(n, 0)]
+        late = [n for n in self.tensors if n not in first]
+        return self.joined([(super().clip(self.only(vector, first)), first), (vector, late)])
+
+
+def _has_own(setting: str) -> Condition:
+    """Whether a parameter group has a momentum or a schedule of its own."""
+    return lambda problem: any(getattr(group, setting) is not None for group in problem.workload.groups)
+
+
+@fault(
+    "applies the weight decay to the first parameter group only",
+    decays,
+    lambda problem: any(group.weight_decay for group in problem.workload.groups),
+)
+class DecayForFirstGroup(Recurrence):
+    def optimizer_of(self, tensor: int) -> Optimizer:
+        right = super().optimizer_of(tensor)
+        return replace(right, weight_decay=Fraction(0)) if self.group_of(tensor) else right
+
+
+@fault(
+    "makes parameter groups of its own, and applies the weight decay to the first only",
+    decays,
+    invites_groups,
+)
+class DecayForFirstOwnGroup(Recurrence):
+    def optimizer_of(self, tensor: int) -> Optimizer:
+        right = super().optimizer_of(tensor)
+        own = self.problem.workload.model.tensors[tensor].group(2)
+        return replace(right, weight_decay=Fraction(0)) if own else right
+
+
+@fault("gives all parameter groups the settings of the first", has_groups)
+class GroupsAlike(Recurrence):
+    def group_of(self, tensor: int) -> int:
+        return 0
+
+
+@fault("gives all parameter groups the settings of the last", has_groups)
+class GroupsAlikeTheLast(Recurrence):
+    def group_of(self, tensor: int) -> int:
+        return len(self.problem.workload.groups)
+
+
+@fault("gives parameter groups each other's settings", has_groups)
+class GroupsSwapped(Recurrence):
+    def group_of(self, tensor: int) -> int:
+        return len(self.problem.workload.groups) - super().group_of(tensor)
+
+
+@fault("gives all parameter groups the momentum of the first", has_momentum, _has_own("momentum"))
+class MomentumOfFirstGroup(Recurrence):
+    def optimizer_of(self, tensor: int) -> Optimizer:
+        right, first = super().optimizer_of(tensor), self.optimizer()
+        return replace(right, momentum=first.momentum) if isinstance(right, SGD) and isinstance(first, SGD) else right
+
+
+@fault("gives all parameter groups the learning-rate schedule of the first", _has_own("schedule"))
+class ScheduleOfFirstGroup(Recurrence):
+    def schedule(self, group: int = 0) -> Vector | None:
+        return super().schedule()
+
+
+@fault("gives all parameter groups the learning rate of the first", has_groups)
+class LearningRateOfFirstGroup(Recurrence):
+    def base_rate(self, group: int = 0) -> Fraction:
+        return super().base_rate()
 
 
 def _passes_again(problem: Problem) -> bool:

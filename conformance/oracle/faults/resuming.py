@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import has_groups, schedules
+from conformance.oracle.faults.catalogue import distributed, fault, has_groups, schedules
+from conformance.oracle.faults.data_and_weights import in_first_order, shuffles
+from conformance.oracle.gradient import enclosed
 from conformance.oracle.optimizers import AdamWRule
 from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, AdamW
+from conformance.workloads.workload import SGD, AdamW, Vector
 
 
 def resumes(problem: Problem) -> bool:
@@ -109,3 +112,144 @@ class FirstRateWhenResumed(_Rescheduled):
 @fault("resumes with the weights alone, without the optimizer's state and the schedule", resumes, _keeps_state)
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     pass
+
+
+def _resumes_inside(problem: Problem) -> bool:
+    return problem.resumed_inside > 0
+
+
+class _ResumedInside(Recurrence):
+    """Counts samples of the window in which it is stopped otherwise."""
+
+    def counted(self, window: Window) -> Vector:
+        counted = super().counted(window)
+        if window.index != self.problem.resumed_at:
+            return counted
+        stop = self.problem.resumed_inside
+        factors = {
+            index: self.factor(window, rank, number < stop)
+            for rank, share in enumerate(window.shares)
+            for number, micro_batch in enumerate(share)
+            for index in micro_batch
+        }
+        return tuple(factors[index] * one for index, one in enumerate(counted))
+
+    def factor(self, window: Window, rank: int, before: bool) -> Fraction:
+        """What a sample of a rank counts, in multiples of the right factor; ``before``: whether it was read before the
+        stop."""
+        raise NotImplementedError
+
+
+@fault("loses the gradients of a window's first micro-batches when it is resumed inside the window", _resumes_inside)
+class HalfWindowLost(_ResumedInside):
+    def factor(self, window: Window, rank: int, before: bool) -> Fraction:
+        return Fraction(not before)
+
+
+@fault(
+    "adds the gradients of a window's first micro-batches twice, or the sum of two ranks' on each of them, when it is "
+    "resumed inside the window",
+    _resumes_inside,
+)
+class HalfWindowTwice(_ResumedInside):
+    def factor(self, window: Window, rank: int, before: bool) -> Fraction:
+        return Fraction(1 + before)
+
+
+@fault("divides by the micro-batches that are left of a window when it is resumed inside the window", _resumes_inside)
+class DividesByRestOfWindow(_ResumedInside):
+    def factor(self, window: Window, rank: int, before: bool) -> Fraction:
+        return Fraction(1) if before else Fraction(window.length, window.length - self.problem.resumed_inside)
+
+
+@fault(
+    "gives all ranks the first rank's gradients of a window's first micro-batches when it is resumed inside the window",
+    _resumes_inside,
+    distributed,
+)
+class HalfWindowOfFirstRank(_ResumedInside):
+    def factor(self, window: Window, rank: int, before: bool) -> Fraction:
+        return Fraction(1) if not before else Fraction(0 if rank else window.world_size)
+
+
+@fault(
+    "restores the gradients of a window's first micro-batches on the first rank alone when it is resumed inside it",
+    _resumes_inside,
+    distributed,
+)
+class HalfWindowLostOnOtherRanks(_ResumedInside):
+    def factor(self, window: Window, rank: int, before: bool) -> Fraction:
+        return Fraction(not before or rank == 0)
+
+
+class _ResumedOnOthers(Recurrence):
+    """Averages over the ranks otherwise once it is resumed."""
+
+    def over_ranks(self, window: Window) -> Fraction:
+        layouts = self.problem.layouts
+        times = Fraction(layouts[0].world_size, layouts[-1].world_size)
+        return self.factor(times) if self.problem.life_of(window.index) else Fraction(1)
+
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        if not self.problem.life_of(window.index):
+            return super().averaged(window, weights, coefficients)
+        # What data are exact for is another divisor.
+        return enclosed(self.problem, window, self.form(window, coefficients), weights, self.loss_scale)
+
+    def factor(self, times: Fraction) -> Fraction:
+        """``times``: how many times as many ranks there were before the stop."""
+        raise NotImplementedError
+
+
+def _resumes_on_others(problem: Problem) -> bool:
+    return problem.resumed_layout is not None
+
+
+@fault("divides by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
+class DividesByRanksOfTheStop(_ResumedOnOthers):
+    def factor(self, times: Fraction) -> Fraction:
+        return 1 / times
+
+
+@fault("multiplies by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
+class MultipliesByRanksOfTheStop(_ResumedOnOthers):
+    def factor(self, times: Fraction) -> Fraction:
+        return times
+
+
+@fault(
+    "goes on in the order of the first epoch when it is resumed in a later one, as its sampler is not told the epoch",
+    resumes,
+    shuffles,
+    # Where the windows at the ends of epochs are left out, none may follow the stop.
+    lambda problem: any(window.epoch > 0 for window in problem.windows[problem.resumed_at :][:1]),
+)
+class EpochNotRestored(Recurrence):
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return [in_first_order(self.problem, window) for window in super().read_on(stop)]
+
+
+def _reads_on_in_place(problem: Problem) -> bool:
+    """Whether windows have no loss scales, which are known for those that a trainer reads in their place."""
+    return resumes(problem) and not problem.precision.scaled
+
+
+@fault("reads the data from the beginning again when it is resumed", _reads_on_in_place)
+class DataReadAgain(Recurrence):
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return self.problem.windows_of_lives[-1]
+
+    def place(self, step: int) -> int:
+        return super().place(min(step, self.problem.workload.steps - 1))
+
+
+@fault("trains on the last window before the stop again when it is resumed", _reads_on_in_place)
+class WindowReadAgain(DataReadAgain):
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return super().read_on(stop)[stop - 1 :]
+
+
+@fault("leaves out a window when it is resumed", _reads_on_in_place)
+class WindowLeftOut(Recurrence):
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return self.problem.windows[stop + 1 :]

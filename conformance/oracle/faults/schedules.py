@@ -6,10 +6,10 @@ from dataclasses import replace
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import (
+from conformance.oracle.faults.catalogue import (
     accumulating,
     decays,
+    fault,
     has_epochs,
     has_groups,
     has_momentum,

@@ -9,8 +9,7 @@ from functools import reduce
 from itertools import chain, groupby, pairwise
 from operator import attrgetter
 
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import accumulating, runs_out
+from conformance.oracle.faults.catalogue import accumulating, fault, runs_out
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem

@@ -17,11 +17,27 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance.repro.parts.task import Task
+from conformance.repro.parts.stand_in import Task
+from conformance.repro.parts.values import SAMPLES
 
 
 def watch(task: Task, seen: list[Any]) -> None:
     raise NotImplementedError
+
+
+def around(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
+    """Has ``before`` called with the arguments of each call of a function, and ``after`` with its result and these."""
+    call = getattr(owner, name)
+
+    def noted(*arguments: Any, **more: Any) -> Any:
+        if before is not None:
+            before(*arguments, *more.values())
+        result = call(*arguments, **more)
+        if after is not None:
+            after(result, *arguments, *more.values())
+        return result
+
+    setattr(owner, name, noted)
 
 
 def autocast_type() -> str:
@@ -63,29 +79,16 @@ def watch_waiting(task: Task, seen: list[Any]) -> None:
     on_the_way: dict[Any, str] = {}
 
     def noting(name: str) -> None:
-        call = getattr(dist.ProcessGroup, name)
-
-        def begin(*arguments: Any, **more: Any) -> Any:
-            work = call(*arguments, **more)
-            on_the_way[work] = name
-            return work
-
-        setattr(dist.ProcessGroup, name, begin)
+        around(dist.ProcessGroup, name, after=lambda work, *_: on_the_way.update({work: name}))
 
     for name in ("allreduce", "allgather", "reduce", "broadcast", "reduce_scatter", "send", "recv"):
         noting(name)
-    work_class: Any = dist.Work
-    wait = work_class.wait
-
-    def end(work: Any, *arguments: Any) -> Any:
-        on_the_way.pop(work, None)
-        return wait(work, *arguments)
+    around(dist.Work, "wait", before=lambda work, *_: on_the_way.pop(work, None))
 
     def look(*_: Any) -> None:
         seen.extend(f"`optimizer.step()` while nobody has waited for {name}" for name in on_the_way.values())
         on_the_way.clear()
 
-    work_class.wait = end
     register_optimizer_step_pre_hook(look)
 
 
@@ -116,52 +119,41 @@ def watch_functional_waiting(task: Task, seen: list[Any]) -> None:
 
 def watch_update(task: Task, seen: list[Any]) -> None:
     """Steps of the loss scaler after its update, in the same window."""
-    scaler = torch.amp.GradScaler
     is_updated = False
 
-    def noting(name: str, becomes: bool) -> None:
-        call = getattr(scaler, name)
-
-        def noted(*arguments: Any, **more: Any) -> Any:
+    def noting(name: str) -> None:
+        def note(*_: Any) -> None:
             nonlocal is_updated
             if name == "step" and is_updated:
                 seen.append("`scaler.step()` comes after the `scaler.update()` of its window")
-            is_updated = becomes
-            return call(*arguments, **more)
+            is_updated = name == "update"
 
-        setattr(scaler, name, noted)
+        around(torch.amp.GradScaler, name, note)
 
-    noting("scale", False)
-    noting("update", True)
-    noting("step", False)
+    for name in ("scale", "update", "step"):
+        noting(name)
 
 
 def watch_unscale(task: Task, seen: list[Any]) -> None:
     """The gradients in which the loss scaler looks for overflows."""
-    scaler_class: Any = torch.amp.GradScaler
-    unscale = scaler_class.unscale_
 
-    def noted(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    def note(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
         values = [float(value) for one in parameters for value in one.grad.flatten()[:4]]
         seen.append(f"looks for overflows in gradients of {', '.join(map(str, values[:8]))}")
-        unscale(scaler, optimizer)
 
-    scaler_class.unscale_ = noted
+    around(torch.amp.GradScaler, "unscale_", note)
 
 
 def watch_collectives(task: Task, seen: list[Any]) -> None:
     """The collectives of a rank, in order."""
 
     def noting(name: str) -> None:
-        call = getattr(dist.ProcessGroup, name)
-
-        def noted(group: Any, tensors: Any, *arguments: Any, **more: Any) -> Any:
+        def note(group: Any, tensors: Any, *_: Any) -> None:
             sizes = [list(one.shape) for one in tensors if isinstance(one, torch.Tensor)]
             seen.append(f"{name} of tensors of {sizes}")
-            return call(group, tensors, *arguments, **more)
 
-        setattr(dist.ProcessGroup, name, noted)
+        around(dist.ProcessGroup, name, note)
 
     for name in ("allreduce", "allgather", "reduce", "broadcast", "reduce_scatter"):
         noting(name)
@@ -169,14 +161,11 @@ def watch_collectives(task: Task, seen: list[Any]) -> None:
 
 def watch_saves(task: Task, seen: list[Any]) -> None:
     """The files that a rank writes with `torch.save`."""
-    module: Any = torch
-    save = module.save
 
-    def noted(content: Any, file: Any, *arguments: Any, **more: Any) -> None:
+    def note(content: Any, file: Any, *_: Any) -> None:
         seen.append(os.path.basename(getattr(file, "name", file)))
-        save(content, file, *arguments, **more)
 
-    module.save = noted
+    around(torch, "save", note)
 
 
 def watch_changes(task: Task, seen: list[Any]) -> None:
@@ -230,35 +219,32 @@ def watch_states(task: Task, seen: list[Any]) -> None:
 
 def watch_scale(task: Task, seen: list[Any]) -> None:
     """What the loss scaler keeps, before each of its steps and after each of its updates."""
-    scaler_class: Any = torch.amp.GradScaler
-    step, update = scaler_class.step, scaler_class.update
 
     def note(scaler: Any) -> None:
         seen.append([f"{name} of {value} in the loss scaler" for name, value in scaler.state_dict().items()])
 
-    def noted_step(scaler: Any, *arguments: Any, **more: Any) -> Any:
-        note(scaler)
-        return step(scaler, *arguments, **more)
-
-    def noted_update(scaler: Any, *arguments: Any) -> None:
-        update(scaler, *arguments)
-        note(scaler)
-
-    scaler_class.step, scaler_class.update = noted_step, noted_update
+    around(torch.amp.GradScaler, "step", before=lambda scaler, *_: note(scaler))
+    around(torch.amp.GradScaler, "update", after=lambda _, scaler, *more: note(scaler))
 
 
 def watch_averages(task: Task, seen: list[Any]) -> None:
     """Averages of the weights, before and after each update."""
-    average_class: Any = AveragedModel
-    update = average_class.update_parameters
 
     def note(average: AveragedModel) -> None:
         weights = [one.tolist() for one in average.module.parameters()]
         seen.append([f"an average over {int(average.n_averaged)} weights: {weights}"])
 
-    def noted(average: AveragedModel, model: torch.nn.Module) -> None:
-        note(average)
-        update(average, model)
-        note(average)
+    around(
+        AveragedModel, "update_parameters", lambda average, *_: note(average), lambda _, average, *more: note(average)
+    )
 
-    average_class.update_parameters = noted
+
+def note_reading(task: Task, read: list[int]) -> None:
+    """Lets ``read`` have the numbers of the samples that go forward for a gradient."""
+    numbers = {tuple(row): number for number, row in enumerate(SAMPLES[0])}
+
+    def note(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if module in task.models and outputs.requires_grad:
+            read.extend(numbers[tuple(row)] for row in inputs[0].tolist())
+
+    register_module_forward_hook(note)

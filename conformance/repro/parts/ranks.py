@@ -20,10 +20,9 @@ import torch
 from torch.multiprocessing.spawn import spawn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from conformance.repro.parts.calls import watch
-from conformance.repro.parts.case import GO_ON, LATER, LIMIT, STOP, WORLD_SIZE, train
-from conformance.repro.parts.own_order import note_reading
-from conformance.repro.parts.task import Task
+from conformance.repro.parts.calls import note_reading, watch
+from conformance.repro.parts.stand_in import Task
+from conformance.repro.parts.values import GO_ON, LATER, LIMIT, STOP, WORLD_SIZE, train
 
 
 def launch() -> list[Any]:

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, time
 
-from conformance.runner.case import evidence
-from conformance.runner.case.member import RankMember
+from conformance.runner.case.member import LARGEST, RankMember, excerpt, may_begin
 from conformance.runner.case.supervision import BUILD_LIMIT, rank_name
 from conformance.runner.outcome import RankOutcome, describe_status, signal_name
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
 from conformance.runner.system import protocol, stacks
 from conformance.runner.system.child import HARNESS_FAILED, Child
-from conformance.runner.system.descriptors import Descriptors, Known, last_line, tail
-from conformance.runner.system.output import Output
+from conformance.runner.system.descriptors import Descriptors, Known, Output, last_line, tail
 
 _CHUNK = 1 << 16
 # A lock that was there before is nobody's: ours are removed when their rank ends.
@@ -77,7 +75,7 @@ class RankProcess(RankMember):
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in filter(None, lines):
             self._take(line)
-        if not evidence.may_begin(self._unread):
+        if not may_begin(self._unread):
             self._take(self._unread)
         # What was written into the pipe without end is not kept.
         self._unread = self._unread[:_CHUNK]
@@ -88,8 +86,8 @@ class RankProcess(RankMember):
         size = os.fstat(self._file).st_size
         if size < self._read_to:
             self._reject("has become shorter")
-        elif size > evidence.LARGEST:
-            self._reject(f"is larger than {evidence.LARGEST >> 20} MiB")
+        elif size > LARGEST:
+            self._reject(f"is larger than {LARGEST >> 20} MiB")
         if self.malformed is not None:
             return
         data = os.pread(self._file, size - self._read_to, self._read_to)
@@ -97,7 +95,7 @@ class RankProcess(RankMember):
         *lines, self._half = (self._half + data).split(b"\n")
         for line in lines:
             self._add(line)
-        if not evidence.may_begin(self._half):
+        if not may_begin(self._half):
             self._add(self._half)
 
     def outcome(self, first_failed: int | None) -> RankOutcome:
@@ -129,7 +127,7 @@ class RankProcess(RankMember):
             case {"event": "leaving", "waits_for": [str(), *_] as names}:
                 self._leaves_running = ", ".join(map(str, names))
             case _:
-                self._reject(f"has a notice that is not one of ours: {evidence.excerpt(line)}")
+                self._reject(f"has a notice that is not one of ours: {excerpt(line)}")
 
     def reap(self) -> None:
         """If the process has ended, note it and read its last reports."""

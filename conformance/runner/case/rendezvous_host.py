@@ -7,8 +7,7 @@ import socket
 from importlib import import_module
 from typing import Any, NoReturn
 
-from conformance.adapter.backends import BACKENDS
-from conformance.adapter.topology import Topology
+from conformance.adapter.backends import BACKENDS, Topology
 
 
 def listen(address: str) -> socket.socket:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.adapter.backends import BACKENDS
-from conformance.adapter.topology import Topology
+from conformance.adapter.backends import BACKENDS, Topology
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"

@@ -8,24 +8,54 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
+import threading
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass
+from multiprocessing import active_children, util
 
 # As they were before a trainer could replace them.
 from os import getpid, read
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train, place_of
-from conformance.runner.rank import builds, loading, store_prefix
 from conformance.runner.rank.killing import killed_in_save
-from conformance.runner.rank.leaving import wait_for_the_rest
-from conformance.runner.rank.preload import preload, remember
+from conformance.runner.rank.preparing import preload, remember, report_locks, separate_groups
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
-from conformance.runner.system import interpreter, stacks
+from conformance.runner.rank.requirements import load_for
+from conformance.runner.system import stacks
+from conformance.runner.system.child import fresh_python
 from conformance.runner.system.descriptors import Known, nameless_file
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder
+
+
+def wait_for_the_rest(notify: Callable[[Mapping[str, Any]], object]) -> None:
+    """Wait, after the trainer's function has returned, for what Python waits for when it exits: threads and processes
+    but daemons. ``notify`` is told their names if there are any.
+
+    A rank leaves without Python's teardown, which would also run what libraries have registered for it.
+    """
+    own = threading.current_thread()
+    threads = [thread.name for thread in threading.enumerate() if thread is not own and not thread.daemon]
+    processes = _processes()
+    if threads or processes:
+        notify({"event": "leaving", "waits_for": [*threads, *processes]})
+    try:
+        if threads:
+            # Executors have idle threads, which end only when this tells them to.
+            threading._shutdown()  # type: ignore[attr-defined]
+        # A thread may have started others.
+        if _processes():
+            util._exit_function()  # type: ignore[attr-defined]
+    except Exception:
+        # So does Python, and goes on.
+        traceback.print_exc()
+
+
+def _processes() -> list[str]:
+    return [child.name for child in active_children() if not child.daemon]
 
 
 @dataclass(frozen=True)
@@ -55,9 +85,9 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     torch.set_num_threads(1)
-    store_prefix.separate_groups()
+    separate_groups()
     send = Sender(pipes.evidence, pipes.notices)
-    builds.report_locks(send.notify)
+    report_locks(send.notify)
     release = Known.of(pipes.release)
     recorder = Recorder(killed_in_save(send, spec, rank), spec, rank)
     _never_freed.append(recorder)
@@ -80,8 +110,7 @@ def attempt(
     """Run the function that ``load`` returns, recorded, and ``wait`` for what it leaves running; the exit code if it
     raised."""
     from conformance.adapter.task import Task
-    from conformance.trace.seams.aside import Aside
-    from conformance.trace.seams.ours import ours
+    from conformance.trace.seams.ours import Aside, ours
 
     try:
         # From here on its time is limited: what follows, an import or what else loads it, is the trainer's.
@@ -135,7 +164,7 @@ def spawn(target: str, backend: str, spec: dict[str, Any], rank: int, pipes: Pip
     os.lseek(job, 0, os.SEEK_SET)
     for descriptor in (job, *astuple(pipes)):
         os.set_inheritable(descriptor, True)
-    os.execv(sys.executable, interpreter.command(__name__, str(job), target))
+    os.execv(sys.executable, fresh_python(__name__, str(job), target))
 
 
 def main(descriptor: str, target: str) -> None:
@@ -147,7 +176,7 @@ def main(descriptor: str, target: str) -> None:
     stacks.answer_requests(pipes.stack)
 
     def load() -> Train:
-        return loading.load_for(target, job["backend"])[0]
+        return load_for(target, job["backend"])[0]
 
     preload()
     remember()

@@ -18,7 +18,7 @@ from os import getpid, write
 from pathlib import Path
 from typing import Any
 
-from conformance.adapter.unsupported import Unsupported
+from conformance.adapter.declaration import Unsupported
 from conformance.runner.system import protocol
 from conformance.runner.system.descriptors import Known
 

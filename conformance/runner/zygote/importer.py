@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import selectors
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -16,15 +18,100 @@ from typing import Any
 
 from conformance.adapter.loading import Import
 from conformance.runner.outcome import describe_status
-from conformance.runner.rank.loading import remembered
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
-from conformance.runner.server import forking, server
+from conformance.runner.rank.requirements import remembered
 from conformance.runner.system import stacks
-from conformance.runner.system.child import Child
-from conformance.runner.system.descriptors import Known, last_line, print_to
-from conformance.runner.system.output import Output
+from conformance.runner.system.child import POLL, Child
+from conformance.runner.system.descriptors import Known, Output, last_line, print_to
 from conformance.runner.system.protocol import Channel
-from conformance.runner.zygote.nursery import Nursery
+from conformance.runner.zygote import forking, server
+
+# Seconds that a server has to end its ranks when the front process has ended.
+_PATIENCE = 3.0
+
+
+@dataclass(eq=False)
+class _Server:
+    process: Child
+    client: Channel
+    deadline: float = math.inf
+
+
+class Nursery:
+    """The servers that are children of this process.
+
+    The client of each hears {"pid"}, and {"status"}, its wait status, when it has ended. Whatever the client says kills
+    it, and so does its silence some time after it has disconnected.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, when_empty: Callable[[], object] = lambda: None) -> None:
+        """``when_empty`` is called when the last server has ended, before its client hears of it."""
+        self._selector = selector
+        self._when_empty = when_empty
+        self._servers: list[_Server] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._servers
+
+    def fork(self, client: Channel, connection: int, output: int, become: Callable[[Channel], int]) -> None:
+        """Fork a server that prints to ``output`` and serves ``connection`` by calling ``become``."""
+
+        def body() -> int:
+            self.close()
+            client.close()
+            print_to(output)
+            return become(Channel(socket.socket(fileno=connection)))
+
+        self.adopt(Child(body), client)
+        os.close(connection)
+        os.close(output)
+
+    def adopt(self, process: Child, client: Channel) -> None:
+        """Take in a child of this process that has become a server."""
+        server = _Server(process, client)
+        self._servers.append(server)
+        self._selector.register(client, selectors.EVENT_READ, partial(self._hear, server))
+        if process.descriptor is not None:
+            # `advance` follows, and finds out which of them has ended.
+            self._selector.register(process.descriptor, selectors.EVENT_READ, lambda: None)
+        with suppress(OSError):
+            client.send({"pid": process.pid})
+
+    def patience(self) -> float | None:
+        """Seconds until the next call of `advance` is due, if nothing happens before."""
+        if any(server.process.descriptor is None for server in self._servers):
+            return POLL
+        soonest = min((server.deadline for server in self._servers), default=math.inf)
+        return None if soonest == math.inf else max(0.0, soonest - monotonic())
+
+    def advance(self) -> None:
+        """Note which servers have ended, and end those that have been given up."""
+        for one in [*self._servers]:
+            watched = [one.client, one.process.descriptor]
+            if one.process.poll() is None and monotonic() < one.deadline:
+                continue
+            status = one.process.end()
+            for source in watched:
+                if source is not None and source in self._selector.get_map():
+                    self._selector.unregister(source)
+            self._servers.remove(one)
+            if self.is_empty:
+                self._when_empty()
+            with suppress(OSError):
+                one.client.send({"status": status})
+            one.client.close()
+
+    def close(self) -> None:
+        """In a child: close what belongs to the parent."""
+        for one in self._servers:
+            one.client.close()
+            one.process.close()
+
+    def _hear(self, one: _Server) -> None:
+        one.deadline = monotonic() + (0.0 if one.client.fill() else _PATIENCE)
+        self._selector.unregister(one.client)
+
 
 # Seconds that it has to end once it has disconnected.
 _END_LIMIT = 1.0

@@ -20,14 +20,12 @@ from typing import Any
 
 import torch
 
-from conformance.runner.rank.preload import preload, remember, warm_up
-from conformance.runner.server import forking, server
-from conformance.runner.system import linux
-from conformance.runner.system.child import sweep
-from conformance.runner.system.gpus import gpus
+from conformance.runner.rank.preparing import preload, remember, warm_up
+from conformance.runner.system.child import adopt_orphans, gather_memory, sweep
 from conformance.runner.system.protocol import Channel
-from conformance.runner.zygote.importer import Client, Importer, shared_environment
-from conformance.runner.zygote.nursery import Nursery
+from conformance.runner.zygote import forking, server
+from conformance.runner.zygote.forking import gpus
+from conformance.runner.zygote.importer import Client, Importer, Nursery, shared_environment
 
 
 def main(listener: str, folder: str) -> None:
@@ -53,7 +51,7 @@ def _replace_input() -> int:
 
 def prepare() -> None:
     """Prepare this process for forking."""
-    linux.adopt_orphans()
+    adopt_orphans()
     # The front process may have blocked or ignored the signals that our children need.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -65,7 +63,7 @@ def prepare() -> None:
     # No collection before this: it would leave gaps in pages that children then fill, and so copy.
     gc.freeze()
     gc.enable()
-    linux.gather_memory()
+    gather_memory()
 
 
 class Zygote:

@@ -16,8 +16,5 @@ are numbered in order of first sight.
 from conformance.trace.events.event import *
 from conformance.trace.events.beginning import *
 from conformance.trace.events.passes import *
-from conformance.trace.events.exchanges import *
-from conformance.trace.events.gradients import *
 from conformance.trace.events.steps import *
-from conformance.trace.events.ending import *
 from conformance.trace.events.lines import *

@@ -1,12 +1,77 @@
-"""Steps of optimizers, scalers and schedulers."""
+"""What becomes of gradients between a backward and a step, steps, what a trainer saves, and how it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from conformance.trace.events.event import Event, Number, Numbers, Vector
 from conformance.trace.words import number
+
+
+class Unscale(Event, noted="after `GradScaler.unscale_`"):
+    scaler: int
+    optimizer: int
+    scale: Number
+    implicit: Annotated[bool, "whether the scaler's own step called it"]
+    found_inf: Annotated[bool | None, "null if unknown"]
+
+    @property
+    def label(self) -> str:
+        return f"unscale ÷ {number(self.scale)}" + (", overflow found" if self.found_inf else "")
+
+
+class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_value_` or `clip_grads_with_norm_`"):
+    kind: Literal["norm", "value"]
+    threshold: Number
+    norm_type: Number | None
+    norm: Annotated[Number | None, "the total norm before clipping, null when clipping by value"]
+    parameters: Numbers
+    gradients: Annotated[Vector | None, "those before it"]
+
+    @property
+    def label(self) -> str:
+        saw = "" if self.norm is None else f" (saw {number(self.norm)})"
+        return f"clip {self.kind} {number(self.threshold)}{saw}"
+
+    @property
+    def function(self) -> str:
+        """What torch calls it."""
+        return "clip_grad_norm_" if self.kind == "norm" else "clip_grad_value_"
+
+
+class Norm(Event, noted="after `get_total_norm` outside clipping"):
+    norm: Number
+    parameters: Numbers
+
+
+class GradientChange(Event, noted="when the next event finds gradients changed and no noted call explains it"):
+    parameters: Annotated[Numbers, "those found changed: in a model too large to be read, only some are looked at"]
+    factor: Annotated[
+        Number | None,
+        "the factor by which all were multiplied, null if there is none, `nan` if they were not finite and now are",
+    ]
+    since: Annotated[int, "the event after which they were last known", {"type": "integer", "minimum": -1}]
+    of_masters: Annotated[
+        bool, "whether backwards add to other tensors, of which these hold copies, as those of master weights do"
+    ] = False
+
+    @property
+    def label(self) -> str:
+        if isinstance(self.factor, str):
+            return "gradients made finite"
+        return "gradients changed" if self.factor is None else f"gradients × {number(self.factor)}"
+
+
+class ZeroGrad(Event, noted="before gradients are cleared; if by hand, when the next event finds them cleared"):
+    by: Literal["optimizer", "model", "hand"]
+    optimizer: Annotated[int | None, "null unless an optimizer cleared them"]
+    parameters: Numbers
+    set_to_none: Annotated[bool | None, "null if unknown"]
+
+    @property
+    def label(self) -> str:
+        return {"hand": "gradients cleared by hand", "model": "model.zero_grad"}.get(self.by, "zero grad")
 
 
 class ScalerStep(Event, noted="at the beginning of `GradScaler.step`"):
@@ -134,3 +199,52 @@ class Schedule(Event, noted="after `LRScheduler.step`"):
 class ForeignOptimizer(Event, noted="at the first step of an optimizer that holds no watched parameter"):
     optimizer: Annotated[str, "its class"]
     shapes: Annotated[Sequence[Numbers], "of what it holds"]
+
+
+class Save(Event, noted="when a file in the folder of the checkpoint is opened, to be written from its beginning"):
+    path: Annotated[str, "its path in that folder"]
+
+
+class Fork(Event, noted="after the trainer has forked a process, of which nothing is recorded"):
+    pass
+
+
+class ObserverFailed(Event, noted="when a part of the recorder has raised an error, and is switched off from then on"):
+    observer: Annotated[str, "the part: a module of `conformance.trace.observers`, or `recorder`"]
+    error: Annotated[str, "the type and the message"]
+    traceback: str
+    replaced: Annotated[
+        Sequence[str], "the functions that the recorder calls and that the trainer has replaced before, if any"
+    ] = ()
+
+
+class Report(Event, noted="when the trainer calls `Task.report`, and after a step within `Task.step`"):
+    step: Annotated[int, "the window after which it has these weights, by its own account"]
+    weights: Annotated[Vector | None, "those that it reports"]
+    gradients: Annotated[Vector | None, "those that the step used, by its own account"] = None
+    counted: Annotated[bool, "whether `Task.step` has counted: then `step` is the `window`, if that is known"] = False
+
+    @property
+    def label(self) -> str:
+        return f"reports its weights after window {self.step}"
+
+
+class Finished(Event, noted="after the trainer's function has returned"):
+    weights: Vector | None
+    copies: Annotated[
+        Vector | None, "what the model computes with, where `weights` are those of the masters, of which this is a part"
+    ] = None
+    state_bytes: Annotated[
+        int | None,
+        "of the state that the optimizers of the last step kept on this rank, without counts of steps, where a backend "
+        "may split it",
+    ] = None
+
+
+class Raised(Event, noted="after the trainer's function has raised"):
+    type: str
+    message: str
+    traceback: str
+    declined: Annotated[bool, "whether it is `conformance.Unsupported`"] = False
+    weights: Annotated[Vector | None, "where it is, those of the moment"] = None
+    at: Annotated[float | None, "the `time` at which it raised"] = None

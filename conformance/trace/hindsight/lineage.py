@@ -1,16 +1,19 @@
-"""A trace without the events of copies of the task's model that are not what trains.
+"""A trace without copies of the task's model that are not what trains, and without rehearsals.
 
 A framework may train a copy of the model that it was given, or compute with one. A target network, a moving average, a
 teacher or a probe is a copy as well. What tells them apart shows at the end: whether the task's own parameters were
 stepped, and whether gradients flowed through its own forwards.
+
+Learning-rate finders, sanity checks and searches for a batch size train the model itself for a while, and restore its
+weights and its optimizer afterwards. It shows in weights that are bit-identical to those of the beginning, and in as
+many steps from there on as are planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
-from conformance.trace.hindsight.omission import FLOWS, without
-from conformance.trace.hindsight.training import Line
+from conformance.trace.hindsight.training import FLOWS, Line, without
 
 _STEPS = ("step", "skip")
 
@@ -98,3 +101,51 @@ def _is_of_another(line: Line, stepped: Set[int]) -> bool:
     """Whether a forward is of a model that the task handed out and that nothing steps, beside one that is stepped."""
     models = line.get("of_models", ()) if line["event"] == "forward" else ()
     return bool(stepped) and bool(models) and stepped.isdisjoint(models)
+
+
+#: What is done over again. All else, such as a model or an optimizer, is there from then on.
+_REHEARSED = frozenset(
+    {
+        *("forward", "backward_begin", "backward_end", "autograd_grad", "step", "skip", "state_init"),
+        *("loss_scaled", "unscale", "scaler_step", "update", "scale_loss_enter", "scale_loss_exit"),
+        *("clip", "norm", "gradient_change", "zero_grad", "schedule", "synchronize"),
+    }
+)
+
+
+def without_rehearsals(lines: Sequence[Line], fewest: int, most: int) -> Sequence[Line]:
+    """The lines without what came before a return to the first weights, from which on there are from `fewest` to `most`
+    steps. A trace without more steps than that is left as it is."""
+    steps = list(_steps(lines))
+    if len(steps) <= most:
+        return lines
+    returns = (seq for seq in _returns(lines, steps) if fewest <= sum(step["seq"] > seq for step in steps) <= most)
+    begin = next(returns, -1)
+    return without(lines, lambda line: line["seq"] <= begin and _is_rehearsed(line))
+
+
+def _steps(lines: Sequence[Line]) -> Iterator[Line]:
+    """The first step after forwards or backwards: several optimizers may share the model."""
+    has_trained = False
+    for line in lines:
+        if line["event"] in ("forward", "backward_begin"):
+            has_trained = True
+        elif line["event"] in ("step", "skip") and has_trained and not line.get("idle"):
+            yield line
+            has_trained = False
+
+
+def _returns(lines: Sequence[Line], steps: Sequence[Line]) -> Iterator[int]:
+    """Where the weights have become those of the first forward again: the last `seq` before these forwards."""
+    forwards = [line for line in lines if line["event"] == "forward"]
+    weights = forwards[0].get("weights") if forwards else None
+    has_moved = False
+    for step in steps:
+        has_moved |= step.get("weights") not in (None, weights)
+        following = next((forward for forward in forwards if forward["seq"] > step["seq"]), None)
+        if weights and has_moved and following is not None and following.get("weights") == weights:
+            yield following["seq"] - 1
+
+
+def _is_rehearsed(line: Line) -> bool:
+    return line["event"] in _REHEARSED and not line.get("initial")

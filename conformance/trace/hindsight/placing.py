@@ -12,12 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from conformance.trace.events import MalformedEvent
-from conformance.trace.hindsight.beside import beside
-from conformance.trace.hindsight.by_rows import are_as_planned, by_rows
+from conformance.trace.hindsight.by_rows import are_as_planned, beside, by_rows
 from conformance.trace.hindsight.by_steps import by_steps, end_windows, fewest_of, run_out, stretches, without_forwards
-from conformance.trace.hindsight.lineage import without_copies
+from conformance.trace.hindsight.lineage import without_copies, without_rehearsals
 from conformance.trace.hindsight.position import MicroBatches, Place
-from conformance.trace.hindsight.rehearsal import without_rehearsals
 from conformance.trace.hindsight.training import Line, forwarded, trained
 from conformance.workloads.plan import count_windows, planned_windows, rows
 

@@ -1,8 +1,8 @@
-"""Which forwards train: gradients flow through them, to a step."""
+"""Which forwards train: gradients flow through them, to a step. And a trace without some of its lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -85,3 +85,33 @@ def _reached(lines: Sequence[Line]) -> tuple[set[int], set[int]]:
             reached.update(since)
             stepped.update(since)
     return reached, reached - stepped
+
+
+FLOWS = ("backward_end", "autograd_grad")
+"""Lines that name the forwards that gradients flow through."""
+
+
+_MARKS = ("copy", "of_copy", "of_models", "own")
+"""What the recorder writes for hindsight alone."""
+
+
+def without(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forwards: Set[int] = frozenset()) -> list[Line]:
+    """The lines that are not left out. `forwards`: those to which others no longer refer."""
+    return list(_renumbered(lines, is_left_out, forwards))
+
+
+def _renumbered(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forwards: Set[int]) -> Iterator[Line]:
+    last, since, steps = -1, {-1: -1}, 0
+    for line in lines:
+        if not is_left_out(line):
+            changed: dict[str, Any] = {name: value for name, value in line.items() if name not in _MARKS}
+            if line["event"] in FLOWS:
+                changed["forwards"] = [number for number in line["forwards"] if number not in forwards]
+            elif line["event"] == "gradient_change":
+                changed["since"] = since[line["since"]]
+            elif line["event"] == "step":
+                changed["step"] = steps
+                steps += 1
+            last = line["seq"]
+            yield changed
+        since[line["seq"]] = last

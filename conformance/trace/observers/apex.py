@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.trace.common import note_skip
-from conformance.trace.emit import Recording
+from conformance.trace.emit import Recording, note_skip
 from conformance.trace.seams.guarding import harmless
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced, replaced_inside
-from conformance.trace.state.loss_scale import mark
+from conformance.trace.seams.patching import Seams, replaced, replaced_inside, when_imported
+from conformance.trace.state.graphs import mark
 from conformance.trace.values import number
 
 SCALING, INITIALIZING = "apex.amp.handle", "apex.amp.frontend"

@@ -1,7 +1,8 @@
-"""Forwards of the watched model, and which samples went in."""
+"""Forwards of the watched model: which samples went in, what buffers became, and what random numbers were drawn."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import torch
 from torch.nn.utils.parametrize import cached
 
+from conformance.adapter.models import Counting, WithDropout
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.values import values
 
 
-def observe(recording: Recording) -> Seams:
+def _seen(recording: Recording) -> Seams:
     """Records forwards that gradients can flow through, and tracks which of them a backward reaches."""
     yield _forwards(recording)
 
@@ -113,3 +116,60 @@ def _computes(recording: Recording, module: torch.nn.Module, inputs: torch.Tenso
     is_cast = torch.is_autocast_enabled(kind) and inputs.dtype != torch.float64
     dtype = torch.get_autocast_dtype(kind) if is_cast else inputs.dtype
     return str(dtype).removeprefix("torch.")
+
+
+def _draws(recording: Recording) -> Seams:
+    """Records `draw`, of forwards that draw. A recomputed forward draws, too."""
+
+    def run(original: Callable[..., Any], module: WithDropout, inputs: torch.Tensor) -> Any:
+        before = _state()
+        output = original(module, inputs)
+        if (after := _state()) != before:
+            recording.note("draw", before=before, after=after)
+        return output
+
+    if recording.watched.kind is WithDropout:
+        yield replaced(WithDropout, "forward", run)
+
+
+def _state() -> str:
+    """A digest of the generator's state. The cases of this model run on CPUs alone."""
+    return hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _buffers(recording: Recording) -> Seams:
+    """Shows which forward changed them, and what changed them in between. Copies of the task's model are of its class,
+    and functional calls put other tensors into a model for a while: both count alike. Those that an evaluation only
+    reads may be others, such as an average's."""
+    if recording.watched.kind is Counting:
+        yield _with_buffers(recording)
+
+
+@contextmanager
+def _with_buffers(recording: Recording) -> Iterator[None]:
+    def run(original: Callable[..., Any], module: Counting, *args: Any, **kwargs: Any) -> Any:
+        own = module.samples, module.total
+        before = values(own, (1, 1))
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            # Checkpointing raises within a forward once it has computed again what it needs.
+            after = values(own, (1, 1))
+            if recording.is_inside("backward"):
+                how = "recomputed"
+            else:
+                how = "with gradients" if torch.is_grad_enabled() else "without gradients"
+            if before != after or how != "without gradients":
+                number = recording.numbers.of("counting", module)
+                recording.counting = number, own
+                recording.note("buffers", how=how, model=number, training=module.training, before=before, after=after)
+
+    with replaced(Counting, "forward", run):
+        yield
+
+
+def observe(recording: Recording) -> Seams:
+    """Records `forward`, `draw` and `buffers`."""
+    yield from _seen(recording)
+    yield from _draws(recording)
+    yield from _buffers(recording)

@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
-from conformance.trace.common import note_collective
-from conformance.trace.emit import Recording
+from conformance.trace.emit import Recording, note_collective
 from conformance.trace.seams.guarding import Surrounded
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.state.horovod import MODULE, OPTIMIZER_MODULE
+from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.state.payloads import GRADIENTS
+from conformance.trace.state.topology import MODULE, OPTIMIZER_MODULE
 from conformance.trace.values import tensors_in
 
 OPERATIONS = (

@@ -12,19 +12,15 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from conformance.trace.common import note_skip
-from conformance.trace.emit import Recording
+from conformance.trace.emit import Recording, note_skip
 from conformance.trace.seams.guarding import caller, harmless
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams, replaced, when_imported
+from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state import deepspeed
-from conformance.trace.state.horovod import synchronizes
-from conformance.trace.state.kept import bytes_kept
-from conformance.trace.state.optimizers import held_by
-from conformance.trace.state.parts import Parted
+from conformance.trace.state.optimizers import Parted, bytes_kept, held_by
+from conformance.trace.state.topology import synchronizes
 from conformance.trace.state.watched import Found, Watched
 from conformance.trace.values import Number, own_part
 
@@ -34,8 +30,7 @@ _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 def observe(recording: Recording) -> Seams:
     """Records the steps of every torch optimizer."""
     steps = _Steps(recording)
-    yield register_optimizer_step_pre_hook(harmless(steps.before))
-    yield register_optimizer_step_post_hook(harmless(steps.after))
+    yield from optimizer_steps(steps.before, steps.after)
     for module, name in deepspeed.WRAPPERS.items():
         yield when_imported(module, partial(_seams_of_wrapper, steps, name))
 

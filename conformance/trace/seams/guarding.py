@@ -3,7 +3,8 @@
 All code of the recorder that a trainer's call runs goes through here: wrappers of functions, hooks, and what is called
 on entering and leaving a context. If it raises, the trainer gets what it would have got without it, and the observer
 that raised is switched off. So is one that is called while a CUDA graph is captured, where reading a tensor would spoil
-the capture. Neither notices what the other is in: see `Aside`.
+the capture. Neither notices what the other is in: see `Aside`. Nor do warnings: Python looks for the line that one is
+about by `stacklevel`, and passes over the frames that are `passed_over`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,45 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, suppress
-from functools import partial
-from types import FrameType
-from typing import Any, TypeAlias
+from functools import cache, partial
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any, TypeAlias, TypeVar
 
 from torch import cuda
 from torch.compiler import is_dynamo_compiling
 
-from conformance.trace.seams.aside import Aside
-from conformance.trace.seams.frames import passed_over
-from conformance.trace.seams.ours import ours
+from conformance.trace.seams.ours import Aside, ours
+
+_Passed = TypeVar("_Passed", bound=Callable[..., Any])
+
+_MARK = " <importlib._bootstrap>"
+"""Python knows the frames of its import system, which no warning is about, by both words in their files' names."""
+
+
+def passed_over(function: _Passed) -> _Passed:
+    """The same function, whose frame is passed over; what is no function or method of Python is given back."""
+    found: Any = function
+    if isinstance(function, MethodType):
+        found = MethodType(passed_over(function.__func__), function.__self__)
+    elif isinstance(function, FunctionType):
+        found = FunctionType(
+            marked(function.__code__),
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        found.__kwdefaults__, found.__module__ = function.__kwdefaults__, function.__module__
+        found.__dict__.update(function.__dict__)
+    same: _Passed = found
+    return same
+
+
+@cache
+def marked(code: CodeType) -> CodeType:
+    """The code of a function that is passed over."""
+    return code.replace(co_filename=code.co_filename + _MARK)
+
 
 Function: TypeAlias = Callable[..., Any]
 

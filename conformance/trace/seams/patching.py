@@ -1,16 +1,21 @@
-"""Replaces functions temporarily."""
+"""Replaces functions temporarily: of modules, now or once they are imported, and the operators of c10d, which
+torch.distributed calls for everything that ranks send each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from types import CellType, FunctionType
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CellType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-from conformance.trace.seams.frames import marked
-from conformance.trace.seams.guarding import Function, guarded
+import torch
+
+from conformance.trace.seams.guarding import Function, guarded, harmless, marked
 from conformance.trace.seams.ours import ours
 
 Seams: TypeAlias = Iterable[AbstractContextManager[object]]
@@ -154,3 +159,109 @@ def _cell(decorated: Function) -> CellType:
         if original is not None and original in (cell.cell_contents, getattr(cell.cell_contents, "__wrapped__", None)):
             return cell
     raise ValueError(f"{decorated!r} keeps no original in its closure")
+
+
+@contextmanager
+def when_imported(name: str, seams: Callable[[ModuleType], Seams]) -> Iterator[None]:
+    """Within this, the `seams` of this module are entered: now if it has been imported, else right after."""
+    with ExitStack() as stack:
+
+        def enter(module: ModuleType) -> None:
+            for seam in seams(module):
+                stack.enter_context(seam)
+
+        act = harmless(enter, seams.__module__)
+        if name in sys.modules:
+            act(sys.modules[name])
+        finder = _Finder(name, act)
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Wraps the loader that another finder returns, so that it acts after the module is loaded."""
+
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._act = act
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._act)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads with `loader`, and leaves the module as if `loader` had loaded it."""
+
+    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._act = act
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._act(module)
+
+
+_KEY = torch._C.DispatchKey.BackendSelect
+
+_BELOW = torch._C._dispatch_keyset_full().remove(_KEY)
+
+_left_operators: dict[tuple[str, str], Seam] = {}
+_libraries: list[torch.library.Library] = []
+"""The operators' seams that have been left where they are (`leaving_seams`), and what they would go with."""
+
+
+@contextmanager
+def intercepted(arounds: Mapping[str, Callable[..., Any]], namespace: str = "c10d") -> Iterator[None]:
+    """Within this, a call of one of these operators, by name, calls `around(original, keys, *args)`; `keys` are the
+    dispatch keys, for the original.
+
+    At the one key that every call passes, also from C++, whatever the tensors are and whether or not inference mode is
+    on.
+    """
+    with ExitStack() as stack:
+        known = {name: seam for (where, name), seam in _left_operators.items() if where == namespace}
+        seams = known | stack.enter_context(_operators(namespace, arounds.keys() - known.keys()))
+        for name, around in arounds.items():
+            stack.enter_context(seams[name].calling(around))
+        yield
+
+
+@contextmanager
+def _operators(namespace: str, names: Iterable[str]) -> Iterator[dict[str, Seam]]:
+    seams = {name: Seam(_below(namespace, name)) for name in names}
+    library = torch.library.Library(namespace, "IMPL")
+    try:
+        for name, seam in seams.items():
+            library.impl(name, seam.function, _KEY.name, with_keyset=True)
+        yield seams
+    finally:
+        if leaving.is_on:
+            _left_operators.update({(namespace, name): seam for name, seam in seams.items()})
+            _libraries.append(library)
+        else:
+            library._destroy()
+
+
+def _below(namespace: str, name: str) -> Callable[..., Any]:
+    """What an operator does where it is not intercepted."""
+    operator = getattr(getattr(torch.ops, namespace), name).default
+
+    def redispatch(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        return operator.redispatch(keys & _BELOW, *args, **kwargs)
+
+    return redispatch

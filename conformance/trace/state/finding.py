@@ -1,13 +1,16 @@
-"""The parameters in a module, and which tensor is a copy, a part or a rounding of which."""
+"""Finds parameters in a module, the elements of them that are read, copies of them, and samples in inputs."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
-from conformance.trace.shards import places
-from conformance.trace.values import own_part
+from conformance.trace.values import Number, elements, own_part, picked, places, values
 
 
 def master_of(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torch.Tensor | None:
@@ -86,3 +89,77 @@ def is_part(one: torch.Tensor, whole: torch.Tensor | None) -> bool:
         return False
     part, values = own_part(one).flatten(), own_part(whole).flatten()
     return len(values) == whole.numel() and torch.equal(part, values[list(at)].to(part))
+
+
+MOST_ELEMENTS = 4096
+"""Values are read of models up to this size."""
+
+
+class Elements:
+    """Of parameters that have these `shapes`, of which a model uses the elements `used`, or all where it is None.
+
+    is_readable: whether they are so few that values are read.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], used: Sequence[tuple[int, ...] | None]) -> None:
+        self.shapes = list(shapes)
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self._used = list(used)
+        read = (size if at is None else len(at) for size, at in zip(self.sizes, self._used, strict=True))
+        self.is_readable = sum(read) <= MOST_ELEMENTS
+
+    def values(self, tensors: Sequence[torch.Tensor | None]) -> list[Number]:
+        """Those of all parameters, or of their gradients: `tensors` are either."""
+        if not any(self._used):
+            return values(tensors, self.sizes)
+        flat: list[Number] = []
+        for tensor, size, used in zip(tensors, self.sizes, self._used, strict=True):
+            flat += values([tensor], [size]) if used is None else picked(tensor, used, size)
+        return flat
+
+    def sight(self, number: int, tensor: torch.Tensor) -> list[Number]:
+        """The elements of the parameter `number` that the model uses, or of its gradient: `tensor` is either."""
+        used = self._used[number]
+        return elements(tensor if used is None else own_part(tensor).flatten()[list(used)])
+
+    def held(self, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
+        """The positions of the elements that this rank holds of `tensors`; None if none is split over the ranks."""
+        split = [None if one is None else places(one) for one in tensors]
+        # Of a large parameter, which elements are where is not followed.
+        is_followed = all(at is None or used is None for at, used in zip(split, self._used, strict=False))
+        if all(at is None for at in split) or not is_followed:
+            return None
+        starts = accumulate(self.sizes, initial=0)
+        return [
+            start + place
+            for start, at, size in zip(starts, split, self.sizes, strict=False)
+            for place in (range(size) if at is None else at)
+        ]
+
+
+class Rows:
+    """Finds input rows among the samples. Compares them in the dtype of the inputs, which a trainer may cast.
+
+    Samples that are equal in that dtype cannot be told apart: none of them is found.
+    """
+
+    def __init__(self, x: list[list[float]]) -> None:
+        self._distinct = torch.tensor(list(dict.fromkeys(map(tuple, x))), dtype=torch.float64)
+        self._features = self._distinct.shape[-1]
+        self._index: dict[torch.dtype, dict[tuple[float, ...], int]] = {}
+
+    def of(self, inputs: torch.Tensor) -> list[int | None]:
+        """The index of each row of `inputs` (..., features) among the distinct rows; [] for another shape, and for
+        inputs without values."""
+        inputs = own_part(inputs)
+        features = self._features
+        shape = inputs.shape
+        if not shape or shape[-1] != features:
+            return []
+        if inputs.dtype not in self._index:
+            known = [tuple(row) for row in self._distinct.to(inputs.dtype).double().tolist()]
+            times = Counter(known)
+            self._index[inputs.dtype] = {row: index for index, row in enumerate(known) if times[row] == 1}
+        index = self._index[inputs.dtype]
+        rows = (inputs if len(shape) == 2 else inputs.reshape(-1, features)).tolist()
+        return list(map(index.get, map(tuple, rows)))

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from conformance.trace.state.numbers import Stamp
 from conformance.trace.state.payloads import Payloads
-from conformance.trace.state.stamp import Stamp
 from conformance.trace.state.watched import Found, Watched
 from conformance.trace.values import Number, own_part
 

@@ -1,13 +1,37 @@
-"""How many ranks a trainer really brought together."""
+"""What torch.distributed and Horovod report of themselves."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
 import torch
 
-from conformance.trace.state.horovod import MODULE
+MODULE = "horovod.torch.mpi_ops"
+OPTIMIZER_MODULE = "horovod.torch.optimizer"
+
+
+def is_averaging() -> bool:
+    """Whether a Horovod collective is in progress, which Horovod runs in another thread."""
+    horovod = sys.modules.get(MODULE)
+    return horovod is not None and bool(horovod._handle_map)
+
+
+def settings_of_horovod(optimizer: torch.optim.Optimizer) -> tuple[bool, int | None]:
+    """Whether an optimizer is Horovod's, and its `backward_passes_per_step`."""
+    synchronize = inspect.getattr_static(optimizer, "synchronize", None)
+    is_horovods = getattr(synchronize, "__module__", None) == OPTIMIZER_MODULE
+    return is_horovods, getattr(optimizer, "backward_passes_per_step", None) if is_horovods else None
+
+
+def synchronizes(optimizer: torch.optim.Optimizer) -> bool | None:
+    """Whether a step of Horovod's optimizer waits for the averages itself; None for another optimizer.
+
+    It does unless it is within `skip_synchronize`.
+    """
+    should_synchronize: bool | None = getattr(optimizer, "_should_synchronize", None)
+    return should_synchronize
 
 
 def reached() -> dict[str, Any]:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from conformance.adapter import models
-from conformance.trace.shards import places
-from conformance.trace.state.elements import Elements
 from conformance.trace.state.finding import (
+    Elements,
     are_equal,
     cast_from,
     is_part,
@@ -25,7 +24,7 @@ from conformance.trace.state.finding import (
     tensor_at,
 )
 from conformance.trace.state.optimizers import digest, held_by
-from conformance.trace.values import Number
+from conformance.trace.values import Number, places
 from conformance.workloads.model import model_of
 
 Found = tuple[torch.Tensor | None, ...]

@@ -9,11 +9,11 @@ import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together, factor_of
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.properties import Property
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WIDTH
 
-_MOST_NAMED = 3
 _SAME = 1e-6
 _ROUNDED = 2.0**-22
 """Of the size of weights: a few roundings of each."""
@@ -27,33 +27,35 @@ def judge(together: Together, findings: Findings) -> None:
     first = here[0]
     if len({window.step is None for window in here}) > 1:
         skipped = tuple(window.rank for window in here if window.step is None)
-        says = "some ranks step, and others leave the step out"
-        effect = f"the weights of {len(skipped)} of {together.ranks} ranks stay where they are"
-        findings.add(_of(first, "watch/same-steps", says, skipped, effect))
+        effect = said("ranks-stay", skipped=len(skipped), ranks=together.ranks)
+        findings.add(_of(first, "watch/same-steps", said("some-skip"), skipped, effect))
         return
     if first.step is None:
         return
     _clips(here, findings)
-    if len({window.step.rates.__repr__() for window in here if window.step}) > 1:
-        rates = {window.rank: window.step.rates for window in here if window.step}
-        sizes = [abs(rate) for of_rank in rates.values() for rate in of_rank[:1] if rate]
-        findings.add(
-            _of(
-                first,
-                "watch/same-rates",
-                "the learning rates are " + ", ".join(f"{rate} on rank {rank}" for rank, rate in rates.items()),
-                tuple(rates),
-                f"a rank steps {max(sizes) / min(sizes):.6g} times as far as another one" if sizes else None,
-            )
-        )
+    _rates(here, findings)
     # A rank that has run out of data has none.
     scales = {window.rank: window.scales for window in here if window.scales}
     if len({*map(tuple, scales.values())}) > 1:
-        says = "the loss scales are " + ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in scales.items())
         every = [scale for of_rank in scales.values() for scale in of_rank]
-        effect = f"a rank counts up to {max(every) / min(every):g} times as much as another one"
-        findings.add(_of(first, "watch/one-scale", says, tuple(scales), effect))
-    _weights(here, findings)
+        says = said("scales-differ", low=min(every), high=max(every))
+        findings.add(
+            _of(first, "watch/one-scale", says, tuple(scales), said("rank-counts", times=max(every) / min(every)))
+        )
+    _weights(together, here, findings)
+
+
+def _rates(here: list[Window], findings: Findings) -> None:
+    by_rank = {window.rank: window.step.rates for window in here if window.step}
+    groups = zip(*by_rank.values(), strict=False)
+    differing = [(number, [*rates]) for number, rates in enumerate(groups) if len({*rates}) > 1]
+    if not differing:
+        return
+    group, rates = differing[0]
+    known = sorted(abs(rate) for rate in rates if rate is not None)
+    says = said("rates-differ", group=group, rates=rates)
+    effect = said("steps-farther", times=known[-1] / known[0]) if known and known[0] else said("rank-stays")
+    findings.add(_of(here[0], "watch/same-rates", says, tuple(by_rank), effect))
 
 
 def _clips(here: list[Window], findings: Findings) -> None:
@@ -64,8 +66,8 @@ def _clips(here: list[Window], findings: Findings) -> None:
     without = [window.rank for window in here if window.used and not window.clips]
     # One rank may also clip for all, and send them what it has.
     if bites and without and not use_the_same(here):
-        says = f"ranks {_list(bites)} clip the gradients of this step, and ranks {_list(without)} do not"
-        effect = f"{len(without)} of {len(here)} ranks step by gradients that are longer than the others'"
+        says = said("some-clip", clipping=bites, others=without)
+        effect = said("ranks-longer", without=len(without), ranks=len(here))
         findings.add(_of(here[0], "watch/one-factor", says, tuple(without), effect))
 
 
@@ -78,38 +80,34 @@ def _changes(window: Window, clip: records.Clipped) -> bool:
     )
 
 
-def _list(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
-def _weights(here: list[Window], findings: Findings) -> None:
+def _weights(together: Together, here: list[Window], findings: Findings) -> None:
     first = here[0]
     if any(window.weights.keys() != first.weights.keys() for window in here):
-        # Each rank steps parameters of its own, as ZeroRedundancyOptimizer's do inside.
-        findings.note("the ranks' optimizers hold different parameters")
+        # Each rank steps other parameters, as inside of ZeroRedundancyOptimizer.
+        findings.leave_open(said("agreement.parameters"), step=first.index)
         return
     apart = [
         number
         for number in first.weights
         if first.shards.get(number, 1) == 1
+        and number not in together.partitioned
         and not all(np.array_equal(window.weights[number], first.weights[number], equal_nan=True) for window in here)
     ]
     share = _share(here, apart)
     if apart and share <= _ROUNDED:
-        # As where each rank adds something of its own to its weights, and takes it away again.
-        findings.undecided("the ranks' weights differ by no more than what rounding does")
+        # As where each rank adds something to its weights, and takes it away again.
+        findings.leave_open(said("agreement.rounding"), step=first.index)
         return
     if apart:
-        when = "from the start" if first.index == 0 else f"before step {first.index}"
-        found = _of(
-            first,
-            "watch/same-weights",
-            f"{len(apart)} of {len(first.weights)} parameters differ between ranks {when}: {first.named(apart)}",
-            tuple(window.rank for window in here),
-            f"these weights differ by about {share:.2g} of their size" if isfinite(share) else None,
+        says = said(
+            "weights-differ", apart=len(apart), all=len(first.weights), step=first.index, names=first.named(apart)
         )
+        effect = said("differ-by", share=share) if isfinite(share) else None
+        found = _of(first, "watch/same-weights", says, tuple(window.rank for window in here), effect)
         found.parameters = frozenset(apart)
         findings.add(found)
+    elif first.weights:
+        findings.seen[Property.AGREEMENT] += len(here)
 
 
 def use_the_same(here: list[Window]) -> bool:
@@ -128,20 +126,15 @@ def use_the_same(here: list[Window]) -> bool:
 
 
 def judge_buffers(by_rank: Mapping[int, records.Buffers], findings: Findings) -> None:
-    """Buffers may well differ, as BatchNorm's statistics do under DDP, and frozen parameters, as where each rank has a
-    part of a model. Who evaluates on another rank should know."""
+    """Buffers may differ, as BatchNorm's statistics do under DDP, and frozen parameters, as where each rank has a part
+    of a model."""
     values = [dict(zip(one.names, _rows(one.values), strict=True)) for one in by_rank.values()]
     names = [*values[0]]
     first = len(names) - next(iter(by_rank.values())).frozen
-    kinds = (("buffers", names[:first], " (SyncBatchNorm has common ones)"), ("frozen parameters", names[first:], ""))
-    for kind, of_kind, remedy in kinds:
+    for code, of_kind in (("agreement.buffers", names[:first]), ("agreement.frozen", names[first:])):
         apart = [name for name in of_kind if any(other.get(name) != values[0][name] for other in values)]
         if apart:
-            such = ", ".join(apart[:_MOST_NAMED]) + (", ..." if len(apart) > _MOST_NAMED else "")
-            findings.note(
-                f"{len(apart)} of {len(of_kind)} {kind} differ between ranks, such as {such}: what is evaluated or "
-                f"saved depends on the rank{remedy}"
-            )
+            findings.leave_open(said(code, apart=len(apart), all=len(of_kind), names=apart))
 
 
 def _rows(sketches: records.Sketches) -> list[bytes]:
@@ -158,5 +151,5 @@ def _share(here: list[Window], apart: list[int]) -> float:
     return sqrt(square) / size if size else inf
 
 
-def _of(window: Window, law: str, says: str, ranks: tuple[int, ...], effect: str | None) -> Finding:
+def _of(window: Window, law: str, says: Said, ranks: tuple[int, ...], effect: Said | None) -> Finding:
     return Finding(law, says, window.index, ranks, window.site, effect, window.optimizer)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, prod
+from math import isfinite, prod, sqrt
 
 import numpy as np
 
-from conformance.watch.judging import bound
 from conformance.watch.judging.factor import Equation, Factor, solve
-from conformance.watch.judging.findings import Finding
-from conformance.watch.judging.formats import COARSEST, ROUNDOFF
+from conformance.watch.judging.findings import Finding, Said
+from conformance.watch.judging.rounding import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Clipped
 from conformance.watch.sizes import SMALL, UNREAD, WHOLE
@@ -21,6 +20,10 @@ _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""
 
 _FEW_ELEMENTS = 3
+
+AMPLE = 4
+"""Equations beyond the unknowns. With fewer, gradients that a script changed by hand may fit a hypothesis by chance, so
+all steps must."""
 
 HOOKS = {
     "allreduce_hook": 0.0,
@@ -40,19 +43,24 @@ LETS_APART = "post_localSGD_hook"
 class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
-    ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
-    factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients,
-    where there are equations enough. own: those of them where this rank's gradients alone explain the step as well.
-    kappas: by rank, the factors over the right ones.
+    ranks: how many average together. partitioned: parameters of which each rank has a part, see `apart.py`. is_split:
+    the ranks compute the same samples, so what they compute for one parameter is to be summed. is_joined: whether
+    ranks may run out of data. hooks: communication hooks. factors: by the parameters that were clipped together and by
+    rank, what a step used of the sum of all gradients, where there are equations enough. own: those of them where this
+    rank's gradients alone explain the step as well. kappas: by rank, the factors over the right ones. shortened: by
+    rank, factors below 1, with the norms of what was used with them.
     """
 
     windows: Sequence[Window | None]
     ranks: int
     is_joined: bool
     hooks: frozenset[str]
+    partitioned: frozenset[int] = frozenset()
+    is_split: bool = False
     factors: dict[tuple[int, ...], dict[int, Factor]] = field(default_factory=lambda: defaultdict(dict))
     own: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     kappas: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    shortened: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def here(self) -> list[Window]:
@@ -145,15 +153,15 @@ class Case:
             # Compressed for the way alone: a cast, the sum over ranks, a division.
             on_the_way = self.together.ranks + 1
             elements = self.window.sizes.get(number, 1)
-            lost = bound.of_underflow(roundings, self.roundoff, elements)
-            lost += bound.of_underflow(on_the_way, self.lossy, elements)
+            lost = of_underflow(roundings, self.roundoff, elements)
+            lost += of_underflow(on_the_way, self.lossy, elements)
             spread = (
-                bound.of_sum(roundings, self.roundoff, local[2])
-                + bound.of_sum(on_the_way, self.lossy, local[2])
-                + bound.of_sketch(self.roundoff, local[2])
+                of_sum(roundings, self.roundoff, local[2])
+                + of_sum(on_the_way, self.lossy, local[2])
+                + of_sketch(self.roundoff, local[2])
                 + lost
             )
-            slack = bound.of_sketch(self.roundoff, abs(used[2])) + lost
+            slack = of_sketch(self.roundoff, abs(used[2])) + lost
             found += [Equation(float(used[j]), float(local[j]), slack, spread, number) for j in (0, 1)]
         return found
 
@@ -177,14 +185,52 @@ class Case:
         pairs: of a parameter, the sketches after and before."""
         equations = []
         for number, after, before in pairs:
-            lost = bound.of_underflow(_BY_HAND, self.roundoff, self.window.sizes.get(number, 1))
-            slack = bound.of_sketch(self.roundoff, abs(after[2])) + lost
-            spread = bound.of_sum(_BY_HAND, self.roundoff, before[2]) + bound.of_sketch(self.roundoff, before[2]) + lost
+            lost = of_underflow(_BY_HAND, self.roundoff, self.window.sizes.get(number, 1))
+            slack = of_sketch(self.roundoff, abs(after[2])) + lost
+            spread = of_sum(_BY_HAND, self.roundoff, before[2]) + of_sketch(self.roundoff, before[2]) + lost
             equations += [Equation(float(after[j]), float(before[j]), slack, spread, number) for j in (0, 1)]
         factor = solve(equations)
         return factor if factor is not None and factor.is_known else None
 
-    def finding(self, law: str, says: str, effect: str, *, is_of_all_steps: bool = False) -> Finding:
+    def of(self, parameters: list[int]) -> Case:
+        """The same for some of the parameters."""
+        return Case(self.together, self.window, parameters, self.clips)
+
+    def is_known(self, choose: Choose) -> bool:
+        """Whether the step used the sum of these contributions, by a factor that is known."""
+        factor = self.fits(choose)
+        return factor is not None and factor.is_known
+
+    def kappa(self, factor: Factor, ranks: int | None = None) -> Factor:
+        """The factor relative to the mean over so many ranks, with the loss scale and clipping undone: 1 is right."""
+        scale = self.window.scales[0] if self.window.scales else 1.0
+        over = (1 if self.together.is_split else self.together.ranks) if ranks is None else ranks
+        return factor.within(self.after).times(over * scale / (self.step.grad_scale or 1.0) / self.clipped)
+
+    def remember(self, factor: Factor) -> None:
+        """The factor of the sum over all ranks, to compare the ranks by."""
+        at = tuple(self.parameters)
+        if self.independent >= 1 + AMPLE:
+            self.together.factors[at][self.window.rank] = factor.within(self.after)
+        if self.together.ranks > 1 and self.fits(self.own) is not None:
+            self.together.own.add((at, self.window.rank))
+
+    @property
+    def norm(self) -> float | None:
+        """The norm of the gradients used, over all that the ranks hold of them; None if not all of it was read."""
+        square = 0.0
+        others = {number for part in self.together.here for number in part.used} if self.together.is_split else set()
+        for number in {*self.parameters} | others:
+            holders = [part for part in self.together.here if number in part.used]
+            is_cut = number in self.together.partitioned or self.window.shards.get(number, 1) > 1
+            own = [part for part in holders if part is self.window] or holders[:1]
+            for part in holders if is_cut else own:
+                if part.sample(number) != WHOLE and part.sizes.get(number, 1) > SMALL:
+                    return None
+                square += float(part.used[number][2]) ** 2
+        return sqrt(square)
+
+    def finding(self, law: str, says: Said, effect: Said | None, *, is_of_all_steps: bool = False) -> Finding:
         """Of this step and rank."""
         of, where = self.window, (self.window.rank,)
         return Finding(law, says, of.index, where, of.site, effect, of.optimizer, is_of_all_steps=is_of_all_steps)
@@ -194,7 +240,7 @@ class Case:
 
     def sample(self, number: int) -> int:
         """What is looked at of a parameter."""
-        return self.window.samples.get(number, WHOLE)
+        return self.window.sample(number)
 
     # What a step may have used.
 

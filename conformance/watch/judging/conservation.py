@@ -1,160 +1,124 @@
-"""Are the gradients that a step used a multiple of those that were computed for it, and by which factor?"""
+"""Judges whether a step used what was computed for it: each backward pass of each rank once, with one right factor.
+
+Clipping by value changes each element by a factor of its own. What it made of which gradients is recorded, so a step is
+judged in two parts: what it was given is to be a multiple of what was computed, and what the step used, a multiple of
+what it gave back.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from conformance.watch.judging import diagnosis, limits, shares
-from conformance.watch.judging.case import HOOKS, Case, Together
-from conformance.watch.judging.factor import Factor
-from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.multiplied import factor_of, scale_of, weight_of
-from conformance.watch.judging.system import AMPLE, System
-from conformance.watch.judging.windows import Window
-from conformance.watch.records import ENTROPIES
-from conformance.watch.sizes import SMALL, WHOLE
-
-SEVERAL_WEIGHTS = (
-    "one step adds up gradients of backward passes between which weights were changed, or written once more: a "
-    "`zero_grad` or a `detach` may be missing"
-)
-
-LATE = (
-    "a step came between a forward and the backward pass through it: unless the script keeps the weights of that "
-    "forward, its gradient is of neither weights"
-)
-
-BROKEN = (
-    "weights are infinite or NaN: a rate may be too high, or the optimizer's state broken, as that of fused SGD is "
-    "after a skip before its first step"
-)
-
-SUMMED = "gradients are summed over the {} ranks, not averaged: right if the loss is divided by a global count"
+from conformance.watch import records
+from conformance.watch.judging import factors, hypotheses
+from conformance.watch.judging.case import AMPLE, HOOKS, Case, Together
+from conformance.watch.judging.findings import Finding, Findings, Shown, said
+from conformance.watch.judging.properties import FACTS, Property
+from conformance.watch.judging.system import System
+from conformance.watch.judging.windows import Contribution, Sketch, Window
+from conformance.watch.sizes import WIDTH
 
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
+
+_COARSE: Shown = (Property.RANKS, "too coarse to tell")
+"""What a step shows that is not judged: its factor is not known."""
 
 
 def judge(together: Together, findings: Findings) -> None:
     """Look at the step of each rank."""
     for window in together.here:
-        step = window.step
-        if not all(np.isfinite(value).all() for value in window.weights.values()):
-            findings.undecided(BROKEN)
-        is_unread = step is not None and step.used and not window.used
-        if step is None or step.found_inf or is_unread:
-            continue
-        findings.steps += 1
-        if _is_judgeable(together, window, findings):
-            of_others = {number for number in window.of_others - window.new.keys() if _is_as_it_was(window, number)}
-            sets = [(clips, [n for n in parameters if n not in of_others]) for clips, parameters in _clip_sets(window)]
-            cases = [Case(together, window, parameters, clips) for clips, parameters in sets if parameters]
-            outcomes = [_judge_set(limits.undone(case) or case, findings) for case in cases]
-            if of_others:
-                findings.undecided(diagnosis.OF_OTHER)
-            elif all(outcomes):
-                findings.conserved += 1
-                if window.saw_several_weights:
-                    # On purpose for an average over disturbed weights; by mistake where one should have been cleared.
-                    findings.undecided(SEVERAL_WEIGHTS)
-                if window.is_late:
-                    findings.undecided(LATE)
-    clips = shares.clips_of(together)
-    if not clips:
-        _judge_ranks(together, findings)
-    elif (found := shares.by_own_norms(together, clips)) is not None:
-        findings.add(found)
+        if (shows := _step(together, window, findings)) is not None:
+            findings.judged(*shows)
+    _judge_ranks(together, findings)
 
 
-def _judge_ranks(together: Together, findings: Findings) -> None:
-    """Each rank used a multiple of the same sum: was it the same multiple?"""
-    for parameters, by_rank in together.factors.items():
-        if any((parameters, rank) in together.own for rank in by_rank):
-            # The ranks' gradients are multiples of each other, and so of their sum, whatever became of it.
-            continue
-        lowest = min(by_rank, key=lambda rank: by_rank[rank].high)
-        highest = max(by_rank, key=lambda rank: by_rank[rank].low)
-        if by_rank[lowest].high * (1 + _SAME) < by_rank[highest].low:
-            first = next(window for window in together.here if window.rank == lowest)
-            ratio = by_rank[lowest].middle / by_rank[highest].middle
-            findings.add(
-                Finding(
-                    "watch/one-factor",
-                    f"of {len(parameters)} parameters, rank {lowest} uses {ratio:.3g} times what rank {highest} uses",
-                    first.index,
-                    (lowest, highest),
-                    first.site,
-                    f"the gradients of rank {lowest} are {ratio:.3g} of those of rank {highest}",
-                    optimizer=first.optimizer,
-                )
-            )
-
-
-def _is_judgeable(together: Together, window: Window, findings: Findings) -> bool:
+def _step(together: Together, window: Window, findings: Findings) -> set[Shown] | None:
+    """What is not usual in the step of a rank, nothing if it is right; None if there is nothing to judge."""
     step = window.step
-    assert step is not None
-
-    def found(law: str, says: str, effect: str) -> None:
-        findings.add(Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer))
-
-    held = len(step.parameters)
-    if not step.used and not window.is_computed:
-        findings.undecided(
-            "an optimizer steps parameters that no backward pass has reached so far, as one kept for its schedule does"
-        )
-        return False
-    if not step.used and (step.moved or step.closure):
-        findings.factors.append((window.rank, None, False))
-        findings.undecided("an optimizer gets its gradients in another way than by `.grad`")
-        return False
+    if step is None or step.found_inf or (step.used and not window.used):
+        return None
+    if not all(np.isfinite(value).all() for value in window.weights.values()):
+        return _open(window, findings, "changed.weights")
     if not step.used:
-        effect = f"0 of {held} parameters move along a gradient"
-        says = "a step without any gradient"
-        finding = Finding(
-            "watch/has-gradient", says, window.index, (window.rank,), window.site, effect, window.optimizer
-        )
-        findings.factors.append((window.rank, finding, False))
-        return False
+        return _without_gradients(window, findings)
     if not all(np.isfinite(sketch).all() for sketch in window.used.values()):
         # What `order.py` has found.
-        return False
+        return None
     if any(shards == 0 for shards in window.shards.values()):
-        findings.undecided("parameters are split over ranks in a way that sketches do not follow")
-        return False
+        return _open(window, findings, "ranks.layout")
     if not window.new and not window.captured:
-        used = {number: sketch for number, sketch in window.used.items() if sketch[2]}
-        again = used and all(_is_as_it_was(window, number) for number in used)
-        if again and together.is_joined:
-            # A rank that has run out of data goes on with the steps of the others.
-            findings.undecided(diagnosis.RUN_OUT)
-        elif again and window.is_of_other:
-            findings.undecided(diagnosis.OF_OTHER)
-        elif again and step.is_elsewhere:
-            findings.undecided(
-                "weights are changed between two steps along one gradient, as a search along a line does"
-            )
-        elif again and not step.closure and window.is_computed:
-            effect = "the weights move along one gradient twice"
-            found("watch/fresh", "a step without a backward pass since the last one", effect)
-        elif used:
-            findings.undecided(diagnosis.ELSEWHERE)
-        elif window.is_computed:
-            findings.undecided("a step on gradients that are zero, without a backward pass since the last one")
-        else:
-            # Horovod and DeepSpeed have an optimizer make its state so.
-            return True
-        return False
-    return True
+        return _without_backward(together, window, findings)
+    return _gradients(together, window, findings)
 
 
-def _is_as_it_was(window: Window, number: int) -> bool:
-    """Whether the step uses the gradient of the last step again, rather than one that was put there by hand."""
+def _gradients(together: Together, window: Window, findings: Findings) -> set[Shown] | None:
+    of_others = {number for number in window.of_others - window.new.keys() if is_as_it_was(window, number)}
+    shows: set[Shown] = set()
+    for clips, parameters in _clip_sets(window):
+        own = [number for number in parameters if number not in of_others]
+        if own:
+            case = Case(together, window, own, clips)
+            shows |= _set(undone(case) or case, findings)
+    if of_others:
+        shows |= _open(window, findings, "clearing.shared")
+    if _COARSE in shows:
+        findings.coarse += 1
+        return None
+    if not shows:
+        # On purpose for an average over disturbed weights; a bug where one should have been cleared.
+        if window.saw_several_weights:
+            _open(window, findings, "clearing.several-weights")
+        if window.is_late:
+            _open(window, findings, "clearing.late")
+    return shows
+
+
+def _without_gradients(window: Window, findings: Findings) -> set[Shown] | None:
+    step = window.step
+    assert step is not None
+    if not window.is_computed:
+        _open(window, findings, "coverage.unreached")
+        return None
+    if step.moved or step.closure:
+        findings.factors.append((window.rank, None, False))
+        return _open(window, findings, "changed.otherwise")
+    effect = said("moves-nothing", parameters=len(step.parameters))
+    found = _finding(window, "watch/has-gradient", "no-gradient", effect)
+    findings.factors.append((window.rank, found, False))
+    return None
+
+
+def _without_backward(together: Together, window: Window, findings: Findings) -> set[Shown]:
+    step = window.step
+    assert step is not None
+    used = [number for number, sketch in window.used.items() if sketch[2]]
+    again = bool(used) and all(is_as_it_was(window, number) for number in used)
+    if again and together.is_joined:
+        # A rank that has run out of data goes on with the steps of the others.
+        return _open(window, findings, "ranks.run-out")
+    if again and window.is_of_other:
+        return _open(window, findings, "clearing.shared")
+    if again and step.is_elsewhere:
+        return _open(window, findings, "clearing.again")
+    if again and not step.closure and window.is_computed:
+        found = _finding(window, "watch/fresh", "no-backward", said("moves-twice"))
+        findings.add(found)
+        return {found.shows}
+    if used:
+        return _open(window, findings, "changed.by-hand")
+    # Horovod and DeepSpeed have an optimizer create its state so.
+    return _open(window, findings, "clearing.zeroed") if window.is_computed else set()
+
+
+def is_as_it_was(window: Window, number: int) -> bool:
+    """Whether the step uses the gradient of the last step again, and not one that was put there by hand."""
     old = window.old.get(number, [])
-    is_same_sample = all(one.sample == window.samples.get(number, WHOLE) for one in old)
+    is_same_sample = all(one.sample == window.sample(number) for one in old)
     if not old or number not in window.used or not is_same_sample:
         return False
     return np.array_equal(sum(one.sketch[0] for one in old), window.used[number])
@@ -168,252 +132,165 @@ def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:
     return [([*clips], parameters) for clips, parameters in sets.items()]
 
 
-def _judge_set(case: Case, findings: Findings) -> bool:
-    """Whether the step's gradients are conserved, with a factor that is right or may be."""
+def _set(case: Case, findings: Findings) -> set[Shown]:
+    """What is not usual in the gradients of parameters that are clipped together."""
     window = case.window
     if not all(one.is_finite for number in case.parameters for one in case.all(number)):
-        _judge_replaced(case, findings)
-        return False
+        return _replaced(case, findings)
     if not any(window.used[number][2] for number in case.parameters):
         if not case.clipped or not any(case.sum(number)[:2].any() for number in case.parameters):
-            return True
-        findings.undecided("gradients that backward passes computed were set to zero before the step")
-        return False
+            return set()
+        return _open(window, findings, "clearing.zeroed")
     if not case.is_of_one_sample:
-        findings.undecided("ranks step a parameter in different windows, so that each looks at another sample of it")
-        return False
+        return _open(window, findings, "ranks.sample")
     factor = case.fits(case.all) if any(case.all(number) for number in case.parameters) else None
-    if factor is not None:
-        if not factor.is_known:
-            findings.undecided(
-                "rounding may be as large as what there is to see: the gradients are too coarse or too small"
-            )
-            return False
-        at = tuple(case.parameters)
-        if case.independent >= 1 + AMPLE:
-            case.together.factors[at][window.rank] = factor.within(case.after)
-        if case.together.ranks > 1 and case.fits(case.own) is not None:
-            case.together.own.add((at, window.rank))
-        if not _judge_factor(case, factor, findings):
-            return False
-        if diagnosis.adds_to_the_last(case):
-            says = "gradients were not cleared: those of the step before, which carry no loss scale, are in this one's"
-            effect = f"the gradients of the step before count 1/{window.scales[0]:g} once more"
-            findings.add(case.finding("watch/cleared", says, effect))
-            return False
-        return True
+    if factor is None:
+        return _unexplained(case, findings)
+    if not factor.is_known:
+        return {_COARSE}
+    case.remember(factor)
+    shows = factors.judge(case, case.kappa(factor), findings)
+    if not shows and hypotheses.adds_to_the_last(case):
+        effect = said("counts-again", factor=1 / window.scales[0])
+        found = case.finding("watch/cleared", said("unscaled-old"), effect)
+        findings.add(found)
+        return {found.shows}
+    return shows
+
+
+def _unexplained(case: Case, findings: Findings) -> set[Shown]:
+    """The gradients are no multiple of the sum of all that was computed."""
+    window, together = case.window, case.together
     if case.is_limited:
-        if (early := limits.before_averaging(case)) is not None:
-            findings.factors.append((window.rank, early, False))
-        else:
-            findings.undecided("gradients were clipped by value, element by element")
-        return False
-    unknown = [hook for hook in case.together.hooks if hook not in HOOKS]
+        early = before_averaging(case)
+        if early is None:
+            return _open(window, findings, "changed.by-element")
+        findings.factors.append((window.rank, early, False))
+        return {early.shows}
+    unknown = sorted(hook for hook in together.hooks if hook not in HOOKS)
     if unknown:
-        findings.undecided(f"a communication hook changes what is averaged: {', '.join(sorted(unknown))}")
-        return False
-    if case.together.is_joined:
-        findings.undecided(diagnosis.RUN_OUT)
-        return False
-    found = diagnosis.explain(case)
-    if isinstance(found, str):
-        findings.factors.append((window.rank, None, False))
-        findings.undecided(found)
-    elif isinstance(found, Finding) and not found.waits and _is_of_all_steps(case, found):
-        findings.factors.append((window.rank, found, False))
-    elif isinstance(found, System):
+        return _open(window, findings, "ranks.hook", hooks=unknown)
+    if together.is_joined:
+        return _open(window, findings, "ranks.run-out")
+    found = hypotheses.explain(case, findings)
+    if isinstance(found, set):
+        return found
+    if isinstance(found, System):
         findings.unsolved.append(found)
+        return {(window.optimizer, window.rank)}
+    if not isinstance(found, Finding):
+        findings.factors.append((window.rank, None, False))
+        findings.leave_open(found, step=window.index, site=window.site)
+        return {FACTS[found.code]}
+    if not found.waits and (found.is_of_all_steps or case.independent < 1 + AMPLE):
+        findings.factors.append((window.rank, found, False))
     else:
         findings.add(found)
-    return False
+    return {found.shows}
 
 
-def _is_of_all_steps(case: Case, found: Finding) -> bool:
-    """Whether one step does not prove it."""
-    return found.is_of_all_steps or case.independent < 1 + AMPLE
-
-
-def _judge_replaced(case: Case, findings: Findings) -> None:
+def _replaced(case: Case, findings: Findings) -> set[Shown]:
     """Gradients that are not finite became finite before the step.
 
-    Without a loss scale that may be meant. With one they would be finite at a smaller scale, so that what is put in
-    their place depends on the scale, and not on the loss; the step is to be left out, and the scale lowered."""
+    With a loss scale they would be finite at a smaller one. What replaces them depends on the scale and not on the
+    loss: the step is to be skipped, and the scale lowered."""
     scales = [backward.scale for backward in case.window.backwards.values() if backward.scale not in (None, 1.0)]
     rest = case.fits(case.finite)
     if not scales or (rest is not None and rest.is_known):
-        findings.undecided("gradients that are not finite were replaced by finite ones by hand")
-        return
-    says = f"gradients overflowed at the loss scale {scales[0]:g}, and the step uses finite ones in their place"
+        return _open(case.window, findings, "changed.not-finite")
     lost = sum(not all(one.is_finite for one in case.all(number)) for number in case.parameters)
-    effect = f"the gradients of {lost} of {len(case.parameters)} parameters are made up"
-    findings.add(case.finding("watch/finite", says, effect))
+    effect = said("made-up", lost=lost, all=len(case.parameters))
+    found = case.finding("watch/finite", said("overflow-replaced", scale=scales[0]), effect)
+    findings.add(found)
+    return {found.shows}
 
 
-def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
-    """kappa is what is left of the factor when the mean, the loss scale and clipping are taken out; 1 is right."""
-    window, step, ranks = case.window, case.step, case.together.ranks
-    error = max(1e-5, 16 * case.roundoff)
-    if len(window.scales) > 1:
-        says = f"backward passes of one window carry the loss scales {_list(window.scales)}"
-        ratio = max(window.scales) / min(window.scales)
-        findings.add(case.finding("watch/one-scale", says, f"some gradients count {ratio:g} times as much as others"))
-        return False
-    scale = window.scales[0] if window.scales else 1.0
-    kappa = factor.within(case.after).times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
-    hooked = case.hooked()
-    if hooked is None:
-        findings.note("hooks of the script's own change gradients before they are reduced: that is taken as computed")
-    else:
-        kappa = kappa.within(hooked)
-    total, passes = _total(case), len(window.backwards)
-    own, alive = scale_of(window) or 1.0, len(case.together.here)
-    # Ranks that still have data may be averaged over, of those that train together.
-    of_alive = ranks / alive if case.together.is_joined else 1.0
-    numbers = (float(ranks), 1 / (total or 1.0), 1 / max(1, passes))
-    likely = (1.0, of_alive, *numbers, 1 / own, ranks / own, 1 / ranks)
-    case.together.kappas[window.rank].append(
-        next((one for one in (1.0, 1 / (total or 1.0)) if kappa.contains(one, error)), kappa.middle)
-    )
-    if (after := _divided_after_clipping(case, likely)) is not None:
-        findings.factors.append((window.rank, None, False))
-        findings.undecided(
-            f"gradients were clipped, and then divided by {after:g}: the limit was for so many times their norm"
-        )
-        return False
-    if kappa.contains(1.0, error) or kappa.contains(of_alive, error):
-        findings.factors.append((window.rank, None, True))
-        return True
-    if case.is_limited and kappa.high < 1:
-        findings.undecided("gradients were clipped by value, element by element")
-        return False
-    # A scale may come down to such a number, by which a script may multiply or divide.
-    is_number = any(kappa.contains(number, error) for number in numbers if number != 1)
-    if scale != 1.0 and not is_number:
-        if kappa.contains(scale, error) and step.is_own:
-            findings.factors.append((window.rank, None, False))
-            findings.undecided("an optimizer of the script's own is given scaled gradients, and may take signs of them")
-            return False
-        if kappa.contains(scale, error):
-            says = f"the step uses gradients of the loss times {scale:g}"
-            findings.add(case.finding("watch/unscaled", says, _off(scale)))
-            return False
-        if kappa.contains(1 / scale, error):
-            says = f"the step uses gradients that were divided by the loss scale {scale:g} twice"
-            findings.add(case.finding("watch/unscaled", says, _off(1 / scale)))
-            return False
-    unscaled = _unscaled(window)
-    # By hand, a loss may be multiplied by it where its graph does not show it.
-    is_seen = all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in window.backwards.values())
-    if scale == 1.0 and unscaled != 1.0 and is_seen and kappa.contains(1 / unscaled, error):
-        says = f"no loss was multiplied by the loss scale {unscaled:g} that the gradients were divided by"
-        findings.factors.append((window.rank, case.finding("watch/unscaled", says, _off(1 / unscaled)), False))
-        return False
-    divisor = step.grad_scale or unscaled
-    if scale != 1.0 and divisor not in (1.0, scale) and kappa.contains(scale / divisor, error):
-        # Nobody knows by how much a scale will have grown.
-        says = f"gradients of the loss times {scale:g} were divided by {divisor:g}: the scale was updated before"
-        findings.add(case.finding("watch/unscaled", says, _off(scale / divisor)))
-        return False
-    if ranks > 1 and kappa.contains(float(ranks), error):
-        findings.note(SUMMED.format(ranks))
-        findings.factors.append((window.rank, None, True))
-        return True
-    if passes > 1 and kappa.contains(1 / passes, error):
-        divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
-        if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided) and not _is_a_sum(case, total, passes):
-            says = f"each loss was divided by {passes}, and so was the sum of their gradients"
-            finding = case.finding("watch/divided-once", says, _off(1 / passes))
-            findings.factors.append((window.rank, finding, False))
-            return False
-        findings.note("the sum over micro-batches is divided by their number, by hand")
-        findings.factors.append((window.rank, None, True))
-        return True
-    # A number that losses are multiplied with, and gradients divided by, has no other use.
-    if own > 1 and (kappa.contains(1 / own, error) or kappa.contains(ranks / own, error)):
-        findings.note("losses are multiplied with a loss scale, and gradients divided by it, by hand")
-        findings.factors.append((window.rank, None, True))
-        return True
-    if ranks > 1 and kappa.contains(1 / ranks, error) and not _is_a_sum(case, total, ranks):
-        says = f"the sum over {ranks} ranks was divided by {ranks * ranks}"
-        findings.factors.append((window.rank, case.finding("watch/averaged-once", says, _off(1 / ranks)), False))
-        return False
-    if total is not None and kappa.contains(1 / total, error):
-        findings.note("sums of losses are divided by the number of their targets, by hand")
-        findings.factors.append((window.rank, None, True))
-        return True
-    is_by_all = ranks > 1 and total is not None and kappa.contains(1 / (ranks * total), error)
-    if total is not None and is_by_all and _are_apart(case):
-        says = f"sums were divided by {ranks * total:g}, the targets of all ranks, and averaged over the ranks then"
-        findings.factors.append((window.rank, case.finding("watch/averaged-once", says, _off(1 / ranks)), False))
-        return False
-    if not is_by_all:
-        findings.factors.append((window.rank, None, False))
-    # Where the ranks' numbers are equal, what divides may be each rank's own, times a factor of the script's.
-    findings.undecided(f"gradients are multiplied, or changed in another way, as if by {kappa.middle:.4g}")
-    return False
+def _judge_ranks(together: Together, findings: Findings) -> None:
+    """Each rank used a multiple of the same sum: was it the same multiple?"""
+    for parameters, by_rank in together.factors.items():
+        if any((parameters, rank) in together.own for rank in by_rank):
+            # The ranks' gradients are multiples of each other, and so of their sum, whatever became of it.
+            continue
+        lowest = min(by_rank, key=lambda rank: by_rank[rank].high)
+        highest = max(by_rank, key=lambda rank: by_rank[rank].low)
+        if by_rank[lowest].high * (1 + _SAME) < by_rank[highest].low:
+            first = next(window for window in together.here if window.rank == lowest)
+            ratio = by_rank[lowest].middle / by_rank[highest].middle
+            says = said("ranks-by-factor", parameters=len(parameters), rank=lowest, other=highest, ratio=ratio)
+            found = _finding(first, "watch/one-factor", says, said("factor", factor=ratio))
+            found.ranks = (lowest, highest)
+            findings.add(found)
 
 
-def _divided_after_clipping(case: Case, likely: Sequence[float]) -> float | None:
-    """By which of these numbers, or of what they are 1 over, the norm of what a step used is less than that which a
-    clip has left. Of a large parameter the norm is not known."""
+def _open(window: Window, findings: Findings, code: str, **values: Any) -> set[Shown]:
+    findings.leave_open(said(code, **values), step=window.index, site=window.site)
+    return {FACTS[code]}
+
+
+def _finding(window: Window, law: str, says: Any, effect: Any) -> Finding:
+    says = said(says) if isinstance(says, str) else says
+    return Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer)
+
+
+def undone(case: Case) -> Case | None:
+    """The case of a step that used what clipping by value was given; None where there is none, or not one alone, after
+    all backward passes, of all these parameters, whose result the step used."""
     window = case.window
-    clips = [window.clips[number][1] for number in case.clips]
-    sizes = [window.sizes.get(number, 0) for number in case.parameters]
-    if len(clips) != 1 or clips[0].how != "norm" or {*clips[0].parameters} != {*case.parameters}:
+    held = {number for number in case.parameters if window.used[number][2]}
+    found = [(at, one) for at, one in window.limits if held & {*one.parameters}]
+    places = [one.at for number in case.parameters for one in window.new.get(number, [])]
+    if len(found) != 1 or not held or found[0][0] < max(places, default=0):
         return None
-    if (
-        clips[0].norm is None
-        or case.clipped == 1
-        or max(sizes) > SMALL
-        or any(one > 1 for one in window.shards.values())
-    ):
-        return None
-    ratio = clips[0].norm * case.clipped / math.hypot(*(float(window.used[one][2]) for one in case.parameters))
-    numbers = {max(one, 1 / one) for one in likely if one}
-    return next((one for one in numbers if one > 1 + _SAME and math.isclose(ratio, one, rel_tol=_SAME)), None)
-
-
-def _total(case: Case) -> float | None:
-    """What all targets weigh in the losses of a step, on average of the ranks, if these are sums; None if it is not
-    known. What is divided by that is their mean."""
-    here = case.together.here
-    weights = [weight_of(window) for window in here]
-    # A mean that is multiplied with the number of its targets is a sum.
-    are_sums = any(
-        one.summed or (one.targets and math.isclose(factor_of(one), one.targets))
-        for window in here
-        for one in window.backwards.values()
+    [(_, limit)] = found
+    is_same_sample = all(
+        case.sample(number) == which
+        for number, which in zip(limit.parameters, limit.samples, strict=True)
+        if number in held
     )
-    known = [weight for weight in weights if weight is not None]
-    are_known = len(known) == len(here) == case.together.ranks
-    return sum(known) / len(here) or None if are_sums and are_known else None
+    before, after = _of(limit, limit.before), _of(limit, limit.after)
+    if not held <= before.keys() or not is_same_sample or not all(np.isfinite(before[n]).all() for n in held):
+        return None
+    kept = case.ratio((number, window.used[number], after[number]) for number in sorted(held))
+    if kept is None:
+        return None
+    used = {**window.used, **{number: before[number] for number in held}}
+    result = Case(case.together, replace(window, used=used), case.parameters, case.clips)
+    result.after, result.is_limited = kept, False
+    return result
 
 
-def _are_apart(case: Case) -> bool:
-    """Whether the losses of ranks are cross entropies over different numbers of targets, each of which weighs 1. Half
-    of a squared error may be meant."""
-    passes = [one for window in case.together.here for one in window.backwards.values()]
-    are_bare = all(math.isclose(factor_of(one), one.targets or 1) for one in passes if factor_of(one))
-    are_entropies = all(one.made_by in ENTROPIES for one in passes)
-    return are_bare and are_entropies and len({weight_of(window) for window in case.together.here}) > 1
+def before_averaging(case: Case) -> Finding | None:
+    """Whether each rank clipped its own gradients, and the step uses the average of what was left."""
+    left = [_left(case, other) for other in case.together.here]
+    if case.together.ranks < 2 or any(one is None for one in left):
+        return None
+    factor = case.fits(lambda number: [of[number] for of in left if of is not None and number in of])
+    if factor is None or not factor.is_known or not factor.times(case.together.ranks).contains(1):
+        return None
+    if case.independent < 1 + AMPLE:
+        return None
+    effect = said("averages-of-clipped", parameters=len(case.parameters))
+    return case.finding("watch/one-factor", said("clipped-by-value-then-averaged"), effect, is_of_all_steps=True)
 
 
-def _is_a_sum(case: Case, total: float | None, number: int) -> bool:
-    """Whether a loss may be a sum, to be divided by this number yet, which is that of the ranks or passes by chance."""
-    if total is not None:
-        return not math.isclose(total, 1, rel_tol=_SAME)
-    passes = [one for window in case.together.here for one in window.backwards.values()]
-    return any((one.of_any and not one.targets) or one.terms == number for one in passes)
+def _left(case: Case, window: Window) -> dict[int, Contribution] | None:
+    """What a rank's only clipping by value left of its own gradients, before anything else became of them; None if it
+    was not so."""
+    own = Case(case.together, window, case.parameters, [])
+    limits = [limit for at, limit in window.limits if at > max(window.places, default=0)]
+    if len(limits) != 1 or len(window.limits) != 1 or window.step is None:
+        return None
+    before, after = _of(limits[0], limits[0].before), _of(limits[0], limits[0].after)
+    computed = {number: own.own(number) for number in case.parameters if own.own(number)}
+    if not computed or not computed.keys() <= before.keys():
+        return None
+    given = replace(window, used=before)
+    of_given = Case(case.together, given, [*computed], [])
+    factor = of_given.fits(of_given.own)
+    if factor is None or not factor.is_known:
+        return None
+    return {number: replace(one[-1], sketch=after[number][None], sums=len(one)) for number, one in computed.items()}
 
 
-def _unscaled(window: Window) -> float:
-    """What a scaler divided the gradients by; 1 without one."""
-    return math.prod(one.scale for _, one in window.unscales)
-
-
-def _off(factor: float) -> str:
-    return f"the gradients used are {factor:.3g} of what they should be"
-
-
-def _list(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+def _of(limit: records.Limited, sketches: records.Sketches) -> dict[int, Sketch]:
+    return dict(zip(limit.parameters, np.reshape(sketches, (-1, WIDTH)), strict=True))

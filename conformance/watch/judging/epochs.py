@@ -1,154 +1,222 @@
-"""Does each epoch have an order of its own, and does somebody read each part of it?"""
+"""Whether epochs have an order of their own, and whether all that samplers deal out is read."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import combinations
+from typing import TypeVar
 
 from conformance.watch import records
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.chapter import Chapter, End
+from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.properties import Property
+from conformance.watch.judging.samples import Rows
+from conformance.watch.judging.stream import Stream
+
+_V = TypeVar("_V")
 
 _MOSTLY = 0.3
 """Of the backward passes: a sampler that comes more rarely is that of an evaluation."""
 
-_TWICE = 2
-"""So often an epoch may come by itself: one that is taken up again, or goes through the data only to look at it."""
+_OFTEN = 3
+"""An epoch may begin twice: a script resumes it, or first goes through the data only to look at it."""
 
-_UNREAD = (
-    "a sampler deals its data out to {} replicas, of which no more than {} read: the rest is read by nobody, unless "
-)
-_UNREAD += "they change places"
+_FEWEST = 32
+"""Rows that come in several epochs, and each only on its own rank: by chance one in 2 to the power of so many."""
 
 _MOST = 64
-"""Orders of a rank, as a script may have other data for each epoch, and samplers of one share."""
-
-_Key: TypeAlias = tuple[str, int]
-"""What has an order: a sampler, and known data, of which each sampler counts once, as one that is made anew goes on."""
+"""Samplers and data sets that are kept: a script may make a sampler for each epoch."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Order:
-    """first: the first batch of the last epoch, which began so often with it. again: the last time that one began again
-    and again; unproved: where it is not known that the samples are the same; twice: what to say of one that did so
-    once. is_told: epochs have several numbers. trained: before how many backward passes a batch of it came. sampler:
-    the last one; are_beside: batches of an earlier one come after its first, too."""
+    """The order of a sampler's epochs, or of those of all samplers of the same data.
 
+    sampler, first: the last one, and the first batch of its epoch. times: how many epochs in a row began with it.
+    others: how many began with another batch than the one before. repeated: the last that began with the same one, and
+    its line; is_known: so often that it is wrong, with samples known to be the same. is_told: the sampler was told
+    several epochs. trained: how many backward passes used its batches. are_beside: samplers of the same data take
+    turns."""
+
+    sampler: int = -1
     first: records.First | None = None
     times: int = 1
-    again: Finding | None = None
-    unproved: str | None = None
-    twice: str | None = None
+    others: int = 0
+    repeated: tuple[Said, records.Site] | None = None
+    is_known: bool = False
     is_told: bool = False
     trained: int = 0
-    sampler: int = -1
     are_beside: bool = False
+
+    def begin(self, first: records.First) -> None:
+        before, self.first = self.first, first
+        if before is None:
+            self.times = 1
+            return
+        self.is_told |= before.epoch != first.epoch
+        are_same_rows = before.rows == first.rows != []
+        if not are_same_rows and not before.drawn == first.drawn != []:
+            self.times = 1
+            self.others += 1
+            return
+        self.times += 1
+        # Without labels there may be other samples at the same places.
+        is_known = self.times >= _OFTEN and (are_same_rows or first.labelled)
+        if is_known or not self.is_known:
+            samples = len(first.drawn or first.rows)
+            says = said("data.same-order", times=self.times, epoch=first.epoch, samples=samples)
+            self.repeated = says, first.site
+        self.is_known |= is_known
 
 
 @dataclass
 class _Rank:
-    """keys: by the number of each sampler that shuffles, of its own order and that of its data. passes: how many
-    backward passes there were. shares: by how many replicas there are, the samplers that deal a share out."""
+    """passes: how many backward passes there were. samplers: of each that shuffles, its own order and that of its data.
+    data: the orders of data sets that are known."""
 
-    keys: dict[int, tuple[_Key, ...]] = field(default_factory=dict)
-    orders: dict[_Key, _Order] = field(default_factory=dict)
     passes: int = 0
-    shares: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    samplers: dict[int, list[_Order]] = field(default_factory=dict)
+    data: dict[int, _Order] = field(default_factory=dict)
+
+    def know(self, epoch: records.Epoch) -> None:
+        orders = self.samplers.pop(epoch.sampler, None) or [_Order()]
+        if not epoch.shuffles:
+            return
+        orders = orders[:1]
+        if epoch.data is not None:
+            orders.append(self.data.pop(epoch.data, _Order()))
+            _keep(self.data, epoch.data, orders[1])
+        _keep(self.samplers, epoch.sampler, orders)
+
+    def use(self, samplers: list[int]) -> None:
+        """A backward pass through batches of these."""
+        self.passes += 1
+        known = {(sampler, order) for sampler in samplers for order in self.samplers.get(sampler, ())}
+        for order in {order for _, order in known}:
+            order.trained += 1
+        for sampler, order in known:
+            order.are_beside |= sampler != order.sampler
+
+    def begin(self, first: records.First) -> None:
+        for place, order in enumerate(self.samplers.get(first.sampler, ())):
+            # The order of data is that of samplers which are made for one epoch each.
+            if place == 0 or order.sampler != first.sampler:
+                order.begin(first)
+            order.sampler = first.sampler
+
+    @property
+    def orders(self) -> list[_Order]:
+        of_samplers = [order for orders in self.samplers.values() for order in orders]
+        return [*dict.fromkeys([*of_samplers, *self.data.values()])]
 
 
-class Epochs:
-    """Of the processes that train together."""
+@dataclass
+class _Part:
+    """What a sampler deals to a rank. rows: what was read. data: what its data set holds; whole: what this is cut
+    from."""
+
+    rows: Rows = field(default_factory=Rows)
+    epoch: int = 0
+    data: int | None = None
+    whole: int | None = None
+    site: records.Site = None
+
+
+class Epochs(Chapter):
+    """Collects the epochs of ranks that train together.
+
+    is_sampled: whether a sampler deals the data out. dealt: the parts of each sampler, by rank. read: by how many
+    replicas there are, the ranks and samplers that read a part."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
-        self._ranks, self._findings = ranks, findings
+        super().__init__(findings)
+        self._ranks = ranks
+        self.is_sampled = False
         self._of: dict[int, _Rank] = defaultdict(_Rank)
+        self._dealt: dict[int, dict[int, _Part]] = {}
+        self._read: dict[int, set[tuple[int, int]]] = defaultdict(set)
 
-    def feed(self, rank: int, record: records.Record) -> None:
+    def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         of = self._of[rank]
         match record:
             case records.Optimizer():
-                # Another training, as in a search: it may go through the same epochs.
-                for order in of.orders.values():
+                # Another training, as in a search, may go through the same epochs.
+                for order in of.orders:
                     order.first = None
             case records.Backward():
-                of.passes += 1
-                known = [(sampler, key) for sampler in record.samplers for key in of.keys.get(sampler, ())]
-                for key in {key for _, key in known}:
-                    of.orders[key].trained += 1
-                for sampler, key in known:
-                    of.orders[key].are_beside |= sampler != of.orders[key].sampler
+                of.use(record.samplers)
             case records.Epoch():
-                self._know(of, record)
-            case records.First():
-                # One batch of all has no order.
-                for key in () if record.is_all else of.keys.get(record.sampler, ()):
-                    order = of.orders[key]
-                    if key[0] == "sampler" or order.sampler != record.sampler:
-                        self._begin(order, rank, record)
-                    order.sampler = record.sampler
+                self.is_sampled = True
+                of.know(record)
+                self._deal(rank, record)
+            case records.First(is_all=False):
+                of.begin(record)
+            case records.Entered(sampler=int(sampler)) if sampler in self._dealt and record.rows:
+                part = self._dealt[sampler].setdefault(rank, _Part())
+                part.site = record.site
+                part.rows.add(record.rows, part.epoch)
 
-    def _know(self, of: _Rank, epoch: records.Epoch) -> None:
-        if len(of.shares[epoch.replicas]) < _MOST:
-            of.shares[epoch.replicas].add(epoch.sampler)
-        of.keys.pop(epoch.sampler, None)
-        if not epoch.shuffles:
-            return
-        keys: tuple[_Key, ...] = (("sampler", epoch.sampler),)
-        if epoch.data is not None:
-            keys += (("data", epoch.data),)
-        # The latest is the last.
-        of.keys[epoch.sampler] = keys
-        for key in keys:
-            of.orders[key] = of.orders.pop(key, _Order())
-        while len(of.orders) > _MOST:
-            oldest = next(iter(of.orders))
-            del of.orders[oldest]
-            of.keys = {sampler: keys for sampler, keys in of.keys.items() if oldest not in keys}
+    def _deal(self, rank: int, epoch: records.Epoch) -> None:
+        read = self._read[epoch.replicas]
+        if len(read) < epoch.replicas:
+            read.add((rank, epoch.sampler))
+        if epoch.shuffles and epoch.replicas == self._ranks > 1:
+            by_rank = self._dealt.get(epoch.sampler) or {}
+            part = by_rank.setdefault(rank, _Part())
+            part.epoch, part.data, part.whole = epoch.epoch, epoch.data, epoch.whole
+            _keep(self._dealt, epoch.sampler, by_rank)
 
-    def _begin(self, order: _Order, rank: int, first: records.First) -> None:
-        before, order.first = order.first, first
-        if before is not None and before.epoch != first.epoch:
-            # Who sets an epoch, if not each time, may go through each several times on purpose.
-            order.is_told = True
-        if before is None or before.epoch != first.epoch or not _are_same(before, first):
-            order.times = 1
+    def finish(self, end: End) -> None:
+        for rank, of in self._of.items():
+            for order in of.orders:
+                if not order.are_beside and order.trained > _MOSTLY * of.passes:
+                    self._judge_order(rank, order)
+        if end.averages:
+            for by_rank in self._dealt.values():
+                self._judge_dealt(by_rank)
+            for replicas, read in self._read.items():
+                if max(len(read), self._ranks) < replicas:
+                    self._findings.leave_open(said("data.unread-parts", read=len(read), parts=replicas))
+
+    def _judge_order(self, rank: int, order: _Order) -> None:
+        self._findings.seen[Property.DATA] += order.others
+        if order.repeated is None:
             return
-        order.times += 1
-        says = f"the sampler began epoch {first.epoch} {order.times} times, each with the same batch"
-        if order.times == _TWICE:
-            order.twice = says
-        elif first.labelled or before.rows == first.rows != []:
-            effect = f"{order.times} epochs begin with the same {len(first.drawn or first.rows)} samples"
-            order.again = Finding("watch/new-order", says, None, (rank,), first.site, effect)
+        says, site = order.repeated
+        if order.is_known and not order.is_told:
+            # A script that sets the epoch may go through each several times on purpose.
+            effect = said("data.same-order.effect", times=says.values["times"])
+            self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))
         else:
-            order.unproved = (
-                f"the sampler began epoch {first.epoch} again and again, each at the same places of its data"
-            )
+            self._findings.leave_open(says, site=site)
 
-    def finish(self, *, averages: bool) -> None:
-        """averages: whether the ranks are known to average gradients, so that they train one model."""
-        for of in self._of.values():
-            for order in of.orders.values():
-                if order.is_told or order.are_beside or order.trained <= _MOSTLY * of.passes:
-                    continue
-                if order.again is not None:
-                    self._findings.add(order.again)
-                elif order.unproved is not None:
-                    self._findings.undecided(order.unproved)
-                elif order.twice is not None:
-                    self._findings.note(
-                        f"{order.twice}, as one without `set_epoch` does, or one that takes up an epoch again"
-                    )
-        if averages:
-            self._judge_shares()
+    def _judge_dealt(self, by_rank: dict[int, _Part]) -> None:
+        """A sampler that shuffles the same data on all ranks deals a row to another rank in another epoch. If each row
+        comes again on its own rank only, ranks gave it other data.
 
-    def _judge_shares(self) -> None:
-        for replicas in {replicas for of in self._of.values() for replicas in of.shares}:
-            samplers = sum(len(of.shares[replicas]) for of in self._of.values())
-            if replicas > max(samplers, self._ranks):
-                self._findings.undecided(_UNREAD.format(replicas, samplers))
+        That is wrong if these are parts of the same whole: it deals out a part of each part. Without a known whole,
+        each rank may have drawn its data at random. Ranks with the same data may make other samples of it."""
+        parts = by_rank.values()
+        samples = min(len(part.rows.again) for part in parts)
+        held = {part.data for part in parts}
+        are_other = None in held or len(held) == self._ranks
+        if len(parts) < self._ranks or samples < _FEWEST or not are_other:
+            return
+        if any(one.rows.common(other.rows) for one, other in combinations(parts, 2)):
+            return
+        says, site = said("data.cut-twice", samples=samples), next(iter(parts)).site
+        wholes = {part.whole for part in parts}
+        if None in held | wholes or len(wholes) > 1:
+            self._findings.leave_open(says, site=site)
+            return
+        effect = said("data.cut-twice.effect", ranks=self._ranks)
+        self._findings.add(Finding("watch/dealt-once", says, None, tuple(sorted(by_rank)), site, effect))
 
 
-def _are_same(one: records.First, other: records.First) -> bool:
-    """Whether it is the same batch, or another one that is made of the same samples."""
-    return (one.rows == other.rows != []) or (one.drawn == other.drawn != [])
+def _keep(kept: dict[int, _V], key: int, value: _V) -> None:
+    """As the latest of the last few."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > _MOST:
+        del kept[next(iter(kept))]

@@ -38,6 +38,10 @@ class Factor:
         """Whether the equations say more than that there is some factor."""
         return self.low > 0 and self.high <= self.low * 1.5
 
+    def meets(self, other: Factor) -> bool:
+        """Whether both may be one number."""
+        return self.low <= other.high and other.low <= self.high
+
     def within(self, other: Factor) -> Factor:
         """The product of two numbers of which no more is known."""
         return Factor(self.low * other.low, self.high * other.high)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import hypot, nan
 
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.windows import Scene
 
 _MOST_POINTS = 512
 

@@ -36,6 +36,7 @@ class Judge:
         """is_whole: whether the command came to its end by itself, and without an error."""
         for launch in self._launches.values():
             launch.finish(is_whole=is_whole)
+        self.findings.drop_consequences()
         # What shows first may be why the rest does.
         self.findings.causes = dict(sorted(self.findings.causes.items(), key=lambda item: _step(item[1])))
         return self.findings

@@ -1,61 +1,43 @@
-"""Joins the windows of all ranks of a launch while they come in, and has each looked at."""
+"""Takes the records of all processes of a command, launch by launch, and joins the windows of all ranks of each while
+they come in."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from conformance.trace.assembler import Assembler
 from conformance.watch import records
-from conformance.watch.judging import (
-    agreement,
-    conservation,
-    coverage,
-    diagnosis,
-    pairing,
-    unsent,
-)
-from conformance.watch.judging.abandoned import Abandoned
-from conformance.watch.judging.astray import Astray
-from conformance.watch.judging.between import Between
+from conformance.watch.judging import agreement, conservation, coverage, hypotheses, pairing
 from conformance.watch.judging.case import Together
-from conformance.watch.judging.clipped_aside import ClippedAside
-from conformance.watch.judging.counted import Counted
-from conformance.watch.judging.dealt import Dealt
-from conformance.watch.judging.ends import Ends
+from conformance.watch.judging.chapter import Chapter, End, OfEachRank
+from conformance.watch.judging.clearing import Discarded, OtherPasses
+from conformance.watch.judging.clipping import Clipping
+from conformance.watch.judging.coverage import Coverage, Detached
+from conformance.watch.judging.denominators import Losses
 from conformance.watch.judging.epochs import Epochs
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
 from conformance.watch.judging.history import MOST_HISTORIES, History
-from conformance.watch.judging.inputs import Inputs
-from conformance.watch.judging.joined import Joined
-from conformance.watch.judging.kept import Kept
-from conformance.watch.judging.lacking import Lacking
-from conformance.watch.judging.leftovers import Leftovers
-from conformance.watch.judging.loss_scale import LossScale
-from conformance.watch.judging.losses import Losses
-from conformance.watch.judging.lost import Lost
-from conformance.watch.judging.modes import Modes
-from conformance.watch.judging.numbering import Numbering
-from conformance.watch.judging.order import Order
-from conformance.watch.judging.owners import Owners
-from conformance.watch.judging.pairing import Pairing
-from conformance.watch.judging.same_inputs import SameInputs
-from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.incoming import Hooked, Numbering
+from conformance.watch.judging.loss_scale import Finite, LossScale
+from conformance.watch.judging.pairing import Lacking, Pairing, Replicas
+from conformance.watch.judging.passes import Passes
+from conformance.watch.judging.proof import Steady
+from conformance.watch.judging.properties import FACTS
+from conformance.watch.judging.ranks import Suspicions, are_stages
+from conformance.watch.judging.samples import Samples
 from conformance.watch.judging.schedules import Schedules
-from conformance.watch.judging.steady import Steady
+from conformance.watch.judging.stages import Stages
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.suspicions import Suspicions
 from conformance.watch.judging.system import System
-from conformance.watch.judging.windows import Key, Window
+from conformance.watch.judging.windows import Key, Scene, Window
 
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
 
-_LONG = "a step uses the gradients of more backward passes than are kept"
-
-_BETWEEN = "the script changes weights between steps, as a limit of their size does, or an average that is taken over: "
-_BETWEEN += "one that was only evaluated is to be given back"
+_KNOWN = {frozenset[Shown](), frozenset([FACTS["ranks.sum"]])}
+"""Outcomes of steps that used what was computed, as a mean or as a sum."""
 
 
 class Launch:
@@ -65,29 +47,32 @@ class Launch:
         self.ranks = ranks
         self.findings = findings
         self.streams: dict[int, Stream] = {}
-        self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"))
-        self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
-        self._inputs, self._epochs = Inputs(ranks, findings), Epochs(ranks, findings)
+        self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"), self._lacks)
+        self._numbering, self._hooked = Numbering(), defaultdict[int, Hooked](Hooked)
+        self._pairing, self._replicas, self._lacking = Pairing(ranks), Replicas(), Lacking(findings)
+        self._suspicions = Suspicions(ranks, self.streams, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
-        self._losses, self._counted = Losses(findings, self._steady), Counted(findings)
-        self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
-        self._between, self._order = Between(findings), Order(findings)
-        self._modes, self._leftovers = Modes(findings), Leftovers(findings)
-        self._same = SameInputs(findings)
-        self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
-        self._numbering = Numbering()
-        self._is_joined = False
-        self._first: Window | None = None
-        self._lost = Lost(findings)
-        self._kept, self._joined = Kept(ranks, findings), Joined(findings)
-        self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
-        self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
-        self._abandoned: dict[int, Abandoned] = defaultdict(lambda: Abandoned(findings))
-        self._aside: dict[int, ClippedAside] = defaultdict(lambda: ClippedAside(findings))
-        self._dealt, self._owners = Dealt(ranks, findings), Owners(findings)
-        self._lacking = Lacking(findings)
+        self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
+        self._stages = Stages(ranks, findings)
+        self._clipping, self._discarded = Clipping(findings), Discarded(findings)
+        self._epochs = Epochs(ranks, findings)
+        # What the first find, the next ones take into account.
+        self._chapters: Sequence[Chapter] = (
+            self._discarded,
+            Samples(ranks, findings),
+            self._epochs,
+            Losses(findings, self._steady),
+            LossScale(findings),
+            OtherPasses(findings),
+            Finite(findings),
+            Passes(findings),
+            OfEachRank(findings, Coverage),
+            OfEachRank(findings, Schedules),
+            OfEachRank(findings, Detached),
+        )
+        self._is_joined = self._is_split = False
         self._blind: set[int] = set()
-        self._buffers: dict[int, records.Buffers] = {}
+        self._buffers: dict[int, dict[int, records.Buffers]] = defaultdict(dict)
         self._histories: dict[Key, History] = {}
 
     def begin(self, rank: int, stream: Stream) -> None:
@@ -98,57 +83,50 @@ class Launch:
         if rank in self._blind and not isinstance(record, records.Failed):
             return
         for translated in self._numbering.translated(rank, record):
-            self._feed(rank, translated)
+            for ordered in self._hooked[rank].feed(translated):
+                self._feed(rank, ordered)
 
     def _feed(self, rank: int, record: records.Record) -> None:
+        stream = self.streams[rank]
         match record:
             case records.Joined():
                 self._is_joined = True
             case records.Stale():
-                coverage.judge_stale(rank, self.streams[rank], record, self.findings)
+                coverage.judge_stale(rank, stream, record, self.findings)
             case records.Failed():
                 if record.observer:
-                    self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+                    self.findings.lack(said("recorder-failed", observer=record.observer, error=record.error))
                 elif rank not in self._blind:
-                    self.findings.undecided(record.error)
+                    self.findings.lack(said("recorder-ended", reason=record.error))
                 self.blind(rank)
             case records.Buffers():
-                self._buffers[rank] = record
-                if len(self._buffers) == self.ranks > 1:
-                    agreement.judge_buffers(self._buffers, self.findings)
+                of_step = self._buffers[record.optimizer]
+                of_step[rank] = record
+                if len(of_step) == self.ranks > 1:
+                    agreement.judge_buffers(of_step, self.findings)
             case records.Weighed():
-                self._pairing.weigh(rank, self.streams[rank].clock, record)
-                self._owners.weigh(rank, record)
+                self._pairing.weigh(rank, stream.clock, record)
             case records.Source():
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._close(rank)
-            case records.Entered() | records.Epoch():
-                self._inputs.feed(rank, record)
-                self._dealt.feed(rank, record)
-        self._epochs.feed(rank, record)
         self._suspicions.feed(rank, record)
-        self._ends[rank].feed(record)
-        self._astray[rank].feed(record)
-        self._aside[rank].feed(record)
-        self._see(rank, self._assembler.feed(rank, (record,)))
-        for cleared in self.streams[rank].cleared:
-            self._ends[rank].take(cleared)
-            self._lost.take(cleared)
-        self._abandoned[rank].feed(record, self.streams[rank])
+        for chapter in (*self._chapters, self._clipping):
+            chapter.feed(rank, record, stream)
+        self._see(self._assembler.feed(rank, (record,)))
+        for chapter in self._chapters:
+            chapter.follow(rank, record, stream)
         self._join()
 
-    def _see(self, rank: int, windows: Iterable[Window]) -> None:
+    def _see(self, windows: Iterable[Window]) -> None:
         for window in windows:
-            self._ends[rank].take(window)
-            self._order.judge(window)
-            self._schedules.judge(window)
-            self._loss_scale.judge(window)
-            self._kept.see(window)
-            self._first = self._first or window
+            for chapter in (*self._chapters, self._clipping):
+                chapter.see(window)
 
     def _close(self, rank: int) -> None:
-        self._see(rank, self._assembler.end(rank))
+        for record in self._hooked[rank].flush():
+            self._feed(rank, record)
+        self._see(self._assembler.end(rank))
 
     def blind(self, rank: int) -> None:
         """Nothing more is seen of a rank, which goes on."""
@@ -170,59 +148,48 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between, self._order, self._modes)
-        return bool(self.findings.causes) or any(one.accuses for one in found)
+        are_steady = self._steady.accuses or self._solved.accuses
+        return bool(self.findings.causes) or are_steady or any(chapter.accuses for chapter in self._chapters)
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
         for rank in range(self.ranks):
             self.end(rank)
-        common = self._suspicions.common
+        common, findings = self._suspicions.common, self.findings
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
-        self._suspicions.finish(self._pairing, is_sampled=self._inputs.is_sampled)
+        self._suspicions.finish(self._pairing, is_sampled=self._epochs.is_sampled)
+        # Ranks that compute one model together read the same samples.
+        averages = self._suspicions.averages and not self._is_split
+        end = End(self.streams, is_whole and not self._blind, averages)
+        for chapter in self._chapters:
+            chapter.finish(end)
+        self._steady.finish()
+        self._solved.finish()
+        for rank, optimizer, _ in self._unsolved:
+            findings.leave_open(said("changed.few"))
+            findings.resolve((optimizer, rank), FACTS["changed.few"])
+        self._stages.finish()
+        self._clipping.finish(end)
+        self._discarded.name_lines()
+        self._state_facts()
+
+    def _state_facts(self) -> None:
+        """What is of the whole run."""
+        findings, ranks, groups = self.findings, self.ranks, self._suspicions.groups
         started = max((stream.began.started for stream in self.streams.values()), default=1)
-        if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
-            self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
-        self._lost.finish(sum((Counter(stream.steps) for stream in self.streams.values()), Counter[int]()))
-        if self._first is not None and not self._lacking.first:
-            unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
-        if is_whole and not self._blind:
-            self._owners.finish(self.streams, self.ranks)
-        self._kept.finish(self._first, self._pairing, is_sampled=self._inputs.is_sampled)
-        averages = self._suspicions.averages
-        self._inputs.finish(averages=averages)
-        self._epochs.finish(averages=averages)
-        if averages:
-            self._dealt.finish()
-        judges = (
-            self._order,
-            self._losses,
-            self._counted,
-            self._modes,
-            self._same,
-            self._leftovers,
-            self._schedules,
-            self._loss_scale,
-            self._between,
-            self._joined,
-        )
-        for judge in (*judges, self._steady, self._solved):
-            judge.finish()
-        for _ in self._unsolved:
-            self.findings.undecided(diagnosis.FEW)
-        for rank, stream in self.streams.items():
-            coverage.judge(rank, stream, self.findings)
-            coverage.judge_unstepped(stream, self.streams.values(), self.findings)
-            if is_whole and rank not in self._blind:
-                self._ends[rank].finish(rank, stream)
-                self._astray[rank].finish(rank, stream)
-                self._abandoned[rank].finish(stream)
-                self._aside[rank].finish()
-        if any(law == "watch/means-averaged" for law, _ in self.findings.causes):
-            self.findings.notes.pop(conservation.SUMMED.format(self.ranks), None)
-        groups = self._suspicions.groups
-        if groups - {self.ranks} and self.ranks > 1:
-            self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")
+        if started > ranks == 1 and any(stream.steps for stream in self.streams.values()):
+            findings.leave_open(said("ranks.no-group", started=started))
+        if "watch/means-averaged" in laws_of(findings.causes.values()):
+            findings.open.pop("ranks.sum", None)
+        if findings.coarse > findings.steps:
+            findings.leave_open(said("changed.coarse"), findings.coarse)
+        if groups - {ranks} and ranks > 1:
+            findings.leave_open(said("ranks.groups", size=min(groups), ranks=ranks))
+
+    def _lacks(self, rank: int, window: Window) -> bool:
+        """Whether a rank that has come as far has no such optimizer."""
+        stream = self.streams[rank]
+        return not stream.has(window.key) and stream.clock > window.clock
 
     def _join(self) -> None:
         for key, windows in self._assembler.joined():
@@ -230,65 +197,94 @@ class Launch:
 
     def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
         here = [window for window in windows if window is not None]
-        if len(self.streams) < self.ranks:
-            self.findings.steps += len(here)
-            self.findings.undecided(f"only {len(self.streams)} of {self.ranks} ranks made an optimizer")
-            return
-        lacking = [rank for rank, stream in self.streams.items() if not stream.has(key)]
-        if lacking:
-            self.findings.steps += sum(window.step is not None for window in here)
-            self.findings.undecided(f"an optimizer, {key.type}, of these parameters exists on some ranks alone")
-            return
-        if not pairing.are_numbered_alike(here, self.streams.values()):
-            self.findings.steps += sum(window.step is not None for window in here)
-            self.findings.undecided(pairing.NUMBERED)
-            return
-        if any(window.is_long for window in here):
-            self.findings.steps += sum(window.step is not None for window in here)
-            self.findings.undecided(_LONG)
-            return
-        if len(here) < self.ranks and not self._is_joined:
+        holders = [rank for rank, stream in self.streams.items() if stream.has(key)]
+        if (says := self._unjudgeable(here, holders)) is not None:
+            self._leave_open(here, says)
+        elif len(holders) < self.ranks:
+            self._judge_some(key, here, len(holders))
+        elif len(here) < self.ranks and not self._is_joined:
             others = tuple(rank for rank, window in enumerate(windows) if window is None)
-            says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
-            self._lacking.take(here, says, others)
+            self._lacking.take(here, said("some-step", stepping=len(here), ranks=self.ranks), others)
+        else:
+            self._judge_all(key, windows, here)
+
+    def _unjudgeable(self, here: Sequence[Window], holders: Sequence[int]) -> Said | None:
+        if len(self.streams) < self.ranks:
+            return said("ranks.missing", seen=len(self.streams), ranks=self.ranks)
+        if not pairing.are_numbered_alike(here, [self.streams[rank] for rank in holders]):
+            return said("ranks.order")
+        return said("changed.long") if any(window.is_long for window in here) else None
+
+    def _leave_open(self, here: Sequence[Window], says: Said) -> None:
+        count = sum(window.step is not None for window in here)
+        self.findings.judged(FACTS[says.code], count=count)
+        self.findings.leave_open(says, count, here[0].index, here[0].site)
+
+    def _judge_some(self, key: Key, here: list[Window], holders: int) -> None:
+        """A step of an optimizer that some ranks have alone, such as one of a pipeline's stage."""
+        own = Findings()
+        together = Together(here, holders, self._is_joined, frozenset(self._suspicions.hooks))
+        conservation.judge(together, own)
+        if own.conserved == own.steps and not own.causes:
+            self._clipping.take(together)
+            self._remember(key, together, is_good=True)
+            self.findings.take(own)
             return
+        for window in here:
+            for joined in self._stages.take(window):
+                self._clipping.take(joined)
+
+    def _judge_all(self, key: Key, windows: Sequence[Window | None], here: list[Window]) -> None:
         self._suspicions.see(here)
         if any(window.step is not None and window.step.is_elsewhere for window in here):
-            self.findings.note(_BETWEEN)
+            self.findings.leave_open(said("agreement.between"), step=here[0].index)
+        self._replicas.see(here if len(here) == self.ranks else ())
         own = Findings()
-        together = Together(windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks))
+        together = Together(
+            windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks), self._partitioned(here)
+        )
         conservation.judge(together, own)
         agreement.judge(together, own)
-        is_conserved = 0 < own.steps == own.conserved or any(law == "watch/cleared" for law, _ in own.causes)
+        laws = laws_of(own.causes.values())
+        is_conserved = 0 < own.steps == own.conserved or "watch/cleared" in laws
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
-            self._lacking.take(here, pairing.said(here), tuple(window.rank for window in here))
+            self._lacking.take(here, pairing.times(here), tuple(window.rank for window in here))
             return
-        self._lost.sort(here, is_known=own.conserved == own.steps)
-        if own.conserved and own.conserved == own.steps and not own.causes:
-            if self.ranks > 1:
-                self._suspicions.is_averaged(here[0].optimizer)
-                self._inputs.averaged(is_alike=together.is_alike)
-            self._losses.judge(together)
-            self._counted.judge(together)
-            self._modes.feed(here)
-            self._same.feed(here)
-            self._leftovers.feed(here)
-        elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
+        self._discarded.sort(here, is_known=own.conserved == own.steps)
+        if own.outcomes and own.outcomes.keys() <= _KNOWN and not own.causes:
+            self._judge_right(together)
+        elif "watch/same-weights" in laws and agreement.use_the_same(here):
             # Gradients of different weights are different ones, until they are averaged.
             self._suspicions.is_averaged(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._suspicions.is_unclear(here[0].optimizer)
-        self._between.judge(together)
-        self._loss_scale.judge_step(together)
-        self._joined.judge(together)
+        for chapter in (*self._chapters, self._clipping):
+            chapter.judge(together)
         self._steady.feed(own.factors, here)
-        self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])
+        self._clipping.take(together)
         broken = [cause for window in here for cause in window.broken]
         for cause in broken:
             self.findings.show(cause, here)
-        is_good = 0 < own.steps == own.conserved and not own.causes and not broken
-        self._remember(key, together, is_good=is_good)
+        self._remember(key, together, is_good=0 < own.steps == own.conserved and not own.causes and not broken)
         self._take(own, here)
+
+    def _partitioned(self, here: Sequence[Window]) -> frozenset[int]:
+        """Parameters that are parts of one tensor, as in tensor parallelism; or that differ from the start, outside of
+        a wrapper, in a model that the ranks compute together: its backward pass has collectives, or each rank has the
+        loss of another line, as the stages of a pipeline do."""
+        is_split = len(self._suspicions.exchanging) == self.ranks > 1 or are_stages(here)
+        parts = {number for number, one in self.streams[here[0].rank].parameters.items() if one.is_part}
+        found = frozenset(parts | (self._replicas.apart - self._suspicions.inside if is_split else set()))
+        self._is_split |= bool(found)
+        return found
+
+    def _judge_right(self, together: Together) -> None:
+        """A step that used what was computed, and nothing else."""
+        here = together.here
+        if self.ranks > 1:
+            self._suspicions.is_averaged(here[0].optimizer)
+        for chapter in self._chapters:
+            chapter.judge_right(together)
 
     def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:
         """For the report."""
@@ -306,15 +302,9 @@ class Launch:
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""
-        findings = self.findings
-        findings.steps += own.steps
-        findings.conserved += own.conserved
+        self.findings.take(own)
         for system in own.unsolved:
             self._solve(system, here)
-        for why, count in own.open.items():
-            findings.undecided(why, count)
-        for what in own.notes:
-            findings.note(what)
         self._suspicions.take([*own.causes.values()], here)
 
     def _solve(self, system: System, here: list[Window]) -> None:
@@ -327,10 +317,15 @@ class Launch:
             self._unsolved[at] = system
             return
         self._unsolved.pop(at, None)
-        found = diagnosis.solved(system)
-        if isinstance(found, str):
+        found = hypotheses.solved(system)
+        if isinstance(found, set):
+            self.findings.resolve((window.optimizer, window.rank), None)
+            return
+        shows = FACTS[found.code] if isinstance(found, Said) else found.shows
+        self.findings.resolve((window.optimizer, window.rank), shows)
+        if isinstance(found, Said):
             self._solved.feed([(window.rank, None, False)], here)
-            self.findings.undecided(found)
+            self.findings.leave_open(found, step=window.index, site=window.site)
         elif found.waits:
             self._suspicions.wait(found, here)
         elif system.is_ample and not found.is_of_all_steps:

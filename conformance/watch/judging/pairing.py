@@ -8,11 +8,13 @@ have equal weights at equal times all the same; those that have lost each other 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
 from conformance.watch import records
+from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WIDTH
@@ -20,11 +22,6 @@ from conformance.watch.sizes import WIDTH
 _MOST_TIMES = 64
 _ENOUGH = 2
 """Times at which weights are apart, and never equal again, before they are no longer thought to be sent around."""
-
-_NEAR = 1e-6
-
-NUMBERED = "ranks give optimizers parameters in another order, so that they cannot be told apart"
-TURNS = "ranks step at different times, and may step for each other and send the weights"
 
 
 class Pairing:
@@ -71,22 +68,6 @@ class Pairing:
         """Whether these parameters are equal on all ranks at the end, if that was seen."""
         return len(self._last) == self._ranks and not _apart(self._last) & numbers
 
-    def ends_with(self, rank: int, weights: Mapping[int, tuple[float, ...]]) -> bool:
-        """Whether a rank ends with just these weights, if that was seen. How a sketch is rounded depends on the others
-        that are made at once."""
-        last = {number: np.frombuffer(row) for number, row in self._last.get(rank, {}).items()}
-        return bool(weights) and all(
-            number in last and bool(np.all(np.abs(last[number] - value) <= _NEAR * value[2]))
-            for number, value in weights.items()
-        )
-
-    def stay_apart(self, numbers: set[int], clock: int) -> set[int]:
-        """Those of these parameters that differ between ranks at all times after so many backward passes, and at the
-        end, if that was seen."""
-        after = [apart for at, apart in self._apart.items() if at > clock]
-        after += [_apart(self._last)] if len(self._last) == self._ranks else []
-        return numbers.intersection(*after) if len(after) > _ENOUGH else set()
-
 
 def are_numbered_alike(windows: Iterable[Window], streams: Iterable[Stream]) -> bool:
     """Whether all ranks know the parameters of these steps, which came to each with the same optimizer."""
@@ -106,5 +87,66 @@ def _apart(by_rank: dict[int, dict[int, bytes]]) -> set[int]:
     return {number for number in first if any(other.get(number, first[number]) != first[number] for other in others)}
 
 
-def said(windows: Iterable[Window]) -> str:
-    return "a step comes after " + ", ".join(f"{one.clock} backward passes on rank {one.rank}" for one in windows)
+def times(windows: Iterable[Window]) -> Said:
+    """After how many backward passes each rank steps."""
+    return said("step-at-other-times", passes=[one.clock for one in windows])
+
+
+class Lacking:
+    """Of the processes that train together. first: the first such step, and what it looks like."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._count = 0
+        self.first: tuple[Finding, Window] | None = None
+
+    def take(self, here: Sequence[Window], says: Said, ranks: tuple[int, ...]) -> None:
+        """A step that not all ranks take at this time."""
+        self._count += sum(window.step is not None for window in here)
+        if self.first is None:
+            first = here[0]
+            finding = Finding("watch/same-steps", says, first.index, ranks, first.site, optimizer=first.optimizer)
+            self.first = finding, first
+
+    def decide(
+        self, streams: Mapping[int, Stream], times: Pairing, common: Set[int], *, is_whole: bool, is_blind: bool
+    ) -> None:
+        """After the end. common: optimizers of what the ranks average. is_whole: whether all ended of themselves, and
+        well. is_blind: whether there are ranks of which not all was seen."""
+        if self.first is None:
+            return
+        finding, window = self.first
+        are_lost = (window.optimizer in common and times.are_lost(window)) or (is_whole and is_of_shards(window))
+        if is_blind:
+            self._findings.judged(FACTS["ranks.turns"], count=self._count)
+            self._findings.leave_open(said("ranks.turns"), self._count)
+        elif are_lost and are_numbered_alike([window], streams.values()):
+            self._findings.judged(finding.shows, count=self._count)
+            finding.effect = said("steps-of-some", steps=self._count)
+            self._findings.add(finding)
+        elif is_whole:
+            self._findings.judged(FACTS["ranks.turns"], count=self._count)
+            self._findings.leave_open(said("ranks.turns"), self._count)
+
+
+class Replicas:
+    """Parameters of the processes that train together. Those with equal weights on all ranks at first are replicas,
+    whatever the parallelism: they must stay equal. apart: all others."""
+
+    def __init__(self) -> None:
+        self.apart: set[int] = set()
+        self._known: set[int] = set()
+
+    def see(self, here: Sequence[Window]) -> None:
+        """The windows of all ranks in a step: the weights are those from before it."""
+        if len(here) < 2:
+            return
+        first, *others = here
+        for number in first.weights.keys() - self._known:
+            if any(number not in other.weights for other in others):
+                continue
+            self._known.add(number)
+            own = first.weights[number]
+            are_equal = all(np.array_equal(other.weights[number], own, equal_nan=True) for other in others)
+            if not are_equal and first.shards.get(number, 1) == 1:
+                self.apart.add(number)

@@ -1,157 +1,203 @@
-"""Do schedules step after the optimizers that they are of?"""
+"""Do schedules step after the optimizers that they are of, and do the learning rates let these train?"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import floor, inf, log10
 
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch import records
+from conformance.watch.judging.chapter import End, OneRank
+from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.properties import Property
+from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
-from conformance.watch.records import Scheduled
 
 _OFTEN = 3
-"""Windows, before a mistake in most of them is one of the script and not of the present epoch."""
-
-_LONG = 0.25
-"""Of all windows: for so long no schedule is meant to have a rate of 0."""
+_LAW = "watch/schedule-after-step"
 
 _AGAIN = 1.5
-"""Steps of a schedule, for each that it is made for: it may have gone on a little before or after the training."""
+"""Steps of a schedule for each step of its optimizer, or for each that it is made for: a few more may come before or
+after the training."""
 
-_OF_THE_SCRIPT = "LambdaLR"
-"""Its end, if it has one, stands in a function of the script."""
+_DECADES = 4
+"""A rate that is so many powers of ten below the largest one hardly trains."""
 
 
 @dataclass
-class _Of:
-    """windows: of an optimizer on a rank. within: in how many of them a schedule stepped between two backward passes;
-    changed: and gave another rate; first: what the first of these shows. has_end, is_past: whether one has a number of
-    steps that it is made for, as far as is known, and has passed it. still: the last windows, if their rates are 0, and
-    those of others before are not. begun: whether any rate was another one. counts: by name, that of a schedule when it
-    first stepped; latest: the last step of one. Neither is told where the training is."""
+class _Optimizer:
+    """parameters: those that it was made with. made: a schedule of it. rates: of its first step; keeps_rates: whether
+    all steps have these. steps: how many; skips: how many steps a scaler left out.
 
-    windows: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    latest: Scheduled | None = None
-    within: int = 0
-    changed: int = 0
-    first: Finding | None = None
-    has_end: bool = False
-    is_past: bool = False
+    decades: how many steps had a largest rate of which power of ten. most: the largest rate. still: for how many steps
+    all rates have been 0, after others. scheduled: how often its schedules have stepped. counts: by name, the first
+    count of a schedule; latest: the last step of one. Neither is told where the training is. early: how often one
+    stepped before the first step. since, seen: the steps of this optimizer, and of all, before a schedule stepped last.
+    alone: how often one stepped since the last step of this optimizer, each time after a step of another one; first:
+    the first of these that changed rates."""
+
+    parameters: frozenset[int] = frozenset()
+    made: records.Schedule | None = None
+    rates: set[float | None] = field(default_factory=set)
+    keeps_rates: bool = True
+    steps: int = 0
+    skips: int = 0
+    decades: Counter[float] = field(default_factory=Counter)
+    most: float = 0.0
     still: int = 0
-    begun: bool = False
+    scheduled: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    latest: records.Scheduled | None = None
+    early: int = 0
+    since: int = 0
+    seen: int = 0
+    alone: int = 0
+    first: records.Scheduled | None = None
 
     @property
-    def is_of_micro_batches(self) -> bool:
-        return self.within > self.windows / 2
+    def tries(self) -> int:
+        return self.steps + self.skips
 
     @property
-    def is_still(self) -> bool:
-        return self.still >= max(_OFTEN, _LONG * self.windows)
+    def low(self) -> int:
+        """The steps whose rates are far below the largest one."""
+        return sum(count for decade, count in self.decades.items() if decade < max(self.decades) - _DECADES)
 
-    @property
-    def is_over(self) -> bool:
-        return self.is_past or self.is_still
+    def is_long(self, steps: int) -> bool:
+        """Whether these are half of all steps, and several."""
+        return steps >= _OFTEN and 2 * steps + 1 >= self.steps
 
     @property
     def often(self) -> float:
-        """How often the last one steps, for each step of the optimizer."""
-        return 0.0 if self.latest is None else (self.latest.count - self.counts[self.latest.name] + 1) / self.windows
+        """How often the latest schedule steps for each step of the optimizer."""
+        return 0.0 if self.latest is None else (self.latest.count - self.counts[self.latest.name] + 1) / self.steps
 
     @property
-    def is_wrong(self) -> bool:
-        return self.is_of_micro_batches and (self.is_over or (self.changed > self.windows / 2 and not self.has_end))
+    def ends_early(self) -> bool:
+        """Whether a schedule that steps more often than the optimizer has left it a rate of 0."""
+        return self.often > _AGAIN and self.is_long(self.still)
 
 
-class Schedules:
-    """Of the processes that train together.
-
-    One that steps between the last backward pass and the step is too early in any window. One that steps between two
-    backward passes may be one of epochs, in a window that goes on from one epoch into the next; no such window is most
-    of all windows, unless an epoch is shorter than a window. Or it may be made for as many micro-batches as there are.
-    """
+class Schedules(OneRank):
+    """Judges one process."""
 
     def __init__(self, findings: Findings) -> None:
-        self._findings = findings
-        self._of: dict[tuple[int, int], _Of] = defaultdict(_Of)
+        super().__init__(findings)
+        self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
+        self._steps = 0
 
-    @property
-    def accuses(self) -> bool:
-        """Whether it would accuse the script of what it has seen several times, if that ended now."""
-        return any(of.is_wrong and of.windows >= _OFTEN for of in self._of.values())
+    def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
+        match record:
+            case records.Optimizer():
+                self._of[record.optimizer].parameters = frozenset(record.parameters)
+            case records.Schedule():
+                self._of[record.optimizer].made = record
+            case records.Scheduled():
+                self._schedule(self._of[record.optimizer], record)
+            case records.Skipped():
+                self._of[record.optimizer].skips += 1
+            case records.Stepped():
+                self._step(rank, self._of[record.optimizer], record)
 
-    def judge(self, window: Window) -> None:
-        places = window.places
-        if window.step is None or window.step.closure or not places:
+    def _schedule(self, of: _Optimizer, record: records.Scheduled) -> None:
+        of.scheduled += 1
+        if of.tries > of.since:
+            self._findings.seen[Property.SCHEDULE] += 1
+        elif self._steps > of.seen:
+            of.alone += 1
+            of.first = of.first or (record if record.before != record.after else None)
+        of.since, of.seen = of.tries, self._steps
+        # One that is told where the training is has the rate of that place, whenever it is told.
+        if not record.is_told:
+            of.counts.setdefault(record.name, record.count)
+            of.latest = record
+            of.early += not of.tries
+
+    def _step(self, rank: int, of: _Optimizer, record: records.Stepped) -> None:
+        rates = [rate for rate in record.rates if rate is not None]
+        of.rates = of.rates or {*record.rates}
+        of.keeps_rates &= {*record.rates} == of.rates
+        if rates:
+            largest = max(map(abs, rates))
+            of.decades[floor(log10(largest)) if largest else -inf] += 1
+            of.most = max(of.most, largest)
+        of.still = of.still + 1 if of.most > 0 and not any(record.rates) else 0
+        if min(rates, default=0.0) < 0 and not record.is_own:
+            is_of_schedule = of.latest is not None and {*of.latest.after} == {*record.rates}
+            site = of.latest.site if of.latest is not None and is_of_schedule else record.site
+            says, effect = said("rate.negative", rate=min(rates)), said("rate.negative.effect")
+            self._findings.add(Finding(_LAW, says, of.tries, (rank,), site, effect, record.optimizer))
+        of.steps, of.alone, of.first = of.steps + 1, 0, None
+        self._steps += 1
+
+    def see(self, window: Window) -> None:
+        """Does a schedule change the rate between the last backward pass and the step?"""
+        if window.step is None or window.step.closure or not window.places:
             return
-        of = self._of[window.optimizer, window.rank]
-        of.windows += 1
-        # One that goes by a loss may step as soon as it is known. One that is told where the training is has the rate
-        # of that place, whenever it is told.
-        steps = [(at, one) for at, one in window.schedules if not one.is_told]
-        for _, schedule in steps:
-            of.counts.setdefault(schedule.name, schedule.count)
-            of.latest = schedule
-        changed = [(at, one) for at, one in steps if at > min(places) and one.before != one.after]
-        for at, schedule in changed:
-            if at > max(places):
-                finding = _finding(window, schedule)
+        for at, one in window.schedules:
+            # One that goes by a loss may step as soon as it is known.
+            if at > max(window.places) and one.before != one.after and not one.is_told:
+                says, effect = said("schedule.before-step", name=one.name), _rates(one.before, one.after)
+                rank = (window.rank,)
+                finding = Finding(_LAW, says, window.index, rank, one.site, effect, window.optimizer)
                 self._findings.add(finding)
                 window.broken.append(finding.key)
-        within = [one for at, one in steps if min(places) < at < max(places)]
-        if within:
-            of.within += 1
-            of.has_end |= within[0].horizon is not None or within[0].name == _OF_THE_SCRIPT
-            of.is_past |= any(one.horizon is not None and one.count > one.horizon for one in within)
-        of.begun |= any(window.step.rates)
-        of.still = of.still + 1 if of.latest is not None and of.begun and not any(window.step.rates) else 0
-        turns = [one for one in within if one.before != one.after]
-        if turns:
-            of.changed += 1
-            of.first = of.first or _finding(window, turns[0], "stepped between two backward passes of a window")
 
-    def finish(self) -> None:
-        for (optimizer, rank), of in self._of.items():
-            zeros = f"the learning rate is 0 in the last {of.still} of {of.windows} steps"
-            if of.first is not None and of.is_wrong:
-                if of.still:
-                    of.first.effect = zeros
-                self._findings.add(of.first, count=of.within)
-            elif of.latest is not None and of.is_still and of.often > _AGAIN:
-                says = f"{of.latest.name} steps {of.often:.2g} times for each step of its optimizer"
-                law, site = "watch/schedule-after-step", of.latest.site
-                self._findings.add(Finding(law, says, 0, (rank,), site, zeros, optimizer))
-            elif of.is_still:
-                self._findings.undecided(f"{zeros}, so that these change nothing")
-            elif of.first is not None and of.is_of_micro_batches:
-                self._findings.undecided(
-                    "a schedule steps with each micro-batch, and comes to its end no sooner than the script: it may be "
-                    "made for micro-batches"
-                )
-            elif of.first is not None:
-                self._findings.note("a schedule steps within some windows, which go on from one epoch into the next")
-            last = of.latest
-            if last is not None and last.horizon is not None and last.count > _AGAIN * last.horizon:
-                self._findings.note(
-                    f"{last.name} is made for {last.horizon} steps, and steps {last.count} times: its rate goes up and "
-                    "down"
-                )
+    def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
+        for optimizer, of in [*self._of.items()]:
+            if of.steps >= _OFTEN:
+                self._judge_schedule(rank, optimizer, of)
+                self._judge_rates(of)
+            if of.alone >= _OFTEN and of.first is not None and end.is_whole:
+                self._judge_alone(rank, optimizer, of, of.first, stream)
+
+    def _judge_schedule(self, rank: int, optimizer: int, of: _Optimizer) -> None:
+        """Does a schedule step as often as its optimizer, and as often as it is made for?"""
+        if of.made is not None and not of.scheduled and of.keeps_rates:
+            rates = sorted(rate for rate in of.rates if rate is not None)
+            says = said("schedule.never-steps", name=of.made.name, steps=of.steps, rates=rates)
+            self._findings.leave_open(says, site=of.made.site)
+        last = of.latest
+        if last is None:
+            return
+        if of.ends_early:
+            says = said("schedule.ends-early", name=last.name, often=of.often)
+            effect = said("schedule.ends-early.effect", still=of.still, steps=of.steps)
+            self._findings.add(Finding(_LAW, says, 0, (rank,), last.site, effect, optimizer))
+        elif of.often > _AGAIN:
+            self._findings.leave_open(said("schedule.steps-often", name=last.name, often=of.often), site=last.site)
+        elif of.early:
+            says = said("schedule.before-first-step", name=last.name, times=of.early)
+            self._findings.leave_open(says, site=last.site)
+        if last.horizon is not None and last.count > _AGAIN * last.horizon:
+            says = said("schedule.past-its-end", name=last.name, made_for=last.horizon, times=last.count)
+            self._findings.leave_open(says, site=last.site)
+
+    def _judge_rates(self, of: _Optimizer) -> None:
+        """Do the rates let the optimizer train?"""
+        if of.keeps_rates and 0 in of.rates:
+            self._findings.leave_open(said("schedule.zero-rate", steps=of.steps))
+        elif of.is_long(of.low) and not of.ends_early:
+            self._findings.leave_open(said("schedule.low-rate", low=of.low, steps=of.steps, most=of.most))
+
+    def _judge_alone(self, rank: int, optimizer: int, of: _Optimizer, first: records.Scheduled, stream: Stream) -> None:
+        """Does a schedule step for an optimizer that does not, while one that was made of the same parameters keeps the
+        rates that both begin with? One that only keeps a schedule has no reason to hold what another one steps, at its
+        rates."""
+        for other, steps in self._of.items():
+            # More groups may have come later.
+            is_of_both = bool(of.parameters) and of.parameters <= stream.held.get(other, frozenset())
+            is_made_again = is_of_both and steps.keeps_rates and steps.rates == {*first.base}
+            if other != optimizer and is_made_again and not of.steps:
+                says = said("schedule.of-another", name=first.name)
+                effect = said("schedule.of-another.effect", rate=first.base[0], steps=steps.steps)
+                law = "watch/schedule-of-what-steps"
+                self._findings.add(Finding(law, says, 0, (rank,), first.site, effect, other))
+                return
+        self._findings.leave_open(said("schedule.without-steps", name=first.name, times=of.alone), site=first.site)
 
 
-def _finding(
-    window: Window, schedule: Scheduled, says: str = "stepped between the backward pass and the step"
-) -> Finding:
-    return Finding(
-        "watch/schedule-after-step",
-        f"{schedule.name} {says}",
-        window.index,
-        (window.rank,),
-        schedule.site,
-        _rates(schedule.before, schedule.after),
-        window.optimizer,
-    )
-
-
-def _rates(before: list[float | None], after: list[float | None]) -> str | None:
+def _rates(before: Sequence[float | None], after: Sequence[float | None]) -> Said | None:
     changed = [(old, new) for old, new in zip(before, after, strict=False) if old != new and None not in (old, new)]
-    return f"the step's learning rate is {changed[0][1]:.3g} in place of {changed[0][0]:.3g}" if changed else None
+    return said("schedule.before-step.effect", before=changed[0][0], after=changed[0][1]) if changed else None

@@ -10,14 +10,16 @@ from math import prod
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.formats import COARSEST, ROUNDOFF
 from conformance.watch.judging.log import Log
-from conformance.watch.judging.uses import Uses
+from conformance.watch.judging.rounding import COARSEST, ROUNDOFF
 from conformance.watch.judging.windows import Cleared, Contribution, Key, Sketch, Window
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 
 _MOST_PASSES, _MOST_DONE = 4096, 64
 """Backward passes that are remembered, and those of them that are done."""
+
+_MOST_USES = 64
+"""Gradients that steps have used, of each parameter those that came last."""
 
 _MOST_PENDING = 1024
 """Backward passes that a parameter has gradients of, and that are told apart."""
@@ -78,8 +80,8 @@ class Stream:
         self._rows: tuple[int, ...] | None = None
         self._entered = 0
         self._stepped: dict[int, int] = {}
-        self._uses = Uses()
         self._by_hand = 0
+        self._uses: dict[int, dict[bytes, int]] = defaultdict(dict)
         self._holders: dict[int, set[str]] = defaultdict(set)
 
     @property
@@ -309,7 +311,6 @@ class Stream:
             old=old,
             used={} if step is None else _sketches(_read(step), step.gradients),
             weights={} if step is None else _weights(step.weights, step.values),
-            after={} if step is None or not len(step.after) else _weights(step.weights, step.after),
             backwards={number: one.record for number, one in passes.items()},
             clips=self._log.clips(begin, concerned),
             idle=self._log.idle(begin, concerned),
@@ -334,7 +335,7 @@ class Stream:
             reached={number: one.through for number, one in passes.items()},
             users={number: {*one.users} for number, one in passes.items()},
         )
-        window.again = self._uses.again(self._at, window.used)
+        window.again = self._used_before(window.used)
         for one in passes.values():
             one.is_done = True
             if step is not None:
@@ -372,6 +373,18 @@ class Stream:
         self._earlier[optimizer], self._last[optimizer] = begin, self._at
         self._forget()
         return window
+
+    def _used_before(self, used: Mapping[int, Sketch]) -> dict[int, int]:
+        """By parameters whose gradient a step has used before, the place of the last such step."""
+        found = {}
+        for number, sketch in used.items():
+            known, key = self._uses[number], sketch.tobytes()
+            if key in known and sketch[2]:
+                found[number] = known.pop(key)
+            known[key] = self._at
+            if len(known) > _MOST_USES:
+                del known[next(iter(known))]
+        return found
 
     def _left_out(self, optimizer: int) -> list[int]:
         """What would have been stepped: all that other optimizers do not hold alone."""

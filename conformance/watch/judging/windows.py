@@ -1,21 +1,22 @@
-"""A window: all that one rank did since the last step or skip of an optimizer."""
+"""A window: all that one rank did since the last step or skip of an optimizer; and what is kept of it for a picture."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from conformance.watch import records
+from conformance.watch.records import Record
 from conformance.watch.sizes import WHOLE
 
 Sketch = npt.NDArray[np.float64]
 """(WIDTH,), or (shards, WIDTH) of a local gradient."""
 
-_MOST_NAMED = 3
 _PARTS = 2
 """Micro-batches that a loss is divided by, at least."""
 
@@ -99,8 +100,6 @@ class Window:
     """Whether the step before came between a forward and the backward pass through it."""
     is_long: bool = False
     """Whether some of its backward passes are forgotten by now."""
-    after: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """The weights after the step, where they were looked at."""
     reached: dict[int, set[str]] = field(default_factory=dict)
     """By backward pass, the optimizers whose parameters it goes through, as `versions` has them."""
     users: dict[int, set[int]] = field(default_factory=dict)
@@ -126,6 +125,10 @@ class Window:
         came = min((one.at for one in self.new.get(number, [])), default=0)
         return tuple(n for n, (at, clip) in enumerate(self.clips) if at > came and number in clip.parameters)
 
+    def sample(self, number: int) -> int:
+        """What is looked at of a parameter."""
+        return self.samples.get(number, WHOLE)
+
     def has_part(self, backward: records.Backward) -> bool:
         """Whether a backward pass is known to be of one of its micro-batches: it has a batch of the same loader, or its
         loss is divided by some number. What is of other data, such as a memory, may be there to compare with."""
@@ -133,10 +136,8 @@ class Window:
         is_of_loader = backward.loader is not None and backward.loader in loaders
         return is_of_loader or any(divisor >= _PARTS for divisor in backward.divisors)
 
-    def named(self, parameters: list[int]) -> str:
-        """The first of these parameters."""
-        names = [self.names.get(number, f"parameter {number}") for number in parameters[:_MOST_NAMED]]
-        return ", ".join([*names, *(["..."] if len(parameters) > _MOST_NAMED else [])])
+    def named(self, parameters: Iterable[int]) -> list[str]:
+        return [self.names.get(number, f"parameter {number}") for number in parameters]
 
     @property
     def saw_several_weights(self) -> bool:
@@ -177,3 +178,25 @@ class Key(NamedTuple):
     type: str
     shapes: tuple[tuple[int, ...], ...]
     number: int
+
+
+Pass: TypeAlias = tuple[int, int]
+"""A rank, and the number of one of its backward passes."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The window `index` of an optimizer, known by the number that it has on the first of these ranks. of: by rank,
+    what it did, without gradients. cut: how many earlier calls of the window are left out, for the rank with the most.
+    """
+
+    optimizer: int
+    index: int
+    of: dict[int, list[Record]]
+    cut: int
+
+    @classmethod
+    def seen(cls, windows: Sequence[Window]) -> Scene:
+        first = windows[0]
+        of = {window.rank: window.moments for window in windows}
+        return cls(first.optimizer, first.index, of, max(window.cut for window in windows))

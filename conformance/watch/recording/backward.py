@@ -11,22 +11,24 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.state.loss_scale import carried
+from conformance.trace.seams.probes import begins_at, engine_calls
+from conformance.trace.state.graphs import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
-from conformance.watch.recording.again import Again
-from conformance.watch.recording.clearing import Moving
+from conformance.watch.recording.adjusting import Moving
 from conformance.watch.recording.coverage import Coverage
-from conformance.watch.recording.cut_off import CutOff
-from conformance.watch.recording.gathered import Gathered
-from conformance.watch.recording.inputs import Inputs
+from conformance.watch.recording.exchanges import Reduced
+from conformance.watch.recording.inputs import Inputs, Loading
 from conformance.watch.recording.leaves import Leaves
-from conformance.watch.recording.loading import Loading
+from conformance.watch.recording.losses import Again, CutOff
+from conformance.watch.recording.partitions import Gathered
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.weights import note_weights
 
 
-def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving) -> Seams:
+def observe(
+    recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving, reduced: Reduced
+) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
     again, coverage, gathered = Again(), Coverage(recording), Gathered(recording, leaves.see)
     cut_off = CutOff()
@@ -37,7 +39,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
         if recording.gives_up():
             leaves.disarm()
             return original(tensors, *args, **kwargs)
-        if "backward" in recording.inside:
+        if recording.is_inside("backward"):
             if kwargs.get("accumulate_grad"):
                 return original(tensors, *args, **kwargs)
             # A node asks for gradients, as to compute activations again, and passes them on to the leaves or not.
@@ -62,7 +64,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
             finally:
                 recording.in_grad -= 1
                 leaves.close()
-        root = _node(tensors)
+        root = begins_at(tensors)
         # What it is multiplied with then, does not show in the graph.
         times = given.pop("times", 1.0)
         if any(
@@ -71,8 +73,9 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
             times = None
         is_given = times != 1.0
         divided = losses.of(root, times)
-        coverage.look(root)
-        note_weights(recording)
+        calls = recording.own_calls()
+        coverage.look(root, calls)
+        note_weights(recording, calls)
         moving.begin()
         recording.backwards += 1
         recording.seen = recording.versions()
@@ -104,17 +107,16 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
                 divided.of_terms,
                 divided.ignored,
                 any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
-                recording.own_calls(),
+                calls,
                 divided.made_by,
+                reduced.among(divided.divisors),
             )
         )
         inputs.begin()
-        recording.inside.append("backward")
         try:
-            with gathered.followed(root):
+            with recording.inside("backward"), gathered.followed(root):
                 return original(tensors, *args, **kwargs)
         finally:
-            recording.inside.remove("backward")
             leaves.end()
 
     def begin(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +129,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loadi
 
     given: dict[str, float | None] = {}
     yield replaced(torch.autograd, "backward", begin)
-    yield replaced(torch.autograd, "_engine_run_backward", run)
+    yield from engine_calls(run)
 
 
 def _times(given: Sequence[Any]) -> float | None:
@@ -143,12 +145,6 @@ def _times(given: Sequence[Any]) -> float | None:
 def _may_multiply(hook: Any) -> bool:
     """DeepSpeed's own only marks the backward pass as one of its engine's."""
     return (getattr(hook, "__module__", None) or "").partition(".")[0] != "deepspeed"
-
-
-def _node(tensors: Sequence[Any]) -> Any:
-    """The node of the graph where a backward begins, unless it is a leaf. `tensors` may also be `GradientEdge`s."""
-    nodes = (tensor.grad_fn if isinstance(tensor, torch.Tensor) else tensor.node for tensor in tensors)
-    return next((node for node in nodes if node is not None), None)
 
 
 def _calls() -> int:

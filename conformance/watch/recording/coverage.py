@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.watch import records
-from conformance.watch.recording.parameters import own
+from conformance.watch.recording.parameters import names_of, own
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 
@@ -30,15 +30,18 @@ class Coverage:
         self._unheld: dict[int, torch.nn.Parameter] = {}
         self._frozen: dict[int, weakref.ref[torch.Tensor]] = {}
         self._unfrozen: dict[int, tuple[int, torch.Tensor, torch.nn.Parameter]] = {}
-        self._left: list[str] = []
+        self._names: dict[int, str] = {}
+        self._windows: dict[int, tuple[int, int]] = {}
+        self._left: dict[int, list[str]] = {}
         self._first: dict[int, tuple[int, torch.Tensor]] = {}
         self._constant = 0
         self._start: dict[int, tuple[torch.Size, torch.Tensor]] = {}
         self._still: list[str] = []
 
-    def look(self, root: Any) -> None:
-        """root: the node where a backward begins. It is looked through after 2, 4, 8 ... steps. What is frozen after
-        the first is remembered."""
+    def look(self, root: Any, calls: int) -> None:
+        """root: the node where a backward begins. calls: the same for all passes that come from the same lines. It is
+        looked through in the windows 2, 4, 8 ... that have such passes, so losses that take turns are all seen. What
+        is frozen in the first is remembered."""
         for key in [key for key, (_, _, one) in self._unfrozen.items() if not one.requires_grad]:
             # It was looked at in between, and not trained.
             del self._unfrozen[key]
@@ -49,9 +52,10 @@ class Coverage:
             self._note()
         if not steps:
             self._see_start()
-        if not steps or steps & (steps - 1):
+        windows = self._windows_of(calls, steps)
+        if not windows or windows & (windows - 1):
             return
-        if steps == 1:
+        if windows == 1:
             self._see_frozen()
             return
         known = self._recording.parameters.knows
@@ -59,22 +63,29 @@ class Coverage:
         held = [key for key, one in self._unheld.items() if known(one)]
         for key in held:
             del self._unheld[key]
-        before, self._left = self._left, self._left_behind(found, steps)
-        was, self._constant = (self._constant, self._still), self._constant_for(found, steps)
-        is_same = {*self._left} <= {*before} and was == (self._constant, self._still)
-        if found.keys() <= self._unheld.keys() and not held and is_same:
-            return
+        self._name_all(found)
+        before, self._left[calls] = self._left.get(calls, []), self._left_behind(found, steps)
+        is_known = found.keys() <= self._unheld.keys() and not held
         self._unheld |= found
-        self._note()
+        was, self._constant = (self._constant, self._still), self._constant_for(self._unheld, steps)
+        is_same = {*self._left[calls]} <= {*before} and was == (self._constant, self._still)
+        if not is_known or not is_same:
+            self._note()
+
+    def _windows_of(self, calls: int, steps: int) -> int:
+        """How many windows after the first step have had passes from these lines."""
+        windows, last = self._windows.get(calls, (0, 0))
+        if steps != last:
+            self._windows[calls] = windows, last = windows + 1, steps
+        return windows
 
     def _note(self) -> None:
         unheld = self._unheld.values()
         names = [self._name(one) for one in unheld]
         shapes = [list(one.shape) for one in unheld]
         here = [list(own(one).shape) for one in unheld]
-        self._recording.note(
-            records.Unheld(names, shapes, self._left, here, self._constant, self._are_copies(), self._still)
-        )
+        left = [*dict.fromkeys(name for names in self._left.values() for name in names)]
+        self._recording.note(records.Unheld(names, shapes, left, here, self._constant, self._are_copies(), self._still))
 
     def _see_start(self) -> None:
         for known, one in self._recording.parameters.all():
@@ -132,11 +143,26 @@ class Coverage:
         """(3,): of what this rank has of it, wherever it is moved in between."""
         return self._recording.parameters.sketches([(WHOLE, parameter.data)])[0].cpu()
 
+    def _name_all(self, found: dict[int, torch.nn.Parameter]) -> None:
+        """Of models that never go forward by themselves, or not first, no names are known yet."""
+        for key in self._names.keys() - self._unheld.keys() - found.keys():
+            del self._names[key]
+        nameless = [one for key, one in found.items() if key not in self._names and self._known_name(one) is None]
+        if nameless:
+            # One that no module holds is looked for once.
+            self._names |= {id(one): _by_shape(one) for one in nameless} | names_of(nameless)
+
     def _name(self, parameter: torch.nn.Parameter) -> str:
+        return self._known_name(parameter) or self._names.get(id(parameter)) or _by_shape(parameter)
+
+    def _known_name(self, parameter: torch.nn.Parameter) -> str | None:
         # While FSDP2 has gathered it, the model holds another one in its place.
         whole = getattr(parameter, "_conformance_whole", lambda: None)()
-        name = self._recording.parameters.name(parameter) or getattr(whole, "_param_fqn", None)
-        return name or f"a parameter of shape {tuple(parameter.shape)}"
+        return self._recording.parameters.name(parameter) or getattr(whole, "_param_fqn", None)
+
+
+def _by_shape(parameter: torch.Tensor) -> str:
+    return f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def _has_values(parameter: torch.Tensor) -> bool:

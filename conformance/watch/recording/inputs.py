@@ -1,25 +1,178 @@
-"""What models are fed while they train."""
+"""What models are fed while they train, and which samples loaders give to which rank."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams, replaced, when_imported
+from conformance.trace.seams.probes import compiling
 from conformance.watch import records
-from conformance.watch.recording.holdings import MOST_ROWS, fingerprints, fingerprints_beside, is_plain, tensors
-from conformance.watch.recording.later import later
-from conformance.watch.recording.loading import NONE, Loading
+from conformance.watch.recording.holdings import (
+    MOST_ROWS,
+    fingerprint,
+    fingerprint_of_whole,
+    fingerprints,
+    fingerprints_beside,
+    is_plain,
+    settings,
+    tensors,
+)
+from conformance.watch.recording.output import later
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.surroundings import world
+
+NONE = -1
+_BATCHED_BY = ("torch.", "accelerate.", "builtins")
+"""What makes batches of any samples, or of lists of them."""
+
+
+class Loading:
+    """What loaders gave since the last backward.
+
+    fetched: by the numbers of loaders, how many batches. dealt: the sampler of the last batch that was not evaluated;
+    `NONE` if it is not dealt out to ranks; None if it is not known. samplers: those `DistributedSampler`s that gave
+    batches. draws: whether a batch sampler of the script's own made any of these batches, or each is one item of the
+    data, which may be a task or a batch by itself. drawn: a number for each sample of the last batch, equal on all
+    ranks that hold the same data; () where it is not known. sizes: of the tensors in that batch.
+    """
+
+    def __init__(self) -> None:
+        self.fetched: dict[int, int] = {}
+        self.dealt: int | None = None
+        self.samplers: set[int] = set()
+        self.draws = False
+        self.drawn: Sequence[int] = ()
+        self.sizes: Sequence[int] = ()
+
+    def begin(self) -> None:
+        """A backward begins."""
+        self.fetched.clear()
+        self.samplers.clear()
+        self.draws = False
+        self.drawn = self.sizes = ()
+
+    @property
+    def loader(self) -> int | None:
+        """The only one that gave batches."""
+        return next(iter(self.fetched)) if len(self.fetched) == 1 else None
+
+    @property
+    def batches(self) -> int:
+        """How many all loaders gave."""
+        return sum(self.fetched.values())
+
+
+def _loading(recording: Recording, loading: Loading) -> Seams:
+    """Notes `Epoch` and `First`."""
+    readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
+    begun: dict[int, int] = {}
+
+    def go_through(original: Any, sampler: Any) -> Any:
+        number, data = recording.numbers.of("sampler", sampler), sampler.dataset
+        begun[number] = sampler.epoch
+        shuffles, replicas = bool(sampler.shuffle), sampler.num_replicas
+        of = fingerprint(data), fingerprint_of_whole(data)
+        recording.note(records.Epoch(number, sampler.epoch, shuffles, replicas, *of))
+        return original(sampler)
+
+    def choose(original: Any, iterator: Any) -> Any:
+        indices = original(iterator)
+        if world() > 1 and iterator._dataset_kind == _DatasetKind.Map:
+            if iterator not in readings:
+                readings[iterator] = _Reading(_identity(iterator._dataset))
+            # Workers are told of batches long before these are asked for.
+            readings[iterator].waiting[getattr(iterator, "_send_idx", 0)] = indices
+        return indices
+
+    def fetch(original: Any, iterator: Any) -> Any:
+        result = original(iterator)
+        source = iterator._index_sampler
+        # Batches may be given as a list, of which there are no weak references.
+        number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
+        loading.fetched[number] = loading.fetched.get(number, 0) + 1
+        is_item = not iterator._auto_collation or getattr(source, "batch_size", None) == 1
+        loading.draws |= is_item or not type(source).__module__.startswith(_BATCHED_BY)
+        sampler = getattr(source, "sampler", source)
+        of_sampler = recording.numbers.of("sampler", sampler) if isinstance(sampler, DistributedSampler) else None
+        if of_sampler is not None:
+            loading.dealt = of_sampler
+            loading.samplers.add(of_sampler)
+        else:
+            loading.dealt = NONE if isinstance(sampler, (RandomSampler, SequentialSampler)) else None
+        batch = [one for one in tensors([result]) if one.dim()]
+        are_plain = all(map(is_plain, batch))
+        reading = readings.get(iterator)
+        indices = reading and reading.waiting.pop(getattr(iterator, "_rcvd_idx", 1) - 1, None)
+        is_known = _deals_each_once(sampler) and getattr(iterator, "_in_order", True) and are_plain
+        loading.drawn, is_labelled = _drawn(reading.held, indices, batch) if reading and is_known else ((), False)
+        loading.sizes = [one.numel() for one in batch if are_plain]
+        if of_sampler in begun:
+            rows = later(fingerprints, batch[0][:MOST_ROWS]) if are_plain and batch and batch[0].numel() else []
+            epoch, site, is_all = begun.pop(of_sampler), recording.site(), _is_one_batch(source)
+            recording.note(records.First(of_sampler, epoch, rows, [*loading.drawn], is_labelled, is_all, site))
+        return result
+
+    yield replaced(_BaseDataLoaderIter, "_next_index", choose)
+    yield replaced(_BaseDataLoaderIter, "__next__", fetch)
+    yield replaced(DistributedSampler, "__iter__", go_through)
+
+
+@dataclass
+class _Reading:
+    """Of a loader's data. held: a fingerprint of these. waiting: the samples of batches that it has not given yet."""
+
+    held: str | None
+    waiting: dict[int, Any] = field(default_factory=dict)
+
+
+def _identity(data: Any) -> str | None:
+    held = fingerprint(data)
+    return None if held is None else f"{held} {settings(data)}"
+
+
+def _deals_each_once(sampler: Any) -> bool:
+    """Whether it is one of torch's that give each sample once in an epoch. Others may give ranks the same on
+    purpose, or by chance."""
+    is_torchs = type(sampler) in (DistributedSampler, RandomSampler, SequentialSampler)
+    return is_torchs and not getattr(sampler, "replacement", False)
+
+
+def _is_one_batch(source: Any) -> bool:
+    """Whether a batch is all that there is, and so has no order."""
+    try:
+        return len(source) <= 1
+    except (TypeError, NotImplementedError):
+        return False
+
+
+def _drawn(held: str | None, indices: Any, batch: Sequence[torch.Tensor]) -> tuple[Sequence[int], bool]:
+    """A number for each sample, and whether labels are in it that say something. Samples are the same if they have the
+    same place in the same data, and the same label, if there is one."""
+    if held is None or not isinstance(indices, (list, tuple)) or not all(type(one) is int for one in indices):
+        return (), False
+    if any(len(one) != len(indices) or one.device.type != "cpu" for one in batch):
+        return (), False
+    exact = [one for one in batch if one.numel() and not (one.is_floating_point() or one.is_complex())]
+    labels = fingerprints(min(exact, key=torch.numel)[:MOST_ROWS]) if exact else [0] * len(indices)
+    places = indices[:MOST_ROWS]
+    texts = (f"{held} {one} {label}" for one, label in zip(places, labels, strict=False))
+    drawn = [zlib.crc32(text.encode(errors="backslashreplace")) for text in texts]
+    return drawn, len({*labels}) > 1
+
 
 _MOST_ROOTS = 8
 _MOST_FRAMES = 8
@@ -88,7 +241,7 @@ class Inputs:
     def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not torch.is_grad_enabled():
             self._loading.dealt = NONE if self._loading.dealt is not None else None
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or "backward" in self._recording.inside:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self._recording.is_inside("backward"):
             return
         if not module.training:
             if not self.evaluates:
@@ -98,6 +251,7 @@ class Inputs:
         self.end()
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)
+            self._recording.numbers.of("root", module)
             self._recording.parameters.note_names(module)
         self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
@@ -156,7 +310,7 @@ def _has_data(tensor: torch.Tensor) -> bool:
     return is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def observe(recording: Recording, inputs: Inputs) -> Seams:
+def _inputs(recording: Recording, inputs: Inputs) -> Seams:
     """Notes `Entered`."""
 
     def export(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,19 +319,17 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
         return original(*args, **kwargs)
 
     def convert(original: Any, converter: Any, *args: Any, **kwargs: Any) -> Any:
-        if converter._export:
-            inputs.end()
         return original(converter, *args, **kwargs)
-
-    def compiling(module: ModuleType) -> Seams:
-        yield replaced(module.ConvertFrameAssert, "__call__", convert)
-        # torch 2.6 exports by the former.
-        if hasattr(module, "get_traced_fn"):
-            yield replaced(module, "get_traced_fn", export)
 
     def calling(module: ModuleType) -> Seams:
         yield replaced(module.OptimizedModule, "__call__", inputs.compiled)
 
-    yield when_imported("torch._dynamo.convert_frame", compiling)
+    yield from compiling(convert, export, "get_traced_fn")
     yield when_imported("torch._dynamo.eval_frame", calling)
     yield inputs.waiting()
+
+
+def observe(recording: Recording, inputs: Inputs, loading: Loading) -> Seams:
+    """Notes `Entered`, `Epoch` and `First`."""
+    yield from _loading(recording, loading)
+    yield from _inputs(recording, inputs)

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.guarding import harmless
-from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.probes import unsharding
 from conformance.watch import records
 from conformance.watch.recording.parameters import Known, coarsest, own
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sketch import Taken
-
-_SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 _LIKE_THE_MEAN = 1e-2
 """So near to the mean of the entries of its row, the last one is taken for it: then nothing is said."""
@@ -62,7 +60,7 @@ class Leaves:
         self._left: list[_Left] = []
         self._before: list[tuple[Known, Taken]] = []
         self._entries: list[tuple[Known, Taken]] = []
-        self._see = harmless(self._noting)
+        self._see, self._see_part = harmless(self._noting), harmless(self._noting_part)
         self._see_first = harmless(self._noting_first)
         recording.before_writing.append(harmless(self.close))
 
@@ -73,7 +71,7 @@ class Leaves:
         known_ones = self._recording.parameters.all()
         self._begin([(known, parameter) for known, parameter in known_ones if not known.is_in_window])
         for known, parameter in known_ones:
-            if (known.pieces and not known.is_flat) or known.is_cut_otherwise or not parameter.requires_grad:
+            if known.is_cut_otherwise or not parameter.requires_grad:
                 continue
             hooks = parameter._backward_hooks
             if known.handle is not None and hooks and next(reversed(hooks)) == known.handle.id:
@@ -86,7 +84,9 @@ class Leaves:
                 for key in [key for key in hooks if key != known.first.id]:
                     # The engine goes by the order in which they were put in.
                     hooks[key] = hooks.pop(key)
-            known.handle = parameter.register_hook(_unsaved(partial(self._see, known, None)))
+            is_cut = known.pieces and not known.is_flat
+            see = partial(self._see_part, known) if is_cut else partial(self._see, known, None)
+            known.handle = parameter.register_hook(_unsaved(see))
 
     def disarm(self) -> None:
         """Take our hooks off."""
@@ -204,6 +204,15 @@ class Leaves:
         if self._is_armed and known.is_read and not (self._recording.in_grad or self._recording.in_node):
             self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
 
+    def _noting_part(self, known: Known, gradient: torch.Tensor | None) -> None:
+        """A tensor that is cut over the ranks gets a gradient itself. FSDP2's get none, and what was gathered in the
+        forward pass was seen there."""
+        if not self._is_armed or gradient is None or any(one is known for one, _ in self._taken):
+            return
+        if known.pieces:
+            self._recording.parameters.take_part(known)
+        self._noting(known, None, gradient)
+
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
         # Autograd has no gradient where nobody uses an output of a node of several.
         if not self._is_armed or torch.compiler.is_compiling() or gradient is None:
@@ -316,4 +325,4 @@ def observe(recording: Recording, leaves: Leaves) -> Seams:
         original(parameter, *args, **kwargs)
         leaves.follow(parameter)
 
-    yield when_imported(_SHARDED, lambda module: [replaced(module.FSDPParam, "init_unsharded_param", unshard)])
+    yield from unsharding(unshard)

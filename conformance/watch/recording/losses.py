@@ -1,9 +1,10 @@
-"""What a loss was divided by, as the top of its graph shows."""
+"""What the graph of a loss shows: what it was divided by, whether it went backward before, or is cut off."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.state.saved import saved
+from conformance.trace.state.graphs import Graphs, saved
 from conformance.watch.records import ENTROPIES
 
 _MOST_NODES, _MOST_TERMS = 12, 64
@@ -235,4 +236,102 @@ def _count(node: Any) -> int | None:
     if node.name() in _ELEMENTWISE and saved(node, "weight") is None:
         elements = saved(node, "self")
         return None if elements is None else int(elements.numel())
+    return None
+
+
+_KEY = "conformance.place"
+_NUMBERS = ("dim", "dim0", "dim1", "end", "index", "start", "step")
+"""What nodes have saved of which part they take. Nothing else is looked at: what is no number may be packed away."""
+_BY_TENSORS = ("GatherBackward0", "IndexBackward0", "IndexSelectBackward0", "TakeBackward0")
+"""Those that save as tensors which part they take."""
+_MOST_ALIKE = 64
+_MOST_PASSED = 64
+
+
+class Again:
+    """What it says of a backward pass, each of which it has to be asked for once, before it begins."""
+
+    def __init__(self) -> None:
+        self._graphs = Graphs()
+        self._passed: deque[int] = deque(maxlen=_MOST_PASSED)
+        self._names: Sequence[str | None] | None = None
+        self._walks = 0
+
+    def contains(self, root: Any) -> bool:
+        """Whether the loss is an earlier one, or a sum in which there is one. Any other function of losses, such as how
+        far they are apart, is a loss of its own."""
+        number = self._graphs.number(root)
+        found = number in self._passed or bool(self._graphs.contained(root, is_linear))
+        self._passed.append(number)
+        return found
+
+    def is_alike(self, root: Any, *, is_kept: bool) -> bool:
+        """Whether each node near the root is one of the backward pass before, in the same place, or is like the one
+        there. is_kept: whether the graph stays, so that another backward pass may go through it."""
+        before, self._names = self._names, None
+        if root is None or not (is_kept or before):
+            return False
+        nodes = _nodes(root)
+        names = [_likeness(node) for node in nodes]
+        places = [node.metadata.get(_KEY, (0, 0)) for node in nodes]
+        # Those of the pass before are known by their places, all others by their names.
+        here = [place if walk == self._walks else name for (walk, place), name in zip(places, names, strict=True)]
+        alike = before is not None and len(before) == len(here) and None not in here
+        for place, (one, other) in enumerate(zip(here, before or (), strict=False)):
+            alike = alike and one in (place, other)
+        if is_kept:
+            self._walks += 1
+            self._names = names
+            for place, node in enumerate(nodes):
+                node.metadata[_KEY] = self._walks, place
+        return alike
+
+
+def _likeness(node: Any) -> str | None:
+    """What has to be the same of two nodes that are alike; None where it is not known."""
+    name = str(node.name())
+    if name in _BY_TENSORS:
+        return None
+    return f"{name} {[getattr(node, f'_saved_{number}', None) for number in _NUMBERS]}"
+
+
+def _nodes(root: Any) -> list[Any]:
+    """Those near the root, each once, in the order of their distance."""
+    nodes, known = [root], {root}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            if following is not None and following not in known and len(nodes) < _MOST_ALIKE:
+                nodes.append(following)
+                known.add(following)
+    return nodes
+
+
+_LONGEST_CHAIN = 12
+"""Divisions and loss scales may come after."""
+
+
+class CutOff:
+    """Has to be asked once for each backward pass."""
+
+    def __init__(self) -> None:
+        self._last: weakref.ref[torch.Tensor] | None = None
+
+    def sees(self, root: Any, tensors: Sequence[Any]) -> bool:
+        """Whether the loss comes from a single number alone, which was none in the backward pass before: one that is
+        trained by hand stays. root: the node where it begins, None for a leaf."""
+        before = None if self._last is None else self._last()
+        leaf = _leaf(root) if root is not None else tensors[0] if len(tensors) == 1 else None
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter) or leaf.numel() != 1:
+            return False
+        self._last = weakref.ref(leaf)
+        return before is not leaf
+
+
+def _leaf(node: Any) -> Any:
+    """What a chain of nodes without branches ends in; None if it does not end soon."""
+    for _ in range(_LONGEST_CHAIN):
+        following = [one for one, _ in node.next_functions if one is not None]
+        if len(following) != 1:
+            return getattr(node, "variable", None)
+        [node] = following
     return None

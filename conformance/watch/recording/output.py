@@ -1,26 +1,59 @@
 """Appends the records of this process to its files, and counts them in the process's account.
 
 No file stays open in the script's process: a script may close or replace descriptors that it has not opened. A file
-that is not ours is not written to.
+that is not ours is not written to. What lies on a GPU is read when it is written down: to read it at once would wait
+until the GPU has done all that it was asked for, and keep the script from asking for more meanwhile.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from errno import EFBIG
 
 # Bound before a script can replace them.
 from os import close, fstat, getpid, write
 from os import open as open_file
 from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
+from typing import Any
+
+import torch
 
 from conformance.watch import records
 from conformance.watch.ledger import Entry, Ledger
-from conformance.watch.lines import encoded
-from conformance.watch.parts import MOST_BYTES, part
-from conformance.watch.recording.later import settle
+from conformance.watch.lines import MOST_BYTES, SKETCHES, encoded, part
+
+
+class Later:
+    """Copies of tensors, and how they are read."""
+
+    __slots__ = ("_read", "_tensors")
+
+    def __init__(self, read: Callable[..., Any], *tensors: torch.Tensor) -> None:
+        self._read, self._tensors = read, tensors
+
+    def now(self) -> Any:
+        return self._read(*self._tensors)
+
+
+def later(read: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """What `read` makes of tensors: at once if they are on the CPU, else once `settle` is called."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return read(*tensors)
+    return Later(read, *(tensor.detach().clone() for tensor in tensors))
+
+
+def settle(record: records.Record) -> None:
+    """Read all that a record has on a device."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Later):
+            setattr(record, field.name, value.now())
+    for name in SKETCHES[type(record)]:
+        setattr(record, name, getattr(record, name).numpy(force=True))
+
 
 _NEW, _MORE = os.O_CREAT | os.O_EXCL, 0
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -1,7 +1,8 @@
-"""The parameters that optimizers hold, each with its number."""
+"""The parameters that optimizers hold, each with its number, and the names that modules give them."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from conformance.trace.state.parts import Part
-from conformance.trace.state.stamp import Stamp
+from conformance.trace.state.numbers import Stamp
+from conformance.trace.state.optimizers import Part
 from conformance.watch import records
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 from conformance.watch.sketch import Sketching, Taken
@@ -44,6 +45,7 @@ class Known:
         "is_cut_otherwise",
         "is_flat",
         "is_in_window",
+        "is_part",
         "left",
         "looked_at",
         "number",
@@ -69,7 +71,7 @@ class Known:
         layout = _layout(parameter)
         self.is_cut_otherwise = layout is None
         self.pieces, self.piece, self.cut = layout or ((), 0, 0)
-        self.is_flat = False
+        self.is_flat = self.is_part = False
 
     def split(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a gradient for all ranks that hold the parameter."""
@@ -87,7 +89,9 @@ class Known:
         self.is_in_window, self.sample = True, sample_of(self.windows)
         turns = self.beside // AT_ONCE
         if self.sample != WHOLE and turns > 1:
-            self.sample = UNREAD if (self.number + self.windows) % turns else self.sample // turns
+            # Each round begins one later: what has a gradient in every other window has its turn, too.
+            turn = self.number + self.windows + self.windows // turns
+            self.sample = UNREAD if turn % turns else self.sample // turns
 
     def step(self, gradient: torch.Tensor | None, *, is_looked_at: bool) -> None:
         """A window ends, in which `gradient` was used."""
@@ -154,7 +158,14 @@ class Parameters:
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
         shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
         name = self.name(parameter)
-        self._note(records.Parameter(known.number, shape, str(parameter.dtype)[6:], shards, name, known.piece))
+        dtype = str(parameter.dtype)[6:]
+        self._note(records.Parameter(known.number, shape, dtype, shards, name, known.piece, known.is_part))
+
+    def take_part(self, known: Known) -> None:
+        """A backward pass gives this rank the whole gradient of its piece, as in tensor parallelism."""
+        known.pieces, known.is_part = (), True
+        if (parameter := known.reference()) is not None:
+            self._describe(known, parameter)
 
     def divide(self, parameter: torch.Tensor, part: Part, pieces: Sequence[tuple[int, int]], piece: int) -> None:
         """Of a parameter, each rank steps one of these pieces, and this one has it in a flat tensor."""
@@ -268,3 +279,40 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
     size = -(-length // ranks)
     pieces = tuple((min(length, rank * size), min(length, (rank + 1) * size)) for rank in range(ranks))
     return pieces, mesh.get_local_rank(cut[0]), dimension
+
+
+_DEEPEST = 64
+
+
+def names_of(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
+    """By the identity of a parameter: the class of the outermost module that holds it, and its name in that.
+
+    Looks at all objects of the process, which takes a while.
+    """
+    wanted = {id(one) for one in parameters}
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    outer: dict[int, tuple[torch.nn.Module, str]] = {}
+    for module in modules:
+        for name, child in vars(module).get("_modules", {}).items():
+            outer[id(child)] = min((module, name), outer.get(id(child), (module, name)), key=_order)
+    found: dict[int, str] = {}
+    for module in modules:
+        for name, one in vars(module).get("_parameters", {}).items():
+            if id(one) in wanted:
+                full = _full(module, name, outer)
+                found[id(one)] = min(full, found.get(id(one), full))
+    return found
+
+
+def _order(place: tuple[torch.nn.Module, str]) -> tuple[str, str]:
+    """What is in several modules is named by the same one on all ranks."""
+    return type(place[0]).__name__, place[1]
+
+
+def _full(module: torch.nn.Module, name: str, outer: dict[int, tuple[torch.nn.Module, str]]) -> str:
+    for _ in range(_DEEPEST):
+        if id(module) not in outer:
+            break
+        module, place = outer[id(module)]
+        name = f"{place}.{name}"
+    return f"{type(module).__name__}.{name}"

@@ -8,14 +8,16 @@ import sys
 import threading
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch
 
 from conformance.trace.seams.guarding import harmless
+from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
+from conformance.trace.state.optimizers import unwrapped
 from conformance.trace.state.site import Sites
 from conformance.watch import records
 from conformance.watch.ledger import Ledger
@@ -31,9 +33,10 @@ class Recording:
     """Keeps records until the next step, and then writes them, if this process has made an optimizer.
 
     numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
-    given. inside: what is being done, such as "step". backwards: how many there have been, and seen: the weights that
-    the last one saw. roots: the outermost modules that went forward to train. wrappers: DDP's. steps: how many each
-    optimizer has made. stop: ends the recording.
+    given. inside(what): a context in which `what`, such as "backward", is in progress. backwards: how many there have
+    been, and seen: the weights that the last one saw. roots: the outermost modules that went forward to train.
+    wrappers: DDP's. steps: how many each optimizer has made. passes: how many backward passes came from the same calls.
+    stop: ends the recording.
     """
 
     def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
@@ -50,7 +53,8 @@ class Recording:
         folders = [] if script is None else [os.path.dirname(script)]
         self.sites = Sites(script, *folders, whole_project=True)
         self.sketching = Sketching()
-        self.inside: list[str] = []
+        doing = Nested[str]()
+        self.inside, self.is_inside = doing.inside, doing.__contains__
         self.backwards = 0
         self.seen: records.Versions = {}
         self.in_grad = self.in_node = 0
@@ -58,6 +62,7 @@ class Recording:
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.steps: dict[int, int] = {}
+        self.passes: Counter[int] = Counter()
         self.parameters = Parameters(self.note, self.sketching, self.roots)
         self.stop: Callable[[], None] = lambda: None
         self.before_writing: list[Callable[[], None]] = []
@@ -116,6 +121,11 @@ class Recording:
     def own_calls(self) -> int:
         """A fingerprint of the calls in the user's own files that led here."""
         return zlib.crc32(repr(self.sites.own(sys._getframe(1))).encode())
+
+    @property
+    def within(self) -> int | None:
+        """The number of the backward pass that is running; None between passes."""
+        return self.backwards if self.is_inside("backward") else None
 
     @property
     def is_with_others(self) -> bool:
@@ -179,7 +189,10 @@ class Recording:
             self._write()
 
     def _write(self) -> None:
-        if not self._waiting or not self.parameters.any:
+        # A process without an optimizer leaves nothing, unless that is because a part of the recorder failed.
+        if not (self.parameters.any or any(isinstance(one, records.Failed) for one in self._waiting)):
+            return
+        if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
         if not self._output.is_open:
@@ -212,12 +225,6 @@ class Recording:
         now = surroundings.of_process()
         launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
         return records.Began(os.getpid(), rank, world, launch, surroundings.started())
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside a framework's wrapper, which is an optimizer itself and keeps it under this name."""
-    inner = getattr(optimizer, "optimizer", None)
-    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def _script() -> str | None:

@@ -10,21 +10,7 @@ from functools import cache, partial
 from conformance.trace.seams.guarding import CudaGraph, failures, harmless
 from conformance.trace.seams.patching import Seams
 from conformance.watch.ledger import Ledger
-from conformance.watch.recording import (
-    backward,
-    clearing,
-    clipping,
-    deepspeed,
-    exchanges,
-    groups,
-    inputs,
-    leaves,
-    loading,
-    scaling,
-    schedules,
-    steps,
-    weights,
-)
+from conformance.watch.recording import adjusting, backward, exchanges, inputs, leaves, partitions, steps, weights
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.settings import Settings
 
@@ -67,8 +53,8 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
     """Within this, or until as many steps as asked were made, what this process does is recorded. One that is forked
     has a recorder of its own, from the start. ledger: that of the folder, if it is mapped already."""
     recording = Recording(folder, settings, ledger)
-    at_leaves, moving, loaded = leaves.Leaves(recording), clearing.Moving(recording), loading.Loading()
-    fed = inputs.Inputs(recording, loaded)
+    at_leaves, moving, loaded = leaves.Leaves(recording), adjusting.Moving(recording), inputs.Loading()
+    fed, small = inputs.Inputs(recording, loaded), exchanges.Reduced(recording)
     _follow_forks()
     _latest.append(recording)
     with ExitStack() as stack:
@@ -92,17 +78,12 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
         recording.stop = stop
         for observer, observe in (
             (leaves, partial(leaves.observe, recording, at_leaves)),
-            (inputs, partial(inputs.observe, recording, fed)),
-            (loading, partial(loading.observe, recording, loaded)),
-            (backward, partial(backward.observe, recording, at_leaves, fed, loaded, moving)),
-            (deepspeed, partial(deepspeed.observe, recording)),
+            (inputs, partial(inputs.observe, recording, fed, loaded)),
+            (backward, partial(backward.observe, recording, at_leaves, fed, loaded, moving, small)),
+            (partitions, partial(partitions.observe, recording)),
             (steps, partial(steps.observe, recording)),
-            (clearing, partial(clearing.observe, recording, moving)),
-            (clipping, partial(clipping.observe, recording)),
-            (scaling, partial(scaling.observe, recording)),
-            (schedules, partial(schedules.observe, recording)),
-            (groups, partial(groups.observe, recording)),
-            (exchanges, partial(exchanges.observe, recording, at_leaves)),
+            (adjusting, partial(adjusting.observe, recording, moving)),
+            (exchanges, partial(exchanges.observe, recording, at_leaves, small)),
             (weights, partial(weights.observe, recording)),
         ):
             harmless(enter, observer.__name__)(observe)

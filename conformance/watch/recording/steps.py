@@ -1,28 +1,58 @@
-"""Optimizer steps: the gradients that they use, and the weights before."""
+"""Optimizer steps: the gradients that they use, the weights before, and what searches of L-BFGS evaluate."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.probes import optimizer_steps
+from conformance.trace.state.numbers import Stamp
+from conformance.trace.state.optimizers import unwrapped
 from conformance.watch import records
-from conformance.watch.recording import elsewhere
-from conformance.watch.recording.buffers import note_buffers
-from conformance.watch.recording.groups import note_wrapped
+from conformance.watch.recording.exchanges import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
-from conformance.watch.recording.recording import Recording, unwrapped
-from conformance.watch.recording.searches import Search
+from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.weights import Buffers, have_weights_changed, remember_weights
 from conformance.watch.sizes import WHOLE
+
+
+class Search:
+    """What one step of `torch.optim.LBFGS` evaluates."""
+
+    def __init__(self) -> None:
+        self._gradients: list[Stamp | None] = []
+        self._evaluated = 0
+
+    def begin(self, optimizer: Any) -> None:
+        self._gradients, self._evaluated = _gradients(optimizer), _evaluations(optimizer)
+
+    def stale(self, optimizer: Any) -> int:
+        """How many times the closure was called, if no gradient was written meanwhile."""
+        return 0 if _gradients(optimizer) != self._gradients else _evaluations(optimizer) - self._evaluated
+
+
+def _gradients(optimizer: Any) -> list[Stamp | None]:
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return []
+    return [None if one.grad is None else Stamp(one.grad) for one in optimizer._params]
+
+
+def _evaluations(optimizer: Any) -> int:
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return 0
+    return int(optimizer.state[optimizer._params[0]].get("func_evals", 0))
+
 
 THEN_EVERY = 10
 """Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
@@ -35,21 +65,19 @@ MOST_OPTIMIZERS = 2000
 
 _MANY = f"a process makes optimizers again and again, and is watched until it has made {MOST_OPTIMIZERS:,} of them"
 
-_TORCHS = register_optimizer_step_pre_hook.__code__.co_filename
+_TORCHS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 _Read: TypeAlias = tuple[records.Record, list[tuple[Known, Any]]]
 """A step, and the gradients of all its parameters; None if there is none."""
 
 
 def observe(recording: Recording) -> Seams:
-    """Notes `Stepped` for each outermost step. An optimizer whose step ends in that of torch's class, as Horovod's does
-    once it has averaged, is read there."""
+    """Notes `Stepped` for each outermost step. It is read in the innermost one: a class whose step averages, and then
+    calls that of its base, uses what the base finds."""
     steps = _Steps(recording)
-    hooks = (
-        register_optimizer_step_pre_hook(harmless(steps.before)),
-        register_optimizer_step_post_hook(harmless(steps.after)),
-    )
+    hooks = optimizer_steps(steps.before, steps.after)
     yield from hooks
+    yield steps.bases
 
     yield _seen(recording, hooks)
 
@@ -77,6 +105,10 @@ class _Steps:
         self._versions: records.Versions = {}
         self._is_elsewhere = False
         self._search = Search()
+        self._buffers = Buffers(recording)
+        self._reader: type | None = None
+        self._kinds: weakref.WeakSet[type] = weakref.WeakSet()
+        self.bases = ExitStack()
 
     @property
     def is_in_one(self) -> bool:
@@ -96,17 +128,50 @@ class _Steps:
         self._running.append(optimizer)
         self._take_off()
         if len(self._running) == 1:
+            self._reader = None
+            self._follow_bases(type(optimizer))
             self._backwards = self._recording.backwards
             self._versions = self._recording.versions() if _closure(args, kwargs) else {}
-            self._is_elsewhere = elsewhere.have_changed(self._recording.parameters.held(optimizer))
+            self._is_elsewhere = have_weights_changed(self._recording.parameters.held(optimizer))
             self._search.begin(unwrapped(optimizer))
         if optimizer is not self._running[0] or _closure(args, kwargs):
+            return
+        hooked = _hooked(optimizer)
+        nested = sum(one is optimizer for one in self._running)
+        if not self._is_deeper(optimizer, hooked[min(nested, len(hooked)) - 1]):
             return
         if optimizer._optimizer_step_pre_hooks:
             # The script's own come after those for all optimizers, and may change gradients.
             self._last = optimizer.register_step_pre_hook(harmless(self._see))
         else:
             self._see(optimizer, args, kwargs)
+
+    def _follow_bases(self, kind: type) -> None:
+        """Of classes that torch has made no optimizer of, it calls no hooks."""
+        if kind in self._kinds:
+            return
+        self._kinds.add(kind)
+        for base in kind.__mro__[1:]:
+            if "step" in vars(base) and base is not torch.optim.Optimizer and base not in self._kinds:
+                self._kinds.add(base)
+                if not _is_hooked(base):
+                    self.bases.enter_context(replaced_step(base, partial(self._in_base, base)))
+
+    def _in_base(self, base: type, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        is_running = bool(self._running) and optimizer is self._running[0] and not self._recording.is_over
+        is_read = is_running and not _is_hooked(base) and not _closure((optimizer, *args), kwargs)
+        if is_read and self._is_deeper(optimizer, base):
+            self._see(optimizer, args, kwargs)
+        return original(optimizer, *args, **kwargs)
+
+    def _is_deeper(self, optimizer: torch.optim.Optimizer, kind: type) -> bool:
+        """Whether the step of this class is further in than what was read. One that is called again comes after an
+        update."""
+        kinds = type(optimizer).__mro__
+        if self._reader is not None and kinds.index(kind) <= kinds.index(self._reader):
+            return False
+        self._reader = kind
+        return True
 
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._read = self._of(optimizer, closure=False)
@@ -142,12 +207,12 @@ class _Steps:
             self._recording.note(record)
             for known, gradient in gradients:
                 known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
-            elsewhere.remember(self._recording.parameters.held(optimizer))
+            remember_weights(self._recording.parameters.held(optimizer))
             number = self._recording.optimizer(optimizer)
             if number not in self._recording.steps:
                 note_wrapped(self._recording, number, optimizer)
             self._recording.steps[number] = self._recording.steps.get(number, 0) + 1
-            note_buffers(self._recording)
+            self._buffers.note(number)
             self._recording.flush()
             limit = self._recording.settings.steps
             if limit is not None and all(count >= limit for count in self._recording.counts()):
@@ -188,15 +253,13 @@ class _Steps:
 
     def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:
         """Nested steps of one optimizer come from classes of its own, at most one each."""
-        hooked = sum(_is_hooked(kind) for kind in type(optimizer).__mro__)
-        return sum(one is optimizer for one in self._running) >= max(1, hooked)
+        return sum(one is optimizer for one in self._running) >= len(_hooked(optimizer))
 
-    def _reader(self, optimizer: torch.optim.Optimizer) -> type:
-        """The class whose step it is: of nested ones each class has one, from the outermost in."""
-        optimizer = unwrapped(optimizer)
-        kinds = [kind for kind in type(optimizer).__mro__ if _is_hooked(kind)] or [type(optimizer)]
-        nested = sum(one is optimizer for one in self._running)
-        return kinds[min(max(0, nested - 1), len(kinds) - 1)]
+    def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step that reads the gradients is that of a class of the script's."""
+        inner = unwrapped(optimizer)
+        reader = self._reader if inner is optimizer else None
+        return not (reader or _hooked(inner)[0]).__module__.startswith("torch.")
 
     def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> _Read:
         """May come several times before one step: what is nested in it reads again."""
@@ -244,10 +307,27 @@ class _Steps:
             values=sketches([(which, weights) for _, weights in weighed]),
             site=recording.site(),
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
-            is_own=not self._reader(optimizer).__module__.startswith("torch."),
+            is_own=self._is_own(optimizer),
             is_elsewhere=self._is_elsewhere,
+            within=recording.within,
         )
         return record, gradients
+
+
+@contextmanager
+def replaced_step(kind: type, around: Any) -> Iterator[None]:
+    """Within this, `kind.step(*args)` calls `around(original, *args)`. A wrapper that torch puts around it meanwhile
+    stays."""
+    with ExitStack() as stack:
+        stack.enter_context(replaced(kind, "step", around))
+        ours = vars(kind)["step"]
+        try:
+            yield
+        finally:
+            now = vars(kind)["step"]
+            stack.close()
+            if now is not ours:
+                kind.step = now  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -284,6 +364,11 @@ def _frames_of_steps() -> list[int]:
 def _is_hooked(kind: type) -> bool:
     """Whether it has a step of its own that torch calls hooks before."""
     return bool(getattr(vars(kind).get("step"), "hooked", False))
+
+
+def _hooked(optimizer: torch.optim.Optimizer) -> list[type]:
+    """The classes of an optimizer that have such a step, from the outermost in; of nested steps each has one."""
+    return [kind for kind in type(optimizer).__mro__ if _is_hooked(kind)] or [type(optimizer)]
 
 
 def _closure(args: Any, kwargs: Any) -> bool:

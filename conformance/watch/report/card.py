@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conformance.report.card import Card
 from conformance.report.command import relative, without_user
 from conformance.results.records import Timeline
-from conformance.watch.judging.findings import Cause, Findings
-from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.findings import Cause, Finding, Findings
+from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
+from conformance.watch.report.words import sentence
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class WatchCard(Card):
     good: Picture | None = field(kw_only=True)
 
 
-def cards(findings: Findings, command: str) -> list[WatchCard]:
+def cards(causes: Sequence[Cause], findings: Findings, command: str) -> list[WatchCard]:
     """command: as `shown` has it."""
-    return [_card(cause, findings, command) for cause in findings.causes.values()]
+    return [_card(cause, findings, command) for cause in causes]
 
 
 def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
@@ -42,13 +44,13 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     return WatchCard(
         rule=law.id,
         verdict="FAIL (law)",
-        title=f"{law.says} ({law.id})",
+        title=_sentence(first),
         where=where,
         own_line=own_line,
         source=((where, text),) if where and text else (),
-        details=(first.says,) if first.effect is None else (first.says, law.why),
+        details=(f"{law.says} ({law.id})", law.why),
         slice=(),
-        effect=first.effect or law.why,
+        effect=None if first.effect is None else sentence(first.effect),
         fix=None,
         advice=law.fix,
         extent=_extent(cause),
@@ -57,6 +59,11 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         bad=None if scene is None else Picture(*moments.marked(scene, first, findings.sources)),
         good=None if good is None else Picture(moments.timeline(good, findings.sources)),
     )
+
+
+def _sentence(finding: Finding) -> str:
+    text = sentence(finding.says)
+    return text[:1].upper() + text[1:]
 
 
 def _line(site: Site, findings: Findings) -> tuple[str | None, tuple[str, int] | None, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from conformance.report.figure import LEFT, RIGHT, WIDTH, dots, frame, line, steps
-from conformance.report.scales import counting, linear
+from conformance.report.figure import LEFT, RIGHT, WIDTH, counting, dots, frame, line, linear, steps
 from conformance.watch.judging.history import Curve
 
 HEIGHT = 130

@@ -5,68 +5,103 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
+from conformance.laws.chapters.watch_scripts import LAWS
+from conformance.report.ci import Digest
 from conformance.report.command import shown
-from conformance.report.digest import Digest
 from conformance.report.summary import Summary
-from conformance.report.text import one_line, visible
+from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.laws import LAWS
+from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.card import cards
-from conformance.watch.verdict import verdict
+from conformance.watch.report.moments import place
+from conformance.watch.report.words import sentence
+from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
 _TONES = {"CONFORMS": "good", "DOES NOT CONFORM": "bad", "UNDECIDED": "doubt"}
-WAY_OUT = (
-    "`conformance init SCRIPT` makes an adapter of the script, with which `conformance run` knows the right answer"
-)
+_UNITS = {
+    Property.DATA: "comparison",
+    Property.SCHEDULE: "schedule step",
+    Property.COVERAGE: "parameter",
+}
+"""What is counted of a property; of the others, steps."""
 
 
-def digest(findings: Findings, command: Sequence[str]) -> Digest:
-    title, command_line = verdict(findings), shown(command)
+def digest(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> Digest:
+    of, command_line = outcome(findings, expected), shown(command)
     return Digest(
         tool=("trainer-conformance", version("trainer-conformance")),
         command=command_line,
-        summary=Summary(title, _steps(findings), _TONES[title]),
+        summary=Summary(of.verdict, headline(of, findings), _TONES[of.verdict]),
         cut_off=None,
-        cards=cards(findings, command_line),
+        cards=cards(of.causes, findings, command_line),
         rules={law.id: law.says for law in LAWS.values()},
-        unit="Steps",
-        tally=[
-            ("✓ the gradients used are those computed", findings.conserved),
-            ("? not so, or not decided", findings.steps - findings.conserved),
-        ],
-        extent="; ".join(f"undecided: {reason}" for reason in undecided(findings)) or None,
+        unit="Properties",
+        tally=[(state, sum(row.state == state for row in of.rows)) for state in ("PROVEN", "WRONG", "OPEN")],
+        extent="; ".join([*lacks(findings), *(text for row in of.rows for text in open_facts(row))]) or None,
     )
 
 
-def _steps(findings: Findings) -> str:
-    return (
-        f"In {findings.conserved} of {findings.steps} steps, counted on each rank, the gradients used are those that "
-        "were computed."
-    )
+def headline(of: Outcome, findings: Findings) -> str:
+    """What the verdict rests on, in one sentence."""
+    if of.causes:
+        first, more = of.causes[0].first, len(of.causes) - 1
+        since = "" if first.step is None else f", first at step {first.step}"
+        others = f", and {plural(more, 'other problem')}" if more else ""
+        where = place(first.site, findings.sources)
+        at = f" ({where})" if where else ""
+        text = sentence(first.says)
+        return f"{text[:1].upper()}{text[1:]}{at}{since}{others}."
+    if findings.lacks:
+        return f"{sentence(findings.lacks[0])}."
+    if not of.steps:
+        return "No step of a torch optimizer was seen."
+    proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
+    openly = f"; {plural(of.open, 'row')} open" if of.open else ""
+    return f"{proven} of {plural(of.steps, 'step')} used the correct gradients{openly}."
 
 
-def undecided(findings: Findings) -> list[str]:
-    """What could not be seen and why, each with how often."""
-    reasons = [f"{why} ({times(count)})" for why, count in findings.open.items()]
-    return reasons if findings.steps or reasons else ["no step of a torch optimizer was seen"]
+def counted(row: Row) -> str:
+    """How often the property was as expected."""
+    unit = _UNITS.get(row.of, "step")
+    if row.of in CORE:
+        return f"{row.proven} of {plural(row.judged, unit)}"
+    return plural(row.proven, unit) if row.proven else ""
 
 
-def notes(findings: Findings) -> list[str]:
-    return [f"{what} ({times(count)})" for what, count in findings.notes.items()]
+def open_facts(row: Row) -> list[str]:
+    """Each fact that is not judged, how often, and what settles it."""
+    found = []
+    for fact in row.open:
+        value = fact.shows[1]
+        settles = f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
+        found.append(f"{sentence(fact.says)} ({times(fact.count)}){settles}")
+    return found
 
 
-def lines(findings: Findings, command: Sequence[str] = ()) -> Iterator[str]:
+def row_texts(row: Row) -> list[str]:
+    """What a report says of a property."""
+    if row.state == "WRONG":
+        return [f"{sentence(cause.first.says)}" for cause in row.wrong]
+    facts = open_facts(row)
+    return facts or [f"{counted(row)}: {row.value}" if row.state == "PROVEN" else counted(row)]
+
+
+def lacks(findings: Findings) -> list[str]:
+    """What the watch did not see, and why."""
+    return [sentence(lack) for lack in findings.lacks]
+
+
+def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | None = None) -> Iterator[str]:
     """Plain text, each line safe to print."""
-    whole = digest(findings, command)
+    whole, of = digest(findings, command, expected), outcome(findings, expected)
     yield f"{whole.summary.title}: {whole.summary.detail}"
+    for row in of.rows:
+        for text in row_texts(row):
+            yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"
+    yield from (f"  not seen: {visible(one_line(lack))}" for lack in lacks(findings))
     for card in whole.cards:
         yield ""
         yield from card.lines()
-    for title, about in (("Undecided:", undecided(findings)), ("Notes:", notes(findings))):
-        if about:
-            yield from ("", title, *(f"  {visible(one_line(one))}" for one in about))
-    if undecided(findings):
-        yield f"  {WAY_OUT}"
 
 
 def times(count: int) -> str:

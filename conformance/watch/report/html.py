@@ -8,23 +8,23 @@ from conformance.report.html import base
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import CURVES, MOST_HISTORIES
 from conformance.watch.report.curves import HEIGHT, WIDTH, drawing
-from conformance.watch.report.digest import WAY_OUT, digest, notes, undecided
+from conformance.watch.report.digest import digest, lacks, row_texts
+from conformance.watch.verdict import Expected, outcome
 
 _FEW = 4
 """Of so many optimizers the curves are open."""
 
 
-def page(findings: Findings, command: Sequence[str]) -> str:
-    whole = digest(findings, command)
+def page(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> str:
+    whole = digest(findings, command, expected)
     return (
         base("conformance.watch.report")
         .get_template("watch.html.j2")
         .render(
             tool=whole.tool,
             whole=whole,
-            undecided=undecided(findings),
-            way_out=WAY_OUT,
-            notes=notes(findings),
+            rows=[(row, row_texts(row)) for row in outcome(findings, expected).rows],
+            lacks=lacks(findings),
             histories=findings.histories,
             few=_FEW,
             most=MOST_HISTORIES,

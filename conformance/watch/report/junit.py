@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from conformance.report.formats.junit import document, failing, text
+from conformance.report.ci import document, failing, for_xml
 from conformance.watch.judging.findings import Findings
-from conformance.watch.report.digest import digest, undecided
+from conformance.watch.report.digest import digest
+from conformance.watch.verdict import Expected
 
 
-def junit(findings: Findings, command: Sequence[str]) -> str:
-    whole = digest(findings, command)
+def junit(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> str:
+    whole = digest(findings, command, expected)
     tests = [ElementTree.Element("testcase", name="verdict", classname="watch")]
     if whole.summary.title != "CONFORMS":
-        reasons = "\n".join([whole.summary.detail, *undecided(findings)])
+        reasons = "\n".join(filter(None, [whole.summary.detail, whole.extent]))
         failing(tests[0], "verdict", whole.summary.title, reasons)
     for card in whole.cards:
-        test = ElementTree.Element("testcase", name=text(f"{card.rule} {card.where or ''}"), classname="watch")
+        test = ElementTree.Element("testcase", name=for_xml(f"{card.rule} {card.where or ''}"), classname="watch")
         failing(test, card.verdict, card.title, "\n".join(card.lines()))
         tests.append(test)
     wrong = sum(test.find("failure") is not None for test in tests)
     suite = ElementTree.Element(
-        "testsuite", name=text(whole.command), tests=str(len(tests)), failures=str(wrong), errors="0"
+        "testsuite", name=for_xml(whole.command), tests=str(len(tests)), failures=str(wrong), errors="0"
     )
     suite.extend(tests)
     return document(whole.tool[0], [suite])

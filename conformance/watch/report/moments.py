@@ -12,7 +12,7 @@ from conformance.report.swimlanes import key
 from conformance.results.records import Moment, Timeline
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding
-from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.windows import Scene
 
 Sources: TypeAlias = Mapping[tuple[str, int], tuple[str, str]]
 """As in `Findings`."""

@@ -7,26 +7,39 @@ from dataclasses import replace
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
-from conformance.report.console import STYLES
-from conformance.report.printing import print_card
-from conformance.report.text import one_line
+from conformance.report.terminal import print_card
+from conformance.report.text import STYLES, one_line
 from conformance.watch.judging.findings import Findings
-from conformance.watch.report.digest import WAY_OUT, digest, notes, undecided
+from conformance.watch.report.digest import digest, lacks, row_texts
+from conformance.watch.verdict import Expected, Outcome, outcome
+
+_TONES = {"PROVEN": "good", "WRONG": "bad", "OPEN": "doubt"}
 
 
-def render(findings: Findings, command: Sequence[str], console: Console) -> None:
-    """Print the verdict, each cause, what is undecided and what is to be known."""
-    whole = digest(findings, command)
+def render(findings: Findings, command: Sequence[str], console: Console, expected: Expected | None = None) -> None:
+    """Print the verdict, a row for each property, and each problem."""
+    whole, of = digest(findings, command, expected), outcome(findings, expected)
     style = f"bold {STYLES[whole.summary.tone]}"
-    console.print(Text.assemble((whole.summary.title, style), f": {whole.summary.detail}"))
+    console.print(Text.assemble((whole.summary.title, style), f": {one_line(whole.summary.detail)}"))
+    console.print(_rows(of))
+    for lack in lacks(findings):
+        console.print(Padding(Text(f"not seen: {one_line(lack)}"), (0, 0, 0, 2), expand=False))
     for card in whole.cards:
         # The command is the one that has just run.
         print_card(replace(card, commands=()), console)
-    reasons = undecided(findings)
-    for title, about in (("Undecided:", [*reasons, WAY_OUT] if reasons else []), ("Notes:", notes(findings))):
-        if about:
-            console.print(Text(f"\n{title}", "bold"))
-            for one in about:
-                console.print(Padding(Text(one_line(one)), (0, 0, 0, 2), expand=False))
+
+
+def _rows(of: Outcome) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for row in of.rows:
+        for number, text in enumerate(row_texts(row)):
+            name = f"  {row.of.value}" if number == 0 else ""
+            state = Text(row.state if number == 0 else "", STYLES[_TONES[row.state]])
+            table.add_row(name, state, Text(one_line(text)))
+    return table

@@ -1,0 +1,119 @@
+"""What a gradient is of: the weights that it is taken at, and the order of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import chain
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.faults.catalogue import distributed, fault, has_epochs
+from conformance.oracle.gradient import gradient
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.layout import Window
+from conformance.workloads.precision import BF16
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import SGD, Sample
+
+
+def _steps_again(problem: Problem) -> bool:
+    return problem.workload.steps > 1
+
+
+def has_room_for_other_weights(problem: Problem) -> bool:
+    """Not where bfloat16's bound is too wide for batches at weights that they are not designed for."""
+    return not (problem.workload.shuffle and problem.precision.compute is BF16)
+
+
+def _has_layers(problem: Problem) -> bool:
+    return len(problem.workload.model.layers) > 1
+
+
+@fault(
+    "takes each gradient at the weights before the last step",
+    _steps_again,
+    has_room_for_other_weights,
+    # In 16 bits the bound of AdamW is too wide to tell.
+    lambda problem: isinstance(problem.workload.optimizer, SGD),
+)
+class StaleWeights(Recurrence):
+    _before: Affine | None = None
+
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        before, self._before = self._before or weights, weights
+        return super().window_gradient(window, before)
+
+
+@fault("steps between a forward and its backward, which finds other weights", _has_layers, _steps_again)
+class StaleForward(Recurrence):
+    _before: Affine | None = None
+
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        before, self._before = self._before or weights, weights
+        return self.clip(_backward_at(self, window, before, weights))
+
+
+def _backward_at(rule: Recurrence, window: Window, weights: Affine, backward: Affine) -> Affine:
+    """The gradient of a forward at ``weights`` whose backward finds other ones."""
+    form, finite = rule.form(window, rule.coefficients(window)), rule.history is not None
+    return gradient(rule.problem, window, form, weights, rule.loss_scale, rule.ledger, finite, backward)
+
+
+@fault("steps the last layer before the gradients of those below are computed from it", _has_layers)
+class LastLayerSteppedFirst(Recurrence):
+    _taken = 0
+
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        right, others, last = super().window_gradient(window, weights), self.tensors[:-1], self.tensors[-1:]
+        # A step changes the optimizer's state, and this one is taken again with all parameters.
+        tried = self.joined(
+            (copy(rule).step(weights, right, self.learning_rate_of(own[0], self._taken)), own)
+            for rule, own in self.rules
+        )
+        stepped = self.joined([(weights, others), (tried, last)])
+        return self.joined([(self.clip(_backward_at(self, window, weights, stepped)), others), (right, last)])
+
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        self._taken = step + 1
+        return super().update(weights, vector, step)
+
+
+def shuffles(problem: Problem) -> bool:
+    return problem.workload.shuffle and problem.in_order and has_room_for_other_weights(problem)
+
+
+def in_first_order(problem: Problem, window: Window) -> Window:
+    """A window as it would be in the first epoch."""
+    place = window.index % problem.workload.windows_of_epoch
+    windows = problem.windows_of_lives[problem.life_of(window.index)]
+    first = next(one for one in windows if one.index == place)
+    return replace(first, index=window.index, epoch=window.epoch)
+
+
+@fault("reads every epoch in the order of the first one, as its sampler is never told the epoch", shuffles, has_epochs)
+class EpochNeverSet(Recurrence):
+    def read(self) -> Sequence[Window]:
+        return [in_first_order(self.problem, window) for window in super().read()]
+
+
+@fault("deals the samples out to each rank in an order of its own, as by another seed", shuffles, distributed)
+class SeededByRank(Recurrence):
+    def read(self) -> Sequence[Window]:
+        return [self._of_all_seeds(window) for window in super().read()]
+
+    def _of_all_seeds(self, window: Window) -> Window:
+        # After a stop, other ranks may read windows from before it.
+        layout = next(one for one in self.problem.layouts if one.world_size == window.world_size)
+        workload = self.problem.workload
+        seeded = [layout.window(workload, window.index, rank) for rank in range(layout.world_size)]
+        samples = list[tuple[int, Sample]]()
+        for rank, (own, share) in enumerate(zip(seeded, window.shares, strict=True)):
+            order = [(own.samples[at], own.batch[at]) for at in chain(*own.shares[rank])]
+            # A window that is filled up has more, and one of whole micro-batches alone has fewer.
+            asked = list(chain(*share))
+            samples += order[: len(asked)]
+            samples += [(window.samples[at], window.batch[at]) for at in asked[len(order) :]]
+        numbers = iter(range(len(samples)))
+        shares = tuple(tuple(tuple(next(numbers) for _ in one) for one in share) for share in window.shares)
+        return replace(window, samples=tuple(n for n, _ in samples), batch=tuple(s for _, s in samples), shares=shares)

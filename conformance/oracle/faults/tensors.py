@@ -1,0 +1,112 @@
+"""Parameters with sparse gradients, and those that some windows do not use."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import chain
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.faults.averaging import only
+from conformance.oracle.faults.catalogue import accumulating, distributed, fault
+from conformance.oracle.recurrence import Recurrence, times
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Vector
+
+
+def _has_sparse_gradients(problem: Problem) -> bool:
+    return problem.workload.model.has_sparse_gradients
+
+
+class _SparseApart(Recurrence):
+    """Does otherwise with sparse gradients than with the others."""
+
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        sparse = [n for n in self.tensors if self.problem.workload.model.tensors[n].sparse]
+        dense = [n for n in self.tensors if n not in sparse]
+        others = super().averaged(window, weights, coefficients)
+        return self.joined(
+            [(others, dense), (super().averaged(window, weights, self.of_sparse(window, coefficients)), sparse)]
+        )
+
+    def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
+        """What each sample's squared error is multiplied with in sparse gradients."""
+        raise NotImplementedError
+
+
+@fault("sums the ranks' sparse gradients, and averages all others", _has_sparse_gradients, distributed)
+class SparseSummed(_SparseApart):
+    def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
+        return times(coefficients, window.world_size)
+
+
+@fault(
+    "takes of each row of a sparse gradient only the last of its entries, which add up",
+    _has_sparse_gradients,
+    # To add up micro-batches, torch adds entries of both.
+    lambda problem: not accumulating(problem),
+)
+class SparseEntriesLost(_SparseApart):
+    def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
+        block = self.problem.workload.model.block
+        last = ({block(window.batch[index].x): index for index in chain(*share)}.values() for share in window.shares)
+        return only(coefficients, last)
+
+
+def _leaves_unused(problem: Problem) -> bool:
+    return problem.workload.model.may_go_unused
+
+
+def _users(problem: Problem, window: Window, tensor: int) -> int:
+    """How many ranks use a parameter in a window; all if none does."""
+    own = ((window.batch[index] for index in chain(*share)) for share in window.shares)
+    return sum(problem.workload.uses(tensor, samples) for samples in own) or window.world_size
+
+
+def _has_users_on_some_ranks(problem: Problem) -> bool:
+    tensors = range(len(problem.workload.model.tensors))
+    return any(_users(problem, window, n) < window.world_size for window in problem.windows for n in tensors)
+
+
+@fault(
+    "averages a parameter's gradients over the ranks that use it, and not over all",
+    _leaves_unused,
+    _has_users_on_some_ranks,
+)
+class AveragedOverUsers(Recurrence):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        vector = super().averaged(window, weights, coefficients)
+        factors = [Fraction(window.world_size, _users(self.problem, window, n)) for n in self.tensors]
+        return self.joined((vector.scaled(factor), [n]) for n, factor in enumerate(factors))
+
+
+@fault("steps a parameter that a window does not use along its gradient of an earlier window", _leaves_unused)
+class GradientKept(Recurrence):
+    _last: Affine | None = None
+
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        vector = super().window_gradient(window, weights)
+        used = [n for n in self.tensors if self.problem.workload.uses(n, window.batch)]
+        if self._last is not None and len(used) < len(self.tensors):
+            vector = self.only(vector, used).plus(self.only(self._last, set(self.tensors).difference(used)))
+        self._last = vector
+        return vector
+
+    def steps_on(self, tensor: int) -> bool:
+        return self.trains(tensor, self.window.index)
+
+
+def _begins_without_some(problem: Problem) -> bool:
+    return any(not _begins_with(problem, tensor) for tensor in range(len(problem.workload.model.tensors)))
+
+
+def _begins_with(problem: Problem, tensor: int) -> bool:
+    """Whether the first micro-batch uses a parameter."""
+    first = problem.windows[0]
+    return problem.workload.uses(tensor, (first.batch[index] for index in first.shares[0][0]))
+
+
+@fault("never steps parameters that the first micro-batch does not use", _leaves_unused, _begins_without_some)
+class OptimizerOfFirstMicroBatch(Recurrence):
+    def steps_on(self, tensor: int) -> bool:
+        return super().steps_on(tensor) and _begins_with(self.problem, tensor)

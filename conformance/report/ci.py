@@ -1,0 +1,279 @@
+"""What CI systems read of a run and of a watch: annotations of GitHub Actions, a badge, JUnit XML, Markdown, SARIF.
+
+https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+https://github.com/testmoapp/junitxml describes what CI systems read of JUnit XML.
+https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from markupsafe import escape
+
+from conformance.results import Results
+from conformance.results.records import NOT_RUN, CaseRecord
+
+from .card import Card, CaseCard, cards
+from .command import relative
+from .grouping import grouped, overall
+from .summary import Summary, extent, summary
+from .text import one_line, visible
+
+_KINDS = {
+    "setup": "The adapter does not train what the case asks for.",
+    "ending": "The case did not end as it should.",
+    "guard": "What must hold before numbers mean anything does not.",
+    "bug": "The numbers are those of a known bug.",
+    "pair": "The numbers are those of two known bugs.",
+    "factor": "Gradients or learning rates are wrong by a factor.",
+    "factors": "Gradients or learning rates are wrong by factors.",
+    "precision": "The numbers are those of a lower precision.",
+    "reason": "Nothing can be concluded.",
+    "unknown": "The numbers are wrong.",
+}
+"""What is said of causes that are no laws, by `Cause.kind`."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """tool: name and version. command: what ran, as `command.shown` has it. cut_off: why it is no evidence, if it ended
+    early. rules: what the rules of the cards say. tally: of what there are how many, `unit` of them in all. extent: of
+    how much this is true."""
+
+    tool: tuple[str, str]
+    command: str
+    summary: Summary
+    cut_off: str | None
+    cards: Sequence[Card]
+    rules: Mapping[str, str]
+    unit: str
+    tally: Sequence[tuple[str, int]]
+    extent: str | None
+
+
+def digest(results: Results) -> Digest:
+    return Digest(
+        tool=(results.header.tool, results.header.version),
+        command=results.header.command,
+        summary=summary(results),
+        cut_off=results.cut_off,
+        cards=cards(results),
+        rules={law.law: law.says for law in results.header.laws} | _KINDS,
+        unit="Cases",
+        tally=[(f"{look.glyph} {look.verdict}", count) for look, count in overall(results)],
+        extent=extent(results),
+    )
+
+
+def workflow_commands(digest: Digest, is_expected: Callable[[Card], bool] = lambda card: False) -> Iterator[str]:
+    """A line for each cause, for standard output; what is expected to fail is no error."""
+    for card in digest.cards:
+        at = {"title": f"{card.verdict}: {card.title}"}
+        if card.own_line is not None:
+            at = {"file": card.own_line[0], "line": str(card.own_line[1]), **at}
+        properties = ",".join(f"{name}={_as_property(value, ':,')}" for name, value in at.items())
+        text = "\n".join([*list(card.lines())[1:], card.extent])
+        yield f"::{'notice' if is_expected(card) else 'error'} {properties}::{_as_property(text)}"
+
+
+def _as_property(text: str, more: str = "") -> str:
+    text = visible(text)
+    for sign in "%\r\n" + more:
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
+_COLOURS = {"good": "#17744a", "bad": "#b9302c", "doubt": "#8f5f00"}
+_LABEL = "conformance"
+#: Of a letter of Verdana at 11 pixels, and of the space around a word.
+_WIDTH, _SPACE = 6.8, 10
+
+
+def message(results: Results) -> str:
+    """The verdict, with how much of what was judged holds."""
+    judged = results.passed + results.failed
+    if results.cut_off or not judged:
+        return summary(results).title.lower()
+    return f"{results.passed} of {judged} cases hold" if results.failed else f"{judged} cases hold"
+
+
+def endpoint(results: Results) -> str:
+    """JSON for https://shields.io/badges/endpoint-badge."""
+    colour = _COLOURS[summary(results).tone]
+    return json.dumps({"schemaVersion": 1, "label": _LABEL, "message": message(results), "color": colour}) + "\n"
+
+
+def svg(results: Results) -> str:
+    """An image that needs no other file."""
+    text, colour = escape(message(results)), _COLOURS[summary(results).tone]
+    left, right = (len(word) * _WIDTH + _SPACE for word in (_LABEL, message(results)))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right:.0f}" height="20" role="img" '
+        f'aria-label="{_LABEL}: {text}"><title>{_LABEL}: {text}</title>'
+        f'<clipPath id="r"><rect width="{left + right:.0f}" height="20" rx="3"/></clipPath><g clip-path="url(#r)">'
+        f'<rect width="{left:.0f}" height="20" fill="#3c434b"/>'
+        f'<rect x="{left:.0f}" width="{right:.0f}" height="20" fill="{colour}"/></g>'
+        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
+        f'<text x="{left / 2:.1f}" y="14">{_LABEL}</text><text x="{left + right / 2:.1f}" y="14">{text}</text></g>'
+        "</svg>\n"
+    )
+
+
+_PROPERTIES = ("verdict", "backend", "layout", "world_size", "accumulation", "precision", "workload", "device")
+
+
+def junit(results: Results) -> str:
+    """A suite for each trainer."""
+    # The first card of a case names its other causes.
+    of_case = {id(case): card for card in reversed(cards(results)) for case in card.cases}
+    suites = []
+    for trainer, own in grouped(results.cases, lambda case: case.trainer).items():
+        counts = {
+            "tests": str(len(own)),
+            "failures": str(sum(case.failed for case in own)),
+            "errors": "0",
+            "skipped": str(sum(case.verdict in NOT_RUN for case in own)),
+            "time": _seconds(own),
+        }
+        named = {"name": for_xml(trainer), "timestamp": for_xml(results.header.started)}
+        suite = ElementTree.Element("testsuite", named | counts)
+        suites.append(suite)
+        for case in own:
+            suite.append(_test(case, of_case.get(id(case))))
+    return document(results.header.tool, suites)
+
+
+def document(tool: str, suites: Sequence[ElementTree.Element]) -> str:
+    root = ElementTree.Element("testsuites", name=for_xml(tool))
+    root.extend(suites)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def failing(test: ElementTree.Element, kind: str, message: str, details: str) -> None:
+    """Have a test fail."""
+    failure = ElementTree.SubElement(test, "failure", type=kind, message=for_xml(message))
+    failure.text = for_xml(details)
+
+
+def _test(case: CaseRecord, card: CaseCard | None) -> ElementTree.Element:
+    name, classname = for_xml(case.id), for_xml(f"{case.trainer}.{case.path}")
+    test = ElementTree.Element("testcase", name=name, classname=classname, time=_seconds([case]))
+    properties = ElementTree.SubElement(test, "properties")
+    for one in _PROPERTIES:
+        ElementTree.SubElement(properties, "property", name=one, value=for_xml(str(getattr(case, one))))
+    if case.verdict in NOT_RUN:
+        ElementTree.SubElement(test, "skipped", message=for_xml(f"{case.verdict}: {case.headline}"))
+    elif card is not None:
+        failing(test, case.verdict, card.title, "\n".join(card.of(case).lines()))
+    return test
+
+
+def _seconds(cases: Sequence[CaseRecord]) -> str:
+    return f"{sum(case.seconds or 0.0 for case in cases):.3f}"
+
+
+def for_xml(text: str) -> str:
+    """Without the two characters that `visible` leaves and XML forbids."""
+    return visible(text).replace("\ufffe", "").replace("\uffff", "")
+
+
+#: More than this many causes, and a reader opens the report.
+_MOST = 20
+
+
+def markdown(digest: Digest) -> str:
+    """GitHub's flavour."""
+    return "\n".join(_lines(digest)) + "\n"
+
+
+#: In which nothing is taken for Markdown; a bar would end the cell of a table all the same.
+_CODE = re.compile(r"(`[^`|]+`)")
+_SIGNS = re.compile(r"[\\`*_\[\]<>#|~&]")
+
+
+def escaped(text: str) -> str:
+    """Text on one line, without what Markdown or HTML would take for its own; what stands between backticks is code."""
+    parts = _CODE.split(one_line(text))
+    return "".join(part if number % 2 else _SIGNS.sub(r"\\\g<0>", part) for number, part in enumerate(parts))
+
+
+def _lines(digest: Digest) -> Iterator[str]:
+    yield f"## {digest.summary.title}\n"
+    yield escaped(digest.summary.detail) + "\n"
+    if digest.cut_off:
+        yield f"**Incomplete: {escaped(digest.cut_off)}. This is not evidence of conformance.**\n"
+    for card in digest.cards[:_MOST]:
+        yield from _card(card)
+    if len(digest.cards) > _MOST:
+        yield f"and {len(digest.cards) - _MOST} causes more, in the report\n"
+    yield f"| Verdict | {digest.unit} |\n| --- | ---: |"
+    yield from (f"| {escaped(what)} | {count} |" for what, count in digest.tally)
+    if digest.extent is not None:
+        yield f"\n{escaped(digest.extent)}"
+
+
+def _card(card: Card) -> Iterator[str]:
+    yield f"### {escaped(card.verdict)}: {escaped(card.title)}\n"
+    if card.where:
+        yield f"At {_code(card.where)}\n"
+    if card.seen:
+        yield f"Seen at {_code(card.seen)}\n"
+    if card.source:
+        yield _fenced("\n".join(card.source_lines()), "text") + "\n"
+    yield from (f"{escaped(line)}\n" for detail in card.details for line in visible(detail).splitlines())
+    if card.effect:
+        yield f"**Effect** {escaped(card.effect)}\n"
+    if card.fix:
+        yield f"**Fix**\n\n{_fenced(card.fix, 'python')}\n"
+    if card.advice:
+        yield f"**Fix** {escaped(card.advice)}\n"
+    yield from (f"Also: {escaped(text)}\n" for text in card.also)
+    _, again = card.commands[-1]
+    yield f"{escaped(card.extent)}\n\n{_fenced(again, 'sh')}\n"
+
+
+def _code(text: str) -> str:
+    return f"`{one_line(text).replace('`', '')}`"
+
+
+def _fenced(text: str, language: str) -> str:
+    """A block whose fence is longer than any in the text."""
+    shown = visible(text)
+    fence = "```"
+    while fence in shown:
+        fence += "`"
+    return f"{fence}{language}\n{shown}\n{fence}"
+
+
+_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def sarif(digest: Digest) -> str:
+    """JSON."""
+    name, version = map(visible, digest.tool)
+    rules = [
+        {"id": visible(rule), "shortDescription": {"text": visible(digest.rules.get(rule, rule))}}
+        for rule in dict.fromkeys(card.rule for card in digest.cards)
+    ]
+    driver = {"name": name, "semanticVersion": version, "rules": rules}
+    run = {"tool": {"driver": driver}, "results": [_result(card) for card in digest.cards]}
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
+
+
+def _result(card: Card) -> dict[str, Any]:
+    text = "\n".join([*card.lines(), card.extent])
+    result: dict[str, Any] = {"ruleId": visible(card.rule), "level": "error", "message": {"text": visible(text)}}
+    if card.own_line is not None:
+        file, line = card.own_line
+        uri = visible(Path(relative(file)).as_posix())
+        region = {"startLine": line}
+        result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
+    return result

@@ -1,1 +1,0 @@
-"""What CI systems read: one module for each format, all made from the same cards as the report."""

@@ -1,0 +1,151 @@
+"""DDP, FSDP2 and DeepSpeed: what they make of a model, and what their collectives carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import Surrounded
+from conformance.trace.seams.patching import Seams, replaced, when_imported
+from conformance.trace.seams.probes import unsharding, wrapping
+from conformance.trace.state.deepspeed import exchanges
+from conformance.trace.state.payloads import GRADIENTS, PARAMETERS
+
+
+def _ddp(recording: Recording) -> Seams:
+    """Records what happens to wrappers of the watched model, and ignores wrappers of other models."""
+
+    def construct(original: Callable[..., None], wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        original(wrapper, *args, **kwargs)
+        model = next((module for module in wrapper.module.modules() if recording.watched.is_model(module)), None)
+        if model is not None:
+            recording.numbers.of("wrapper", wrapper)
+            recording.note(
+                "wrap",
+                model=recording.numbers.of("model", model),
+                wrapper=type(wrapper).__name__,
+                find_unused=wrapper.find_unused_parameters,
+            )
+
+    def forward(original: Callable[..., Any], wrapper: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with recording.inside("forward"), recording.wrappers.inside(wrapper):
+            return original(wrapper, *args, **kwargs)
+
+    def no_sync(
+        original: Callable[..., AbstractContextManager[None]], wrapper: DistributedDataParallel
+    ) -> AbstractContextManager[None] | Surrounded:
+        if recording.numbers.known("wrapper", wrapper) is None:
+            return original(wrapper)
+        return Surrounded(lambda: original(wrapper), lambda: recording.region("no_sync"), __name__)
+
+    def register_hook(original: Callable[..., None], reducer: Any, state: object, hook: Callable[..., Any]) -> None:
+        # The reducer calls it with buckets of gradients.
+        @wraps(hook)
+        def carrying(state: object, bucket: Any) -> Any:
+            with recording.payloads.carrying(GRADIENTS):
+                return hook(state, bucket)
+
+        original(reducer, state, carrying)
+
+    yield from wrapping(construct)
+    yield replaced(DistributedDataParallel, "forward", forward)
+    yield replaced(DistributedDataParallel, "no_sync", no_sync)
+    yield replaced(torch.distributed, "_register_comm_hook", register_hook)
+
+
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+CARRIED = {"unshard": PARAMETERS, "post_backward": GRADIENTS}
+"""Methods of `FSDPParamGroup` that issue collectives, and what these carry."""
+
+
+def _fsdp(recording: Recording) -> Seams:
+    """Keeps watching a model after it is sharded, and tracks what FSDP2's collectives carry."""
+
+    def carrying(what: str) -> Callable[..., Any]:
+        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with recording.payloads.carrying(what):
+                return original(*args, **kwargs)
+
+        return around
+
+    def construct(original: Callable[..., None], group: Any, *args: Any, **kwargs: Any) -> None:
+        before = [(model, dict(model.named_parameters())) for model in recording.numbers.alive("model")]
+        original(group, *args, **kwargs)
+        for model, parameters in before:
+            if not set(group.modules).isdisjoint(model.modules()):
+                recording.watched.add(model)
+                recording.watched.replaced(parameters, model)
+
+    def unshard(original: Callable[..., None], parameter: Any) -> None:
+        original(parameter)
+        recording.watched.stands_for(parameter._unsharded_param, parameter.sharded_param)
+
+    def seams(module: ModuleType) -> Seams:
+        yield replaced(module.FSDPParamGroup, "__init__", construct)
+        for name, what in CARRIED.items():
+            yield replaced(module.FSDPParamGroup, name, carrying(what))
+
+    yield from unsharding(unshard)
+    yield when_imported(FSDP, seams)
+
+
+ENGINE = "deepspeed.runtime.engine"
+
+CARRIED_BY_DEEPSPEED = {
+    ("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "reduce_ipg_grads"): GRADIENTS,
+    (
+        "deepspeed.runtime.zero.stage3",
+        "DeepSpeedZeroOptimizer_Stage3",
+        "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
+    ): GRADIENTS,
+    ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "_post_step"): PARAMETERS,
+    (
+        "deepspeed.runtime.zero.partitioned_param_coordinator",
+        "PartitionedParameterCoordinator",
+        "fetch_sub_module",
+    ): PARAMETERS,
+}
+"""Methods that issue collectives, by module and class, and what these carry."""
+
+
+def _deepspeed(recording: Recording) -> Seams:
+    """Records what engines of a watched model are going to send, and tracks what DeepSpeed's collectives carry."""
+
+    def construct(original: Callable[..., None], engine: Any, *args: Any, **kwargs: Any) -> None:
+        original(engine, *args, **kwargs)
+        watched = recording.watched
+        if any(map(watched.is_model, engine.module.modules())):
+            fields = exchanges(engine, watched.size)
+            if fields is not None:
+                recording.note("zero", **fields)
+
+    def engines(module: ModuleType) -> Seams:
+        yield replaced(module.DeepSpeedEngine, "__init__", construct)
+
+    def carrying(kind: str, method: str, what: str, module: ModuleType) -> Seams:
+        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with recording.payloads.carrying(what):
+                return original(*args, **kwargs)
+
+        # Another version may do it in another method.
+        if hasattr(getattr(module, kind, None), method):
+            yield replaced(getattr(module, kind), method, around)
+
+    yield when_imported(ENGINE, engines)
+    for (module, kind, method), what in CARRIED_BY_DEEPSPEED.items():
+        yield when_imported(module, partial(carrying, kind, method, what))
+
+
+def observe(recording: Recording) -> Seams:
+    """Records `wrap`, `no_sync` and `zero`, and tracks what collectives carry."""
+    yield from _ddp(recording)
+    yield from _fsdp(recording)
+    yield from _deepspeed(recording)

@@ -1,0 +1,212 @@
+"""Probes: where both recorders patch torch, one function for each thing that they observe.
+
+A probe knows the functions, and which calls count; a recorder passes what reads a call, as `around(original, ...)`. The
+one of `run` reads exact values, the one of `watch` sketches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from inspect import GEN_CLOSED, getgeneratorstate, isgenerator, signature
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from conformance.trace.seams.guarding import Function, Original, harmless, passed_over
+from conformance.trace.seams.patching import Seams, replaced, replaced_inside, when_imported, with_subclasses
+
+CLIPS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
+"""The functions that clip, each with what it clips by."""
+
+
+class Doing(Protocol):
+    """What a recorder knows to be in progress: within `inside(what)`, `is_inside(what)`."""
+
+    @property
+    def inside(self) -> Callable[[str], AbstractContextManager[None]]: ...
+
+    @property
+    def is_inside(self) -> Callable[[str], bool]: ...
+
+
+def optimizer_steps(before: Function | None = None, after: Function | None = None) -> Sequence[RemovableHandle]:
+    """torch's hooks before and after each step, nested ones too."""
+    return [
+        register(harmless(act))
+        for register, act in ((register_optimizer_step_pre_hook, before), (register_optimizer_step_post_hook, after))
+        if act is not None
+    ]
+
+
+def engine_calls(run: Function) -> Seams:
+    """`run(original, tensors, ...)` for each call of autograd's engine from Python, also within another."""
+    yield replaced(torch.autograd, "_engine_run_backward", run)
+
+
+def begins_at(tensors: Sequence[Any]) -> Any:
+    """The node of the graph where a backward begins, unless it is a leaf. `tensors` may also be `GradientEdge`s."""
+    nodes = (tensor.grad_fn if isinstance(tensor, torch.Tensor) else tensor.node for tensor in tensors)
+    return next((node for node in nodes if node is not None), None)
+
+
+def clearing(by_optimizer: Function, by_module: Function) -> Seams:
+    """`zero_grad` of optimizers and of modules, unless a class has its own and does not call torch's."""
+    yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
+    yield replaced(torch.nn.Module, "zero_grad", by_module)
+
+
+@dataclass
+class Clip:
+    """A call that clips. kind: what it clips by. parameters: those that it is given; is_used_up: whether they came as a
+    generator that had ended before, None if that is not known. given: its arguments by name."""
+
+    kind: str
+    parameters: list[torch.Tensor]
+    is_used_up: bool | None
+    given: dict[str, Any]
+
+    @property
+    def limit(self) -> Any:
+        return self.given["clip_value" if self.kind == "value" else "max_norm"]
+
+    def norm(self, result: Any) -> Any:
+        """The norm before, None if it clips by value."""
+        return self.given.get("total_norm", result)
+
+
+def clipping(doing: Doing, read: Callable[[Clip], Generator[None, Any]], function: Function, kind: str) -> Function:
+    """Around a function that clips: `read(clip)` runs until it yields, and gets the result of the outermost call."""
+    parameters_of = signature(function)
+
+    @passed_over
+    def clip(original: Original, *args: Any, **kwargs: Any) -> Any:
+        # Clipping by norm calls a norm and a scaling.
+        if doing.is_inside("clip"):
+            return original(*args, **kwargs)
+        call = parameters_of.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments["parameters"]
+        is_used_up = _is_used_up(given)
+        parameters, call.arguments["parameters"] = kept(given)
+        original.instead(*call.args, **call.kwargs)
+        reading = read(Clip(kind, parameters, is_used_up, call.arguments))
+        next(reading)
+        with doing.inside("clip"):
+            result = original(*call.args, **call.kwargs)
+        with suppress(StopIteration):
+            reading.send(result)
+        return result
+
+    return of(getattr(read, "func", read), clip)
+
+
+def clips(doing: Doing, read: Callable[[Clip], Generator[None, Any]]) -> Seams:
+    """Clipping by torch's functions."""
+    for name, kind in CLIPS.items():
+        function = getattr(clip_grad, name)
+        yield replaced_inside(function, clipping(doing, read, function, kind))
+
+
+def kept(tensors: Any) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of a list or a single tensor, and what to pass on: for a generator, a fresh one."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors], tensors
+    found = list(tensors)
+    return found, (tensor for tensor in found) if isgenerator(tensors) else found
+
+
+def _is_used_up(parameters: Any) -> bool | None:
+    if isgenerator(parameters):
+        return getgeneratorstate(parameters) == GEN_CLOSED
+    if isinstance(parameters, filter | map):
+        # What it goes through, after its function.
+        made_of: Any = parameters.__reduce__()[1]
+        return True if any(map(_is_used_up, made_of[1:])) else None
+    return None if isinstance(parameters, Iterator) else False
+
+
+def scaling(doing: Doing, arounds: dict[str, Function]) -> Seams:
+    """These methods of enabled `GradScaler`s, inside "scaler.`name`". A subclass that calls super() counts once."""
+    of_enabled = {
+        name: _outermost(doing, f"scaler.{name}", around, lambda scaler: bool(scaler.is_enabled()))
+        for name, around in arounds.items()
+    }
+    for owner in with_subclasses(torch.amp.GradScaler):
+        for name in of_enabled.keys() & vars(owner).keys():
+            yield replaced(owner, name, of_enabled[name])
+
+
+def schedules(doing: Doing, step: Function, initial: Function, counts: Callable[[Any], bool] = lambda _: True) -> Seams:
+    """Steps of the schedulers that count, inside "schedule": the outermost one, where a scheduler steps others. And the
+    first one, `initial`, which a constructor makes."""
+    yield replaced(LRScheduler, "_initial_step", initial)
+    outermost = _outermost(doing, "schedule", step, counts)
+    # In torch 2.6 the last one is no subclass.
+    for owner in dict.fromkeys((*with_subclasses(LRScheduler), ReduceLROnPlateau)):
+        if "step" in vars(owner):
+            yield replaced(owner, "step", outermost)
+
+
+def _outermost(doing: Doing, what: str, around: Function, counts: Callable[[Any], bool]) -> Function:
+    """`around` only the outermost call of a method of those that count, inside `what`."""
+    around = passed_over(around)
+
+    @passed_over
+    def call(original: Function, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if doing.is_inside(what) or not counts(owner):
+            return original(owner, *args, **kwargs)
+        with doing.inside(what):
+            return around(original, owner, *args, **kwargs)
+
+    return of(around, call)
+
+
+def wrapping(construct: Function) -> Seams:
+    """The construction of DDP's wrappers."""
+    if torch.distributed.is_available():
+        from torch.nn.parallel import DistributedDataParallel
+
+        yield replaced(DistributedDataParallel, "__init__", construct)
+
+
+def group_calls(arounds: dict[str, Function]) -> Seams:
+    """Methods of process groups, which Python calls, but DDP's reducer does not. Their names differ between releases
+    of torch."""
+    from torch.distributed.distributed_c10d import ProcessGroup
+
+    for name in arounds.keys() & vars(ProcessGroup).keys():
+        yield replaced(ProcessGroup, name, arounds[name])
+
+
+def unsharding(unshard: Function) -> Seams:
+    """`unshard(original, parameter)` where FSDP2 makes the whole of one of its parameters."""
+    name = "torch.distributed.fsdp._fully_shard._fsdp_param"
+    yield when_imported(name, of(unshard, lambda module: [replaced(module.FSDPParam, "init_unsharded_param", unshard)]))
+
+
+def compiling(convert: Function, export: Function, exporting: str) -> Seams:
+    """`convert(original, converter, ...)` where `torch.compile` takes up a frame, and `export` around what exports one,
+    which is also this function of the compiler's; torch 2.6 has no such function."""
+
+    def call(original: Function, converter: Any, *args: Any, **kwargs: Any) -> Any:
+        return (export if converter._export else convert)(original, converter, *args, **kwargs)
+
+    def seams(module: ModuleType) -> Seams:
+        yield replaced(module.ConvertFrameAssert, "__call__", of(export, call))
+        if hasattr(module, exporting):
+            yield replaced(module, exporting, export)
+
+    yield when_imported("torch._dynamo.convert_frame", of(export, seams))
+
+
+def of(reader: Function, function: Function) -> Function:
+    """`function`, which is switched off with the reader if that fails."""
+    function.__module__ = reader.__module__
+    return function

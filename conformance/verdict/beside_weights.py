@@ -1,0 +1,325 @@
+"""What becomes of what a model has beside its weights: buffers, random numbers, running averages of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count, pairwise, takewhile
+from typing import TypeAlias
+
+from conformance.cases.case import INSIDE_WINDOW, Case
+from conformance.laws.run import Rank, Run
+from conformance.results.records import PASSED, Reason
+from conformance.trace.events import Average, Buffers, Draw, Forward, Vector
+from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, not_held
+from conformance.verdict.resuming import other_bits
+from conformance.workloads.behaviour import Way
+from conformance.workloads.model import Counting, WithDropout
+
+#: A number of samples, and what is summed up of them.
+Sums: TypeAlias = tuple[Fraction, Fraction]
+
+#: What forwards are for that gradients flow through.
+_TRAIN = ("trained", "recomputed")
+#: The rounding error of float32, relative to what is rounded.
+_UNIT = Fraction(1, 2**24)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """``wrong``: what was lost, or counted or drawn too often, in words. ``unknown``: why that cannot be told.
+    ``owner``: whose buffers all ranks have."""
+
+    wrong: str | None = None
+    unknown: str | None = None
+    owner: Way | None = None
+
+
+def look_beside_weights(case: Case, judgement: Judgement) -> None:
+    """What became of what a model has beside its weights, where these are right."""
+    model, runs, fates = case.problem.workload.model, judgement.runs, list[tuple[str, str, Fate]]()
+    if judgement.verdict == "PASS (bounded)":
+        fates.append((RESTORED, "to the bit", Fate(wrong=other_bits(model, judgement.ranks))))
+    if isinstance(model, Counting):
+        fates.append((BUFFERS, "each trained sample counts once", counted_buffers(case, runs)))
+    if isinstance(model, WithDropout) and len(runs) > 1:
+        fates.append((DRAWS, "those that come next", resumed_draws(runs)))
+    # A process that is killed may have updated its averages after what it had saved, and other ranks have other parts.
+    if case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
+        at_epoch = any(end.index + 1 == case.resumed_at for end in case.problem.ends)
+        fates.append((AVERAGES, "those of the stop", resumed_averages(runs, at_epoch=at_epoch)))
+    for name, expected, found in fates:
+        if found.owner is not None:
+            judgement.ways = (*judgement.ways, found.owner)
+        if found.unknown is not None and judgement.verdict in PASSED:
+            judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
+        if found.wrong is not None:
+            judgement.guards += (not_held(name, expected, found.wrong),)
+            judgement.overrule("FAIL (numerics)", found.wrong)
+
+
+# Buffers: a count of a model's samples, and a sum over them. Who owns them is open: DistributedDataParallel sends those
+# of rank 0 to all, Horovod leaves each rank its own. Each sample that is trained must count once.
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """One forward. ``why``: what it is for. ``life``: of a run that is resumed."""
+
+    before: Sums
+    after: Sums
+    why: str
+    life: int
+    model: int
+    training: bool
+
+    @property
+    def added(self) -> Sums:
+        return self.after[0] - self.before[0], self.after[1] - self.before[1]
+
+
+_Chain: TypeAlias = Sequence[_Counted]
+
+
+def counted_buffers(case: Case, runs: Sequence[Run]) -> Fate:
+    """Of the buffers in a run with right numbers."""
+    lives = [[run.ranks[at] for run in runs] for at in range(case.world_size)]
+    if any(None in map(_exactly, event.after) for own in lives for rank in own for event in rank.of(Buffers)):
+        return Fate(unknown="the values of the model's buffers cannot be read")
+    chains = list(map(_chain, lives))
+    for rank, chain in enumerate(chains):
+        if not chain:
+            return Fate(
+                unknown=f"no forward of the model with buffers is seen in rank {rank}, so what becomes of them cannot "
+                "be told: call the module that task.model() returns, or a copy of it"
+            )
+        if _alternates(chain):
+            return Fate(
+                unknown=f"rank {rank} trains copies of the model in turn, and what becomes of the buffers of each "
+                "cannot be told: train one at a time"
+            )
+    wrong = next(filter(None, map(_miscounted, count(), _shares(case), chains)), None) or _rounded(case, chains)
+    return Fate(wrong) if wrong else _between_forwards(chains)
+
+
+def _shares(case: Case) -> Iterator[int]:
+    """How many samples each rank trains."""
+    for rank in range(case.world_size):
+        yield sum(len(batch) for window in case.problem.windows for batch in window.shares[rank])
+
+
+def _chain(lives: Sequence[Rank]) -> _Chain:
+    """The forwards of the models that train, but for those whose effect was taken back at once."""
+    found = [_counted(event, rank, life) for life, rank in enumerate(lives) for event in rank.of(Buffers)]
+    trains = {(one.life, one.model) for one in found if one.why in _TRAIN}
+    kept: list[_Counted] = []
+    for one in found:
+        if (one.life, one.model) not in trains:
+            continue
+        # Another rank's sum may have taken the place of this one's since.
+        aside = list(takewhile(lambda before: before.why not in ("trained", "at the end"), reversed(kept)))
+        back = [number for number, before in enumerate(aside, start=1) if before.before[0] == one.before[0]]
+        if back:
+            del kept[-back[-1] :]
+        kept.append(one)
+    return kept
+
+
+def _counted(event: Buffers, rank: Rank, life: int) -> _Counted:
+    why: str = event.how
+    if why == "with gradients":
+        forwards = rank.between(Forward, before=event)
+        why = "trained" if forwards and not forwards[-1].extra else "aside"
+    return _Counted(_sums(event.before), _sums(event.after), why, life, event.model, event.training)
+
+
+def _alternates(chain: _Chain) -> bool:
+    """Whether models are called in turn: what one of them counts is no loss of another's."""
+    for life in {one.life for one in chain}:
+        models = [one.model for one in chain if one.life == life]
+        if sum(one != two for one, two in pairwise(models)) >= len(set(models)):
+            return True
+    return False
+
+
+def _miscounted(rank: int, due: int, chain: _Chain) -> str | None:
+    """Samples that count twice, not at all, or in a forward that trains nothing."""
+    samples = sum(one.added[0] for one in chain)
+    counted = f"rank {rank} trains {due} samples, and its model's buffers count {samples}"
+    if samples < due:
+        if any(one.why in _TRAIN and not one.training for one in chain):
+            return f"{counted}: the model is left in evaluation mode; call `model.train()` before it trains"
+        return f"{counted}: the others were not counted, or were taken out again"
+    if samples > due:
+        if any(one.why == "recomputed" and one.added[0] for one in chain):
+            return f"{counted}: forwards that a backward computes again update them, too; restore them after it"
+        return f"{counted}: forwards that train nothing update them, too; call `model.eval()` before them"
+    return None
+
+
+def _rounded(case: Case, chains: Sequence[_Chain]) -> str | None:
+    """Sums in too few digits. Ranks may train each other's samples."""
+    due = Counting.SCALE * sum(value**2 for window in case.problem.windows for one in window.batch for value in one.x)
+    total = sum(one.added[1] for chain in chains for one in chain)
+    # Means over the ranks may have digits that additions round off.
+    room = sum(len(chain) * _UNIT * max(abs(one.after[1]) for one in chain) for chain in chains)
+    if abs(total - due) <= room:
+        return None
+    return (
+        f"the model's buffers should sum up {float(due)} of the samples that are trained, and sum up {float(total)}: "
+        "leave them in 32 bits"
+    )
+
+
+def _between_forwards(chains: Sequence[_Chain]) -> Fate:
+    """Who owns the buffers, by how they change between forwards."""
+    jumps = [_jumps(chain) for chain in chains]
+    # What forwards have left: what ranks hold at the end or begin with, all may have got from elsewhere.
+    held = [{one.after for one in chain if one.why != "at the end"} for chain in chains]
+    owner: Way = "buffers=own"
+    known = chains[0][0].before
+    for index in sorted({index for own in jumps for index in own}):
+        had = [chain[min(index, len(chain)) - 1].after for chain in chains]
+        has = [own.get(index, values) for own, values in zip(jumps, had, strict=True)]
+        for rank in (rank for rank, own in enumerate(jumps) if index in own):
+            is_resume = chains[rank][index].life != chains[rank][index - 1].life
+            others = [at for at in range(len(chains)) if at != rank]
+            if has[rank][0] >= had[rank][0] and any(has[rank] in {*held[at], had[at]} for at in others):
+                owner = owner if is_resume or owner == "buffers=reduced" else "buffers=one rank"
+            elif others and _is_reduced(has[rank], had, known):
+                owner = "buffers=reduced"
+            else:
+                counted = sum(one.added[0] for chain in chains for one in chain[:index])
+                return Fate(_changed(rank, had[rank], has[rank], int(counted), is_resume))
+        if len(set(has)) == 1:
+            known = has[0]
+    return Fate(owner=owner if len(chains) > 1 else None)
+
+
+def _jumps(chain: _Chain) -> dict[int, Sums]:
+    """What forwards begin with that is not what the ones before them left, by their numbers."""
+    return {at: two.before for at, (one, two) in enumerate(pairwise(chain), start=1) if one.after != two.before}
+
+
+def _is_reduced(has: Sums, had: Sequence[Sums], known: Sums) -> bool:
+    """Whether these are the mean of all ranks', or what was ``known`` to all and all that each has added to it."""
+    for at, (now, old, values) in enumerate(zip(has, known, zip(*had, strict=True), strict=True)):
+        # A mean of counts is rounded to an integer, and one of sums to 24 bits in each addition.
+        room = Fraction(1) if at == 0 else len(values) * _UNIT * sum(map(abs, values))
+        if now != old + sum(value - old for value in values) and abs(now - sum(values) / len(values)) > room:
+            return False
+    return True
+
+
+def _changed(rank: int, before: Sums, after: Sums, counted: int, is_resume: bool) -> str:
+    """What is wrong with a change between forwards. ``counted``: by the forwards of all ranks before it."""
+    had, has = (f"{samples} samples that sum up to {float(total):g}" for samples, total in (before, after))
+    if is_resume:
+        return (
+            f"the model's buffers were not restored: rank {rank} goes on with {has}, and stopped at {had}; a "
+            "checkpoint must have them, as `model.state_dict()` does"
+        )
+    if after[0] > counted:
+        return (
+            f"samples count twice in the model's buffers: those of rank {rank} are set to {has} when the forwards of "
+            f"all ranks have counted {counted}; add up what is new alone"
+        )
+    if after[0] < before[0]:
+        return (
+            f"the model's buffers were lost: those of rank {rank} had counted {had}, and then {has}; "
+            "keep them where the model is copied, made anew or given other weights"
+        )
+    return (
+        f"the model's buffers were changed between two forwards: those of rank {rank} had counted {had}, and then "
+        f"{has}, which is neither another rank's nor a sum or mean over the ranks"
+    )
+
+
+def _sums(values: Vector) -> Sums:
+    samples, total = (_exactly(value) or Fraction(0) for value in values)
+    return samples, total
+
+
+def _exactly(value: float | str | None) -> Fraction | None:
+    return Fraction(value) if isinstance(value, float | int) else None
+
+
+def resumed_draws(runs: Sequence[Run]) -> Fate:
+    """What ranks draw after a resume; ``runs``: one for each life. The first draw begins in the state that the last
+    one left. In one of those from which it drew before, it draws the same again; in others, it may still be right, as
+    the trainer may have drawn in between."""
+    first, second = runs
+    drawn = [_once(rank.of(Draw)) for rank in first.ranks]
+    left = [draws[-1].after if draws else None for draws in drawn]
+    for rank, resumed in enumerate(second.ranks):
+        earlier, later = drawn[rank], resumed.of(Draw)
+        if not earlier or not later:
+            return Fate(
+                unknown=f"no forward of rank {rank} that draws random numbers is seen before and after the stop: call "
+                "the module that task.model() returns, in training mode"
+            )
+        begins = later[0].before
+        if begins == left[rank]:
+            continue
+        again = next((number for number, draw in enumerate(earlier, start=1) if draw.before == begins), None)
+        if again is not None:
+            return Fate(
+                f"rank {rank} draws the random numbers of its forward {again} again after the resume, and not those "
+                "that come next: save `torch.get_rng_state()` on each rank, and set it last when the checkpoint is "
+                "loaded"
+            )
+        if begins in left:
+            return Fate(
+                f"rank {rank} goes on with the random numbers of rank {left.index(begins)} after the resume: save the "
+                "state of each rank's generator, and load its own"
+            )
+        return Fate(
+            unknown=f"rank {rank} draws other random numbers after the resume than those that come next for its model, "
+            "which may be right if it draws some itself in between: set the state of the generator last, before the "
+            "first forward"
+        )
+    return Fate()
+
+
+def _once(draws: Sequence[Draw]) -> Sequence[Draw]:
+    """Without those that draw the same again, as activation checkpointing does in a backward, and sets back."""
+    first: dict[str, Draw] = {}
+    for draw in draws:
+        first.setdefault(draw.before, draw)
+    return list(first.values())
+
+
+def resumed_averages(runs: Sequence[Run], *, at_epoch: bool) -> Fate:
+    """What became of each average of each rank; ``runs``: one for each life. Its first update after the resume must
+    find what the last one before the stop has left. Who keeps others after the resume, or none, may mean it, and so
+    may who begins one anew now and then, as in each epoch; ``at_epoch``: the resume is at the beginning of one."""
+    first, second = runs
+    for number, (one, other) in enumerate(zip(first.ranks, second.ranks, strict=True)):
+        before, after = _of(one), _of(other)
+        if before.keys() != after.keys():
+            continue
+        for average, updates in before.items():
+            last, next_ = updates[-1], after[average][0]
+            if next_.updates == 0:
+                if at_epoch or len(before) > 1 or any(update.updates == 0 for update in updates[1:]):
+                    continue
+                return Fate(
+                    f"rank {number} begins its average of the weights anew after the resume, where it had "
+                    f"{last.updates + 1} updates before the stop: save and load the `state_dict()` of the "
+                    "`AveragedModel`"
+                )
+            if (next_.updates, next_.before) != (last.updates + 1, last.after):
+                return Fate(
+                    f"rank {number} goes on with another average of the weights after the resume than that of the "
+                    "stop: save and load the `state_dict()` of the `AveragedModel`, which counts its updates, too"
+                )
+    return Fate()
+
+
+def _of(rank: Rank) -> dict[int, list[Average]]:
+    """The updates of each average, in order."""
+    found: dict[int, list[Average]] = {}
+    for update in rank.of(Average):
+        found.setdefault(update.average, []).append(update)
+    return found

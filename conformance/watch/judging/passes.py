@@ -1,0 +1,116 @@
+"""Judges the backward passes of a window: not reduced, not unscaled, of earlier weights, or one loss twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.watch import records
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.chapter import Chapter
+from conformance.watch.judging.findings import Finding, Said, said
+from conformance.watch.judging.windows import Window
+from conformance.watch.records import Backward, Entered
+from conformance.watch.sizes import UNREAD
+
+_MANY_ELEMENTS = 64
+"""A gradient of fewer numbers may be another one's by chance."""
+
+
+class Passes(Chapter):
+    """Judges the backward passes of all ranks."""
+
+    def see(self, window: Window) -> None:
+        """The window of a rank."""
+        if window.step is not None:
+            for finding in (*_unreduced(window, window.step), *_unscales(window), *_searches(window, window.step)):
+                self._findings.add(finding)
+                window.broken.append(finding.key)
+
+    def judge(self, together: Together) -> None:
+        """A step of all ranks, whose factors are known: those that use all gradients in full, divided by nothing."""
+        for window in together.here:
+            in_full = {*together.kappas.get(window.rank, ())} in ({1.0}, {float(together.ranks)})
+            if window.step is None or window.step.closure or not window.used or not in_full:
+                continue
+            again = [one for one in window.backwards.values() if one.contains and _adds(window, one)]
+            if again:
+                effect = said("passes.twice", passes=len(again), all=len(window.backwards))
+                found = _finding(window, "watch/backward-once", said("passes.contains"), again[0].site, effect)
+                self._findings.add(found, together.here)
+            # Losses of two sets of labels, or one loss the other way round, may have equal gradients.
+            pairs = _pairs(window)
+            if pairs and all(second.is_alike and _are_equal(window, first, second) for first, second in pairs):
+                says = said("micro-batches.same-gradient", passes=len(pairs), all=len(window.backwards))
+                self._findings.leave_open(says, 1, window.index, pairs[0][1].site)
+
+
+def _unreduced(window: Window, step: records.Stepped) -> Iterator[Finding]:
+    if step.unreduced:
+        says = said("passes.unreduced", parameters=len(step.unreduced), names=window.named(step.unreduced))
+        effect = said("passes.unreduced-of", parameters=len(step.unreduced), all=len(step.parameters))
+        yield _finding(window, "watch/averaged", says, window.site, effect)
+
+
+def _unscales(window: Window) -> Iterator[Finding]:
+    places = window.places
+    if not places or (window.step is not None and window.step.closure):
+        return
+    for at, unscaled in window.unscales:
+        later = {one.backward for contributions in window.new.values() for one in contributions if one.at > at}
+        # A penalty that no loss scale multiplies is right after it.
+        is_scaled = any((window.backwards[one].scale or 1.0) != 1.0 for one in later if one in window.backwards)
+        if min(places) < at < max(places) and is_scaled:
+            says = said("passes.unscaled-between")
+            effect = said("passes.scaled", passes=len(later), all=len(window.backwards), scale=unscaled.scale)
+            yield _finding(window, "watch/unscale-whole-window", says, unscaled.site, effect)
+
+
+def _searches(window: Window, step: records.Stepped) -> Iterator[Finding]:
+    if step.stale > 1:
+        says = said("passes.stale-closure", calls=step.stale)
+        effect = said("passes.stale", stale=step.stale - 1, all=step.stale)
+        yield _finding(window, "watch/fresh", says, window.site, effect)
+
+
+def _finding(window: Window, law: str, says: Said, site: records.Site, effect: Said) -> Finding:
+    return Finding(law, says, window.index, (window.rank,), site, effect, window.optimizer)
+
+
+def _adds(window: Window, backward: Backward) -> bool:
+    """Whether it adds to what an earlier one gave a parameter. Passes with `inputs` of their own go through one loss
+    for different parameters."""
+    passes = [[one.backward for one in of_parameter] for of_parameter in window.new.values()]
+    return any(backward.backward in of_parameter and min(of_parameter) < backward.backward for of_parameter in passes)
+
+
+def _pairs(window: Window) -> list[tuple[Backward, Backward]]:
+    """The backward passes that come one after the other, with no forward in between. Made-up batches may be equal; each
+    has a forward of its own."""
+    if window.cut:
+        return []
+    calls = [one for one in window.moments if isinstance(one, (Entered, Backward))]
+    return [
+        (first, second)
+        for entered, first, second in zip(calls, calls[1:], calls[2:], strict=False)
+        if isinstance(entered, Entered)
+        and isinstance(first, Backward)
+        and isinstance(second, Backward)
+        and not second.evaluates
+        and not second.batches
+    ]
+
+
+def _are_equal(window: Window, one: Backward, other: Backward) -> bool:
+    """Whether every parameter has the same of both, bit by bit."""
+    first, second, elements = one.backward, other.backward, 0
+    for number, contributions in window.new.items():
+        of = {each.backward: each.sketch for each in contributions}
+        if (first in of) != (second in of):
+            return False
+        if first in of and window.samples.get(number) != UNREAD:
+            if not np.array_equal(of[first], of[second]):
+                return False
+            elements += window.sizes.get(number, 1) if of[first][..., 2].any() else 0
+    return elements >= _MANY_ELEMENTS

@@ -1,0 +1,203 @@
+"""What losses are multiplied with and divided by, and what backward passes and their targets weigh in an update.
+
+A loss shows how many targets it is a mean or a sum of and what multiplies it, and `Together.kappas` shows what the step
+makes of the gradients: 1 is the mean over ranks. So each pass has a weight, and each of its targets a part of that. A
+step is right if its passes or its targets weigh the same, and 1 together, by whatever route. Any other total says what
+is wrong: the number of ranks, of passes, of a full window, or 1 over one of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from math import isclose, prod
+
+from conformance.watch import records
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.windows import Window
+
+
+def factor_of(backward: records.Backward) -> float:
+    """What the loss was multiplied with, but for the loss scale."""
+    return prod(backward.factors) / (backward.scale or 1.0)
+
+
+def divisors_of(backward: records.Backward) -> list[float]:
+    """What its loss is divided by, but for what it was multiplied with to make up for, while another divisor is left:
+    as where a mean over all is multiplied with the number of micro-batches, by which a framework divides it again."""
+    left = [*backward.divisors]
+    others = [*backward.divisors, 1 / (backward.scale or 1.0)]
+    for factor in backward.factors:
+        own = next((one for one in others if isclose(factor * one, 1)), None)
+        if own is not None:
+            others.remove(own)
+            continue
+        for divisor in [*left]:
+            if len(left) > 1 and factor >= divisor > 1 and isclose(factor / divisor, round(factor / divisor)):
+                left.remove(divisor)
+                factor /= divisor
+    return left
+
+
+def weight_of(window: Window) -> float | None:
+    """What all targets of a rank weigh in its own losses; None if it is not known."""
+    weights = [_weight_of(one) for one in window.backwards.values()]
+    known = [weight for weight in weights if weight is not None]
+    return sum(known) if len(known) == len(weights) else None
+
+
+def _weight_of(backward: records.Backward) -> float | None:
+    factor = factor_of(backward)
+    if not factor:
+        # A batch that is made up, for a rank that has none.
+        return 0.0
+    return factor * (1 if backward.targets else backward.summed) or None
+
+
+def scale_of(window: Window) -> float | None:
+    """What all losses were multiplied with last, if it is more than 1, and no scaler did it."""
+    scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
+    return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None
+
+
+_SEVERAL = 3
+
+
+def kinds(windows: Iterable[Window]) -> set[int]:
+    """The calls that their losses come from, but for those of micro-batches that go backward in two places: below one
+    line of the script, where a library has the step go through the last of them; or in one line while DDP waits, and in
+    another one in the last, where it synchronizes."""
+    found = set[int]()
+    for window in windows:
+        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        calls = Counter(one.calls for one in passes)
+        waits = [one.waits for one in passes]
+        is_of_one_line = len({one.own_calls for one in passes}) == 1
+        is_in_turn = len(passes) >= _SEVERAL and waits == [*[True] * (len(passes) - 1), False]
+        is_one = _are_of_one_loader(window) and _all_but_the_last(window) and (is_of_one_line or is_in_turn)
+        found |= {calls.most_common(1)[0][0]} if is_one else calls.keys()
+    return found
+
+
+def may_be_one(windows: Iterable[Window]) -> bool:
+    """Whether they may be of one loss all the same, as where the last of several is in a line of its own. Two losses
+    may go through batches of one loader in turn."""
+    return all(
+        len(kinds([window])) == 1 or (_are_of_one_loader(window) and _all_but_the_last(window)) for window in windows
+    )
+
+
+def _all_but_the_last(window: Window) -> bool:
+    """Whether all but the last pass come from the same calls."""
+    calls = [window.backwards[number].calls for number in sorted(window.backwards)]
+    return len({*calls}) == 2 and len({*calls[:-1]}) == 1
+
+
+def _are_of_one_loader(window: Window) -> bool:
+    """Whether each pass has a batch of its own of one loader, and they are made alike, multiplied with the same number,
+    and reach the same parameters."""
+    passes = [*window.backwards.values()]
+    factors = [factor_of(one) for one in passes]
+    reached = {number: {one.backward for one in of} for number, of in window.new.items()}
+    return (
+        all(one.batches == 1 for one in passes)
+        and len({(one.loader, one.made_by) for one in passes}) == 1
+        and all(isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
+        and all(of >= window.backwards.keys() for of in reached.values())
+    )
+
+
+NEAR = 1e-4
+
+
+def near(one: float | None, other: float) -> bool:
+    """Whether a weight is this number; not if it is unknown."""
+    return one is not None and isclose(one, other, rel_tol=NEAR)
+
+
+def are_alike(numbers: Collection[float]) -> bool:
+    return not numbers or max(numbers) <= min(numbers) * (1 + NEAR)
+
+
+def kappa_of(together: Together) -> float | None:
+    """By which factor the step uses the mean over ranks; None if it is not one number."""
+    kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
+    return kappas.pop() if len(kappas) == 1 else None
+
+
+def passes_of(windows: Iterable[Window]) -> list[records.Backward]:
+    return [one for window in windows for one in window.backwards.values()]
+
+
+def targets_of(backward: records.Backward) -> int:
+    """How many targets a loss is a mean or sum of; 0 if it is not known."""
+    return backward.targets or backward.summed
+
+
+def of_one_target(backward: records.Backward) -> float:
+    """What one target weighs in its rank's losses."""
+    return factor_of(backward) / (backward.targets or 1)
+
+
+def is_mean(backward: records.Backward) -> bool:
+    """Whether it is a mean of cross entropy or a similar loss over targets."""
+    return bool(backward.targets) and not backward.of_any
+
+
+def total_of(together: Together, windows: Collection[Window]) -> float | None:
+    """What all targets of these windows weigh in the step, 1 for their mean; None if it is not known."""
+    kappa, weights = kappa_of(together), [weight_of(window) or 0.0 for window in windows]
+    if kappa is None or not all(weights) or any(one.of_any for one in passes_of(windows)):
+        return None
+    return sum(weights) * kappa / together.ranks
+
+
+def total_by_count(together: Together, kappa: float) -> float | None:
+    """What all that the ranks have counted weighs in the step, where each loss is divided by one number that the ranks
+    have summed up or averaged, and by nothing else: 1 for its mean. None if there is no such number."""
+    passes = passes_of(together.here)
+    if not passes or any(len(one.global_divisors) != 1 for one in passes):
+        return None
+    by_rank = [{tuple(one.global_divisors[0]) for one in window.backwards.values()} for window in together.here]
+    divisors = {divisor for of_rank in by_rank for divisor, _ in of_rank}
+    if len(by_rank) < together.ranks or len(divisors) != 1 or any(len(of_rank) != 1 for of_rank in by_rank):
+        return None
+    [divisor] = divisors
+    if not divisor or not all(near(factor_of(one) * divisor, 1) for one in passes):
+        return None
+    return sum(own for of_rank in by_rank for _, own in of_rank) / divisor * kappa / together.ranks
+
+
+def is_mean_of_all(together: Together) -> bool:
+    """Whether the sum over ranks is right in this step: their losses weigh 1 together, as sums that are divided by the
+    number of all targets do, or means that are divided by the number of ranks."""
+    here = together.here
+    if (total := total_by_count(together, together.ranks)) is not None:
+        return near(total, 1)
+    weights = [weight_of(window) or 0.0 for window in here]
+    targets = [of_one_target(one) for one in passes_of(here) if factor_of(one)]
+    is_of_all = len(here) == together.ranks and near(sum(weights), 1)
+    return is_of_all and min(targets) > 0 and (are_alike(weights) or are_alike(targets))
+
+
+def weigh_alike(together: Together, factors: Mapping[tuple[int, int, bool], float]) -> bool:
+    """Whether all targets of a step weigh the same, although its passes count with different factors: it is a mean over
+    all targets. factors: by rank, place of the pass in its window, and whether an earlier step left it."""
+    passes = {
+        (window.rank, place, False): window.backwards[number]
+        for window in together.here
+        for place, number in enumerate(sorted(window.backwards))
+    }
+    if not all(column in passes and targets_of(passes[column]) for column in factors):
+        return False
+    weights = [factor * of_one_target(passes[column]) for column, factor in factors.items()]
+    total = sum(weight * targets_of(passes[column]) for weight, column in zip(weights, factors, strict=True))
+    return are_alike(weights) and near(total, 1)
+
+
+def are_batches(passes: Collection[records.Backward]) -> bool:
+    """Whether each pass has a batch of one loader: micro-batches, not terms of a loss. All batches may come first. A
+    batch sampler of the script's own may draw tasks or episodes."""
+    loaders = {one.loader for one in passes if one.batches}
+    is_of_one = len(loaders) == 1 and None not in loaders and not any(one.draws for one in passes)
+    return is_of_one and sum(one.batches for one in passes) == len(passes)

@@ -1,0 +1,116 @@
+"""Parameters that are split over ranks otherwise than by FSDP2: by hand, and by DeepSpeed's ZeRO."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from conformance.trace.seams.guarding import harmless
+from conformance.trace.seams.patching import Seams, replaced, when_imported
+from conformance.trace.seams.probes import clipping, optimizer_steps
+from conformance.trace.state.deepspeed import WRAPPERS, cuts, stepped
+from conformance.watch import records
+from conformance.watch.recording import surroundings
+from conformance.watch.recording.adjusting import noted
+from conformance.watch.recording.parameters import Known
+from conformance.watch.recording.recording import Recording
+
+_MOST_NODES = 200_000
+_LOCAL, _GATHERED = "_ToTorchTensorBackward", "RedistributeBackward"
+
+
+class Gathered:
+    """see: takes a parameter's gradient."""
+
+    def __init__(self, recording: Recording, see: Callable[[Known, Any], None]) -> None:
+        self._recording, self._see = recording, see
+
+    @contextmanager
+    def followed(self, root: Any) -> Iterator[None]:
+        """Within this is a backward pass from this node. It is looked through only where optimizers hold shards that
+        are not FSDP2's, of all ranks."""
+        handles = self._hooked(root)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hooked(self, root: Any) -> list[Any]:
+        shards = {
+            id(one): known
+            for known, one in self._recording.parameters.all()
+            if known.pieces and _is_by_hand(known, one)
+        }
+        found = [(node, shards.get(id(shard))) for node, shard in _wholes(root)] if shards else []
+        return [
+            node.register_prehook(harmless(partial(self._take, known))) for node, known in found if known is not None
+        ]
+
+    def _take(self, known: Known, gradients: Any) -> None:
+        [gradient] = gradients
+        self._see(known, gradient)
+
+
+def _is_by_hand(known: Known, parameter: Any) -> bool:
+    is_of_fsdp = known.is_flat or hasattr(parameter, "_conformance_whole")
+    return not is_of_fsdp and parameter.device_mesh.ndim == 1 and len(known.pieces) == surroundings.world()
+
+
+def _wholes(root: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """The nodes behind which a tensor is the whole of a shard, each with the shard."""
+    waiting, seen = [root], {root}
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        following = [one for one, _ in node.next_functions if one is not None] if node is not None else []
+        if node is not None and node.name() == _LOCAL and following and following[0].name() == _GATHERED:
+            leaf = following[0].next_functions[0][0]
+            shard = getattr(leaf, "variable", None)
+            if shard is not None:
+                yield node, shard
+        for one in following:
+            if one not in seen:
+                seen.add(one)
+                waiting.append(one)
+
+
+def observe(recording: Recording) -> Seams:
+    """Follows the parameters of a model into the flat tensors, and notes `Clipped` before each step on these. Without
+    ZeRO, the engine clips by a function of its own."""
+    wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def construct(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        original(wrapper, *args, **kwargs)
+        parts = [(parameter, part, cuts(wrapper, parameter, part)) for parameter, part in stepped(wrapper)]
+        _, rank, world = surroundings.of_process()
+        if any(len(pieces) != world or pieces[rank][1] - pieces[rank][0] != part.length for _, part, pieces in parts):
+            raise ValueError("its parameters are split over other ranks, or in another way")
+        for parameter, part, pieces in parts:
+            recording.parameters.divide(parameter, part, pieces, rank)
+        wrappers.add(wrapper)
+
+    def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        wrapper = next((one for one in wrappers if getattr(one, "optimizer", None) is optimizer), None)
+        limit, norm = getattr(wrapper, "clip_grad", 0.0), getattr(wrapper, "_global_grad_norm", None)
+        if limit and norm is not None:
+            held = [known.number for known, _ in recording.parameters.held(optimizer)]
+            given, site, within = len(held), recording.site(), recording.within
+            recording.note(records.Clipped("norm", held, float(limit), float(norm), given, site, within=within))
+
+    def classes(module: ModuleType) -> Seams:
+        yield replaced(getattr(module, WRAPPERS[module.__name__]), "__init__", construct)
+
+    def engine(module: ModuleType) -> Seams:
+        around = clipping(recording, partial(noted, recording), module.clip_grad_norm_, "norm")
+        yield replaced(module, "clip_grad_norm_", around)
+
+    for name in WRAPPERS:
+        yield when_imported(name, classes)
+    yield when_imported("deepspeed.runtime.engine", engine)
+    yield from optimizer_steps(clip)

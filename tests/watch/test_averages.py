@@ -1,0 +1,457 @@
+"""How gradients of ranks and micro-batches enter a step: sums, shares, and factors of a script's own."""
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.judging.findings import said
+from conformance.watch.verdict import verdict
+
+from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, total, trained
+
+AGAIN, ONCE, EACH = {"watch/every-backward"}, {"watch/averaged-once"}, {"watch/means-averaged"}
+
+
+def code_of(findings):
+    [cause] = findings.causes.values()
+    return cause.first.law, cause.first.says.code
+
+
+def accumulated(after_each, ranks, micro_batches):
+    """after_each: the factor that all that is accumulated gets after each micro-batch."""
+
+    def window(script):
+        used = None
+        for _ in range(micro_batches):
+            computed = total(script.backward(), 1 / ranks)
+            used = total([computed if used is None else total([used, computed])], after_each)
+        return [used] * ranks
+
+    return trained(window, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("after_each", "ranks", "micro_batches", "expected"),
+    [
+        (2.0, 2, 4, "summed-again"),
+        (0.25, 1, 4, "divided-again"),
+        (0.25, 2, 4, "divided-again"),
+        (1 / 3, 1, 3, "divided-again"),
+        (0.9, 1, 4, None),  # gradients that fade by hand
+        (0.5, 2, 4, None),
+        (2.0, 1, 4, None),
+        (2.0, 2, 2, None),  # two factors are a series whatever they are
+        (0.5, 1, 2, None),
+    ],
+)
+def test_what_is_done_again_after_each_micro_batch(after_each, ranks, micro_batches, expected):
+    findings = accumulated(after_each, ranks, micro_batches)
+    if expected:
+        assert code_of(findings) == (*AGAIN, expected)
+    else:
+        assert shown(findings) == "UNDECIDED"
+
+
+def weighed(*weights, counts=(None,) * 9, ranks=2):
+    """weights: of the micro-batches of a window, in an average over the ranks. counts: of their targets."""
+
+    def window(script):
+        passes = [
+            total(script.backward(targets=count), weight / ranks)
+            for weight, count in zip(weights, counts, strict=False)
+        ]
+        return [total(passes)] * ranks
+
+    return trained(window, ranks=ranks)
+
+
+EQUAL = (8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        (weighed(1 / 9, 1 / 3, 1.0, ranks=1), "UNDECIDED"),  # gradients that fade, and the newest in full
+        (weighed(4 / 7, 2 / 7, 1 / 7, ranks=1), "UNDECIDED"),
+        (weighed(0.5, 0.25, 0.125), "UNDECIDED"),  # the first counts most
+        (weighed(3, 2, 1, counts=EQUAL), AGAIN),
+        (weighed(4, 2, 1, counts=EQUAL), AGAIN),  # summed over two ranks each time
+        (weighed(3, 2, 1, counts=(24, 16, 8)), "UNDECIDED"),  # by their numbers of samples
+        (weighed(3, 2, 1), "UNDECIDED"),
+        (weighed(5, 2, 1, counts=EQUAL), "UNDECIDED"),
+    ],
+)
+def test_micro_batches_have_weights(findings, expected):
+    assert shown(findings) == expected
+
+
+def of_one(source):
+    """All ranks step on the gradients of one."""
+    return trained(lambda script: [script.backward()[source]] * 2)
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_gradients_of_one_rank_are_sent_to_all(source):
+    findings = of_one(source)
+    assert laws(findings) == {"watch/averaged"}
+    [cause] = findings.causes.values()
+    assert cause.ranks == {1 - source}
+
+
+def by_samples(script):
+    one, other = script.backward()
+    return [total([total([one], 0.625), total([other], 0.375)])] * 2
+
+
+def kept_while_cleared(script):
+    kept = script.backward()
+    script.clear()
+    return averaged(kept, script.backward(), factor=0.25)
+
+
+def clipped_and_cleared(script):
+    script.backward()
+    script.each(records.Clipped("norm", script.numbers, 1.0, 4.0, len(script.numbers), LINE))
+    script.clear()
+    return [gradients(script.steps)] * 2
+
+
+def own_after_the_end_of_data(script):
+    script.each(records.Joined())
+    return script.backward()
+
+
+def of_two_numbers_of_micro_batches(script):
+    both, alone = script.backward(), script.backward()
+    del script.streams[1][-2:]
+    return averaged(both, alone[:1])
+
+
+def made_small(script):
+    [[first], [second]] = script.backward(scale=65536.0), script.backward()
+    return [total([total([first], 1 / 65536), second])]
+
+
+def clamped(script):
+    return [[gradient.clamp(-0.3, 0.3) for gradient in averaged(script.backward())[0]]] * 2
+
+
+def zeros(_=None):
+    return [0 * gradient for gradient in gradients(0)]
+
+
+@pytest.mark.parametrize(
+    ("window", "options", "expected"),
+    [
+        (lambda script: averaged(script.backward(), script.backward()), {}, "CONFORMS"),
+        (of_two_numbers_of_micro_batches, {}, "CONFORMS"),
+        (lambda script: script.backward(), {}, "UNDECIDED"),  # ranks that stay equal
+        (lambda script: script.backward(), {"drift": 0.1}, {"watch/averaged"}),  # that weights differ comes of it
+        (by_samples, {}, "UNDECIDED"),
+        (kept_while_cleared, {}, "UNDECIDED"),
+        (clipped_and_cleared, {}, "UNDECIDED"),
+        (lambda script: [gradients(script.steps)] * 2, {}, "UNDECIDED"),  # put in by hand
+        (own_after_the_end_of_data, {"drift": 0.1}, "UNDECIDED"),
+        (made_small, {"ranks": 1}, "UNDECIDED"),
+        (clamped, {}, "UNDECIDED"),
+    ],
+)
+def test_what_a_step_uses(window, options, expected):
+    assert shown(trained(window, **options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("drift", "expected"), [(1e-5, "watch/same-weights"), (1e-7, "agreement.rounding"), (0.0, None)]
+)
+def test_weights_may_differ_by_rounding(drift, expected):
+    """As where each rank adds noise of its own to its weights, and takes it away again."""
+    findings = trained(lambda script: averaged(script.backward()), times=2, drift=drift)
+    assert [*laws(findings), *findings.open] == [expected] * (expected is not None)
+
+
+def test_a_micro_batch_that_is_missing_is_named():
+    def window(script):
+        first, second = script.backward(), script.backward()
+        return [total([first[rank], total(second, 0.5)]) for rank in (0, 1)]
+
+    [cause] = trained(window, times=1).causes.values()
+    table = "rank 0: 1, 0.5; rank 1: 0, 0.5"
+    assert (cause.first.law, cause.first.says) == ("watch/averaged", said("micro-batches-own", places=[1], table=table))
+
+
+def test_a_model_of_one_parameter_is_diagnosed_over_several_steps():
+    """Only the first of four micro-batches is averaged: eight unknowns, and two equations a step."""
+
+    def window(script):
+        first, *others = [script.backward() for _ in range(4)]
+        return [total([total(first, 0.5), *(of[rank] for of in others)]) for rank in (0, 1)]
+
+    findings = trained(window, times=6, shapes=((4, 3),), drift=0.1)
+    causes = {law: cause.first.says for (law, _), cause in findings.causes.items()}
+    table = "rank 0: 0.5, 1, 1, 1; rank 1: 0.5, 0, 0, 0"
+    assert causes["watch/averaged"] == said("micro-batches-own", places=[2, 3, 4], table=table)
+
+
+@pytest.mark.parametrize(("drift", "broken"), [(0.1, {"watch/averaged"}), (0.0, set())])
+def test_one_parameter_that_is_not_averaged(drift, broken):
+    """Its weights drift apart; if they did not, something else would have averaged it."""
+
+    def window(script):
+        computed = script.backward()
+        return [[*averaged(computed)[rank][:-1], computed[rank][-1]] for rank in (0, 1)]
+
+    findings = trained(window, times=2, drift=drift)
+    assert laws(findings) == broken
+    says = [cause.first.says for (law, _), cause in findings.causes.items() if law == "watch/averaged"]
+    assert [(one.code, one.values["parameters"], one.values["all"]) for one in says] == (
+        [("some-not-averaged", 1, 6)] if broken else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ([0.25, 0.25, 0.25], ONCE),
+        ([0.25], ONCE),
+        ([0.25, 0.5, 0.25], ONCE),
+        ([0.5, 0.25, 0.5], "UNDECIDED"),
+        ([0.25, 0.25, 0.3], "UNDECIDED"),
+        ([0.5, 0.5, 0.5], "CONFORMS"),
+    ],
+)
+def test_what_two_ranks_computed_is_divided_by_four(factors, expected):
+    left = iter(factors)
+    findings = trained(lambda script: averaged(script.backward(), factor=next(left)), times=len(factors))
+    assert shown(findings) == expected
+    if len({*factors}) == 1 and expected == ONCE:
+        [cause] = findings.causes.values()
+        assert (cause.count, cause.ranks, cause.first.step) == (2 * len(factors), {0, 1}, 0)
+        assert cause.first.effect == said("factor", factor=0.5)
+
+
+def test_steps_without_gradients_next_to_right_ones():
+    script = Script()
+    for step in range(6):
+        if step % 2:
+            script.step([[], []])
+        else:
+            script.step(averaged(script.backward()))
+        script.clear()
+    assert "coverage.some-steps" in script.findings().open
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (((1, 2), (0, 2), (0, 1), (0, 2)), "UNDECIDED"),  # by its gradients it is another one now and then
+        (((0, 2),) * 4, "UNDECIDED"),  # one that sends wrong ones in each step, or looks at other data
+        (((0,),) * 4, {"watch/averaged"}),  # no average leaves out all but one
+    ],
+)
+def test_ranks_are_left_out(kept, expected):
+    left = iter(kept)
+
+    def window(script):
+        computed, ranks = script.backward(), next(left)
+        return [total([computed[rank] for rank in ranks], 1 / len(ranks))] * 3
+
+    assert shown(trained(window, times=4, ranks=3)) == expected
+
+
+def of_some(ratio, numbers, sparse, ranks=2, rates=None):
+    """Steps that use `ratio` times the average for the parameters with these numbers."""
+    script = Script(ranks)
+    for _ in range(3):
+        computed = script.backward()
+        for stream in script.streams:
+            stream[-1].sparse = [*sparse]
+        used = total(computed, 1 / ranks)
+        script.step([[one * ratio if n in numbers else one for n, one in enumerate(used)]] * ranks)
+        for stream in script.streams:
+            stream[-1].rates = rates or stream[-1].rates
+        script.clear()
+    return script.findings()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "numbers", "sparse", "ranks", "rates", "expected"),
+    [
+        (2.0, (1, 4), (1, 4), 2, None, EACH),
+        (3.0, (1,), (1,), 3, None, EACH),
+        (2.0, (1,), (1, 4), 2, None, "UNDECIDED"),
+        (2.0, (1, 4), (), 2, None, "UNDECIDED"),
+        (1.5, (1, 4), (1, 4), 2, None, "UNDECIDED"),
+        (2.0, (1, 4), (1, 4), 2, [0.1, 0.05], "UNDECIDED"),
+        (2.0, (1, 4), (1, 4), 1, None, "UNDECIDED"),
+        (1.0, (1, 4), (1, 4), 2, None, "CONFORMS"),
+    ],
+)
+def test_sparse_gradients_that_are_summed(ratio, numbers, sparse, ranks, rates, expected):
+    assert shown(of_some(ratio, numbers, sparse, ranks, rates)) == expected
+
+
+def test_parameters_with_a_factor_of_their_own_are_named():
+    assert of_some(0.5, (1, 4), ()).open["ranks.some-parameters"].says.values == {"names": ["p1", "p4"]}
+
+
+def taken(order, but=1.0):
+    """Gradients that are taken out of a flat buffer in this order. but: a further factor of the first."""
+
+    def window(script):
+        computed = total(script.backward(), 0.5)
+        return [[computed[order[0]] * but, *(computed[number] for number in order[1:])]] * 2
+
+    return trained(window, shapes=(*SHAPES, *SHAPES))
+
+
+IN_ORDER = [*range(2 * len(SHAPES))]
+EXCHANGED = [6, 1, 2, 3, 4, 5, 0, *IN_ORDER[7:]]
+
+
+@pytest.mark.parametrize(
+    ("order", "but", "expected"),
+    [
+        (IN_ORDER, 1.0, "CONFORMS"),
+        (EXCHANGED, 1.0, {"watch/own-gradient"}),
+        ([*IN_ORDER[6:], *IN_ORDER[:6]], 1.0, {"watch/own-gradient"}),
+        ([0, 1, 2, 3, 4, 5, 0, *IN_ORDER[7:]], 1.0, "UNDECIDED"),  # one that two share, as copies of a layer do
+        (EXCHANGED, 0.3, "UNDECIDED"),  # no one factor
+    ],
+)
+def test_parameters_have_each_others_gradients(order, but, expected):
+    assert shown(taken(order, but)) == expected
+
+
+def test_parameters_that_are_exchanged_are_named():
+    [cause] = taken(EXCHANGED).causes.values()
+    assert cause.first.says == said("exchanged", names=["p0", "p6"], others=["p6", "p0"])
+
+
+ENTROPY, SQUARES = "NllLossBackward0", "MseLossBackward0"
+
+
+def summed(used, factors, made_by=ENTROPY):
+    """Two ranks sum up losses over 8 and 9 targets and more, and multiply them with `factors`. used: what the step
+    multiplies the mean over the ranks with. Both are given the number of all targets."""
+    script = Script()
+    for step in range(4):
+        counts = [8 + step * rank + rank for rank in range(2)]
+        computed = script.backward(factors=factors(sum(counts)))
+        for stream, count in zip(script.streams, counts, strict=True):
+            stream[-2].summed, stream[-2].made_by = count, made_by
+        script.step(averaged(computed, factor=0.5 * used(sum(counts))))
+        script.clear()
+    return script.findings()
+
+
+@pytest.mark.parametrize(
+    ("used", "factors", "made_by", "expected"),
+    [
+        (lambda count: 2 / count, lambda count: [], ENTROPY, "CONFORMS"),
+        (lambda count: 1 / count, lambda count: [], ENTROPY, ONCE),
+        (lambda count: 1 / count, lambda count: [], SQUARES, "UNDECIDED"),  # half of a squared error
+        (lambda count: 1 / (3 * count), lambda count: [], ENTROPY, "UNDECIDED"),
+        (lambda count: 1, lambda count: [1 / count], ENTROPY, ONCE),
+        (lambda count: 1, lambda count: [2.0, 1 / count], ENTROPY, "CONFORMS"),
+        (lambda count: 1, lambda count: [0.5, 2.0, 1 / count], ENTROPY, "UNDECIDED"),  # half of a loss
+    ],
+)
+def test_sums_are_divided_by_all_targets(used, factors, made_by, expected):
+    assert shown(summed(used, factors, made_by)) == expected
+
+
+def test_a_batch_that_is_made_up_counts_nothing():
+    script = Script()
+    for step in range(4):
+        first = script.backward(factors=[0.0])
+        rest = script.backward(factors=[1.0])
+        for stream in script.streams:
+            stream[-4].summed, stream[-2].summed = 5, 7 + step
+            stream[-3].sketches = [[0.0] * 3 for _ in script.numbers]
+        script.step([total([total(first, 0.0), total(rest, 1 / (14 + 2 * step))])] * 2)
+        script.clear()
+    assert shown(script.findings()) == "CONFORMS"
+
+
+@pytest.mark.parametrize("scale", [2.0, 4.0])
+def test_a_loss_scale_by_hand_that_is_the_number_of_ranks(scale):
+    def window(script):
+        computed = [total([of_rank], scale) for of_rank in script.backward(factors=[scale], targets=6)]
+        for stream in script.streams:
+            stream[-1].sketches = [[scale * number for number in row] for row in stream[-1].sketches]
+        return averaged(computed, factor=0.5 / scale)
+
+    assert verdict(trained(window, times=4)) == "CONFORMS"
+
+
+@pytest.mark.parametrize(
+    ("summed", "factor", "of_any", "terms", "expected"),
+    [
+        (2, None, False, 0, "CONFORMS"),  # the sum over two sentences, divided by two
+        (2, 0.5, False, 0, ONCE),  # their mean
+        (4, None, False, 0, "UNDECIDED"),
+        (0, None, True, 0, "UNDECIDED"),  # a sum of anything
+        (0, None, False, 2, "UNDECIDED"),  # the losses of two views
+        (0, None, False, 3, ONCE),
+        (0, None, False, 0, ONCE),
+    ],
+)
+def test_gradients_are_divided_by_as_many_as_there_are_ranks(summed, factor, of_any, terms, expected):
+    def window(script):
+        computed = script.backward(factors=[] if factor is None else [factor])
+        for one in (stream[-2] for stream in script.streams):
+            one.summed, one.targets, one.of_any, one.terms = summed, 0 if summed else None, of_any, terms
+        return averaged(computed, factor=0.25)
+
+    assert shown(trained(window)) == expected
+
+
+def test_one_rank_uses_less_of_the_sum():
+    def window(script):
+        computed = script.backward()
+        return [total(computed, 0.5), total(computed, 0.2)]
+
+    assert laws(trained(window)) == {"watch/one-factor"}
+
+
+def test_gradients_that_cancel_over_the_ranks():
+    script = Script()
+    for step in range(3):
+        computed = gradients(step)
+        for rank, stream in enumerate(script.streams):
+            begins = records.Backward(step + 1, None, [], None, script.versions, False, False, False, LINE)
+            own = [-one if rank else one for one in computed]
+            stream += [begins, records.Local(step + 1, script.numbers, [], "float32", sketches(own))]
+        script.step([zeros()] * 2)
+        script.clear()
+    findings = script.findings()
+    assert (verdict(findings), findings.conserved) == ("CONFORMS", 6)
+
+
+def test_zeros_in_place_of_what_was_computed():
+    def window(script):
+        script.backward()
+        return [zeros()] * 2
+
+    findings = trained(window)
+    assert (verdict(findings), [*findings.open], findings.conserved) == ("UNDECIDED", ["clearing.zeroed"], 0)
+
+
+@pytest.mark.parametrize("is_summed", [True, False])
+def test_a_rank_whose_shards_have_no_elements(is_summed):
+    """Each parameter is cut into two, of which the second is empty: that rank has nothing to lose."""
+    script = Script()
+    for rank, stream in enumerate(script.streams):
+        stream[1:-1] = [
+            records.Parameter(n, list(shape), "float32", 2, f"p{n}", rank) for n, shape in enumerate(script.shapes)
+        ]
+    for step in range(3):
+        computed = [gradients(10 * step + rank) for rank in range(2)]
+        for rank, stream in enumerate(script.streams):
+            begins = records.Backward(step + 1, None, [], None, script.versions, False, False, False, LINE)
+            cut = [part for one in computed[rank] for part in sketches([one, 0 * one])]
+            stream += [begins, records.Local(step + 1, script.numbers, [], "float32", cut)]
+        script.step([total(computed, 1.0 if is_summed else 0.5), zeros()])
+        script.clear()
+    findings = script.findings()
+    assert [*findings.open] == ["ranks.sum"] * is_summed
+    assert findings.conserved == (3 if is_summed else 6)

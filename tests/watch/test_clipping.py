@@ -1,0 +1,191 @@
+"""Clipping: when it comes, over which parameters, and which right scripts look like a mistake."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from conformance.watch import records
+from conformance.watch.judging.properties import Property
+
+from .scripts import LINE, Script, laws, total
+from .trained import watched
+
+DATA = torch.arange(96.0).reshape(32, 3).cos()
+SOMETHING, WHOLE_WINDOW = {"watch/clip-something"}, {"watch/clip-whole-window"}
+
+
+def laws_or_facts(findings):
+    """The laws that are broken, or the facts of clipping where none is."""
+    return laws(findings) or {code for code in findings.open if code.startswith("clipping.")}
+
+
+def training(window, steps=4):
+    """Steps of a model whose windows `window` makes."""
+
+    def run():
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            window(model, optimizer)
+            optimizer.step()
+
+    return run
+
+
+def parts(model):
+    return (model(DATA[start : start + 8]).square().mean() for start in range(0, 32, 8))
+
+
+def clipped(*limits, keeps=None, norm=True):
+    """limits: of the clip after each micro-batch, none for None. keeps: how `.grad` is cleared, in scripts that add
+    up what is left of each by themselves."""
+
+    def window(model, optimizer):
+        held = [*model.parameters()]
+        kept = [torch.zeros_like(one) for one in held]
+        for part, limit in zip(parts(model), limits, strict=False):
+            (part / len(limits)).backward()
+            if limit is not None:
+                (clip_grad_norm_ if norm else clip_grad_value_)(held, limit)
+            for sums, one in zip(kept, held, strict=True) if keeps else ():
+                sums += one.grad
+                keeps(one.grad)
+        for sums, one in zip(kept, held, strict=True) if keeps else ():
+            one.grad.copy_(sums)
+
+    return window
+
+
+def penalty_last(clip):
+    def window(model, optimizer):
+        next(parts(model)).backward()
+        clip(model.parameters(), 0.01)
+        (0.01 * sum(one.square().sum() for one in model.parameters())).backward()
+
+    return window
+
+
+def scaled_later(model, optimizer):
+    next(parts(model)).backward()
+    clip_grad_norm_(model.parameters(), 0.05)
+    for one in model.parameters():
+        one.grad *= 0.1
+
+
+def in_hooks(model, optimizer):
+    def clip(parameter):
+        clip_grad_norm_([parameter], 0.01)
+
+    hooks = [one.register_post_accumulate_grad_hook(clip) for one in model.parameters()]
+    next(parts(model)).backward()
+    for hook in hooks:
+        hook.remove()
+
+
+def kept_by_hand(model, optimizer):
+    """A gradient that is put there by hand, and clipped before that of a penalty is added to it."""
+    of_loss = torch.autograd.grad(next(parts(model)), [*model.parameters()])
+    for one, gradient in zip(model.parameters(), of_loss, strict=True):
+        one.grad = gradient
+    clip_grad_norm_(model.parameters(), 1e-3)
+    sum(one.square().sum() for one in model.parameters()).backward()
+
+
+def received(model, optimizer):
+    for one in model.parameters():
+        one.grad = torch.randn(one.shape)
+    clip_grad_norm_(model.parameters(), 1e-3)
+    next(parts(model)).backward()
+
+
+def before_the_pass(limit):
+    def window(model, optimizer):
+        clip_grad_norm_(model.parameters(), limit)
+        next(parts(model)).backward()
+
+    return window
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (clipped(None, 0.05), set()),
+        (clipped(0.05, 0.05, 0.05, 0.05), WHOLE_WINDOW),
+        (clipped(0.05, 0.05, keeps=lambda one: one.zero_()), {"clipping.before-change"}),
+        (clipped(0.05, 0.05, keeps=lambda one: one.data.zero_()), {"clipping.before-change"}),
+        (clipped(0.01, 0.01, norm=False), WHOLE_WINDOW),
+        (clipped(0.01, 0.01, norm=False, keeps=lambda one: one.zero_()), {"clipping.by-value"}),
+        (clipped(1.0, None), {"clipping.before-last-pass"}),  # by its order alone
+        (clipped(1e9, 1e9), {"clipping.before-last-pass"}),  # a limit that only measures
+        (clipped(1.0, 1.0, keeps=lambda one: one.data.zero_()), {"clipping.before-last-pass"}),
+        (penalty_last(clip_grad_norm_), {"clipping.before-change"}),
+        (penalty_last(clip_grad_value_), {"clipping.by-value"}),
+        (scaled_later, {"clipping.before-change"}),
+        (in_hooks, {"clipping.parts"}),
+        (kept_by_hand, {"clipping.before-change"}),
+        (received, {"clipping.before-change"}),
+        (before_the_pass(1e-3), SOMETHING),
+        (before_the_pass(1e3), set()),  # nothing is beyond it
+    ],
+)
+def test_when_a_window_is_clipped(window, expected):
+    assert laws_or_facts(watched(training(window))) == expected
+
+
+@pytest.mark.filterwarnings("ignore:`parameters` is an empty generator")
+@pytest.mark.parametrize(
+    ("clips", "expected"),
+    [
+        (lambda held, used_up: [held], set()),
+        (lambda held, used_up: [held, []], {"clipping.nothing"}),
+        (lambda held, used_up: [iter([])], {"clipping.nothing"}),
+        (lambda held, used_up: [filter(lambda one: not one.requires_grad, held)], {"clipping.nothing"}),
+        (lambda held, used_up: [used_up], SOMETHING),
+        (lambda held, used_up: [filter(torch.is_tensor, used_up)], SOMETHING),
+        (lambda held, used_up: [held[:1]], {"clipping.parts"}),
+        (lambda held, used_up: [held[:1], held[1:]], {"clipping.parts"}),
+        (lambda held, used_up: [], set()),
+    ],
+)
+def test_what_a_clip_call_is_given(clips, expected):
+    def run():
+        model = nn.Linear(3, 5)
+        used_up = model.parameters()
+        optimizer = torch.optim.SGD(used_up, lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(DATA).square().mean().backward()
+            for given in clips([*model.parameters()], used_up):
+                clip_grad_norm_(given, 1e-3)
+            optimizer.step()
+
+    assert laws_or_facts(watched(run)) == expected
+
+
+@pytest.mark.parametrize(("window", "steps"), [(clipped(None, 0.05), 4), (clipped(0.05, None), 0), (clipped(None), 0)])
+def test_steps_that_are_clipped_after_their_last_pass_are_counted(window, steps):
+    assert watched(training(window)).seen[Property.CLIPPING] == steps
+
+
+@pytest.mark.parametrize(
+    ("norm", "ranks", "factor", "expected"),
+    [
+        ("own", 2, 0.5, {"clipping.before-change"}),
+        ("mean", 2, 0.5, set()),
+        ("own", 1, 1.0, set()),
+        ("own", 2, 0.3, {"clipping.before-change"}),
+    ],
+)
+def test_a_norm_within_its_limit_that_changes_later_is_a_fact(norm, ranks, factor, expected):
+    script = Script(ranks=ranks)
+    for _ in range(3):
+        computed = script.backward()
+        mean = total(computed, factor)
+        for stream, own in zip(script.streams, computed, strict=True):
+            size = sum(one.square().sum().item() for one in (own if norm == "own" else mean)) ** 0.5
+            stream.append(records.Clipped("norm", script.numbers, 50.0, size, 6, LINE))
+        script.step([mean] * ranks)
+        script.clear()
+    assert laws_or_facts(script.findings()) == expected

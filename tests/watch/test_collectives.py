@@ -1,0 +1,355 @@
+"""What the recorder sees of collectives, of shards and of what is looked at in turns."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import conformance
+from conformance.trace.state.deepspeed import cuts
+from conformance.trace.state.optimizers import Part
+from conformance.watch import records
+from conformance.watch.ledger import Ledger
+from conformance.watch.lines import decoded
+from conformance.watch.recording.parameters import AT_ONCE, WHOLE_AT_FIRST, Known
+from conformance.watch.recording.settings import Settings
+from conformance.watch.recording.start import recorded
+from conformance.watch.records import Exchanged
+from conformance.watch.sizes import UNREAD
+
+from .trained import recording_in, records_in
+
+
+@pytest.fixture
+def two_ranks():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, goes_back):
+        ctx.goes_back = goes_back
+        if not goes_back:
+            dist.all_reduce(value.detach().clone())
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.goes_back:
+            dist.all_reduce(gradient.clone())
+        return gradient, None
+
+
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        # torch has renamed it.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(torch.zeros(2 * len(gradient), *gradient.shape[1:]), gradient.contiguous())
+        return gradient
+
+
+def of_batch_norm(namespace):
+    """As if torch's own synchronized batch norm did so."""
+    exec("def reduce(dist, tensor): dist.all_reduce(tensor)", namespace)
+    return namespace["reduce"]
+
+
+class Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        of_batch_norm({"__name__": "torch.nn.modules._functions"})(dist, gradient.clone())
+        return gradient
+
+
+@pytest.mark.parametrize(
+    ("through", "hooks", "expected"),
+    [
+        (lambda value: Summed.apply(value, True), False, [[2, 3]]),
+        (lambda value: Summed.apply(value, False), False, []),
+        (Gathered.apply, False, [[2, 3]]),
+        (Normed.apply, False, []),
+        (torch.clone, False, []),
+        (torch.clone, True, []),
+    ],
+)
+def test_a_layer_that_is_split_over_ranks(tmp_path, two_ranks, through, hooks, expected):
+    """Its parameters have their gradients before what it was fed goes to other ranks. hooks: they average gradients."""
+    model, layer = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *layer.parameters()], lr=0.1)
+    for parameter in optimizer.param_groups[0]["params"] if hooks else ():
+        parameter.register_post_accumulate_grad_hook(lambda one: dist.all_reduce(one.grad))
+    with recording_in(tmp_path, optimizer) as recording:
+        numbers = recording.parameters.numbers(optimizer.param_groups[0]["params"])
+        layer(through(model(torch.ones(2, 3)))).sum().backward()
+        found = [one for one in recording._waiting if isinstance(one, Exchanged)]
+        recording.flush()
+    assert [[numbers.index(one) for one in record.parameters] for record in found] == expected
+
+
+def summed(count, dtype=torch.float32):
+    total = torch.tensor(count, dtype=dtype)
+    dist.all_reduce(total)
+    return total
+
+
+def of_both(count):
+    parts = [torch.tensor(count) for _ in range(2)]
+    dist.all_gather(parts, torch.tensor(count))
+    for part in parts:
+        # As two ranks would send it.
+        part.fill_(count)
+    return sum(parts)
+
+
+def gathered_into_one(count):
+    parts = torch.zeros(2)
+    # torch has renamed it.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(parts, torch.tensor([count]))
+    parts.fill_(count)
+    return parts.sum()
+
+
+def nothing(count):
+    """Nor what differs in size."""
+    dist.all_reduce(torch.zeros(0))
+    dist.all_gather([torch.zeros(0), torch.zeros(0)], torch.zeros(0))
+    dist.all_gather([torch.zeros(1), torch.zeros(2)], torch.zeros(1))
+    return torch.tensor(count)
+
+
+def large(count):
+    total = torch.full((100,), count)
+    dist.all_reduce(total)
+    return total[0]
+
+
+@pytest.mark.parametrize(
+    ("divided", "expected"),
+    [
+        (lambda loss: loss / summed(7.0), [7.0]),
+        (lambda loss: loss / summed(7.0).item(), [7.0]),
+        (lambda loss: loss / int(summed(7, torch.int64)), [7.0]),
+        (lambda loss: loss * 2 / summed(7.0), [7.0]),
+        (lambda loss: loss / (summed(7.0) / 2), [3.5]),
+        (lambda loss: loss / summed(7.0).mul_(3), [21.0]),
+        (lambda loss: loss / summed([3.0, 7.0])[1], [7.0]),
+        (lambda loss: loss / of_both(7.0), [14.0]),
+        (lambda loss: loss / gathered_into_one(7.0), [14.0]),
+        (lambda loss: loss / summed(7.0) / 4, [7.0]),
+        (lambda loss: loss / 7.0, []),
+        (lambda loss: loss / nothing(7.0), []),
+        (lambda loss: loss / (summed(8.0) - 1), []),
+        (lambda loss: loss / large(7.0), []),
+    ],
+)
+def test_a_divisor_that_ranks_have_reduced(tmp_path, two_ranks, divided, expected):
+    assert found_in(tmp_path, divided, 1) == [expected]
+
+
+def test_one_that_was_reduced_before_the_last_step_is_not_known(tmp_path, two_ranks):
+    totals = []
+
+    def divided(loss):
+        totals.append(summed(7.0) if not totals else totals[0])
+        return loss / totals[-1]
+
+    assert found_in(tmp_path, divided, 3) == [[7.0], [], []]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2, [7.0]), (1, [])])
+def test_horovod(tmp_path, monkeypatch, size, expected):
+    module = ModuleType("horovod.torch.mpi_ops")
+    module.rank, module.size, module.allreduce = lambda: 0, lambda: size, torch.clone
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert found_in(tmp_path, lambda loss: loss / module.allreduce(torch.tensor(7.0)), 1) == [expected]
+
+
+def found_in(folder, divided, steps):
+    model = torch.nn.Linear(3, 1)
+    with records_in(folder) as found:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            divided(model(torch.ones(4, 3)).sum()).backward()
+            optimizer.step()
+    return [[round(one, 4) for one, _ in each.global_divisors] for each in found if isinstance(each, records.Backward)]
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def gathered(shard):
+    return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+
+def whole(shard):
+    return shard.full_tensor()
+
+
+def train(mesh, gather, becomes):
+    """Each step uses one weight twice."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(distribute_tensor(torch.randn(5, 6), mesh, [Shard(0)]))
+    bias = torch.nn.Parameter(distribute_tensor(torch.randn(5), mesh, [Shard(0)]))
+    optimizer = torch.optim.SGD([weight, bias], lr=0.1)
+    for _ in range(4):
+        inputs = torch.randn(8, 6)
+        outputs = torch.nn.functional.linear(inputs, gather(weight), gather(bias))
+        loss = outputs.square().mean() + (inputs @ gather(weight).T).mean()
+        loss.backward()
+        becomes(weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("gather", [gathered, whole])
+def test_gradients_are_seen_before_they_are_reduced(mesh, gather):
+    with conformance.watching():
+        train(mesh, gather, lambda gradient: None)
+
+
+@pytest.mark.parametrize("gather", [gathered, whole])
+def test_what_a_script_makes_of_them_is_seen(mesh, gather):
+    with pytest.raises(AssertionError), conformance.watching() as findings:
+        train(mesh, gather, lambda gradient: gradient.mul_(0.3))
+    assert (findings.conserved, [*findings.open]) == (0, ["changed"])
+
+
+def models(count):
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)) for _ in range(count)]
+
+
+def train_in_turns(turns, steps):
+    """turns: which models' losses each loss is the sum of. The first of them has an optimizer."""
+    optimizers = [torch.optim.SGD(turn[0].parameters(), 0.1) for turn in turns]
+    first, second = turns
+    for _ in range(steps):
+        optimizers[0].zero_grad()
+        sum(model(torch.randn(4, 3)).square().mean() for model in first).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        sum(model(torch.randn(4, 3)).square().mean() for model in second).backward()
+        optimizers[1].step()
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_what_no_optimizer_holds_is_seen_in_each_loss(tmp_path, turn):
+    first, second, left = models(3)
+    turns = [[first], [second]]
+    turns[turn].append(left)
+    with records_in(tmp_path) as found:
+        train_in_turns(turns, 3)
+    unheld = [one for one in found if isinstance(one, records.Unheld)]
+    assert [sorted(one.shapes) for one in unheld[:1]] == [sorted([*one.shape] for one in left.parameters())]
+    assert not any(one.unfrozen for one in unheld)
+
+
+def test_what_one_loss_shows_stays_known_when_another_is_looked_at(tmp_path):
+    body, first, second = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+    whole = nn.Sequential(body, first)
+    body.requires_grad_(False)
+    with records_in(tmp_path) as found:
+        optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (first, second)]
+        for step in range(20):
+            body.requires_grad_(step > 2)
+            whole(torch.randn(4, 3)).square().mean().backward()
+            optimizers[0].step()
+            second(torch.randn(4, 3)).square().mean().backward()
+            optimizers[1].step()
+    last = [one for one in found if isinstance(one, records.Unheld)][-1]
+    assert sorted(last.unfrozen) == ["0.bias", "0.weight"]
+
+
+def test_each_optimizer_has_its_models_looked_at_once(tmp_path):
+    first, second = models(2)
+    with records_in(tmp_path) as found:
+        for model in (first, second):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(4):
+                model(torch.randn(4, 3)).square().mean().backward()
+                optimizer.step()
+    buffers = [one for one in found if isinstance(one, records.Buffers)]
+    assert [(one.optimizer, len(one.names)) for one in buffers] == [(0, 3), (1, 3)]
+
+
+def test_models_with_equal_names_are_told_apart(tmp_path):
+    first, second = models(2)
+    with records_in(tmp_path) as found:
+        train_in_turns([[first], [second]], 3)
+    [buffers] = [one for one in found if isinstance(one, records.Buffers)]
+    assert sorted(buffers.names)[::3] == ["Sequential 0.1.num_batches_tracked", "Sequential 1.1.num_batches_tracked"]
+
+
+def test_weights_are_read_before_passes_of_all_lines(tmp_path, two_ranks):
+    first, second = models(2)
+    with records_in(tmp_path) as found:
+        train_in_turns([[first], [second]], 40)
+    before = [0, 0]
+    done = 0
+    for one in found:
+        if isinstance(one, records.Backward):
+            done = one.backward
+        elif isinstance(one, records.Weighed) and done > 32:
+            before[done % 2] += 1
+    assert min(before) > 2
+
+
+@pytest.mark.parametrize("period", [2, 3])
+@pytest.mark.parametrize("number", range(4))
+def test_a_parameter_with_gradients_now_and_then_has_its_turn_in_their_windows(number, period):
+    known = Known(number, torch.zeros(3))
+    known.beside, known.windows = 2 * AT_ONCE, WHOLE_AT_FIRST
+    read = []
+    for _ in range(60):
+        known.advance()
+        read.append(known.sample != UNREAD)
+        known.step(None, is_looked_at=True)
+    assert all(any(read[phase::period]) for phase in range(period))
+    assert sum(read) == 30
+
+
+def test_a_gradient_is_cut_where_the_ranks_parts_are(tmp_path):
+    """Each piece of what is computed has the sketch of what the rank with that piece has of the flat gradient."""
+    weight = torch.nn.Parameter(torch.ones(3, 3))
+    Ledger.made(tmp_path)
+    with recorded(str(tmp_path), Settings()) as recording:
+        torch.optim.SGD([weight], lr=0.1)
+        recording.parameters.divide(weight, Part(torch.zeros(7), 2, 5, 4, 9, 0), [(0, 4), (4, 9)], 1)
+        (weight * torch.arange(9.0).view(3, 3)).sum().backward()
+    [file] = tmp_path.glob("*.jsonl")
+    [local] = (one for one in map(decoded, file.read_bytes().splitlines()) if isinstance(one, records.Local))
+    take, finish = recording.sketching.take, recording.sketching.finish
+    assert local.sketches == pytest.approx(finish([take(torch.arange(4.0)), take(torch.arange(4.0, 9.0))]).numpy())
+
+
+def test_where_the_parts_of_three_ranks_lie():
+    """Parameters of 7 and 3 elements, filled up to three parts of 4."""
+    flat = torch.zeros(12)
+    wrapper = SimpleNamespace(parallel_partitioned_bit16_groups=[[flat[0:4], flat[4:8], flat[8:12]]])
+    assert cuts(wrapper, flat[:7], Part(flat, 0, 4, 0, 7, 0)) == [(0, 4), (4, 7), (7, 7)]
+    assert cuts(wrapper, flat[7:10], Part(flat, 0, 0, 0, 3, 0)) == [(0, 0), (0, 1), (1, 3)]
+    with pytest.raises(ValueError, match="not in the flat tensor"):
+        cuts(wrapper, torch.zeros(7), Part(flat, 0, 4, 0, 7, 0))

@@ -1,0 +1,327 @@
+"""Parameters that get gradients and no steps, or are held and get no gradients; optimizers that stop."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import fully_shard
+
+from conformance.watch import records
+from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.properties import Property
+
+from .scripts import Script, laws, shown, stepped
+from .trained import judged_by, loss, network, records_in, watched
+
+
+def facts(findings):
+    return {code: fact.says.values for code, fact in findings.open.items()}
+
+
+def steps(changes=lambda model, step: None, held=lambda model: model.parameters(), factor=lambda step: 1.0, count=20):
+    """changes: what the script does to gradients before its step."""
+    model = network()
+    optimizer = torch.optim.SGD(held(model), lr=0.1)
+    for step in range(count):
+        model.zero_grad()
+        (factor(step) * loss(model)).backward()
+        changes(model, step)
+        optimizer.step()
+
+
+def takes_away(model, step, since=0, until=99):
+    if since <= step < until:
+        model[0].weight.grad = None
+
+
+def with_unused(model):
+    return [*model.parameters(), nn.Parameter(torch.ones(2))]
+
+
+HEAD = partial(steps, held=lambda model: model[2].parameters())
+
+
+@pytest.mark.parametrize(
+    ("trains", "expected"),
+    [
+        (steps, {}),
+        (HEAD, {"coverage.unheld": {"count": 2}}),
+        (partial(steps, held=with_unused), {"coverage.no-gradient": {"count": 1, "all": 5, "names": ["parameter 4"]}}),
+        (partial(steps, takes_away), {"coverage.taken-away": {"count": 1, "all": 4, "names": ["0.weight"]}}),
+        (partial(steps, partial(takes_away, until=10)), {}),
+        (
+            partial(steps, partial(takes_away, since=10), count=40),
+            {"coverage.no-more-gradient": {"count": 1, "all": 4, "step": 9}},
+        ),
+        (partial(steps, partial(takes_away, since=36), count=40), {}),
+        (partial(steps, factor=lambda step: 0.0), {"coverage.zero": {"steps": 20}}),
+        (partial(steps, factor=lambda step: float(step == 5)), {}),
+    ],
+)
+def test_parameters_without_gradients_or_steps(trains, expected):
+    findings = watched(trains)
+    found = {code: said for code, said in facts(findings).items() if code.startswith("coverage")}
+    assert not findings.causes
+    assert found.keys() == expected.keys()
+    assert all(values.items() <= found[code].items() for code, values in expected.items())
+
+
+def test_parameters_that_are_covered_are_counted():
+    assert watched(steps).seen[Property.COVERAGE] == 4
+    assert watched(HEAD).seen[Property.COVERAGE] == 2
+
+
+def each_layer(left_out, passes=12, detaches=False):
+    """left_out: the layers whose optimizer does not step after a pass."""
+
+    def trains():
+        body, head = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 1)
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (body, head)]
+        for step in range(passes):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            features = body(torch.randn(8, 6))
+            head(features.detach() if detaches else features).square().mean().backward()
+            for number, optimizer in enumerate(optimizers):
+                if number not in left_out(step):
+                    optimizer.step()
+
+    return trains
+
+
+@pytest.mark.parametrize(
+    ("trains", "expected"),
+    [
+        (each_layer(lambda step: (0,)), (0, 12)),
+        (each_layer(lambda step: ()), None),
+        (each_layer(lambda step: (step % 2,)), None),
+        (each_layer(lambda step: (0,) if step < 9 else ()), None),
+        (each_layer(lambda step: (0,), detaches=True), None),
+        (each_layer(lambda step: (0,) if step > 4 else (), 16), (5, 11)),
+        (each_layer(lambda step: (0, 1) if step > 4 else (), 16), (5, 11)),
+        (each_layer(lambda step: (0,) if step > 4 else (), 12), None),  # its turn may still come
+        (each_layer(lambda step: (0,) if step % 8 else (), 40), None),
+    ],
+)
+def test_an_optimizer_that_stops(trains, expected):
+    said = facts(watched(trains)).get("coverage.no-more-steps")
+    assert (said and (said["steps"], said["passes"])) == expected
+
+
+@pytest.mark.parametrize(
+    ("shapes", "steps", "expected"),
+    [
+        ([[6, 5], [6], [4, 6], [4], [9, 3], [9], [6, 5]], 3, [3]),
+        ([[6, 5], [6]], 3, []),  # another model
+        ([[6, 5], [6], [4, 6], [4], [9, 3], [9]], 0, []),
+    ],
+)
+def test_training_continues_with_a_copy(shapes, steps, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        script.step(script.backward())
+        script.clear()
+    script.each(records.Unheld([f"p{n}" for n in range(len(shapes))], shapes))
+    for _ in range(steps):
+        script.each(stepped(script.numbers))
+    causes = script.findings().causes.values()
+    assert [one.first.step for one in causes if one.first.law == "watch/held"] == expected
+
+
+@pytest.mark.parametrize(
+    ("later", "finite", "clears", "calls", "expected"),
+    [
+        (11, True, False, 0, [1]),
+        (8, True, False, 0, []),
+        (11, False, False, 0, []),  # the scale falls
+        (11, True, True, 0, []),
+        (11, True, False, 9, []),  # an input's effect on the trained model
+    ],
+)
+def test_gradients_that_overflowed_and_were_never_cleared(later, finite, clears, calls, expected):
+    script = Script(ranks=1)
+    script.step(script.backward())
+    script.clear()
+    script.backward(scale=float("inf"))
+    for _ in range(later):
+        if clears:
+            script.clear()
+        script.backward(scale=1.0 if finite else float("inf"))
+        script.streams[0][-2].calls = calls
+    causes = script.findings().causes.values()
+    assert [one.first.step for one in causes if one.first.law == "watch/cleared"] == expected
+
+
+def copies(returns, start=1.0, count=28):
+    """start: how much the copies are of the parameters."""
+    model = network()
+    masters = [nn.Parameter(start * parameter.detach()) for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    for step in range(count):
+        loss(model).backward()
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            master.grad, parameter.grad = parameter.grad, None
+        optimizer.step()
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            if returns(step):
+                parameter.data.copy_(master)
+
+
+@pytest.mark.parametrize(
+    ("trains", "expected"),
+    [
+        (partial(copies, lambda step: False), {"watch/held"}),
+        (partial(copies, lambda step: True), set()),
+        (partial(copies, lambda step: step == 20), set()),
+        (partial(copies, lambda step: False, start=0.0), set()),  # in a model that is linear around its weights
+        (partial(copies, lambda step: False, count=12), set()),
+    ],
+)
+def test_copies_that_are_never_given_back(trains, expected):
+    findings = watched(trains)
+    assert laws(findings) == expected
+    assert facts(findings)["coverage.unheld"]["count"] == 4
+
+
+def test_models_without_values_are_only_walked_through():
+    model, on_meta, mode = nn.Linear(6, 1), nn.Linear(6, 1, device="meta"), FakeTensorMode()
+    with mode:
+        fake = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def trains():
+        for _ in range(10):
+            loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            on_meta(torch.randn(8, 6, device="meta")).sum().backward()
+            with mode:
+                fake(torch.randn(8, 6)).sum().backward()
+
+    assert not watched(trains).lacks
+
+
+# Names of parameters that no optimizer holds.
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        self.head = nn.Linear(2, 1, bias=False)
+
+    def forward(self, rows):
+        return nn.functional.linear(self.body(rows), self.head.weight)
+
+
+def replaced_attribute(model, _):
+    model.head.weight = nn.Parameter(torch.ones(1, 2))
+    return lambda rows: model(rows).sum()
+
+
+def replaced_in_what_never_goes_forward(model, _):
+    """A method is called in its place."""
+    model.head.weight = nn.Parameter(torch.ones(1, 2))
+    return lambda rows: model.forward(rows).sum()
+
+
+def second_of_two(model, other):
+    return lambda rows: model(rows).sum() + other(rows).sum()
+
+
+def of_no_module(model, _):
+    alone = nn.Parameter(torch.ones(1))
+    return lambda rows: model(rows).sum() * alone
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (replaced_attribute, ["head.weight"]),
+        (replaced_in_what_never_goes_forward, ["Named.head.weight"]),
+        (second_of_two, ["Sequential.0.weight", "Sequential.1.weight"]),
+        (of_no_module, ["a parameter of shape (1,)"]),
+    ],
+)
+def test_what_no_optimizer_holds_has_a_name(tmp_path, change, expected):
+    model = Named()
+    other = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False))
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        loss = change(model, other)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(torch.ones(4, 3)).backward()
+            optimizer.step()
+    assert sorted([one for one in found if isinstance(one, records.Unheld)][-1].names) == expected
+
+
+# FSDP2's parameters that no optimizer holds, or whose steps the model never sees.
+
+
+@pytest.fixture
+def alone():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def before(model):
+    """The optimizer of tensors that sharding puts others in the place of."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fully_shard(model)
+    return optimizer
+
+
+def after(model):
+    fully_shard(model)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def after_but_the_head(model):
+    fully_shard(model)
+    return torch.optim.SGD(model[:2].parameters(), lr=0.1)
+
+
+def never_gathered_again(model):
+    fully_shard(model)
+    model.set_reshard_after_backward(False)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def gathered_by_hand(model):
+    """As soon as the weights are others."""
+    fully_shard(model)
+    model.set_reshard_after_backward(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: model.reshard())
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "says"),
+    [
+        (before, {"watch/held"}, None),
+        (after, "CONFORMS", None),
+        (never_gathered_again, {"watch/cleared", "watch/held"}, None),
+        (gathered_by_hand, "CONFORMS", None),
+        (after_but_the_head, "CONFORMS", "2."),
+    ],
+)
+def test_parameters_of_fsdp2(tmp_path, alone, make, expected, says):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def trains():
+        optimizer = make(model)
+        for _ in range(5):
+            model(torch.randn(6, 5)).square().mean().backward()
+            optimizer.step()
+            # Not the optimizer's, which may hold other tensors.
+            model.zero_grad()
+
+    findings = judged_by(Judge(), tmp_path, trains)
+    assert shown(findings) == expected
+    assert says is None or any(name.startswith(says) for name in findings.open["coverage.unheld"].says.values["names"])

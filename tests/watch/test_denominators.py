@@ -1,0 +1,337 @@
+"""What backward passes and their targets weigh: right scripts beside wrong ones that look much like them."""
+
+import random
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.report.words import sentence
+
+from .scripts import LINE, Script, laws, total
+
+MEANS, SUM, DIVIDED = "watch/means-averaged", "micro-batches.sum", "micro-batches.divided"
+LENGTH, OF_ALL, ONCE = "watch/window-length", "watch/mean-of-all", "watch/averaged-once"
+
+
+def fed(script, passes, ranks):
+    """One window: the gradients of each pass. passes: facts of each, or a list of these by rank."""
+    computed = []
+    for facts in passes:
+        by_rank = facts if isinstance(facts, list) else [facts] * ranks
+        if "rows" in by_rank[0]:
+            script.each(records.Entered(by_rank[0]["rows"], False, LINE))
+        gradients = script.backward()
+        for stream, of_rank in zip(script.streams, by_rank, strict=True):
+            one = stream[-2]
+            one.divisors = of_rank.get("divisors", [])
+            one.factors = [1 / divisor for divisor in one.divisors]
+            one.batches = int(of_rank.get("loader") is not None)
+            for name, value in of_rank.items():
+                if name != "rows":
+                    setattr(one, name, value)
+        computed += gradients
+    return computed
+
+
+def judged(windows, ranks=1, times=None, prepare=None):
+    """times: what a step multiplies the sum of all gradients with."""
+    script = Script(ranks=ranks)
+    for passes in windows:
+        computed = fed(script, passes, ranks)
+        script.step([total(computed, times or 1 / ranks)] * ranks)
+        if prepare:
+            prepare(script)
+        script.clear()
+    return script.findings()
+
+
+def shown(findings):
+    """Laws and facts of this chapter, whose sentences all have their values."""
+    for one in findings.open.values():
+        assert sentence(one.says)
+    for cause in findings.causes.values():
+        assert sentence(cause.first.says)
+        assert sentence(cause.first.effect)
+    return laws(findings) | findings.open.keys()
+
+
+def of(targets=8, **facts):
+    return {"targets": targets, **facts}
+
+
+def by(*divisors, targets=8, **facts):
+    return {"targets": targets, "divisors": [*divisors], **facts}
+
+
+def lengths(numbers, *divisors, **facts):
+    return [[by(*divisors, **facts)] * number for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        (lengths((2, 2, 2), 2), set()),
+        (lengths((2, 2, 1), 2), {LENGTH}),
+        (lengths((2, 2, 3), 2), {DIVIDED}),  # with what an epoch has left
+        (lengths((2, 2, 1, 2, 2, 1, 2), 2), {LENGTH}),
+        (lengths((1, 2, 2, 2), 2), {LENGTH}),
+        (lengths((2, 1, 2, 2, 2, 1, 2), 2), {DIVIDED}),  # what has no labels now and then
+        (lengths((4, 4, 3, 4, 4, 2), 4, loader=7), {LENGTH}),
+        (
+            [*lengths((4, 4), 4, loader=7), [by(4, loader=7, batches=n) for n in (2, 1, 1)]],
+            {DIVIDED},
+        ),  # one is left out
+        (lengths((2, 3, 5, 6, 2), 4), {DIVIDED}),
+        (lengths((2, 2, 2, 2, 4), 4), {DIVIDED}),
+        (lengths((2, 3, 4, 2), 4, targets=None), {DIVIDED}),
+        (lengths((2, 2, 2), 4, targets=None), set()),  # a quarter of a loss
+        (lengths((1, 1, 1), 4), {DIVIDED}),
+        (lengths((4, 4, 4), 8), {DIVIDED}),
+        (lengths((4, 4, 4), 4, 4), {"watch/divided-once"}),
+        (lengths((2, 2, 2), 2, 2), {DIVIDED}),
+        (lengths((1, 1, 1), 2.5), set()),  # a temperature
+        (lengths((1, 1, 1), 3, loader=7, batches=3), {"watch/every-backward", DIVIDED}),
+        (lengths((1, 1, 1), 3, loader=7, batches=2), {DIVIDED}),
+    ],
+)
+def test_what_losses_are_divided_by(windows, expected):
+    assert shown(judged(windows)) == expected
+
+
+def test_a_fact_and_a_finding_carry_their_numbers():
+    found = judged(lengths((2, 2, 3), 2))
+    assert found.open[DIVIDED].says.values == {"number": 2, "passes": [3]}
+    [cause] = judged(lengths((4, 4, 3), 4), ranks=2).causes.values()
+    first = cause.first
+    assert (first.says.values, first.effect.values) == ({"passes": 3, "number": 4}, {"times": 0.75})
+    assert (first.law, first.step, first.site, cause.ranks) == (LENGTH, 2, LINE, {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("passes", "times", "expected"),
+    [
+        ([of()] * 4, 1, {SUM}),
+        ([of()] * 4, 0.25, set()),  # divides the gradients
+        ([of(loader=3)] * 2, 1, {MEANS}),
+        ([of(loader=3 if count else None, batches=count) for count in (3, 0, 0)], 1, {MEANS}),
+        ([of(loader=3 if count else None, batches=count) for count in (4, 0, 0)], 1, {SUM}),
+        ([of(loader=3, draws=True)] * 2, 1, {SUM}),  # episodes
+        ([of(loader=3), of(loader=4)], 1, {SUM}),  # two tasks
+        ([of(rows=[1]), of(rows=[1])], 1, set()),  # losses of one batch
+        ([of(rows=[1]), of(rows=[2])], 1, {SUM}),
+        ([{"factors": [0.5], "loader": 7}] * 4, 1, {SUM}),
+        ([{"factors": [0.25], "loader": 7}] * 4, 1, set()),
+        ([{"factors": [0.5, 0.25], "loader": 7}] * 4, 1, set()),
+        ([{"factors": [0.9], "of_terms": [8.0], "loader": 7}] * 4, 1, set()),
+        ([{"factors": [0.9], "is_hidden": True, "loader": 7}] * 4, 1, set()),
+        ([{"factors": [0.5]}] * 4, 1, set()),
+        ([{"factors": [0.5], "loader": 7, "calls": n} for n in range(4)], 1, set()),
+        ([by(4, loader=0)] * 3 + [of(loader=0)], 1, {"micro-batches.uneven"}),
+        ([by(4)] * 3 + [of(loader=0)], 1, set()),  # of other data
+        ([by(4, loader=0)] * 3 + [by(2, loader=0)], 1, set()),  # a weight
+        ([by(4, loader=0)] * 3 + [of(factors=[0], loader=0)], 1, set()),  # left out
+    ],
+)
+def test_what_makes_a_mean_of_micro_batches(passes, times, expected):
+    assert shown(judged([passes] * 4, times=times)) == expected
+
+
+WAITS = (True, True, True, False)
+"""As DDP does, but for the last micro-batch."""
+
+
+@pytest.mark.parametrize(
+    ("calls", "facts", "expected"),
+    [
+        ((1, 1, 1, 1), {}, {MEANS}),
+        ((1, 1, 1, 2), {"waits": WAITS}, {MEANS}),  # the last of them synchronizes in a line of its own
+        ((1, 1, 1, 2), {"waits": WAITS, "made_by": "aaab"}, set()),  # and is another loss
+        ((1, 1, 1, 2), {"waits": WAITS, "factors": ([], [], [], [0.1])}, set()),
+        ((1, 1, 1, 2), {"waits": WAITS, "loader": (3, 3, 3, 4)}, set()),
+        ((1, 1, 1, 2), {"waits": WAITS, "batches": (1, 1, 1, 0)}, set()),  # of a batch before
+        ((1, 1, 1, 2), {}, {SUM}),
+        ((1, 2), {"waits": WAITS[-2:]}, {SUM}),  # as two losses have it, too
+        ((1, 2), {"own_calls": (7, 7)}, {MEANS}),  # within a library, below one line
+        ((1, 2, 1, 2), {}, set()),
+    ],
+)
+def test_which_passes_are_of_one_loss(calls, facts, expected):
+    each = {"loader": [3] * len(calls), "calls": calls, "own_calls": calls, "made_by": "a" * len(calls), **facts}
+    passes = [of(**{name: values[place] for name, values in each.items()}) for place in range(len(calls))]
+    assert shown(judged([passes] * 4)) == expected
+
+
+def share(number, counts, times=1):
+    return [by(sum(counts) / times, targets=0, summed=count) for count in counts] if number else counts
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "times", "expected"),
+    [
+        ([of(16), of(16)], 0.5, set()),
+        ([of(16), of(16)], 1, {MEANS}),
+        ([by(2), by(2)], 1, set()),
+        ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
+        ([of(factors=[2.0])] * 2, 0.5, {"ranks.sum"}),
+        ([of(factors=[0.5])] * 2, 0.5, set()),  # half of a loss
+        ([{"factors": [2.0]}] * 2, 0.5, set()),
+        ([by(2), by(2)], 0.5, {"ranks.divided-again"}),
+        ([by(4), by(4)], 0.5, {DIVIDED}),
+        (share(1, (12, 20)), 1, set()),
+        (share(1, (12, 20)), 0.5, {ONCE}),
+        (share(1, (12, 20), 2), 0.5, set()),
+        (share(1, (16, 16)), 0.5, set()),  # half a mean over the rank's own is the same number
+        ([of(12, factors=[12 / 32]), of(20, factors=[20 / 32])], 0.5, {ONCE}),
+        ([of(12, factors=[24 / 32]), of(20, factors=[40 / 32])], 0.5, set()),
+        ([by(32, targets=0, summed=n, factors=[0.5, 2.0, 1 / 32]) for n in (12, 20)], 0.5, set()),  # half of a loss
+        ([{"summed": 8}, {"summed": 12}], 0.5, set()),  # bare sums
+    ],
+)
+def test_what_ranks_weigh(of_ranks, times, expected):
+    assert shown(judged([[of_ranks]] * 3, ranks=2, times=times)) == expected
+
+
+def sums(divisors, counts):
+    return [[{"divisors": [divisor], "summed": count}] for divisor, count in zip(divisors, counts, strict=True)]
+
+
+RISING = [8, 9, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("divisors", "counts", "times", "expected"),
+    [
+        ([8, 9, 10, 11, 12, 13], [7, 8, 9, 10, 11, 12], 0.5, (7 / 8, 12 / 13)),  # those of the step before
+        (RISING, RISING, 0.5, None),
+        ([2 * one for one in RISING], RISING, 1.0, None),  # of both ranks
+        ([32] * 6, RISING, 0.5, None),  # some number of the script's own
+        ([8] * 6, [8, 8, 12, 8, 8, 8], 0.5, (1.5, 1.5)),  # some are in it twice
+        ([8] * 6, [8, 8, 8, 8, 8, 4], 0.5, (0.5, 0.5)),
+    ],
+)
+def test_sums_whose_divisor_is_not_how_many_targets_there_are(divisors, counts, times, expected):
+    found = judged(sums(divisors, counts), ranks=2, times=times)
+    assert not found.causes
+    said = found.open.get("micro-batches.total")
+    assert (said and tuple(said.says.values.values())) == (expected and pytest.approx(expected))
+
+
+def shuffled(window, place):
+    return random.Random(window).sample(range(24), 9)[3 * place : 3 * place + 3]
+
+
+def of_tasks(window, place):
+    return [100 * place + row for row in shuffled(window, place)]
+
+
+def sized(counts, rows=None, padded=None, **facts):
+    """A window for each of `counts`, of micro-batches with so many targets that are means and count alike."""
+    windows = []
+    for number, of_window in enumerate(counts):
+        passes = [by(len(of_window), targets=count, **facts) for count in of_window]
+        for place, one in enumerate(passes):
+            one |= {"rows": rows(number, place)} if rows else {}
+            one |= {"ignored": padded - one["targets"]} if padded else {}
+        windows.append(passes)
+    return windows
+
+
+def turned(*counts, times=6):
+    return [counts[number % 3 :] + counts[: number % 3] for number in range(times)]
+
+
+RAGGED = turned(20, 12, 16)
+CUT = "micro-batches.means"
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        (sized(turned(4, 4, 4), loader=7), set()),
+        (sized([(4, 4, 2)] * 3, loader=7), set()),  # the last batch of the data
+        (sized([(4, 4, 2)] * 3), {CUT}),  # a batch that is cut
+        (sized([(4, 4, 2), (4, 4, 4), (4, 4, 4)]), set()),
+        (sized([(2, 4, 4), (4, 4, 2), (4, 2, 4)], loader=7), {OF_ALL}),
+        (sized([(4, 3, 4)] + [(4, 4, 4)] * 4 + [(3, 4, 4)] + [(4, 4, 4)] * 4, loader=7), set()),  # ends of epochs
+        (sized(RAGGED, loader=7), {OF_ALL}),
+        (sized(RAGGED, of_tasks, loader=7), {OF_ALL}),
+        (sized(RAGGED, shuffled, padded=24), {OF_ALL}),
+        (sized(RAGGED, of_tasks, padded=24), set()),  # each task has rows of its own
+        (sized(RAGGED, lambda *_: [1, 2, 3], padded=24), set()),  # groups of the same rows
+        (sized(RAGGED, shuffled), set()),  # graphs, for all that is known
+        (sized(RAGGED, of_tasks, loader=7, draws=True), set()),  # tasks
+        (sized(RAGGED, lambda *_: [1], padded=24), set()),  # samples, each of which may count as one
+        (sized(RAGGED, loader=7, of_any=True), set()),
+        (sized(turned(1000, 980, 991), loader=7), set()),  # a few targets of some are missing
+        ([[of(factors=[count / 48], targets=count, loader=7) for count in (20, 12, 16)]] * 3, set()),
+    ],
+)
+def test_what_counts_alike(windows, expected):
+    assert shown(judged(windows)) == expected
+
+
+def own(script):
+    script.streams[0][-1].is_own = True
+
+
+def test_an_optimizer_of_the_scripts_own_may_divide():
+    assert shown(judged([[of(loader=3)] * 2] * 3, prepare=own)) == {SUM}
+
+
+def test_an_optimizer_may_step_more_rarely_than_another():
+    """Its gradients are added up meanwhile; those of a window that both step along are micro-batches."""
+    other = records.Stepped(1, "SGD", [0.1], [], [], False, None, False, False, "float32", [], [], [], [], None)
+    for between in (True, False):
+        script = Script(ranks=1)
+        script.each(records.Optimizer(1, "SGD", []))
+        for _ in range(3):
+            computed = fed(script, [of(loader=3)], 1)
+            if between:
+                script.each(other)
+            computed += fed(script, [of(loader=3)], 1)
+            script.each(other)
+            script.step([total(computed)])
+            script.clear()
+        assert (MEANS in shown(script.findings())) != between
+
+
+def test_ranks_may_have_tasks_of_their_own():
+    """The last parameters are those of each rank's own head."""
+    script = Script()
+    for _ in range(3):
+        computed = script.backward(targets=16)
+        for rank, stream in enumerate(script.streams):
+            local, other = stream[-1], 4 + rank
+            at = local.parameters.index(other)
+            local.parameters = [number for number in local.parameters if number != other]
+            local.sketches = [one for place, one in enumerate(local.sketches) if place != at]
+            computed[rank][other] = 0 * computed[rank][other]
+        script.step([total(computed)] * 2)
+        script.clear()
+    assert shown(script.findings()) == {"ranks.sum"}
+
+
+@pytest.mark.parametrize(
+    ("loaders", "heads", "expected"),
+    [
+        ((7, 7, 7), False, {"watch/mean-of-all"}),
+        ((7, 8, 9), False, set()),  # data sets
+        ((7, None, None), False, set()),  # groups of one batch
+        ((7, 7, 7), True, set()),
+    ],
+)
+def test_means_over_different_numbers(loaders, heads, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = []
+        for place, (loader, count) in enumerate(zip(loaders, (8, 4, 8), strict=True)):
+            [gradients] = script.backward(factors=[1 / 3], targets=count)
+            backward, local = script.streams[0][-2:]
+            backward.loader, backward.batches = loader, int(loader is not None)
+            if heads:
+                local.parameters, local.sketches = [0, place + 1], [local.sketches[0], local.sketches[place + 1]]
+                gradients = [one if n in (0, place + 1) else 0 * one for n, one in enumerate(gradients)]
+            computed.append(gradients)
+        script.step([total(computed)])
+        script.clear()
+    assert laws(script.findings()) == expected

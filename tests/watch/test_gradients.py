@@ -1,0 +1,210 @@
+"""Gradients that are recomputed, sparse, limited or not finite in small trainings."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import cross_entropy, mse_loss, nll_loss
+from torch.nn.utils import clip_grad_value_
+
+from conformance.watch.verdict import verdict
+
+from .scripts import laws
+from .trained import network, watched
+
+DATA = torch.arange(48.0).reshape(16, 3).cos()
+
+
+class Recomputed(torch.autograd.Function):
+    """`run` goes forward without a graph, and once more, with one, when the gradient comes."""
+
+    @staticmethod
+    def forward(ctx, run, passes_on, inputs, *weights):
+        ctx.run, ctx.passes_on, ctx.inputs, ctx.weights = run, passes_on, inputs, weights
+        with torch.no_grad():
+            return run(inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        inputs = ctx.inputs.detach().requires_grad_(True)
+        with torch.enable_grad():
+            output = ctx.run(inputs)
+        of_inputs, *of_weights = torch.autograd.grad(output, [inputs, *ctx.weights], gradient)
+        if ctx.passes_on:
+            return None, None, of_inputs, *of_weights
+        for weight, one in zip(ctx.weights, of_weights, strict=True):
+            weight.grad = one if weight.grad is None else weight.grad + one
+        return None, None, of_inputs, *[None for _ in of_weights]
+
+
+def recomputes(passes_on, uses, factor):
+    """uses: how often a block is recomputed in a forward. factor: of its gradients after the backward pass."""
+    before, block, after = nn.Linear(3, 5), nn.Sequential(nn.Linear(5, 5), nn.Tanh()), nn.Linear(5, 2)
+    optimizer = torch.optim.SGD([*before.parameters(), *block.parameters(), *after.parameters()], lr=0.1)
+    for _ in range(8):
+        x = before(DATA)
+        for _ in range(uses):
+            x = Recomputed.apply(block, passes_on, x, *block.parameters())
+        optimizer.zero_grad()
+        after(x).square().mean().backward()
+        for weight in block.parameters() if factor != 1 else ():
+            weight.grad.mul_(factor)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("passes_on", [True, False])
+@pytest.mark.parametrize(
+    ("uses", "factor", "expected"),
+    [(1, 1, ("CONFORMS", [])), (2, 1, ("CONFORMS", [])), (2, 2, ("UNDECIDED", ["ranks.some-parameters"]))],
+)
+def test_each_gradient_of_a_node_counts_once(passes_on, uses, factor, expected):
+    """A node of a backward pass asks autograd for it, and hands it on to the leaves or adds it to `.grad` itself."""
+    findings = watched(recomputes, passes_on, uses, factor)
+    assert (verdict(findings), [*findings.open]) == expected
+
+
+@pytest.mark.parametrize("loss_of", [cross_entropy, nll_loss, mse_loss])
+def test_what_hooks_keep_is_read_once(loss_of):
+    """As an offload to a disk does, which deletes what it has read."""
+    kept, reads = {}, []
+
+    def pack(saved):
+        kept[len(reads), len(kept)] = saved
+        return [*kept][-1]
+
+    def unpack(key):
+        reads.append(key)
+        return kept.pop(key)
+
+    def train():
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        target = torch.randn(16, 4) if loss_of is mse_loss else torch.arange(16) % 4
+        for _ in range(4):
+            optimizer.zero_grad()
+            with saved_tensors_hooks(pack, unpack):
+                loss = loss_of(model(DATA), target) / torch.tensor(2.0)
+            loss.backward()
+            optimizer.step()
+
+    assert verdict(watched(train)) == "CONFORMS"
+    assert len({*reads}) == len(reads) and not kept
+
+
+def assigned(parameter, gradient):
+    dense = torch.zeros_like(parameter)
+    for row, values in zip(gradient._indices()[0], gradient._values(), strict=True):
+        dense[row] = values
+    return dense
+
+
+def made_dense(parameter, gradient):
+    return gradient.to_dense()
+
+
+def mean_of_entries(parameter, gradient):
+    counts = torch.bincount(gradient._indices()[0], minlength=len(parameter)).clamp(min=1)
+    return gradient.to_dense() / counts[:, None]
+
+
+@pytest.mark.parametrize(
+    ("becomes", "alike", "expected"),
+    [
+        (assigned, False, True),
+        (made_dense, False, False),
+        (mean_of_entries, False, False),
+        (mean_of_entries, True, False),
+    ],
+)
+def test_several_entries_of_a_row_of_a_sparse_gradient(becomes, alike, expected):
+    """alike: whether entries of one row are equal."""
+
+    def train():
+        words, head = nn.Embedding(6, 5, sparse=True), nn.Linear(5, 1)
+        optimizer = torch.optim.SGD([*words.parameters(), *head.parameters()], lr=0.1)
+        for _ in range(4):
+            rows = torch.randint(6, (8,))
+            weights = torch.ones(8, 1) if alike else torch.randn(8, 1)
+            head((words(rows) * weights).sum(0)).square().sum().backward()
+            words.weight.grad = becomes(words.weight, words.weight.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert any(cause.first.says.code == "last-entries" for cause in watched(train).causes.values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "clips_last", "effect"),
+    [
+        (1e-3, True, ["clip.clipped-again"]),
+        (1e-3, False, ["clip.passes-unclipped"]),
+        (1e3, True, []),  # nothing is beyond it
+        (1e3, False, []),
+    ],
+)
+def test_clips_by_value_in_each_micro_batch(limit, clips_last, effect):
+    def train():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            for micro_batch in range(2):
+                (model(torch.randn(8, 6)).square().sum() / 2).backward()
+                if clips_last or micro_batch == 0:
+                    clip_grad_value_(model.parameters(), limit)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    causes = watched(train).causes.items()
+    assert [cause.first.effect.code for (law, _), cause in causes if law == "watch/clip-whole-window"] == effect
+
+
+LAW, FACT = "watch/finite", "loss-scale.not-finite"
+
+
+class Careful(torch.optim.Optimizer):
+    """Leaves out gradients that are not finite."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad.isfinite().all():
+                parameter.add_(parameter.grad, alpha=-0.1)
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_new", "growth", "kind", "expected"),
+    [
+        ((0.1, 0.1), False, 1.0, torch.optim.SGD, set()),
+        ((1e8, 0.1), True, 1.0, torch.optim.SGD, {FACT}),
+        ((0.1, 1e8), True, 1.0, torch.optim.SGD, {FACT}),
+        ((1e8, 0.1), False, 1.0, torch.optim.SGD, {LAW}),  # the same model goes on
+        ((1e8,), True, 1.0, torch.optim.SGD, {LAW}),
+        ((1e8, 1e8), True, 1.0, torch.optim.SGD, {LAW}),
+        ((1e8, 0.0, 0.1), False, 1.0, torch.optim.SGD, {FACT}),  # and the model is put back
+        ((1e-3,), False, 8.0, torch.optim.SGD, {FACT}),  # a test of rates
+        ((1e8,), False, 1.0, Careful, {FACT}),
+    ],
+)
+def test_a_step_on_gradients_that_are_not_finite(rates, is_new, growth, kind, expected):
+    """rates: of one optimizer after the other; 0 puts the model back. is_new: each trains a model of its own."""
+
+    def train():
+        model = nn.Linear(3, 8)
+        for rate in rates:
+            model = nn.Linear(3, 8) if is_new else model
+            if not rate:
+                model.load_state_dict(nn.Linear(3, 8).state_dict())
+                continue
+            optimizer = kind(model.parameters(), lr=rate)
+            for step in range(24):
+                optimizer.zero_grad()
+                spoilt = float("inf") if kind is Careful and step == 3 else 1.0
+                (spoilt * model(DATA[:8]).square().square().mean()).backward()
+                optimizer.step()
+                optimizer.param_groups[0]["lr"] *= growth
+
+    findings = watched(train)
+    assert laws(findings) & {LAW} | findings.open.keys() & {FACT} == expected

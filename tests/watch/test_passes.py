@@ -1,0 +1,247 @@
+"""The backward passes of a window: one loss twice, passes of another line, and those that are cleared before a step."""
+
+import pytest
+
+from conformance.watch import records
+
+from .scripts import LINE, Script, laws, sketches, stepped, total
+
+TRAIN, PROBE = 1, 2
+AGAIN, SAME, OTHER = "watch/backward-once", "micro-batches.same-gradient", "clearing.other-passes"
+
+
+def found(findings):
+    """The laws that are broken, and the facts about passes of a window."""
+    return laws(findings) | findings.open.keys() & {SAME, OTHER}
+
+
+def test_a_loss_that_goes_backward_again():
+    """As a part of another one."""
+    script = Script(ranks=1)
+    computed = [*script.backward(), *script.backward()]
+    script.streams[0][-2].contains = True
+    script.step([total(computed)])
+    assert laws(script.findings()) == {AGAIN}
+
+
+def test_unscaling_between_two_passes():
+    script = Script(ranks=1)
+    first = script.backward(scale=1024.0)
+    script.each(records.Unscaled(0, 1024.0, LINE))
+    script.step([total([*first, *script.backward(scale=1024.0), *script.backward(scale=1024.0)])])
+    effects = {law: cause.first.effect for (law, _), cause in script.findings().causes.items()}
+    assert effects["watch/unscale-whole-window"].values == {"passes": 2, "all": 3, "scale": 1024.0}
+
+
+@pytest.mark.parametrize(
+    ("windows", "count"),
+    [
+        ([[TRAIN, TRAIN]] * 5 + [[PROBE, TRAIN, TRAIN]] + [[TRAIN, TRAIN]] * 5, 1),
+        ([[PROBE, TRAIN]] + [[TRAIN]] * 3, 1),
+        ([[TRAIN]] * 5 + [[PROBE, TRAIN]] * 4, 4),
+        ([[TRAIN]] + [[PROBE, TRAIN]] * 4, 4),  # each step leaves something for the next one
+        ([[TRAIN, TRAIN]] + [[PROBE, TRAIN]] * 4, 4),
+        ([[TRAIN]] * 3 + [[TRAIN, TRAIN]] * 2, 2),  # of steps that are left out
+        ([[TRAIN, TRAIN]] * 3 + [[TRAIN]], 0),
+        ([[TRAIN]] * 3 + [[TRAIN, PROBE]] + [[TRAIN]] * 3, 0),  # a penalty after its loss
+        ([[PROBE, TRAIN]] * 5, 0),
+        ([[PROBE]] + [[TRAIN]] * 5, 0),
+    ],
+)
+def test_a_backward_pass_of_another_line(windows, count):
+    script = Script(ranks=1)
+    for window in windows:
+        computed = []
+        for line in window:
+            computed += script.backward()
+            script.streams[0][-2].calls = line
+        script.step([total(computed)])
+        script.clear()
+    findings = script.findings()
+    assert found(findings) == ({OTHER} if count else set())
+    assert not count or findings.open[OTHER].says.values["count"] == count
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "moves", "of", "expected"),
+    [
+        ((0, 1, 0, 1, 0), False, None, {OTHER}),
+        ((0, 0, 1, 0, 0), True, None, {OTHER}),
+        ((0, 1, 1, 1, 1), True, None, {OTHER}),
+        ((1, 1, 1, 1, 1), True, None, set()),
+        ((0, 1, 0, 1, 0), True, None, {"watch/cleared"}),
+        ((0, 1, 0, 1, 0), False, -1, {"watch/cleared"}),
+        ((0, 1, 0, 1, 0), False, 0, {OTHER}),  # of what this window trains on
+    ],
+)
+def test_an_evaluation_before_a_step(evaluations, moves, of, expected):
+    """moves: whether the evaluation is at other weights. of: the window that trains on its samples, from this one."""
+    script = Script(ranks=1)
+    for number, is_evaluated in enumerate(evaluations):
+        computed = script.backward() if is_evaluated else []
+        if is_evaluated:
+            record = script.streams[0][-2]
+            record.evaluates, record.versions = True, {"0": script.steps - moves}
+            record.evaluated = [] if of is None else [number + of, 100 + number + of]
+        script.each(records.Entered([number, 100 + number], False, LINE))
+        script.step([total(computed + script.backward())])
+        script.clear()
+    assert found(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "forwards", "alike", "count"),
+    [
+        ((0.0, 0.0, 0.0), False, True, 3),
+        ((0.0, 1e-3, 0.0), False, True, 2),  # another loss of the same forward
+        ((0.0, 0.0, 0.0), True, True, 0),  # of equal batches
+        ((0.0, 0.0, 0.0), False, False, 0),  # of outputs the other way round
+    ],
+)
+def test_one_loss_that_goes_backward_twice(changes, forwards, alike, count):
+    script = Script(ranks=1)
+    for change in changes:
+        script.each(records.Entered([1], False, LINE))
+        computed = script.backward()
+        if forwards:
+            script.each(records.Entered([1], False, LINE))
+        script.backwards -= 1
+        computed += script.backward(scale=1 + change)
+        for record in script.streams[0][-2:]:
+            record.backward += 1000
+        script.streams[0][-2].is_alike = alike
+        script.step([total(computed)])
+        script.clear()
+    fact = script.findings().open.get("micro-batches.same-gradient")
+    assert (fact.count if fact else 0) == count
+
+
+OTHER_LINE = ["train.py", 70, "main"]
+
+
+def discarded(findings):
+    fact = findings.open.get("clearing.discarded")
+    return None if fact is None else tuple(fact.says.values[name] for name in ("passes", "windows", "steps"))
+
+
+@pytest.mark.parametrize(
+    ("lost", "rows", "loader", "expected", "counts"),
+    [
+        ((1, 1, 1, 1), "others", 7, {"watch/used"}, (4, 4, 4)),
+        ((2, 0, 3, 1), "others", 7, set(), (6, 3, 4)),  # what looks wrong
+        ((1, 1, 1, 1), "same", 7, set(), (4, 4, 4)),  # a probe
+        ((1, 1, 1, 1), "others", None, set(), (4, 4, 4)),  # a memory
+        ((0, 0, 1, 0), "others", 7, set(), (1, 1, 4)),
+        ((0, 0, 0, 0), "others", 7, set(), None),
+    ],
+)
+def test_passes_are_cleared_before_steps(lost, rows, loader, expected, counts):
+    script = Script(ranks=1)
+    for count in lost:
+        for _ in range(count):
+            script.each(records.Entered([script.steps if rows == "same" else -script.backwards], False, LINE))
+            script.backward(loader=loader)
+            script.clear()
+        script.each(records.Entered([script.steps], False, LINE))
+        script.step(script.backward(loader=7))
+        script.clear()
+    findings = script.findings()
+    assert (laws(findings), discarded(findings)) == (expected, counts)
+
+
+@pytest.mark.parametrize(
+    ("divisor", "dropped", "batches", "expected"),
+    [
+        (4.0, (0, 0, 0, 0), 1, {"watch/used"}),
+        (4.0, (1, 0, 2, 0), 1, {"watch/used"}),
+        (3.0, (0, 0, 0, 0), 1, set()),
+        (4.0, (0, 0, 0, 0), 2, set()),  # batches without a backward pass
+    ],
+)
+def test_a_share_of_each_window_is_cleared(divisor, dropped, batches, expected):
+    """The passes of each window until `dropped`, whose losses are divided by the number of all."""
+    script = Script(ranks=1)
+    for last in dropped:
+        computed = []
+        for place in range(4):
+            computed += script.backward(factors=[1 / divisor], loader=7)
+            script.streams[0][-2].divisors, script.streams[0][-2].batches = [divisor], batches
+            if place == last:
+                script.clear()
+                computed = []
+        script.step([total(computed)])
+        script.clear()
+    findings = script.findings()
+    assert laws(findings) == expected
+    assert discarded(findings) == (sum(dropped) + 4, 4, 4)
+
+
+def of_another(script, number):
+    """A step of an optimizer that has nothing to do with what is cleared."""
+    script.each(records.Parameter(90 + number, [6, 5], "float32", 1, f"q{number}"))
+    script.each(records.Optimizer(1 + number, "SGD", [90 + number]))
+    gradient = script.backward()[0][:1]
+    for stream in script.streams:
+        stream[-1] = records.Local(script.backwards, [90 + number], [90 + number], "float32", sketches(gradient))
+    script.each(stepped([90 + number], gradient, gradient, optimizer=1 + number))
+
+
+@pytest.mark.parametrize(("loses", "expected"), [(lambda step: True, {"watch/used"}), (lambda step: step == 2, set())])
+def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses, expected):
+    script = Script(ranks=1)
+    for step in range(6):
+        if loses(step):
+            script.backward(loader=7)
+            script.clear()
+        script.step(script.backward(loader=7))
+        script.clear()
+        for number in range(3):
+            of_another(script, number)
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("computes", "site", "expected"),
+    [
+        (True, OTHER_LINE, ("watch/used", OTHER_LINE)),
+        (True, None, ("watch/has-gradient", LINE)),  # cleared by hand
+        (False, OTHER_LINE, ("watch/has-gradient", LINE)),
+    ],
+)
+def test_steps_without_gradients_that_were_cleared(computes, site, expected):
+    script = Script(ranks=1)
+    script.backward()
+    script.each(records.Cleared(script.numbers, script.versions, None))
+    for _ in range(4):
+        if computes:
+            script.backward()
+        script.each(records.Cleared(script.numbers, script.versions, site))
+        script.each(stepped(script.numbers))
+    [cause] = script.findings().causes.values()
+    assert (cause.first.law, cause.first.site) == expected
+    assert (cause.count, cause.first.step) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("schedules", "moves", "loads", "site", "first", "expected"),
+    [
+        (True, False, False, LINE, False, {"watch/used"}),
+        (False, False, False, LINE, False, set()),  # gradients for their own sake
+        (True, True, False, LINE, False, set()),  # steps by hand
+        (True, False, False, None, False, set()),
+        (True, False, True, LINE, False, set()),  # one checkpoint after the other
+        (False, False, False, LINE, True, set()),  # a picture of the schedule
+    ],
+)
+def test_an_optimizer_that_never_steps(schedules, moves, loads, site, first, expected):
+    script = Script(ranks=1)
+    schedule = records.Scheduled(0, "StepLR", [0.1], [0.1], LINE)
+    for _ in range(5 if first else 0):
+        script.each(schedule)
+    for number in range(5):
+        script.steps += loads
+        script.backward()
+        if schedules:
+            script.each(schedule)
+        script.each(records.Cleared(script.numbers, script.versions, site, moved=moves or number == 0))
+    assert laws(script.findings()) == expected

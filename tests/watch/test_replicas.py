@@ -1,0 +1,401 @@
+"""Which parameters ranks hold together: models beside others, and replicas that drift apart."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.judging.incoming import OF_PARAMETERS
+from conformance.watch.verdict import verdict
+
+from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total
+
+
+class Beside(Script):
+    """What the ranks do with another model and optimizer, in the streams of a script."""
+
+    def __init__(self, script):
+        super().__init__(script.ranks, drift=0.1)
+        self.streams, self.backwards = script.streams, 1000
+        self.numbers = [100 + number for number in self.numbers]
+        for stream in self.streams:
+            stream += [records.Parameter(100 + n, list(SHAPES[n]), "float32", 1, f"q{n}") for n in range(len(SHAPES))]
+            stream.append(records.Optimizer(1, "Adam", self.numbers))
+
+    def step(self, used):
+        super().step(used)
+        for stream in self.streams:
+            stream[-1].optimizer, stream[-1].type = 1, "Adam"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("shares", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
+def test_a_model_beside_may_be_each_rank_s_own(shares, expected, inside):
+    """shares: both have a backward pass in common. inside: the first averages in its step, where it is not seen."""
+    script = Script()
+    beside = Beside(script)
+    for _ in range(3):
+        computed = script.backward()
+        own = beside.backward()
+        if shares:
+            for stream in script.streams:
+                stream[-1].backward = script.backwards
+                del stream[-2]
+        script.step(computed if inside else averaged(computed))
+        beside.step(own)
+        script.clear()
+        beside.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "started", "expected"), [(1, 1, "CONFORMS"), (1, 2, "UNDECIDED"), (2, 2, "CONFORMS")]
+)
+def test_ranks_that_never_meet_may_each_train_alone(ranks, started, expected):
+    script = Script(ranks=ranks)
+    for stream in script.streams:
+        stream[0].started = started
+    for _ in range(3):
+        script.step([total(script.backward(), 1 / ranks)] * ranks)
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("same_start", "sampled", "expected"),
+    [(False, False, "UNDECIDED"), (True, False, "DOES NOT CONFORM"), (False, True, "DOES NOT CONFORM")],
+)
+def test_ranks_may_each_train_a_model_of_its_own(same_start, sampled, expected):
+    """The members of an ensemble start apart; one who forgot to average has a sampler, or one start."""
+    script = Script(drift=0.1)
+    if sampled:
+        script.each(records.Epoch(0, 0, True))
+    script.steps = 0 if same_start else 1
+    for _ in range(3):
+        script.step(script.backward())
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("starts", "elsewhere", "expected"),
+    [
+        (True, False, "UNDECIDED"),  # a model of each group's own
+        (False, True, "UNDECIDED"),  # averaged over all ranks now and then
+        (False, False, "DOES NOT CONFORM"),
+    ],
+)
+def test_ranks_of_a_group_may_train_a_model_of_their_own(starts, elsewhere, expected):
+    script = Script(ranks=4, drift=0.1)
+    script.steps = int(starts)
+    for _ in range(4):
+        computed = script.backward()
+        script.step([total(computed[:2], 0.5)] * 2 + [total(computed[2:], 0.5)] * 2)
+        for stream in script.streams:
+            stream[-1].is_elsewhere = elsewhere
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("stages", "expected"), [(True, "UNDECIDED"), (False, "DOES NOT CONFORM")])
+def test_ranks_may_have_a_stage_each(stages, expected):
+    """Of one shape and one start, as it happens: they go backward from other lines."""
+    script = Script(drift=0.1)
+    for _ in range(4):
+        computed = script.backward()
+        for rank, stream in enumerate(script.streams):
+            stream[-2].calls = rank * stages
+        script.step(computed)
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("averages", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
+def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
+    script = Script(drift=0.1)
+    for _ in range(3):
+        computed = script.backward()
+        used = averaged(computed) if averages else computed
+        for rank in range(2):
+            script.step([used[rank]] * 2, ranks=[rank], rate=0.1 * (rank + 1))
+            script.steps -= 1 - rank
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("averages", "expected"), [(True, set()), (False, {"watch/averaged"})])
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_rank_may_make_an_optimizer_of_its_own_first(early, averages, expected):
+    """Then it has other numbers for the parameters and the optimizer that all ranks have, and they are compared all the
+    same. Of its own optimizer, nothing is known on the others. early: the rank whose records come first."""
+    script = Script(drift=0.1 * (not averages))
+    for _ in range(4):
+        computed = script.backward()
+        script.each(records.Clipped("norm", script.numbers, 1e6, 1.0, len(SHAPES), LINE))
+        script.step(averaged(computed) if averages else computed)
+        script.clear()
+    began, *rest = script.streams[0]
+    probe = [records.Parameter(0, [5, 7], "float32", 1, "probe"), records.Optimizer(0, "Adam", [0])]
+    own = stepped([0], gradients(1, ((5, 7),)), kind="Adam")
+    script.streams[0] = [began, *probe, *map(_renumbered, rest), own]
+    script.streams.sort(key=lambda stream: stream[0].rank != early)
+    findings = script.findings()
+    assert laws(findings) - {"watch/same-weights"} == expected
+    assert findings.conserved == (8 if averages else 0)
+    assert findings.open["ranks.some"].says.values == {"type": "Adam"}
+    assert "ranks.order" not in findings.open
+
+
+def test_a_rank_that_adds_a_group_of_its_own_cannot_be_compared():
+    script = Script()
+    added = [records.Parameter(len(SHAPES) + number, [3], "float32", 1, None) for number in range(2)]
+    script.streams[0].append(added[0])
+    for stream in script.streams:
+        stream.append(added[1])
+    script.numbers = [*script.numbers, len(SHAPES) + 1]
+    script.shapes = (*SHAPES, (3,))
+    for _ in range(3):
+        script.step(averaged(script.backward()))
+        script.clear()
+    findings = script.findings()
+    assert (verdict(findings), findings.causes) == ("UNDECIDED", {})
+    assert [*findings.open] == ["ranks.order"]
+
+
+def test_all_fields_that_hold_numbers_of_parameters_are_translated():
+    """Others are lists of whole numbers, too."""
+    others = {"beside", "drawn", "evaluated", "rows", "samplers", "samples", "shape"}
+    # A class with slots is made of another one, which is a subclass, too, until it is collected.
+    kinds = [kind for kind in records.Record.__subclasses__() if getattr(records, kind.__name__) is kind]
+    assert len(kinds) > len(OF_PARAMETERS)
+    for kind in kinds:
+        lists = {one.name for one in fields(kind) if one.type == "list[int]"} - others
+        assert lists == {*OF_PARAMETERS.get(kind, ())}, kind
+
+
+def _renumbered(record):
+    """With one parameter and one optimizer before its own."""
+    changes = {}
+    for name in ("parameter", "optimizer"):
+        if hasattr(record, name):
+            changes[name] = getattr(record, name) + 1
+    for name in OF_PARAMETERS.get(type(record), ()):
+        changes[name] = [number + 1 for number in getattr(record, name)]
+    return replace(record, **changes)
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_a_hook_lets_ranks_step_on_their_own_gradients(averages):
+    script = Script(drift=0.1)
+    script.steps = 1
+    for step in range(6):
+        script.each(records.Hooked("post_localSGD_hook"))
+        script.drift = 0.0 if averages and step == 4 else 0.1
+        script.step(script.backward())
+        script.clear()
+    findings = script.findings()
+    assert not findings.causes
+    assert "ranks.own" in findings.open
+
+
+@pytest.mark.parametrize(("right", "expected"), [(0, "UNDECIDED"), (1, "UNDECIDED"), (4, "DOES NOT CONFORM")])
+def test_gradients_that_look_averaged_once_are_not(right, expected):
+    """Those of a model of few numbers may, by chance: whether ranks average is said by more steps than that."""
+    script = Script()
+    beside = Beside(script)
+    for step in range(8):
+        script.step(averaged(script.backward()))
+        own = beside.backward()
+        beside.step(averaged(own) if step < right else own)
+        script.clear()
+        beside.clear()
+    assert verdict(script.findings()) == expected
+
+
+SAME_STEPS = {"watch/same-steps"}
+
+
+def weigh(script, is_apart, last=False):
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Weighed(script.numbers, sketches(gradients(rank if is_apart else 0)), last))
+
+
+@pytest.mark.parametrize(
+    ("wraps", "apart", "at_the_end", "expected"),
+    [
+        (True, [1, 1, 1], [1], SAME_STEPS),
+        (True, [1, 1, 1], [0], "UNDECIDED"),
+        (True, [1, 1, 1], [], "UNDECIDED"),
+        (True, [1, 0, 1], [1], "UNDECIDED"),
+        (True, [0, 0, 0], [0], "UNDECIDED"),
+        (True, [1], [1], "UNDECIDED"),
+        (False, [1, 1, 1], [1], "UNDECIDED"),
+    ],
+)
+def test_rank_0_alone_steps(wraps, apart, at_the_end, expected):
+    """It may send its weights to the others, before each backward pass or now and then."""
+    script = Script()
+    if wraps:
+        script.each(records.Wrapped(0))
+    for is_apart in [0, *apart]:
+        weigh(script, is_apart)
+        script.step(averaged(script.backward()), ranks=[0])
+        script.clear()
+    for is_apart in at_the_end:
+        weigh(script, is_apart, last=True)
+    assert shown(script.findings()) == expected
+
+
+def test_optimizers_that_look_alike_may_be_of_other_models():
+    """Of those DDP wraps one, which has other partners than it seems."""
+    script = Script()
+    script.streams[1].append(records.Wrapped(0))
+    for is_apart in [0, 1, 1, 1]:
+        weigh(script, is_apart)
+        script.step(averaged(script.backward()), ranks=[0])
+        script.clear()
+    weigh(script, is_apart=True, last=True)
+    assert verdict(script.findings()) == "UNDECIDED"
+
+
+@pytest.mark.parametrize(("is_apart", "expected"), [(False, "UNDECIDED"), (True, SAME_STEPS)])
+def test_ranks_take_turns(is_apart, expected):
+    script = Script()
+    script.each(records.Wrapped(0))
+    for turn in range(4):
+        weigh(script, is_apart and turn)
+        script.step(averaged(script.backward()), ranks=[turn % 2])
+        script.clear()
+    weigh(script, is_apart, last=True)
+    assert shown(script.findings()) == expected
+
+
+def test_nobody_can_step_for_a_rank_that_holds_shards():
+    script = Script()
+    for stream in script.streams:
+        for one in stream:
+            if isinstance(one, records.Parameter):
+                one.shards = 2
+    for _ in range(2):
+        script.step([gradients(1)] * 2, ranks=[0])
+    assert laws(script.findings()) == SAME_STEPS
+
+
+def ranks_with_own(
+    numbers, *, start=False, names, wraps=False, left=(), inside=(), exchanges=False, apart=(), shapes=SHAPES
+):
+    """Each rank steps these parameters on its own gradients, and the others on the average. start: they differ between
+    ranks from the start. apart: others, whose gradients are equal on all ranks, and whose weights are not. exchanges:
+    the backward pass has collectives."""
+    script = Script(shapes=shapes)
+    script.each(records.Named({str(number): name for number, name in enumerate(names)}))
+    if wraps:
+        script.each(records.Wrapped(0, [*left], [*inside]))
+    if exchanges:
+        script.each(records.Exchanged([]))
+    for step in range(4):
+        computed = script.backward()
+        average = total(computed, 0.5)
+        script.step([[own[n] if n in numbers else average[n] for n in script.numbers] for own in computed])
+        for rank, stream in enumerate(script.streams):
+            for number in (*numbers, *apart) if start or step else ():
+                stream[-1].values[number] = [one + rank for one in stream[-1].values[number]]
+        script.clear()
+    return script.findings()
+
+
+OF_MODELS = ("weight", "bias", "weight", "weight", "weight", "bias")
+"""As four models have them, one after the other."""
+
+ALIKE = (*SHAPES[:2], *SHAPES[4:5] * 4)
+
+NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"numbers": (4, 5), "start": True}, "UNDECIDED"),
+        ({"numbers": (4, 5)}, "UNDECIDED"),  # experts that start as copies, or a layer forgotten
+        ({"numbers": (4, 5), "names": OF_MODELS}, "UNDECIDED"),
+        ({"numbers": (4,), "apart": (5,), "shapes": ALIKE}, "UNDECIDED"),  # one without samples
+        ({"numbers": (4,), "apart": (3, 5), "shapes": ALIKE}, "UNDECIDED"),
+        ({"numbers": (4,), "apart": (2, 5), "shapes": ALIKE}, "DOES NOT CONFORM"),  # a part of the body
+        ({"numbers": (4, 5), "apart": (3,)}, "DOES NOT CONFORM"),  # which is no expert's copy
+        ({"numbers": (5,), "start": True}, "DOES NOT CONFORM"),  # half of one
+        ({"numbers": (5,)}, "DOES NOT CONFORM"),
+        ({"numbers": (5,), "names": OF_MODELS}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "wraps": True}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
+        ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "UNDECIDED"),  # DDP was told to leave it
+        ({"numbers": (4, 5), "start": True, "exchanges": True}, "CONFORMS"),  # partitioned
+        ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True}, "CONFORMS"),
+        ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True, "inside": (3, 4, 5)}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "exchanges": True}, "DOES NOT CONFORM"),  # replicas
+    ],
+)
+def test_modules_of_each_rank_s_own(options, expected):
+    assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
+
+
+def some_weighed(script, apart, last=False):
+    """apart: the number of the parameters that differ between ranks."""
+    for rank, stream in enumerate(script.streams):
+        values = gradients(7)
+        values = [one + rank if number < apart else one for number, one in enumerate(values)]
+        stream.append(records.Weighed(script.numbers, sketches(values), last))
+
+
+@pytest.mark.parametrize(("apart", "expected"), [(6, {"watch/same-weights"}), (0, set())])
+def test_each_rank_steps_its_own_parameters(apart, expected):
+    """And sends them to the others, or does not."""
+    script = Script()
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Optimizer(1, "Adam", script.numbers[rank::2]))
+    for _ in range(5):
+        some_weighed(script, apart if script.steps else 0)
+        [one, two] = script.backward()
+        used = total([one, two], 0.5)
+        for rank, stream in enumerate(script.streams):
+            own = script.numbers[rank::2]
+            stream.append(stepped(own, [used[number] for number in own], optimizer=1, kind="Adam"))
+        script.steps += 1
+        script.clear()
+    some_weighed(script, apart, last=True)
+    assert laws(script.findings()) == expected
+
+
+def test_ranks_with_different_weights_that_use_one_gradient_have_averaged():
+    """A body by hand, which no hook sees, beside a head that each rank trains alone."""
+    script = Script(drift=0.1)
+    script.each(records.Unheld(["base"], [[3, 3]]))
+    for _ in range(3):
+        script.backward()
+        script.step([gradients(5 + script.steps)] * 2)
+        script.clear()
+    assert laws(script.findings()) == {"watch/same-weights"}
+
+
+@pytest.mark.parametrize(("is_elsewhere", "expected"), [(True, "UNDECIDED"), (False, "DOES NOT CONFORM")])
+def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, expected):
+    """As they do who average some of the weights now and then, or go halfway to those of a neighbour."""
+    script = Script(drift=0.1)
+    for window in range(5):
+        script.step(script.backward())
+        for stream in script.streams:
+            assert isinstance(stream[-1], records.Stepped)
+            stream[-1].is_elsewhere = is_elsewhere and window % 2 == 1
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize("of", [(), (0,), (0, 1)])
+def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
+    script = Script()
+    for step in range(4):
+        script.step(averaged(script.backward()))
+        for rank in of if step == 2 else ():
+            script.streams[rank][-1].is_elsewhere = True
+        script.clear()
+    findings = script.findings()
+    assert (findings.causes, [*findings.open]) == ({}, ["agreement.between"] * bool(of))

@@ -1,0 +1,206 @@
+"""Gradients under a GradScaler that nobody clears, and what is set to zero."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from .scripts import laws, shown
+from .trained import network, watched
+
+
+def found(window, steps=8, **scaler):
+    """window: is given the step, the model, the optimizer and the scaler, and ends with an update."""
+
+    def train():
+        model = network(3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        of_loss = torch.amp.GradScaler("cpu", **{"init_scale": 1024.0, "growth_interval": 10**6, **scaler})
+        for step in range(steps):
+            window(step, model, optimizer, of_loss)
+
+    return watched(train)
+
+
+def loss(model):
+    return model(torch.randn(4, 6)).square().mean()
+
+
+def trains(clears, overflows=()):
+    """overflows: the steps whose loss is infinite."""
+
+    def window(step, model, optimizer, scaler):
+        scaler.scale(loss(model) * (torch.inf if step in overflows else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        clears(step, model, optimizer)
+
+    return window
+
+
+def clear(step, model, optimizer):
+    optimizer.zero_grad()
+
+
+def keep(step, model, optimizer):
+    pass
+
+
+def fill_with_zeros(step, model, optimizer):
+    for parameter in model.parameters():
+        parameter.grad.zero_()
+
+
+def decay(step, model, optimizer):
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+
+
+def clear_after_steps(step, model, optimizer):
+    if all(parameter.grad.isfinite().all() for parameter in model.parameters()):
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("scale", [4.0, 1024.0, 65536.0])
+@pytest.mark.parametrize(
+    ("clears", "expected"), [(clear, "CONFORMS"), (fill_with_zeros, "CONFORMS"), (keep, {"watch/cleared"})]
+)
+def test_however_small_what_is_left_is_beside_scaled_gradients(clears, expected, scale):
+    assert shown(found(trains(clears), init_scale=scale)) == expected
+
+
+def test_what_the_script_decays_is_its_own():
+    assert laws(found(trains(decay))) == set()
+
+
+@pytest.mark.parametrize(
+    ("clears", "broken"), [(clear, set()), (fill_with_zeros, set()), (clear_after_steps, {"watch/cleared"})]
+)
+def test_infinite_gradients_that_are_kept_after_a_skip(clears, broken):
+    assert laws(found(trains(clears, overflows=(2,)), steps=16)) == broken
+
+
+def test_overflows_in_a_row_that_are_cleared_by_hand():
+    assert laws(found(trains(fill_with_zeros, overflows=(1, 2, 3, 4, 5, 6)))) == set()
+    assert laws(found(trains(fill_with_zeros, overflows=range(8)))) == set()
+
+
+def test_few_numbers_are_any_multiple_of_others():
+    """Each of two optimizers has one number, and skips by itself; both are cleared by hand."""
+
+    def train():
+        parts = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in parts]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**6)
+        for step in range(12):
+            lost = sum(part(torch.randn(4, 1)).square().mean() for part in parts)
+            scaler.scale(lost).backward()
+            if step % 3 == 1:
+                parts[0].weight.grad.fill_(torch.inf)
+            for optimizer, part in zip(optimizers, parts, strict=True):
+                scaler.step(optimizer)
+                part.weight.grad.zero_()
+            scaler.update()
+
+    assert not watched(train).causes
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, "UNDECIDED"), (4, "UNDECIDED"), (100, "CONFORMS")])
+def test_what_was_computed_is_set_to_zero(every, expected):
+    def window(step, model, optimizer, scaler):
+        loss(model).backward()
+        if step % every == every - 1:
+            fill_with_zeros(step, model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert shown(found(window)) == expected
+
+
+def fill_all(zero):
+    def clears(model):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                zero(parameter.grad)
+
+    return clears
+
+
+@pytest.mark.parametrize(
+    ("clears", "expected"),
+    [
+        (fill_all(lambda gradient: gradient.zero_()), set()),
+        (fill_all(lambda gradient: gradient.data.zero_()), set()),
+        (lambda model: None, {"watch/cleared"}),
+    ],
+)
+def test_gradients_that_are_cleared_after_the_passes_of_another_optimizer(clears, expected):
+    def train():
+        models = [network(3) for _ in range(2)]
+        main, other = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=10**6)
+        for _ in range(6):
+            clears(models[0])
+            for _ in range(2):
+                scaler.scale(loss(models[0]) / 2).backward()
+            scaler.step(main)
+            scaler.update()
+            other.zero_grad()
+            loss(models[1]).backward()
+            other.step()
+
+    assert laws(watched(train)) == expected
+
+
+# Calls between two backward passes, or between a pass and unscaling.
+
+
+def penalty(scales):
+    """It comes after unscaling, which belongs before it, or after it where the penalty is scaled, too."""
+
+    def between(model, optimizer, scaler):
+        scaler.unscale_(optimizer)
+        (scaler.scale(loss(model)) if scales else loss(model)).backward()
+
+    return between
+
+
+def by_layer(model, optimizer, scaler):
+    """A layer of small weights has a small limit."""
+    for parameter in model.parameters():
+        clip_grad_norm_([parameter], (1e-5 if parameter.dim() == 1 else 1.0) * scaler.get_scale())
+
+
+def by_value(model, optimizer, scaler):
+    clip_grad_value_(model.parameters(), 5e-4 * scaler.get_scale())
+
+
+def to_zero(model, optimizer, scaler):
+    clip_grad_norm_(model[0].parameters(), 0.0)
+
+
+def to_one(model, optimizer, scaler):
+    clip_grad_norm_(model.parameters(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("between", "scale", "expected"),
+    [
+        (penalty(scales=True), 1024.0, {"watch/unscale-whole-window"}),
+        (penalty(scales=False), 1024.0, {"micro.weighted"}),
+        (by_layer, 65536.0, {"clipping.scaled-norm", "clipping.parts"}),
+        (by_value, 65536.0, {"clipping.scaled-value", "clipping.by-value"}),
+        (to_zero, 65536.0, {"clipping.parts"}),
+        (to_one, 65536.0, {"watch/unscale-before-clip"}),  # by less than a thousandth nobody limits a norm
+    ],
+)
+def test_what_comes_between(between, scale, expected):
+    def window(step, model, optimizer, scaler):
+        optimizer.zero_grad()
+        scaler.scale(loss(model)).backward()
+        between(model, optimizer, scaler)
+        scaler.step(optimizer)
+        scaler.update()
+
+    findings = found(window, steps=4, init_scale=scale)
+    assert (laws(findings) or {*findings.open}) == expected

@@ -1,0 +1,243 @@
+"""The verdict of a watch: rows, their states, stated expectations, and the sentences of all codes."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+from string import Formatter
+
+import pytest
+
+import conformance
+from conformance.cli import main
+from conformance.cli.exits import CONFORMING, NOT_CONFORMING, UNDECIDED
+from conformance.cli.watch import _exit
+from conformance.laws.chapters.watch_scripts import AS_EXPECTED, LAWS
+from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.properties import CORE, FACTS, VALUES, Property
+from conformance.watch.report.words import WORDS
+from conformance.watch.verdict import outcome, stated
+
+RANKS, MICRO_BATCHES, CLEARING = CORE
+SUM, OWN, HOOK = (RANKS, "sum"), (RANKS, "own"), (RANKS, None)
+
+
+def findings(*, steps=None, open_=(), laws=(), seen=None, lacks=False):
+    """steps: how many show what. open_: codes of facts. laws: that are broken."""
+    found = Findings()
+    for shows, count in ({(): 4} if steps is None else steps).items():
+        found.judged(*shows, count=count)
+    for code in open_:
+        found.leave_open(said(code))
+    for law in laws:
+        found.add(Finding(law, said("no-gradient"), 0, (0,)))
+    found.seen = Counter(seen or {})
+    if lacks:
+        found.lack(said("no-torch"))
+    return found
+
+
+def rows(found, expected=None):
+    of = outcome(found, expected)
+    return of.verdict, {row.of.value: (row.state, row.proven, row.judged) for row in of.rows if row.judged or row.wrong}
+
+
+PROVEN = {"ranks": ("PROVEN", 4, 4), "micro-batches": ("PROVEN", 4, 4), "clearing": ("PROVEN", 4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "others"),
+    [
+        ({}, "CONFORMS", {}),
+        ({"lacks": True}, "UNDECIDED", {}),
+        # What a step shows of one property does not concern the others, unless nothing is known of the step.
+        ({"steps": {(): 3, (SUM,): 1}, "open_": ["ranks.sum"]}, "UNDECIDED", {"ranks": ("OPEN", 3, 4)}),
+        ({"steps": {(SUM,): 4}, "open_": ["ranks.sum"]}, "UNDECIDED", {"ranks": ("OPEN", 0, 4)}),
+        (
+            {"steps": {(): 3, (HOOK,): 1}, "open_": ["ranks.hook"]},
+            "UNDECIDED",
+            {"ranks": ("OPEN", 3, 4), "micro-batches": ("OPEN", 3, 4), "clearing": ("OPEN", 3, 4)},
+        ),
+        ({"open_": ["clearing.shared"]}, "UNDECIDED", {"clearing": ("OPEN", 4, 4)}),
+        ({"open_": ["clearing.discarded"]}, "CONFORMS", {"clearing": ("OPEN", 4, 4)}),
+        (
+            {"open_": ["data.same-order"], "seen": {Property.DATA: 7}},
+            "CONFORMS",
+            {"data": ("OPEN", 7, 7)},
+        ),
+        ({"seen": {Property.SCHEDULE: 7}}, "CONFORMS", {"schedule": ("PROVEN", 7, 7)}),
+        ({"laws": ["watch/used"]}, "DOES NOT CONFORM", {"clearing": ("WRONG", 4, 4)}),
+        ({"laws": ["watch/own-data"]}, "DOES NOT CONFORM", {"data": ("WRONG", 0, 0)}),
+        ({"laws": ["watch/used"], "lacks": True}, "DOES NOT CONFORM", {"clearing": ("WRONG", 4, 4)}),
+    ],
+)
+def test_states_of_rows_and_the_verdict(options, verdict, others):
+    assert rows(findings(**options)) == (verdict, {**PROVEN, **others})
+
+
+@pytest.mark.parametrize("open_", [code for code, (of, _) in FACTS.items() if of not in CORE])
+def test_a_fact_of_no_core_property_leaves_the_verdict(open_):
+    of = outcome(findings(open_=[open_]))
+    assert (of.verdict, of.open) == ("CONFORMS", 1)
+
+
+def test_a_watch_without_steps_proves_nothing():
+    assert rows(findings(steps={})) == ("UNDECIDED", {})
+    assert rows(findings(steps={}, seen={Property.DATA: 3})) == ("UNDECIDED", {"data": ("PROVEN", 3, 3)})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "verdict", "wrong"),
+    [
+        ({"steps": {(SUM,): 4}, "open_": ["ranks.sum"]}, {RANKS: "sum"}, "CONFORMS", []),
+        ({"steps": {(SUM,): 3, (): 1}, "open_": ["ranks.sum"]}, {RANKS: "sum"}, "CONFORMS", []),
+        ({"steps": {(SUM,): 4}, "open_": ["ranks.sum"]}, {RANKS: "mean"}, "DOES NOT CONFORM", ["ranks.sum"]),
+        ({"steps": {(OWN,): 4}, "open_": ["ranks.own"]}, {RANKS: "sum"}, "DOES NOT CONFORM", ["ranks.own"]),
+        ({}, {RANKS: "sum"}, "DOES NOT CONFORM", ["never-shown"]),
+        ({}, {RANKS: "mean"}, "CONFORMS", []),
+        ({"steps": {}}, {RANKS: "sum"}, "UNDECIDED", []),
+        ({"open_": ["data.same-order"]}, {Property.DATA: "same"}, "CONFORMS", []),
+        ({"open_": ["data.same-order"]}, {Property.DATA: "other"}, "DOES NOT CONFORM", ["data.same-order"]),
+        ({"seen": {Property.DATA: 3}}, {Property.DATA: "same"}, "DOES NOT CONFORM", ["never-shown"]),
+        ({"open_": ["clearing.discarded"]}, {CLEARING: "discarded"}, "CONFORMS", []),
+        # A law that the stated value allows is not broken, and shows the value.
+        ({"steps": {(OWN,): 4}, "laws": ["watch/averaged"]}, {RANKS: "own"}, "CONFORMS", []),
+        ({"steps": {(OWN,): 4}, "laws": ["watch/averaged"]}, {RANKS: "sum"}, "DOES NOT CONFORM", ["no-gradient"]),
+        # Nothing settles what is not known, and it contradicts nothing.
+        ({"steps": {(HOOK,): 4}, "open_": ["ranks.hook"]}, {RANKS: "mean"}, "UNDECIDED", []),
+        ({"open_": ["changed.coarse"]}, {RANKS: "mean"}, "UNDECIDED", []),
+        ({"steps": {(SUM,): 4, (HOOK,): 1}, "open_": ["ranks.sum", "ranks.hook"]}, {RANKS: "sum"}, "UNDECIDED", []),
+        ({"open_": ["clearing.shared"], "lacks": True}, {CLEARING: "kept"}, "UNDECIDED", []),
+    ],
+)
+def test_stated_expectations(options, expected, verdict, wrong):
+    of = outcome(findings(**options), expected)
+    assert (of.verdict, [cause.first.says.code for cause in of.causes]) == (verdict, wrong)
+
+
+def test_an_expectation_that_does_not_hold_is_a_problem_of_its_own():
+    [cause] = outcome(findings(open_=["data.same-order"]), {Property.DATA: "other"}).causes
+    assert (cause.first.law, cause.first.effect) == ("watch/as-expected", said("expected", of="data", value="other"))
+
+
+def test_problems_are_listed_in_the_order_of_their_steps():
+    found = findings(laws=["watch/used"])
+    found.add(Finding("watch/cleared", said("not-cleared"), 3, (0,)))
+    found.add(Finding("watch/averaged", said("own-gradients"), 2, (0,)))
+    found.add(Finding("watch/own-data", said("data.same-inputs"), None, (0,)))
+    laws = [cause.first.law for cause in outcome(found).causes]
+    assert laws == ["watch/used", "watch/averaged", "watch/cleared", "watch/own-data"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "strict"),
+    [
+        ({}, CONFORMING, CONFORMING),
+        ({"open_": ["data.same-order"]}, CONFORMING, NOT_CONFORMING),
+        ({"open_": ["clearing.discarded"]}, CONFORMING, NOT_CONFORMING),
+        ({"open_": ["clearing.shared"]}, UNDECIDED, UNDECIDED),
+        ({"lacks": True}, UNDECIDED, UNDECIDED),
+        ({"laws": ["watch/used"]}, NOT_CONFORMING, NOT_CONFORMING),
+    ],
+)
+def test_exit_codes(options, code, strict):
+    of = outcome(findings(**options))
+    assert (_exit(of, strict=False), _exit(of, strict=True)) == (code, strict)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(f"{of.value}={value}", (of, value)) for of, values in VALUES.items() for value in values]
+)
+def test_each_value_can_be_stated(text, expected):
+    assert stated(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "names"), [("rank=sum", "micro-batches"), ("ranks", "weighted"), ("ranks=other", "mean"), ("", "data")]
+)
+def test_what_cannot_be_stated_is_refused_with_what_can(text, names):
+    with pytest.raises(ValueError, match=names):
+        stated(text)
+
+
+WATCH = Path(conformance.__file__).parent / "watch"
+
+
+def is_said(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "said"
+
+
+def codes_of(node):
+    if isinstance(node, ast.IfExp):
+        return [*codes_of(node.body), *codes_of(node.orelse)]
+    return [node.value] if isinstance(node, ast.Constant) else []
+
+
+def all_said():
+    """Each plain code that is said: where, the code, and its keywords, with None for `**values`."""
+    for path in sorted(WATCH.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if is_said(node):
+                keywords = {one.arg for one in node.keywords}
+                yield from ((f"{path.name}:{node.lineno}", code, keywords) for code in codes_of(node.args[0]))
+
+
+def fields(code):
+    return {name for _, name, _, _ in Formatter().parse(WORDS[code]) if name is not None}
+
+
+def are_fields(code, keywords):
+    return keywords - {None} <= fields(code) if None in keywords else keywords == fields(code)
+
+
+def test_each_code_that_is_said_has_a_sentence_with_its_values():
+    every = list(all_said())
+    assert len(every) > 100
+    assert [(at, code) for at, code, _ in every if code not in WORDS] == []
+    assert [one for one in every if not are_fields(*one[1:])] == []
+
+
+def test_facts_have_sentences_and_values_of_their_properties():
+    assert FACTS.keys() - WORDS.keys() == set()
+    shown = [*FACTS.items(), *((law.id, (Property(law.shows[0]), law.shows[1])) for law in LAWS.values())]
+    assert [code for code, (of, value) in shown if value is not None and value not in VALUES[of]] == []
+
+
+# The laws of a watch are listed and explained next to the others.
+
+
+def test_the_list_has_all_of_them(capsys):
+    assert main(["laws"]) == 0
+    assert LAWS.keys() <= {*re.findall(r"watch/[\w-]+", capsys.readouterr().out)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("watch/averaged", "ranks: if intended, --expect ranks=own"),
+        ("watch/own-gradient", "ranks: no option makes this right"),
+        (AS_EXPECTED, "each property"),
+    ],
+)
+def test_the_property_and_the_value_are_shown(capsys, name, shown):
+    for of in ("watch", name):
+        assert main(["explain", of]) == 0
+        assert shown in " ".join(capsys.readouterr().out.partition(name)[2].partition("watch/")[0].split())
+
+
+def test_the_value_of_each_is_one_that_can_be_stated():
+    """With it, the law's violation is as expected, so it is not the usual one."""
+    shown = [(law.id, *law.shows) for law in LAWS.values()]
+    assert [law for law, of, value in shown if value is not None and value not in [*VALUES[Property(of)]][1:]] == []
+
+
+def test_the_help_lists_each_property_and_its_values(capsys):
+    with pytest.raises(SystemExit):
+        main(["watch", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [of for of in Property if f"{of.value} {', '.join(VALUES[of])}" not in printed] == []
+
+
+def test_each_is_judged_and_each_that_is_judged_exists():
+    judged = {law for path in (WATCH / "judging").glob("*.py") for law in re.findall(r"watch/[\w-]+", path.read_text())}
+    assert judged == LAWS.keys() - {AS_EXPECTED}
