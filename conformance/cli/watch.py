@@ -122,9 +122,10 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except NoRoom as error:
         return say(str(error), USAGE)
     except CannotStart as error:
-        is_script = script[0].endswith(".py") and Path(script[0]).is_file()
-        advice = f"; write: conformance watch -- python {shown(script)}" if is_script else ""
-        return say(f"{shown(script[:1])} cannot be started: {error}{advice}", USAGE)
+        if script[0].endswith(".py") and Path(script[0]).is_file():
+            python = f"write: conformance watch -- python {shown(script)}"
+            return say(f"{shown(script[:1])} is a file, not a command; {python}", USAGE)
+        return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
     _clear_line()
     code, findings = watched.code, watched.findings
     render(findings, script, console, expected)

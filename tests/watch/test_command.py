@@ -208,6 +208,9 @@ def test_what_cannot_be_written_or_started_is_a_usage_error(folder):
     assert done.returncode == 2
     done = ended(folder, f"TOKEN={SECRET}", "python")
     assert done.stderr.startswith("conformance: TOKEN=REDACTED cannot be started")
+    done = ended(folder, "scripts/train.py", "--fast")
+    assert done.returncode == 2
+    assert done.stderr.endswith("write: conformance watch -- python scripts/train.py --fast\n")
 
 
 def test_the_files_that_are_asked_for_name_files_from_the_folder_of_the_run_and_hide_secrets(folder):
