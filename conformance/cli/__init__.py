@@ -14,7 +14,6 @@ from rich.console import Console
 
 from conformance.cli import (
     diff,
-    exercise,
     init,
     judging,
     listing,
@@ -56,7 +55,6 @@ COMMANDS: dict[str, Command] = {
     "trace": trace,
     "laws": listing.Laws,
     "explain": listing.Explain,
-    "exercise": exercise,
     "watch": watch,
 }
 #: Those that look into pyproject.toml.
