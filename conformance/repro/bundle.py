@@ -23,7 +23,7 @@ _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS
 #: What may be long, and says little.
 _DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS", "LATER"})
 #: The parts that come after the trainer, in this order.
-_AFTER_TRAINER = ("calls", "ranks", "conclusions")
+_AFTER_TRAINER = ("ranks", "conclusions")
 
 
 @dataclass
@@ -179,8 +179,6 @@ class Bundle:
         """The methods that are used, and those that these use."""
         source = self._source(f"{PARTS}.stand_in")
         own = {"__init__", *self.used, "weights", "model"}
-        if (watching := self._known.get(f"{PARTS}.calls")) is not None:
-            own |= {name for node in self._nodes(watching) for name in attributes_in(node)}
         classes = [source.definitions[name] for name in ("Task", *self.variants)]
         known = {
             node.name: node

@@ -11,13 +11,13 @@ from conformance.adapter.task import Task
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.repro.bundle import MODELS, PARTS, Bundle, Given, part_names
 from conformance.repro.case_data import assigned, cut, later, literal, orders, settings, whole_epochs
-from conformance.repro.showing import Calls, CannotShow, Counts, Ending, Numbers, Reading, Shows
+from conformance.repro.showing import CannotShow, Ending, Numbers, Reading, Shows
 from conformance.repro.sources import CannotCopy, Source, decorator_name
 from conformance.trace.lives import as_resumed
 from conformance.workloads import model
 from conformance.workloads.workload import Workload
 
-_RUNS = {Ending: "run_within_limit", Calls: "run_for_calls", Reading: "run_for_reading", Counts: "run_for_buffers"}
+_RUNS = {Ending: "run_within_limit", Reading: "run_for_reading"}
 _RESUMED = {"twice": "resumed_twice", "killed": "killed_and_resumed"}
 
 
@@ -28,25 +28,18 @@ def variants(case: Case, shows: Shows, *, is_resumed: bool) -> dict[str, str]:
         "in_one_life": in_one_life,
         "launch": _launch(case, shows, in_one_life, is_resumed=is_resumed),
         "run": _run(case, shows),
-        "watch": shows.watch if isinstance(shows, Calls) else "watch",
         "Batch": "WeightedBatch" if case.problem.workload.loss == "weighted" else "Batch",
     }
 
 
 def main_of(shows: Shows) -> str:
     """What ends a script."""
-    if isinstance(shows, Calls):
-        return shows.compares
     if isinstance(shows, Numbers) and shows.others:
         return "compare_with_others"
-    return {Ending: "end", Reading: "compare_with_plain", Counts: "compare_buffers"}.get(type(shows), "compare")
+    return {Ending: "end", Reading: "compare_with_plain"}.get(type(shows), "compare")
 
 
 def _launch(case: Case, shows: Shows, in_one_life: str, *, is_resumed: bool) -> str:
-    if isinstance(shows, Calls) and shows.watch == "watch_saves":
-        return "saved"
-    if isinstance(shows, Calls) and shows.launch is not None:
-        return shows.launch
     if is_resumed and isinstance(shows, Reading):
         return "read_in_both_lives"
     if is_resumed and case.world_sizes[1] != case.world_size:
@@ -59,7 +52,7 @@ def _launch(case: Case, shows: Shows, in_one_life: str, *, is_resumed: bool) -> 
 
 
 def _run(case: Case, shows: Shows) -> str:
-    if type(shows) in _RUNS and getattr(shows, "watch", True):
+    if type(shows) in _RUNS:
         return _RUNS[type(shows)]
     if isinstance(shows, Numbers) and shows.quantity == "gradient":
         return "run_for_gradients"
@@ -73,7 +66,6 @@ _REPORTS = frozenset({"report", "with step"})
 _OF_A_STOP = ("stop_after", "stop_inside", "save_after", "checkpoint_dir", "resume_from")
 _GO_ON = {"stop_after": None, "stop_inside": 0, "save_after": (), "checkpoint_dir": None}
 _LATER = "What is otherwise for the ranks that go on."
-_COUNTED = "How many samples rank 0 may have counted, what is summed up of them, and how much of that is rounding."
 #: In the models' source, what stands for what a script does not have.
 _OF_MODELS = {
     "_Module": "torch.nn.Module",
@@ -125,8 +117,7 @@ def script(case: Case, shows: Shows, source: Source, function: str, package: str
     reads_epochs = bool(uses & _OF_EPOCHS) or is_elsewhere
     windows = whole_epochs(whole, shows.windows) if reads_epochs else shows.windows
     spec, further = cut(whole, windows), cut(as_resumed(whole), windows)
-    stops = isinstance(shows, Calls) and shows.watch == "watch_saves"
-    is_resumed = case.resumed_at is not None and (windows > case.resumed_at or stops)
+    is_resumed = case.resumed_at is not None and windows > case.resumed_at
     meant, others = variants(case, shows, is_resumed=is_resumed), _distinct(source)
     written = {taken: others.get(name, name) for name, taken in meant.items() if taken != name}
     bundle = Bundle(
@@ -182,10 +173,6 @@ def _attributes(spec: Mapping[str, Any], *, is_resumed: bool) -> dict[str, str]:
 def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
     if isinstance(shows, Ending):
         return {"LIMIT": Given(assigned("LIMIT", 20, "Seconds after which a rank hangs."))}
-    if isinstance(shows, Calls):
-        return {"RULE": Given(assigned("RULE", shows.rule))}
-    if isinstance(shows, Counts):
-        return {"COUNTED": Given(assigned("COUNTED", list(shows.right), _COUNTED))}
     if isinstance(shows, Reading):
         return {}
     names = workload.model.elements

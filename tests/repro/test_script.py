@@ -15,7 +15,7 @@ from conformance.adapter.task import Task
 from conformance.cases.case import Case
 from conformance.repro.case_data import cut, literal
 from conformance.repro.script import function_in, script
-from conformance.repro.showing import Calls, CannotShow, Counts, Ending, Numbers, Reading
+from conformance.repro.showing import CannotShow, Ending, Numbers, Reading
 from conformance.repro.sources import CannotCopy, Source
 
 MINE = """
@@ -206,22 +206,6 @@ def test_training_that_does_not_end_runs_in_processes_with_a_limit():
 @pytest.mark.parametrize(
     ("shows", "case", "has"),
     [
-        (
-            Calls(1, "rule", "watch_no_sync"),
-            Case("ddp", 2, 1, "fp32", "momentum"),
-            "said and not module.require_backward",
-        ),
-        (
-            Calls(1, "rule", "watch_unscale", "compare_ranks"),
-            Case("ddp", 2, 1, "fp16", "momentum"),
-            "def compare_ranks",
-        ),
-        (
-            Calls(6, "rule", "watch_saves", "compare_writers"),
-            Case("ddp", 2, 2, "fp32", "momentum", resumed_at=3),
-            "STOP",
-        ),
-        (Counts(6, ((1.0, 2.0, 0.0),)), Case("ddp", 2, 1, "fp32", "buffers"), "COUNTED = [(1.0, 2.0, 0.0)]"),
         (Reading(6, ()), Case("ddp", 2, 2, "fp32", "own-order"), "def plainly_trained"),
         (Reading(6, ()), Case("ddp", 2, 2, "fp32", "own-order", resumed_at=4), "*before, *after"),
         (
