@@ -21,7 +21,7 @@ _PUBLIC = {"Task": f"{PARTS}.stand_in", "Unsupported": f"{PARTS}.stand_in", "Bat
 _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS)
 
 #: What may be long, and says little.
-_DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS", "LATER"})
+_DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS"})
 #: The parts that come after the trainer, in this order.
 _AFTER_TRAINER = ("ranks", "conclusions")
 

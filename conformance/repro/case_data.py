@@ -136,17 +136,6 @@ def orders(spec: Mapping[str, Any]) -> dict[str, Given]:
     }
 
 
-def later(spec: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
-    """What is otherwise for the ranks that a case is resumed on; of a script that keeps all samples."""
-    return {
-        "WORLD_SIZE": spec["world_size"],
-        "WINDOWS": _windows(spec, keeps_all=True),
-        "START": _start(spec, workload),
-        "ORDERS": _orders(spec),
-        "TURNS": _turns(spec),
-    }
-
-
 def _planned(spec: Mapping[str, Any]) -> list[list[PlannedWindow]]:
     return [planned_windows(spec, rank) for rank in range(spec["world_size"])]
 

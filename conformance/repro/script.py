@@ -8,17 +8,15 @@ from typing import Any
 
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.task import Task
-from conformance.cases.case import BETWEEN_FILES, Case
+from conformance.cases.case import Case
 from conformance.repro.bundle import MODELS, PARTS, Bundle, Given, part_names
-from conformance.repro.case_data import assigned, cut, later, literal, orders, settings, whole_epochs
+from conformance.repro.case_data import assigned, cut, literal, orders, settings, whole_epochs
 from conformance.repro.showing import CannotShow, Ending, Numbers, Reading, Shows
 from conformance.repro.sources import CannotCopy, Source, decorator_name
-from conformance.trace.lives import as_resumed
 from conformance.workloads import model
 from conformance.workloads.workload import Workload
 
 _RUNS = {Ending: "run_within_limit", Reading: "run_for_reading"}
-_RESUMED = {"twice": "resumed_twice", "killed": "killed_and_resumed"}
 
 
 def variants(case: Case, shows: Shows, *, is_resumed: bool) -> dict[str, str]:
@@ -42,10 +40,8 @@ def main_of(shows: Shows) -> str:
 def _launch(case: Case, shows: Shows, in_one_life: str, *, is_resumed: bool) -> str:
     if is_resumed and isinstance(shows, Reading):
         return "read_in_both_lives"
-    if is_resumed and case.world_sizes[1] != case.world_size:
-        return "resumed_on_others"
     if is_resumed:
-        return _RESUMED.get(case.resumed, "resumed")
+        return "resumed_twice" if case.resumed == "twice" else "resumed"
     if in_one_life == "under_horovod" or case.world_size > 1 or isinstance(shows, Ending):
         return in_one_life
     return "in_this_process"
@@ -65,7 +61,6 @@ _OF_EPOCHS = frozenset({"dataset", "sampler", "global_sampler"})
 _REPORTS = frozenset({"report", "with step"})
 _OF_A_STOP = ("stop_after", "stop_inside", "save_after", "checkpoint_dir", "resume_from")
 _GO_ON = {"stop_after": None, "stop_inside": 0, "save_after": (), "checkpoint_dir": None}
-_LATER = "What is otherwise for the ranks that go on."
 #: In the models' source, what stands for what a script does not have.
 _OF_MODELS = {
     "_Module": "torch.nn.Module",
@@ -82,8 +77,10 @@ def why_not(case: Case) -> str | None:
         return f"a script cannot start the workers of {case.backend}; {instead}"
     if case.device != "cpu" or case.arithmetic.on_gpu_only:
         return f"a script runs on the CPU, and this case on a GPU; {instead}"
-    if case.resumed == BETWEEN_FILES:
-        return f"a script does not kill training between two files, as this case does; {instead}"
+    if case.resumed_at is not None and case.resumed.startswith("killed"):
+        return f"a script does not kill training while it saves, as this case does; {instead}"
+    if case.world_sizes[1] != case.world_size:
+        return f"a script does not resume on another number of ranks, as this case does; {instead}"
     return None
 
 
@@ -113,10 +110,9 @@ def script(case: Case, shows: Shows, source: Source, function: str, package: str
         raise CannotShow(reason)
     whole, workload = case.spec(), case.problem.workload
     uses = Bundle(source, package, {}, {}, {}, {}, (), {}).uses(function)
-    is_elsewhere = case.world_sizes[1] != case.world_size
-    reads_epochs = bool(uses & _OF_EPOCHS) or is_elsewhere
+    reads_epochs = bool(uses & _OF_EPOCHS)
     windows = whole_epochs(whole, shows.windows) if reads_epochs else shows.windows
-    spec, further = cut(whole, windows), cut(as_resumed(whole), windows)
+    spec = cut(whole, windows)
     is_resumed = case.resumed_at is not None and windows > case.resumed_at
     meant, others = variants(case, shows, is_resumed=is_resumed), _distinct(source)
     written = {taken: others.get(name, name) for name, taken in meant.items() if taken != name}
@@ -128,8 +124,7 @@ def script(case: Case, shows: Shows, source: Source, function: str, package: str
             **orders(whole),
             **_shown(shows, workload),
             "STOP": Given(assigned("STOP", _stop(case))),
-            "GO_ON": Given(assigned("GO_ON", _GO_ON | (_of_ranks(further) if is_elsewhere else {}))),
-            "LATER": Given(assigned("LATER", later(further, workload) if is_elsewhere else {}, _LATER)),
+            "GO_ON": Given(assigned("GO_ON", _GO_ON)),
             "make_model": _model(spec, workload.model),
         },
         meant=meant,
@@ -188,13 +183,7 @@ def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
 
 
 def _stop(case: Case) -> dict[str, Any]:
-    if case.resumed == "killed":
-        return {"stop_after": None, "stop_inside": 0, "save_after": (case.resumed_at, 2 * (case.resumed_at or 0))}
     return {"stop_after": case.resumed_at, "stop_inside": case.resumed_inside, "save_after": (case.resumed_at,)}
-
-
-def _of_ranks(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: spec[name] for name in ("world_size", "micro_batch_size")}
 
 
 def _model(spec: Mapping[str, Any], described: model.Model) -> Given:

@@ -16,8 +16,6 @@ SHOWN = [
     ("decays_on_skipped_step", "single-acc2-fp16-adamw-overflow"),
     ("own_order_gradients_summed", "ddp-w2-acc2-fp32-own-order"),
     ("own_order_seeded_again", "single-acc2-fp32-own-order-resumed-at-4"),
-    ("divides_by_ranks_of_the_stop", "ddp-w2-acc2-fp32-momentum-resumed-at-4-on-3-ranks"),
-    ("overwrites_its_checkpoint", "single-acc2-fp32-momentum-resumed-at-3-killed"),
     ("horovod_resumes_momentum_on_rank_0_alone", "horovod-w2-acc2-fp32-momentum-resumed-at-3"),
     ("exits_in_the_middle", "ddp-w2-fp32-momentum"),
 ]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import resource
-import signal
 import socket
 import tempfile
 from multiprocessing import get_context
@@ -22,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.repro.parts.stand_in import Task
-from conformance.repro.parts.values import GO_ON, LATER, LIMIT, SAMPLES, STOP, WORLD_SIZE, train
+from conformance.repro.parts.values import GO_ON, LIMIT, SAMPLES, STOP, WORLD_SIZE, train
 
 
 def launch() -> list[Any]:
@@ -98,55 +96,12 @@ def in_both_lives() -> tuple[list[Any], list[Any]]:
         return first, in_one_life(**GO_ON, resume_from=Path(name))
 
 
-def resumed_on_others() -> list[Any]:
-    """Training that stops, and goes on with another number of ranks."""
-    with tempfile.TemporaryDirectory() as name:
-        in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
-        globals().update(LATER)
-        return spawned(start_later, free_port(), {**GO_ON, "resume_from": Path(name)})
-
-
-def start_later(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
-    globals().update(LATER)
-    start(rank, found, port, life)
-
-
 def resumed_twice() -> list[Any]:
     """Training that goes on from one checkpoint, and then from it once more."""
     with tempfile.TemporaryDirectory() as name:
         in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
         in_one_life(**GO_ON, resume_from=Path(name))
         return in_one_life(**GO_ON, resume_from=Path(name))
-
-
-def killed_and_resumed() -> list[Any]:
-    """Training that is killed while it saves its second checkpoint, and goes on from what there is."""
-    with tempfile.TemporaryDirectory() as name:
-        life = {**STOP, "checkpoint_dir": Path(name), "resume_from": None}
-        arguments = get_context("spawn").SimpleQueue(), free_port(), life
-        ranks: Any = spawn(start_to_be_killed, arguments, WORLD_SIZE, join=False)
-        for process in ranks.processes:
-            # The others notice that it is gone, and end.
-            process.join(20)
-            process.kill()
-            process.join()
-        return in_one_life(**GO_ON, resume_from=Path(name))
-
-
-def start_to_be_killed(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
-    """The system ends rank 0, as `kill -9` would, in the first write after one more step than it has saved."""
-    steps, folder = 0, life["checkpoint_dir"]
-
-    def count(*_: Any) -> None:
-        nonlocal steps
-        steps += 1
-        if steps > STOP["save_after"][0] and any(folder.iterdir()):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
-
-    if rank == 0:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        register_optimizer_step_post_hook(count)
-    start(rank, found, port, life)
 
 
 def run(rank: int, **life: Any) -> list[float]:

@@ -37,8 +37,6 @@ MOMENT: str = ""
 STOP: dict[str, Any] = {}
 #: What it is told from there.
 GO_ON: dict[str, Any] = {}
-#: Of the values here, those that are others for the ranks that go on.
-LATER: dict[str, Any] = {}
 #: Seconds after which a rank that has not ended hangs.
 LIMIT: int = 30
 
