@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from conformance.adapter.loading import file_of, function_of
+from conformance.adapter.trainer_files import package_root
 from conformance.cases.case import Case
 from conformance.report.card import Card
 from conformance.report.text import visible, write
@@ -168,9 +169,5 @@ def _versions(body: str) -> str:
 
 def _package_of(file: Path) -> str:
     """The dotted name of the package that a file is in; nothing if it is in none."""
-    parts: list[str] = []
-    folder = file.resolve().parent
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return ".".join(parts)
+    root = package_root(file.resolve())
+    return "" if root is None else ".".join(file.resolve().parent.relative_to(root).parts)
