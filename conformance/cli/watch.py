@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -25,17 +24,23 @@ from conformance.cli.exits import (
     say,
 )
 from conformance.cli.files import WATCH_REPORT, OutputFolder
+from conformance.report.ci import markdown, sarif
+from conformance.report.command import shown
+from conformance.report.text import write
 from conformance.results import ResultsError
+from conformance.suite.configuration import ConfigurationError, configuration
 from conformance.suite.options import whole_number
+from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.properties import VALUES, Property
+from conformance.watch.recording.settings import Settings
+from conformance.watch.report.digest import digest
+from conformance.watch.report.html import page
+from conformance.watch.report.junit import junit
+from conformance.watch.report.terminal import render
+from conformance.watch.verdict import Outcome, outcome, stated
+from conformance.watch.watching import GRACE, CannotStart, NoRoom, Watched, watch
 
-if TYPE_CHECKING:
-    from conformance.watch.judging.findings import Findings
-    from conformance.watch.judging.judge import Judge
-    from conformance.watch.verdict import Outcome
-    from conformance.watch.watching import Watched
-
-SUMMARY = "watch any training script, without an adapter"
 DESCRIPTION = """Run a training script as it is, and report nine properties of its steps: whether each uses the mean of
 what all ranks and micro-batches computed, whether gradients are cleared, unscaled and clipped in time, whether the
 ranks agree, and what data, schedules and parameters they use. A property is proven, wrong or open."""
@@ -84,12 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.report.command import shown
-    from conformance.suite.configuration import ConfigurationError
-    from conformance.watch.recording.settings import Settings
-    from conformance.watch.report.terminal import render
-    from conformance.watch.watching import GRACE, CannotStart, NoRoom, watch
-
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     try:
         expected = _written() | dict(options.expect or ())
@@ -148,12 +147,6 @@ def _write(
     console: Console,
 ) -> None:
     """Write the report and the files for CI. Raises OSError, ResultsError."""
-    from conformance.report.ci import markdown, sarif
-    from conformance.report.text import write
-    from conformance.watch.report.digest import digest
-    from conformance.watch.report.html import page
-    from conformance.watch.report.junit import junit
-
     whole = digest(findings, script, expected)
     if folder is not None:
         with folder.placing() as [report]:
@@ -174,9 +167,6 @@ def _ended(
     watched: Watched, script: Sequence[str], expected: Mapping[Property, str], options: argparse.Namespace
 ) -> int:
     """Says how the script ended, if it failed; returns the exit code."""
-    from conformance.report.command import shown
-    from conformance.watch.verdict import outcome
-
     code = _as_in_a_shell(watched.code)
     if watched.was_killed:
         say("the script did not end in time, and was killed; --grace gives it longer", INTERRUPTED)
@@ -191,9 +181,6 @@ def _ended(
 
 def _written() -> dict[Property, str]:
     """What the configuration expects. Raises ConfigurationError."""
-    from conformance.suite.configuration import ConfigurationError, configuration
-    from conformance.watch.verdict import stated
-
     found = configuration()
     try:
         return dict(stated(f"{name}={value}") for name, value in found.watch.items())
@@ -213,8 +200,6 @@ def _as_in_a_shell(code: int | None) -> int:
 
 
 def _expectation(text: str) -> tuple[Property, str]:
-    from conformance.watch.verdict import stated
-
     try:
         return stated(text)
     except ValueError as error:

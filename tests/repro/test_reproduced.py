@@ -13,7 +13,6 @@ SHOWN = [
     ("engine_forgets_momentum", "single-acc2-fp32-decay"),
     ("join_context_averages_every_micro_batch", "ddp-w2-acc2-fp32-uneven-ranks"),
     ("declares_join_and_drops_batch", "ddp-w2-fp32-uneven-ranks"),
-    ("decays_on_skipped_step", "single-acc2-fp16-adamw-overflow"),
     ("own_order_gradients_summed", "ddp-w2-acc2-fp32-own-order"),
     ("own_order_seeded_again", "single-acc2-fp32-own-order-resumed-at-4"),
     ("horovod_resumes_momentum_on_rank_0_alone", "horovod-w2-acc2-fp32-momentum-resumed-at-3"),
