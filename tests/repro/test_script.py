@@ -111,7 +111,7 @@ def test_names_of_the_trainer_come_first_and_what_it_does_not_need_is_left_out()
     assert "RATE = 0.1" in text
     assert "UNUSED" not in text
     assert "def run(model):" in text
-    assert "def run_(rank, **life):" in text
+    assert "def run_(rank: int, **life: Any)" in text
     assert "    fit(task)" in text
     ast.parse(text)
 
