@@ -237,7 +237,7 @@ def watched_with(package: str) -> list[str]:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format; types, strictly."""
-    install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray", "exercise")
+    install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "benchmarks", "conformance", "tools")
@@ -383,15 +383,6 @@ def findings(session: nox.Session, name: str) -> None:
     """The scripts of all findings, each of which has to exit with 1; `nox -s "findings(accelerate)"` runs some."""
     install_wheel(session, name, *FURTHER.get(name, ()))
     run_findings(session, name)
-
-
-@nox.session
-def exercise(session: nox.Session) -> None:
-    """Answers to the exercise, a file of them; without arguments, the right ones."""
-    install_wheel(session, "exercise")
-    if session.posargs:
-        session.chdir(session.invoked_from)
-    session.run("conformance", "exercise", *(session.posargs or ["fixtures/exercise/right.py"]))
 
 
 @nox.session(default=False)

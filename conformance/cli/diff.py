@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from conformance.cli import judging
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+from conformance.report import comparison, html
+from conformance.report.comparison import Comparison, markdown
 from conformance.report.text import STYLES
+from conformance.results import ResultsError, read_results
 
-if TYPE_CHECKING:
-    from conformance.report.comparison import Comparison
-
-SUMMARY = "what broke, was repaired, is new or gone between two runs"
 DESCRIPTION = (
     "Compare the results of two runs: which cases broke, were repaired, are new or gone, and which causes came and "
     "went. The exit code is 1 if a case that held does not any more, and for nothing else."
@@ -43,32 +41,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.report.comparison import compared, markdown
-    from conformance.report.html import render_comparison
-    from conformance.results import ResultsError, read_results
-
     try:
         old, new = read_results(options.old), read_results(options.new)
         with judging.blamed_on([options.old, options.new]):
-            comparison = compared(old, new)
+            found = comparison.compared(old, new)
             if options.html is not None:
-                render_comparison(comparison, old, new, options.html)
+                html.render_comparison(found, old, new, options.html)
     except ResultsError as error:
         return say(str(error), USAGE)
     if options.format == "markdown":
         # Not through the console, which would wrap lines.
-        print("\n".join(markdown(comparison, MOST[options.detail]["markdown"])))
+        print("\n".join(markdown(found, MOST[options.detail]["markdown"])))
     else:
-        _print(comparison, console, MOST[options.detail]["text"])
-    return NOT_CONFORMING if comparison.broken else CONFORMING
+        _print(found, console, MOST[options.detail]["text"])
+    return NOT_CONFORMING if found.broken else CONFORMING
 
 
-def _print(comparison: Comparison, console: Console, most: int) -> None:
-    for section in comparison.sections if most else ():
+def _print(found: Comparison, console: Console, most: int) -> None:
+    for section in found.sections if most else ():
         console.print(Text(f"{section.title} ({len(section.lines)})", f"bold {STYLES[section.tone]}"))
         for name, what in section.lines[:most]:
             console.print(Text.assemble("  ", (name, "bold"), "  ", what))
         if len(section.lines) > most:
             console.print(Text(f"  and {len(section.lines) - most} more: --verbose shows all", "dim"))
-    text, tone = comparison.verdict
+    text, tone = found.verdict
     console.print(Text(text, f"bold {STYLES[tone]}"))

@@ -6,15 +6,15 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from conformance.cli.files import unwritable
+from conformance.report.card import Card, CaseCard
+from conformance.report.ci import Digest, digest, endpoint, junit, markdown, sarif, svg, workflow_commands
 from conformance.report.text import is_replaced
 from conformance.report.text import write as write_file
 from conformance.results import Results, ResultsError
-
-if TYPE_CHECKING:
-    from conformance.report.ci import Digest
+from conformance.suite.configuration import expectation
 
 Renderers: TypeAlias = Mapping[str, Callable[[], str]]
 """By the name of a format, what makes its text."""
@@ -80,8 +80,6 @@ def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
 
 
 def of_run(options: argparse.Namespace, results: Results) -> Renderers:
-    from conformance.report.ci import digest, endpoint, junit, markdown, sarif, svg
-
     badge = endpoint if options.badge is not None and options.badge.suffix == ".json" else svg
     return {
         "markdown": lambda: markdown(digest(results)),
@@ -96,9 +94,6 @@ def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
 
     Raises ResultsError.
     """
-    from conformance.report.card import Card, CaseCard
-    from conformance.report.ci import markdown, workflow_commands
-    from conformance.suite.configuration import expectation
 
     def is_expected(card: Card) -> bool:
         return isinstance(card, CaseCard) and all(expectation(case, expected) is not None for case in card.cases)

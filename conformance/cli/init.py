@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance.cli.exits import CONFORMING, USAGE, say
+from conformance.init.adapter import NoScript, from_scratch, from_script
 from conformance.report.text import plural
 
-SUMMARY = "write an adapter to begin with"
 DESCRIPTION = (
     "Write an adapter with comments: one from scratch, which runs as it is, or, for a training script, a copy of it in "
     "which the task hands out the model, the optimizer, the data and the loss. No file is overwritten."
@@ -32,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.init.adapter import NoScript, from_scratch, from_script
-
     script: Path | None = options.script
     if script is not None and os.path.isdir(script):
         return say(f"{script}: this is a folder; name the file in it that trains", USAGE)

@@ -15,14 +15,6 @@ from conformance.report.text import plural
 from conformance.results import Results, ResultsError
 from conformance.suite.configuration import Configuration, judged
 
-#: Options that select cases.
-_SELECTING = ("trainer", "backend", "case")
-
-
-def selects(options: argparse.Namespace) -> bool:
-    """Whether the command line selects cases by itself, before the file's values are added."""
-    return any(getattr(options, name, None) for name in _SELECTING)
-
 
 def ended(results: Results, configuration: Configuration, console: Console, *, whole: bool) -> int:
     """The exit code; says what came of the expectations. ``whole``: as of `conformance.suite.configuration.judged`."""

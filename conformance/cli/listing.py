@@ -13,10 +13,13 @@ from rich.text import Text
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import missing_requirements, reference_names, stated
 from conformance.cli.exits import CONFORMING, HARNESS, USAGE, say
-from conformance.cli.run import add_trainers
-from conformance.suite.options import add_options
+from conformance.laws.explain import UnknownLaw, explained, listing
+from conformance.runner.front.client import RunnerError
+from conformance.suite.items import BadInput, collect
+from conformance.suite.options import add_options, add_trainers
+from conformance.suite.servers import Servers
+from conformance.workloads.registry import STANDARD, asking
 
-SUMMARY = "list trainers, cases, workloads, laws or backends"
 DESCRIPTION = "List what can be named in other commands: trainers, cases, workloads, laws or backends."
 
 
@@ -44,10 +47,6 @@ def _trainers(options: argparse.Namespace, console: Console) -> int:
 
 
 def _cases(options: argparse.Namespace, console: Console) -> int:
-    from conformance.runner.front.client import RunnerError
-    from conformance.suite.items import BadInput, collect
-    from conformance.suite.servers import Servers
-
     with closing(Servers()) as servers:
         try:
             items = collect(servers, options.trainer, options.backend, options.case, thorough=options.thorough)
@@ -65,8 +64,6 @@ def _cases(options: argparse.Namespace, console: Console) -> int:
 
 
 def _workloads(options: argparse.Namespace, console: Console) -> int:
-    from conformance.workloads.registry import STANDARD, asking
-
     console.print(_table((name, asking(name).summary) for name in STANDARD))
     return CONFORMING
 
@@ -100,7 +97,6 @@ _LISTS: dict[str, tuple[str, Callable[[argparse.Namespace, Console], int]]] = {
 class Laws:
     """``conformance laws``."""
 
-    SUMMARY = "list the laws that trainers are held to"
     DESCRIPTION = "List the laws that trainers are held to, and those of scripts that are watched."
 
     @staticmethod
@@ -109,8 +105,6 @@ class Laws:
 
     @staticmethod
     def main(options: argparse.Namespace, command: str, console: Console) -> int:
-        from conformance.laws.explain import listing
-
         console.print(listing())
         return CONFORMING
 
@@ -118,7 +112,6 @@ class Laws:
 class Explain:
     """``conformance explain``."""
 
-    SUMMARY = "explain a law: why it holds, its source, and how to keep it"
     DESCRIPTION = "Explain a law: why it holds, its source, and how to keep it. For a chapter, list its laws."
 
     @staticmethod
@@ -129,8 +122,6 @@ class Explain:
 
     @staticmethod
     def main(options: argparse.Namespace, command: str, console: Console) -> int:
-        from conformance.laws.explain import UnknownLaw, explained
-
         try:
             console.print(explained(options.law))
         except UnknownLaw as error:

@@ -11,8 +11,10 @@ from rich.console import Console
 from conformance.cli import judging
 from conformance.cli.exits import USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder
+from conformance.report import html, terminal
+from conformance.results import ResultsError, ResultsWriter, read_results
+from conformance.results.merging import merged
 
-SUMMARY = "put the results of several runs into one report"
 DESCRIPTION = (
     "Put the results of several runs, such as CI jobs with a backend each, into one results file and one report."
 )
@@ -30,11 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.report.html import render_html
-    from conformance.report.terminal import render_notes, render_terminal
-    from conformance.results import ResultsError, ResultsWriter, read_results
-    from conformance.results.merging import merged
-
     folder = RunFolder(options.output or Path())
     if (wrong := folder.unwritable()) is not None:
         return say(wrong, USAGE)
@@ -48,13 +45,13 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
                 writer.mutants(together.mutants)
         results = read_results(folder.own)
         with judging.blamed_on(options.results):
-            render_html(results, rendered)
+            html.render_html(results, rendered)
         # One of the files that were read may stand there: it is replaced by whole results alone.
         with folder.placing() as (_, report):
             os.replace(rendered, report)
         with judging.blamed_on(options.results):
-            render_notes(results.header.notes, console)
-            render_terminal(results, console, folder.report, options.detail)
+            terminal.render_notes(results.header.notes, console)
+            terminal.render_terminal(results, console, folder.report, options.detail)
     except (ResultsError, OSError) as error:
         return say(str(error), USAGE)
     finally:

@@ -11,8 +11,9 @@ from rich.console import Console
 from conformance.cli import formats, judging
 from conformance.cli.exits import USAGE, say
 from conformance.cli.files import RESULTS, RunFolder, report_of, unwritable
+from conformance.report import html, terminal
+from conformance.results import ResultsError, read_results
 
-SUMMARY = "render a results file again"
 DESCRIPTION = "Render a results file again."
 
 
@@ -24,10 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.report.html import render_html
-    from conformance.report.terminal import render_notes, render_terminal
-    from conformance.results import ResultsError, read_results
-
     report = options.output or report_of(options.results)
     try:
         results = read_results(options.results)
@@ -39,9 +36,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         return say(reason, USAGE)
     try:
         with judging.blamed_on([options.results]), console.capture() as printed:
-            render_notes(results.header.notes, console)
-            render_terminal(results, console, report, options.detail)
-            render_html(results, report)
+            terminal.render_notes(results.header.notes, console)
+            terminal.render_terminal(results, console, report, options.detail)
+            html.render_html(results, report)
             formats.write(options, formats.of_run(options, results))
     except (ResultsError, OSError) as error:
         return say(str(error), USAGE)

@@ -6,22 +6,29 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
 from conformance.cli.exits import CONFORMING, HARNESS, USAGE, say
 from conformance.cli.files import RESULTS, unwritable
+from conformance.report.card import card_of
+from conformance.report.causes import causes
+from conformance.repro.proof import Written, written
+from conformance.repro.script import why_not
+from conformance.repro.showing import CannotShow
+from conformance.repro.sources import CannotCopy
+from conformance.results import ResultsError, read_results
+from conformance.results.records import CaseRecord
+from conformance.runner.front.client import RunnerError, run_case
+from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_options
+from conformance.suite.running import run
+from conformance.suite.servers import Servers
+from conformance.verdict.judge import judge
+from conformance.verdict.record import record
 
-if TYPE_CHECKING:
-    from conformance.repro.proof import Written
-    from conformance.results.records import CaseRecord
-    from conformance.suite.items import Item
-    from conformance.suite.servers import Servers
-
-SUMMARY = "write a standalone script that shows why a case fails"
 DESCRIPTION = (
     "Write a script that imports nothing of conformance and shows why a case fails: the trainer's own source, the data "
     "of the smallest case that fails for the same cause, cut after the first wrong step, and the right answer. It is "
@@ -56,12 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.repro.showing import CannotShow
-    from conformance.repro.sources import CannotCopy
-    from conformance.results import ResultsError
-    from conformance.runner.front.client import RunnerError
-    from conformance.suite.servers import Servers
-
     with closing(Servers(options.time_limit)) as servers:
         try:
             target, candidates = _candidates(options, servers)
@@ -77,9 +78,6 @@ def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Seq
 
     Raises CannotShow, ResultsError, RunnerError.
     """
-    from conformance.repro.showing import CannotShow
-    from conformance.results import read_results
-
     if options.trainer is None or options.results is not None:
         results = read_results(options.results or Path(RESULTS))
         known = [one for one in results.cases if options.trainer in (None, one.target)]
@@ -97,9 +95,6 @@ def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Seq
 
 def _smaller(options: argparse.Namespace, servers: Servers) -> Iterator[Item]:
     """The case, and smaller ones of its trainer in the same precision. Raises CannotShow, RunnerError."""
-    from conformance.repro.showing import CannotShow
-    from conformance.suite.items import BadInput, Item, collect
-
     items = collect(servers, [options.trainer], [], [options.case])
     wrong = [item.line for item in items if isinstance(item, BadInput)]
     given = [item for item in items if isinstance(item, Item) and item.case.id == options.case]
@@ -126,16 +121,11 @@ def _size(item: Item) -> tuple[int, int, int, int]:
 
 
 def _record(item: Item, servers: Servers, time_limit: float) -> CaseRecord:
-    from conformance.suite.running import run
-
     return run(item, servers, time_limit)
 
 
 def _alike(case: CaseRecord, cases: Sequence[CaseRecord]) -> list[str]:
     """The ids of those that fail for the cause of ``case``, the smallest first, it last. Raises CannotShow."""
-    from conformance.report.causes import causes
-    from conformance.repro.showing import CannotShow
-
     if not case.failed:
         raise CannotShow(f"{case.id} does not fail ({case.verdict}), so there is nothing to show: {case.headline}")
     same = next(found for _, found in causes(cases) if any(one is case for one in found))
@@ -153,8 +143,6 @@ def _written(
     target: str, candidates: Sequence[str], servers: Servers, options: argparse.Namespace, console: Console
 ) -> int:
     """Raises CannotCopy, CannotShow, RunnerError."""
-    from conformance.repro.showing import CannotShow
-
     output = options.output or Path(f"repro-{options.case}.py")
     if (reason := unwritable(output)) is not None:
         raise CannotShow(f"cannot write {output}: {reason}; name another file with --output")
@@ -177,14 +165,6 @@ def _written(
 def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: Any) -> Written:
     """Run a case again, and write a script for it; ``how``: see `written`. Raises CannotCopy, CannotShow,
     RunnerError."""
-    from conformance.report.card import card_of
-    from conformance.repro.proof import written
-    from conformance.repro.script import why_not
-    from conformance.repro.showing import CannotShow
-    from conformance.runner.front.client import run_case
-    from conformance.verdict.judge import judge
-    from conformance.verdict.record import record
-
     if (reason := why_not(item.case)) is not None:
         raise CannotShow(reason)
     server = servers.get(item.target, item.case.backend)
@@ -198,9 +178,6 @@ def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: A
 
 def _item(target: str, id: str, servers: Servers) -> Item:
     """Raises CannotShow, RunnerError."""
-    from conformance.repro.showing import CannotShow
-    from conformance.suite.items import BadInput, collect
-
     for item in collect(servers, [target], [], [id]):
         if isinstance(item, BadInput):
             raise CannotShow(item.line)

@@ -7,13 +7,11 @@ import os
 import signal
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
-from conformance.adapter.loading import reference_names
 from conformance.cli import formats, judging
+from conformance.cli.engine import Engine
 from conformance.cli.exits import (
     CONFORMING,
     HARNESS,
@@ -25,14 +23,18 @@ from conformance.cli.exits import (
     say,
 )
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
+from conformance.cli.resuming import CannotResume, earlier
+from conformance.cli.surroundings import machine, sources
 from conformance.launchers import NAMES, LaunchError
-from conformance.suite.options import add_options, whole_number
+from conformance.launchers.hosts import Hosts
+from conformance.launchers.joining import join
+from conformance.report import html, terminal
+from conformance.report.ci import digest
+from conformance.report.command import relative
+from conformance.results import ResultsError, read_results
+from conformance.runner.front.client import RunnerError
+from conformance.suite.options import add_options, add_trainers, whole_number
 
-if TYPE_CHECKING:
-    from conformance.cli.engine import Engine
-    from conformance.launchers.hosts import Hosts
-
-SUMMARY = "train the standard workloads and judge them"
 DESCRIPTION = "Train the standard workloads through one or more trainers, judge each case, write a report."
 EXAMPLES = """examples:
   conformance run                                     the reference trainers
@@ -83,36 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats.add_arguments(parser)
 
 
-def add_trainers(parser: argparse.ArgumentParser) -> None:
-    """The trainers to run; a shell completes files and our own."""
-    trainers = parser.add_argument(
-        "trainer",
-        nargs="*",
-        action="extend",
-        help="path.py, path.py:function, package.module:function, or one that comes with this package: "
-        f"{', '.join(reference_names())} (default: all but those of frameworks)",
-    )
-    parser.add_argument(
-        "--trainer",
-        action="append",
-        metavar="TARGET",
-        help="another one; all stands for all trainers of the files that are named",
-    )
-    files = FilesCompleter(("py",))
-    trainers.completer = lambda prefix, **of: [*reference_names(), *files(prefix, **of)]  # type: ignore[attr-defined]
-
-
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     with ended_like_ctrl_c():
         return _run(options, command, console)
 
 
 def _run(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.cli.engine import Engine
-    from conformance.cli.resuming import CannotResume, earlier
-    from conformance.cli.surroundings import machine, sources
-    from conformance.report.command import relative
-
     if options.address is not None and options.launcher != "ray":
         return say("--address needs --launcher ray", USAGE)
     hosts = None
@@ -161,11 +139,6 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
 
 def _finish(engine: Engine, folder: RunFolder, console: Console, options: argparse.Namespace) -> int:
     """Put the results in place, report them, and say what went wrong; returns the exit code."""
-    from conformance.report.ci import digest
-    from conformance.report.html import render_html
-    from conformance.report.terminal import render_terminal
-    from conformance.results import ResultsError, read_results
-
     for line in engine.bad_input:
         say(line, USAGE)
     if engine.bad_input:
@@ -178,10 +151,10 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
             results = read_results(folder.own)
             if results.footer is not None:
                 with folder.placing() as (_, report):
-                    render_html(results, report)
+                    html.render_html(results, report)
         except (ResultsError, OSError) as error:
             return say(f"the harness failed: {error}{_where(folder)}", HARNESS)
-        render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
+        terminal.render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
         code = judging.ended(results, options.configuration, console, whole=not options.selects)
         try:
             formats.write(options, formats.of_run(options, results))
@@ -208,9 +181,6 @@ def _where(folder: RunFolder) -> str:
 
 def _hosts(options: argparse.Namespace) -> Hosts | None:
     """The machines to run on; None in a process that served another one. Raises LaunchError."""
-    from conformance.launchers.joining import join
-    from conformance.runner.front.client import RunnerError
-
     try:
         return join(options.launcher, options.address)
     except RunnerError as error:

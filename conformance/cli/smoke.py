@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from conformance.cli import judging
 from conformance.cli.exits import CONFORMING, HARNESS, NOT_CONFORMING, USAGE, say
-from conformance.cli.run import add_trainers
-from conformance.report.text import plural
-from conformance.suite.options import add_options
+from conformance.report.card import card_of
+from conformance.report.text import STYLES, plural
+from conformance.report.verdicts import LOOKS
+from conformance.results.records import PASSED, CaseRecord
+from conformance.runner.front.client import RunnerError
+from conformance.suite.configuration import expectation
+from conformance.suite.items import BadInput, Item, collect
+from conformance.suite.options import add_options, add_trainers
+from conformance.suite.running import run
+from conformance.suite.servers import Servers
 
-if TYPE_CHECKING:
-    from conformance.results.records import CaseRecord
-    from conformance.suite.items import Item
-
-SUMMARY = "see in seconds whether an adapter works at all"
 DESCRIPTION = (
     "Run one case for each backend and precision that a trainer declares, one after the other, without a report."
 )
@@ -35,13 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.results.records import PASSED
-    from conformance.runner.front.client import RunnerError
-    from conformance.suite.configuration import expectation
-    from conformance.suite.items import BadInput, collect
-    from conformance.suite.running import run
-    from conformance.suite.servers import Servers
-
     held = failed = expected = 0
     with closing(Servers(options.time_limit)) as servers:
         try:
@@ -96,10 +90,6 @@ def _size(item: Item) -> tuple[bool, bool, int, int]:
 
 
 def _print(case: CaseRecord, console: Console) -> None:
-    from conformance.report.card import card_of
-    from conformance.report.text import STYLES
-    from conformance.report.verdicts import LOOKS
-
     look = LOOKS[case.verdict]
     seconds = "" if case.seconds is None else f"  {case.seconds:.1f} s"
     console.print(Text.assemble((look.glyph, STYLES[look.tone]), f" {case.trainer}  {case.id}", (seconds, "dim")))

@@ -10,8 +10,13 @@ from rich.console import Console
 
 from conformance.cli.exits import CONFORMING, USAGE, say
 from conformance.cli.files import unwritable
+from conformance.laws.checking import violations
+from conformance.laws.run import Run
+from conformance.report.text import write
+from conformance.report.traces import chrome, render_trace
+from conformance.trace import file
+from conformance.trace.hindsight.shards import joined
 
-SUMMARY = "show what each rank of a case did"
 DESCRIPTION = "Show what each rank of a case did, from what `conformance run --traces FOLDER` wrote."
 
 
@@ -23,13 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.laws.checking import violations
-    from conformance.laws.run import Run
-    from conformance.report.text import write
-    from conformance.report.traces import chrome, render_trace
-    from conformance.trace import file
-    from conformance.trace.hindsight.shards import joined
-
     try:
         spec, lines = file.read(options.folder)
         runs = Run.lives(spec, joined(lines))

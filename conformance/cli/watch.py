@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -25,15 +24,23 @@ from conformance.cli.exits import (
     say,
 )
 from conformance.cli.files import WATCH_REPORT, OutputFolder
+from conformance.report.ci import markdown, sarif
+from conformance.report.command import shown
+from conformance.report.text import write
 from conformance.results import ResultsError
+from conformance.suite.configuration import ConfigurationError, configuration
 from conformance.suite.options import whole_number
+from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.properties import VALUES, Property
+from conformance.watch.recording.settings import Settings
+from conformance.watch.report.digest import digest
+from conformance.watch.report.html import page
+from conformance.watch.report.junit import junit
+from conformance.watch.report.terminal import render
+from conformance.watch.verdict import Outcome, outcome, stated
+from conformance.watch.watching import GRACE, CannotStart, NoRoom, Watched, watch
 
-if TYPE_CHECKING:
-    from conformance.watch.judging.judge import Judge
-    from conformance.watch.verdict import Outcome
-
-SUMMARY = "watch any training script, without an adapter"
 DESCRIPTION = """Run a training script as it is, and report nine properties of its steps: whether each uses the mean of
 what all ranks and micro-batches computed, whether gradients are cleared, unscaled and clipped in time, whether the
 ranks agree, and what data, schedules and parameters they use. A property is proven, wrong or open."""
@@ -82,18 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.report.ci import markdown, sarif
-    from conformance.report.command import shown
-    from conformance.report.text import write
-    from conformance.suite.configuration import ConfigurationError
-    from conformance.watch.recording.settings import Settings
-    from conformance.watch.report.digest import digest
-    from conformance.watch.report.html import page
-    from conformance.watch.report.junit import junit
-    from conformance.watch.report.terminal import render
-    from conformance.watch.verdict import outcome
-    from conformance.watch.watching import GRACE, CannotStart, NoRoom, watch
-
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     try:
         expected = _written() | dict(options.expect or ())
@@ -102,18 +97,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
     folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
-    if folder is not None and (wrong := folder.unwritable()) is not None:
+    if (wrong := _why_not(options, folder, script)) is not None:
         return say(wrong, USAGE)
-    if (reason := formats.unwritable_file(options, *(folder.files if folder is not None else ()))) is not None:
-        return say(reason, USAGE)
-    # A command that cannot be started leaves the earlier report.
-    if shutil.which(script[0]) is not None:
-        try:
-            if folder is not None:
-                folder.remove_report()
-            formats.remove_earlier(options)
-        except OSError as error:
-            return say(f"cannot remove {error.filename}: {error.strerror}; name another place for it", USAGE)
     try:
         with ended_like_ctrl_c():
             settings = Settings(options.steps, options.every)
@@ -127,25 +112,63 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             return say(f"{shown(script[:1])} is a file, not a command; {python}", USAGE)
         return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
     _clear_line()
-    code, findings = watched.code, watched.findings
-    render(findings, script, console, expected)
-    whole = digest(findings, script, expected)
+    render(watched.findings, script, console, expected)
     try:
-        if folder is not None:
-            with folder.placing() as [report]:
-                write(report, page(findings, script, expected))
-            console.print(f"\nReport: {report}", markup=False, soft_wrap=True)
-        formats.write(
-            options,
-            {
-                "markdown": lambda: markdown(whole),
-                "junit": lambda: junit(findings, script, expected),
-                "sarif": lambda: sarif(whole),
-            },
-        )
-        formats.in_github_actions(whole)
+        _write(watched.findings, script, expected, options, folder, console)
     except (OSError, ResultsError) as error:
-        return say(f"the report cannot be written: {error}", _as_in_a_shell(code) or HARNESS)
+        return say(f"the report cannot be written: {error}", _as_in_a_shell(watched.code) or HARNESS)
+    return _ended(watched, script, expected, options)
+
+
+def _why_not(options: argparse.Namespace, folder: OutputFolder | None, script: Sequence[str]) -> str | None:
+    """Why the files of this watch cannot be written, one line; None if they can, and those of an earlier one are gone.
+
+    A command that cannot be started leaves them.
+    """
+    if folder is not None and (wrong := folder.unwritable()) is not None:
+        return wrong
+    if (wrong := formats.unwritable_file(options, *(folder.files if folder is not None else ()))) is not None:
+        return wrong
+    if shutil.which(script[0]) is not None:
+        try:
+            if folder is not None:
+                folder.remove_report()
+            formats.remove_earlier(options)
+        except OSError as error:
+            return f"cannot remove {error.filename}: {error.strerror}; name another place for it"
+    return None
+
+
+def _write(
+    findings: Findings,
+    script: Sequence[str],
+    expected: Mapping[Property, str],
+    options: argparse.Namespace,
+    folder: OutputFolder | None,
+    console: Console,
+) -> None:
+    """Write the report and the files for CI. Raises OSError, ResultsError."""
+    whole = digest(findings, script, expected)
+    if folder is not None:
+        with folder.placing() as [report]:
+            write(report, page(findings, script, expected))
+        console.print(f"\nReport: {report}", markup=False, soft_wrap=True)
+    formats.write(
+        options,
+        {
+            "markdown": lambda: markdown(whole),
+            "junit": lambda: junit(findings, script, expected),
+            "sarif": lambda: sarif(whole),
+        },
+    )
+    formats.in_github_actions(whole)
+
+
+def _ended(
+    watched: Watched, script: Sequence[str], expected: Mapping[Property, str], options: argparse.Namespace
+) -> int:
+    """Says how the script ended, if it failed; returns the exit code."""
+    code = _as_in_a_shell(watched.code)
     if watched.was_killed:
         say("the script did not end in time, and was killed; --grace gives it longer", INTERRUPTED)
     if watched.was_stopped:
@@ -153,17 +176,12 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if watched.by is not None:
         say(f"interrupted by {watched.by.name}; the verdict is on what came before", INTERRUPTED)
     elif code:
-        say(f"the script itself failed with exit code {_as_in_a_shell(code)}: {shown(script)}", code)
-    if code:
-        return _as_in_a_shell(code)
-    return _exit(outcome(findings, expected), strict=options.strict)
+        say(f"the script itself failed with exit code {code}: {shown(script)}", code)
+    return code or _exit(outcome(watched.findings, expected), strict=options.strict)
 
 
 def _written() -> dict[Property, str]:
     """What the configuration expects. Raises ConfigurationError."""
-    from conformance.suite.configuration import ConfigurationError, configuration
-    from conformance.watch.verdict import stated
-
     found = configuration()
     try:
         return dict(stated(f"{name}={value}") for name, value in found.watch.items())
@@ -183,8 +201,6 @@ def _as_in_a_shell(code: int | None) -> int:
 
 
 def _expectation(text: str) -> tuple[Property, str]:
-    from conformance.watch.verdict import stated
-
     try:
         return stated(text)
     except ValueError as error:

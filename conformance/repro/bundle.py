@@ -21,9 +21,9 @@ _PUBLIC = {"Task": f"{PARTS}.stand_in", "Unsupported": f"{PARTS}.stand_in", "Bat
 _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS)
 
 #: What may be long, and says little.
-_DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS", "LATER"})
+_DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS"})
 #: The parts that come after the trainer, in this order.
-_AFTER_TRAINER = ("calls", "ranks", "conclusions")
+_AFTER_TRAINER = ("ranks", "conclusions")
 
 
 @dataclass
@@ -133,9 +133,8 @@ class Bundle:
                 self._take_mentioned(source, node)
 
     def _take_mentioned(self, source: Source, node: ast.AST) -> None:
-        is_part = source in self._parts()
-        absent = self.absent if is_part else ()
-        for name in dict.fromkeys(names_in(node, _MARK, is_annotated=not is_part, absent=absent)):
+        absent = self.absent if source in self._parts() else ()
+        for name in dict.fromkeys(names_in(node, _MARK, absent)):
             if Imported(PACKAGE, None) in source.imports.get(name, ()):
                 for public in attributes_in(node) & _PUBLIC.keys():
                     self._take(self._source(_PUBLIC[public]), public)
@@ -179,8 +178,6 @@ class Bundle:
         """The methods that are used, and those that these use."""
         source = self._source(f"{PARTS}.stand_in")
         own = {"__init__", *self.used, "weights", "model"}
-        if (watching := self._known.get(f"{PARTS}.calls")) is not None:
-            own |= {name for node in self._nodes(watching) for name in attributes_in(node)}
         classes = [source.definitions[name] for name in ("Task", *self.variants)]
         known = {
             node.name: node
@@ -200,10 +197,7 @@ class Bundle:
 
     def _task(self) -> Iterator[str]:
         lines = [f"    {name} = {value}" for name, value in self.attributes.items() if name in self._used]
-        methods = [
-            source.copied(node, self._substitutes(source), is_annotated=False)
-            for source, node in self._methods.values()
-        ]
+        methods = [source.copied(node, self._substitutes(source)) for source, node in self._methods.values()]
         yield "\n\n".join(
             [
                 'class Task:\n    """What the trainer is given: the settings of the case, and the data of a rank."""',
@@ -217,7 +211,7 @@ class Bundle:
     def _statements(self, source: Source) -> Iterator[str]:
         run: list[str] = []
         for node in self._nodes(source):
-            text = source.copied(node, self._substitutes(source), _MARK, is_annotated=source not in self._parts())
+            text = source.copied(node, self._substitutes(source), _MARK)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 if run:
                     yield "\n".join(run)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from itertools import accumulate
+from pprint import PrettyPrinter
 from typing import Any
 
 import torch
@@ -48,32 +49,18 @@ def _counts_on(numbers: list[Any]) -> bool:
     return are_numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
+class _Printer(PrettyPrinter):
+    """Wraps long values, and writes each as `literal` does."""
+
+    def format(self, object: object, context: dict[int, int], maxlevels: int, level: int) -> tuple[str, bool, bool]:
+        return literal(object), True, False
+
+
 def assigned(name: str, value: Any, comment: str = "") -> str:
     """``name = value``, in as many lines as it needs, with a comment above it."""
-    return f"# {comment}\n{name} = {_wrapped(value)}" if comment else f"{name} = {_wrapped(value)}"
-
-
-def _wrapped(value: Any, indent: str = "") -> str:
-    plain = literal(value)
-    if len(plain) + len(indent) < _WIDTH - 20 or not isinstance(value, list | dict):
-        return plain
-    if isinstance(value, dict):
-        inside = (f"{indent}    {literal(name)}: {_wrapped(one, indent + '    ')}," for name, one in value.items())
-        return "\n".join(["{", *inside, f"{indent}}}"])
-    lines = [f"{indent}    {_wrapped(one, indent + '    ')}," for one in value]
-    if all("\n" not in line and len(line.strip()) < (_WIDTH - len(indent)) // 2 for line in lines):
-        lines = [f"{indent}    {line}" for line in _filled([line.strip() for line in lines], _WIDTH - len(indent))]
-    return "\n".join(["[", *lines, f"{indent}]"])
-
-
-def _filled(items: list[str], width: int) -> list[str]:
-    """As many items in a line as fit."""
-    lines = [""]
-    for item in items:
-        if len(lines[-1]) + len(item) > width - 4:
-            lines.append("")
-        lines[-1] += f" {item}" if lines[-1] else item
-    return lines
+    text = _Printer(width=_WIDTH - len(name), compact=True, sort_dicts=False).pformat(value)
+    line = f"{name} = {text}"
+    return f"# {comment}\n{line}" if comment else line
 
 
 _OPTIMIZERS = {"sgd": "torch.optim.SGD", "adamw": "torch.optim.AdamW", "adagrad": "torch.optim.Adagrad"}
@@ -133,17 +120,6 @@ def orders(spec: Mapping[str, Any]) -> dict[str, Given]:
         "DROP_LAST": Given(assigned("DROP_LAST", spec["sampler"] == "drop")),
         "ORDERS": Given(assigned("ORDERS", _orders(spec), "By epoch and rank: the numbers of the samples.")),
         "TURNS": Given(assigned("TURNS", _turns(spec))),
-    }
-
-
-def later(spec: Mapping[str, Any], workload: Workload) -> dict[str, Any]:
-    """What is otherwise for the ranks that a case is resumed on; of a script that keeps all samples."""
-    return {
-        "WORLD_SIZE": spec["world_size"],
-        "WINDOWS": _windows(spec, keeps_all=True),
-        "START": _start(spec, workload),
-        "ORDERS": _orders(spec),
-        "TURNS": _turns(spec),
     }
 
 

@@ -16,11 +16,12 @@ from itertools import product
 from pathlib import Path
 
 from conformance.adapter.loading import file_of, function_of
+from conformance.adapter.trainer_files import package_root
 from conformance.cases.case import Case
 from conformance.report.card import Card
 from conformance.report.text import visible, write
 from conformance.repro.script import function_in, script
-from conformance.repro.showing import TIMEOUT, Calls, CannotShow, Counts, Ending, Reading, Shows, shown
+from conformance.repro.showing import TIMEOUT, CannotShow, Ending, Reading, Shows, shown
 from conformance.repro.sources import CannotCopy, Source
 from conformance.runner.rank.environment import base_environment
 from conformance.verdict.judgement import Judgement
@@ -67,8 +68,6 @@ def is_shown(ran: Run, shows: Shows, names: Sequence[str]) -> bool:
     if isinstance(shows, Ending):
         # Which rank raises first is a race.
         return any(_plain(one) in _plain(ran.output) for one in shows.errors or [TIMEOUT])
-    if isinstance(shows, Calls | Counts):
-        return ran.lines[-1] == "the trainer is wrong here"
     if isinstance(shows, Reading):
         observed = (f"observed {value!r}," for value in shows.weights)
         return "samples once;" in ran.output or any(one in ran.output for one in observed)
@@ -112,7 +111,7 @@ def written(
         CannotShow: no script shows it; there is no ``output`` then.
         CannotCopy: the trainer's source cannot be part of one.
     """
-    found = shown(judgement, case.problem, case.resumed)
+    found = shown(judgement, case.problem)
     # What the first resume does wrong shows without a second one.
     cases = [replace(case, resumed="once"), case] if case.resumed == "twice" else [case]
     # Beside what it replaces, where it finds the modules that the trainer imports from there.
@@ -170,9 +169,5 @@ def _versions(body: str) -> str:
 
 def _package_of(file: Path) -> str:
     """The dotted name of the package that a file is in; nothing if it is in none."""
-    parts: list[str] = []
-    folder = file.resolve().parent
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return ".".join(parts)
+    root = package_root(file.resolve())
+    return "" if root is None else ".".join(file.resolve().parent.relative_to(root).parts)

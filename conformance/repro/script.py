@@ -8,17 +8,15 @@ from typing import Any
 
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.task import Task
-from conformance.cases.case import BETWEEN_FILES, Case
+from conformance.cases.case import Case
 from conformance.repro.bundle import MODELS, PARTS, Bundle, Given, part_names
-from conformance.repro.case_data import assigned, cut, later, literal, orders, settings, whole_epochs
-from conformance.repro.showing import Calls, CannotShow, Counts, Ending, Numbers, Reading, Shows
+from conformance.repro.case_data import assigned, cut, literal, orders, settings, whole_epochs
+from conformance.repro.showing import CannotShow, Ending, Numbers, Reading, Shows
 from conformance.repro.sources import CannotCopy, Source, decorator_name
-from conformance.trace.lives import as_resumed
 from conformance.workloads import model
 from conformance.workloads.workload import Workload
 
-_RUNS = {Ending: "run_within_limit", Calls: "run_for_calls", Reading: "run_for_reading", Counts: "run_for_buffers"}
-_RESUMED = {"twice": "resumed_twice", "killed": "killed_and_resumed"}
+_RUNS = {Ending: "run_within_limit", Reading: "run_for_reading"}
 
 
 def variants(case: Case, shows: Shows, *, is_resumed: bool) -> dict[str, str]:
@@ -28,38 +26,29 @@ def variants(case: Case, shows: Shows, *, is_resumed: bool) -> dict[str, str]:
         "in_one_life": in_one_life,
         "launch": _launch(case, shows, in_one_life, is_resumed=is_resumed),
         "run": _run(case, shows),
-        "watch": shows.watch if isinstance(shows, Calls) else "watch",
         "Batch": "WeightedBatch" if case.problem.workload.loss == "weighted" else "Batch",
     }
 
 
 def main_of(shows: Shows) -> str:
     """What ends a script."""
-    if isinstance(shows, Calls):
-        return shows.compares
     if isinstance(shows, Numbers) and shows.others:
         return "compare_with_others"
-    return {Ending: "end", Reading: "compare_with_plain", Counts: "compare_buffers"}.get(type(shows), "compare")
+    return {Ending: "end", Reading: "compare_with_plain"}.get(type(shows), "compare")
 
 
 def _launch(case: Case, shows: Shows, in_one_life: str, *, is_resumed: bool) -> str:
-    if isinstance(shows, Calls) and shows.watch == "watch_saves":
-        return "saved"
-    if isinstance(shows, Calls) and shows.launch is not None:
-        return shows.launch
     if is_resumed and isinstance(shows, Reading):
         return "read_in_both_lives"
-    if is_resumed and case.world_sizes[1] != case.world_size:
-        return "resumed_on_others"
     if is_resumed:
-        return _RESUMED.get(case.resumed, "resumed")
+        return "resumed_twice" if case.resumed == "twice" else "resumed"
     if in_one_life == "under_horovod" or case.world_size > 1 or isinstance(shows, Ending):
         return in_one_life
     return "in_this_process"
 
 
 def _run(case: Case, shows: Shows) -> str:
-    if type(shows) in _RUNS and getattr(shows, "watch", True):
+    if type(shows) in _RUNS:
         return _RUNS[type(shows)]
     if isinstance(shows, Numbers) and shows.quantity == "gradient":
         return "run_for_gradients"
@@ -72,8 +61,6 @@ _OF_EPOCHS = frozenset({"dataset", "sampler", "global_sampler"})
 _REPORTS = frozenset({"report", "with step"})
 _OF_A_STOP = ("stop_after", "stop_inside", "save_after", "checkpoint_dir", "resume_from")
 _GO_ON = {"stop_after": None, "stop_inside": 0, "save_after": (), "checkpoint_dir": None}
-_LATER = "What is otherwise for the ranks that go on."
-_COUNTED = "How many samples rank 0 may have counted, what is summed up of them, and how much of that is rounding."
 #: In the models' source, what stands for what a script does not have.
 _OF_MODELS = {
     "_Module": "torch.nn.Module",
@@ -90,8 +77,10 @@ def why_not(case: Case) -> str | None:
         return f"a script cannot start the workers of {case.backend}; {instead}"
     if case.device != "cpu" or case.arithmetic.on_gpu_only:
         return f"a script runs on the CPU, and this case on a GPU; {instead}"
-    if case.resumed == BETWEEN_FILES:
-        return f"a script does not kill training between two files, as this case does; {instead}"
+    if case.resumed_at is not None and case.resumed.startswith("killed"):
+        return f"a script does not kill training while it saves, as this case does; {instead}"
+    if case.world_sizes[1] != case.world_size:
+        return f"a script does not resume on another number of ranks, as this case does; {instead}"
     return None
 
 
@@ -121,12 +110,10 @@ def script(case: Case, shows: Shows, source: Source, function: str, package: str
         raise CannotShow(reason)
     whole, workload = case.spec(), case.problem.workload
     uses = Bundle(source, package, {}, {}, {}, {}, (), {}).uses(function)
-    is_elsewhere = case.world_sizes[1] != case.world_size
-    reads_epochs = bool(uses & _OF_EPOCHS) or is_elsewhere
+    reads_epochs = bool(uses & _OF_EPOCHS)
     windows = whole_epochs(whole, shows.windows) if reads_epochs else shows.windows
-    spec, further = cut(whole, windows), cut(as_resumed(whole), windows)
-    stops = isinstance(shows, Calls) and shows.watch == "watch_saves"
-    is_resumed = case.resumed_at is not None and (windows > case.resumed_at or stops)
+    spec = cut(whole, windows)
+    is_resumed = case.resumed_at is not None and windows > case.resumed_at
     meant, others = variants(case, shows, is_resumed=is_resumed), _distinct(source)
     written = {taken: others.get(name, name) for name, taken in meant.items() if taken != name}
     bundle = Bundle(
@@ -137,8 +124,7 @@ def script(case: Case, shows: Shows, source: Source, function: str, package: str
             **orders(whole),
             **_shown(shows, workload),
             "STOP": Given(assigned("STOP", _stop(case))),
-            "GO_ON": Given(assigned("GO_ON", _GO_ON | (_of_ranks(further) if is_elsewhere else {}))),
-            "LATER": Given(assigned("LATER", later(further, workload) if is_elsewhere else {}, _LATER)),
+            "GO_ON": Given(assigned("GO_ON", _GO_ON)),
             "make_model": _model(spec, workload.model),
         },
         meant=meant,
@@ -182,10 +168,6 @@ def _attributes(spec: Mapping[str, Any], *, is_resumed: bool) -> dict[str, str]:
 def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
     if isinstance(shows, Ending):
         return {"LIMIT": Given(assigned("LIMIT", 20, "Seconds after which a rank hangs."))}
-    if isinstance(shows, Calls):
-        return {"RULE": Given(assigned("RULE", shows.rule))}
-    if isinstance(shows, Counts):
-        return {"COUNTED": Given(assigned("COUNTED", list(shows.right), _COUNTED))}
     if isinstance(shows, Reading):
         return {}
     names = workload.model.elements
@@ -201,13 +183,7 @@ def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
 
 
 def _stop(case: Case) -> dict[str, Any]:
-    if case.resumed == "killed":
-        return {"stop_after": None, "stop_inside": 0, "save_after": (case.resumed_at, 2 * (case.resumed_at or 0))}
     return {"stop_after": case.resumed_at, "stop_inside": case.resumed_inside, "save_after": (case.resumed_at,)}
-
-
-def _of_ranks(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: spec[name] for name in ("world_size", "micro_batch_size")}
 
 
 def _model(spec: Mapping[str, Any], described: model.Model) -> Given:

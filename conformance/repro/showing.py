@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias, get_args
 
-from conformance.cases.case import Resumed
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.results.records import Quantity, Vector
@@ -17,9 +16,8 @@ from conformance.trace.events import Raised
 from conformance.verdict.answers import accepted_by, trajectory_of
 from conformance.verdict.comparison import outside, same
 from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, WEIGHTS, Judgement
+from conformance.verdict.judgement import Judgement
 from conformance.workloads.behaviour import WORDS, split
-from conformance.workloads.model import Counting
 from conformance.workloads.problem import Problem
 
 #: What a rank of a script prints that hangs.
@@ -57,22 +55,6 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Calls:
-    """What a trainer calls, where its numbers are right, or what it goes on with where it is resumed.
-
-    ``rule``: what it must do. ``watch``: the name in `parts.calls` of what notes it, if anything is; ``compares``: of
-    what in `parts.conclusions` tells whether it is wrong; ``launch``: of what in `parts.ranks` starts the ranks, if
-    not as ever.
-    """
-
-    windows: int
-    rule: str
-    watch: str
-    compares: str = "compare_calls"
-    launch: str | None = None
-
-
-@dataclass(frozen=True)
 class Reading:
     """Samples in an order of the trainer's own, and ``weights``, which are not those of training on them."""
 
@@ -80,16 +62,8 @@ class Reading:
     weights: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Buffers of the model. ``right``: what they may be on rank 0, each with how much may be rounding."""
-
-    windows: int
-    right: tuple[tuple[float, float, float], ...]
-
-
 #: What a script can show.
-Shows: TypeAlias = Numbers | Ending | Calls | Reading | Counts
+Shows: TypeAlias = Numbers | Ending | Reading
 
 
 @dataclass(frozen=True)
@@ -214,29 +188,8 @@ def _value(center: Fraction, radius: Fraction) -> tuple[float, float]:
     return value, math.nextafter(float(allowed), math.inf) if allowed else 0.0
 
 
-#: How a script sees that a law is broken that right numbers do not excuse: what watches, and what compares.
-WATCHES: dict[str, tuple[tuple[str, str], ...]] = {
-    "amp/autocast-around-forward": (("watch_autocast", "compare_calls"),),
-    "amp/autocast-only-if-asked": (("watch_autocast", "compare_calls"),),
-    "amp/unscale-after-sync": (("watch_unscale", "compare_ranks"),),
-    "amp/update-once": (("watch_update", "compare_calls"),),
-    "ddp/no-sync-around-forward": (("watch_no_sync", "compare_calls"),),
-    "ddp/same-collectives": (("watch_collectives", "compare_ranks"),),
-    "ddp/wait-before-step": (("watch_waiting", "compare_calls"), ("watch_functional_waiting", "compare_calls")),
-    "ddp/wait-before-use": (("watch_waiting", "compare_calls"),),
-    "hvd/synchronize-before-unscale": (("watch_unscale", "compare_ranks"),),
-    "save/one-writer": (("watch_saves", "compare_writers"),),
-}
-#: What is looked at on both sides of a stop: by the name of the guard, what watches, and what is right.
-_SEAMS = {
-    DRAWS: ("watch_draws", "each rank draws the random numbers that come next when it is resumed"),
-    RESTORED: ("watch_states", "training goes on with what it was stopped with, to the bit"),
-    AVERAGES: ("watch_averages", "an average of the weights goes on as it was when training was stopped"),
-}
-
-
-def shown(judgement: Judgement, problem: Problem, resumed: Resumed = "once") -> list[Shows]:
-    """What shows the failure, the shortest training first. ``resumed``: how the case is.
+def shown(judgement: Judgement, problem: Problem) -> list[Shows]:
+    """What shows the failure, the shortest training first.
 
     Raises CannotShow.
     """
@@ -251,10 +204,6 @@ def shown(judgement: Judgement, problem: Problem, resumed: Resumed = "once") -> 
     if judgement.trajectory is None or not judgement.trajectory.steps or not judgement.ranks:
         raise CannotShow(f"no numbers show it: {judgement.headline}")
     found: list[Shows] = [*wrong_numbers(judgement.ranks, answers(judgement, problem))]
-    found = found or [*_beside(judgement, problem), *_calls(judgement, windows)]
-    if resumed == "twice":
-        rule = "training that goes on from a checkpoint leaves it as it is"
-        found.append(Calls(windows, rule, "", launch="altered_by_resume"))
     if not found:
         raise CannotShow(
             f"its weights and gradients are those of a right trainer, so a script has nothing to compare: "
@@ -262,41 +211,6 @@ def shown(judgement: Judgement, problem: Problem, resumed: Resumed = "once") -> 
             "`conformance run --traces` and `conformance trace` show what the trainer calls"
         )
     return found
-
-
-def _beside(judgement: Judgement, problem: Problem) -> Iterator[Shows]:
-    """What a model and its optimizers have beside the weights."""
-    for name in (guard.name for guard in judgement.guards if not guard.holds):
-        if name == BUFFERS:
-            yield Counts(len(problem.windows), tuple(_counted(problem)))
-        elif name == WEIGHTS:
-            yield Calls(len(problem.windows), "weights change in `optimizer.step()` alone", "watch_changes")
-        elif name in _SEAMS:
-            watch, rule = _SEAMS[name]
-            yield Calls(len(problem.windows), rule, watch, "compare_seam", "in_both_lives")
-    if problem.precision.scaled and problem.resumed_at is not None:
-        rule = "the loss scaler goes on as it was when training was stopped"
-        yield Calls(len(problem.windows), rule, "watch_scale", "compare_seam", "in_both_lives")
-
-
-def _counted(problem: Problem) -> Iterator[tuple[float, float, float]]:
-    """What rank 0 may have counted: its own samples, or those of all ranks, or their mean."""
-    own = [window.batch[at] for window in problem.windows for batch in window.shares[0] for at in batch]
-    whole = [sample for window in problem.windows for sample in window.batch]
-    # Each batch adds once, in float32.
-    roundings = sum(len(share) for window in problem.windows for share in window.shares)
-    ranks = problem.layout.world_size
-    for samples, of_ranks in ((own, 1), (whole, 1), (whole, ranks))[: 3 if ranks > 1 else 1]:
-        total = Counting.SCALE * sum(value**2 for sample in samples for value in sample.x) / of_ranks
-        yield len(samples) / of_ranks, float(total), float(total * roundings / 2**24)
-
-
-def _calls(judgement: Judgement, windows: int) -> Iterator[Calls]:
-    for finding in judgement.findings:
-        first = windows if finding.window is None else finding.window + 1
-        for count in dict.fromkeys((first, windows)):
-            for watch, compares in WATCHES.get(finding.law.id, ()):
-                yield Calls(count, finding.law.says, watch, compares)
 
 
 def _endings(judgement: Judgement, windows: int) -> list[Shows]:

@@ -6,7 +6,7 @@ Text is copied, with its comments, and never printed from a syntax tree.
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,21 +82,11 @@ class Source:
         """Whether its annotations are never evaluated."""
         return any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in self.tree.body)
 
-    def copied(
-        self,
-        node: ast.stmt,
-        instead: Mapping[str, str],
-        without: frozenset[str] = frozenset(),
-        *,
-        is_annotated: bool = True,
-    ) -> str:
+    def copied(self, node: ast.stmt, instead: Mapping[str, str], without: frozenset[str] = frozenset()) -> str:
         """The text of a statement with the comments above it, and ``instead`` of each expression another one.
-        ``without``: names of decorators that are left out. If not ``is_annotated``, annotations are, too."""
+        ``without``: names of decorators that are left out."""
         lines = [line.encode() for line in self.text.splitlines(keepends=True)]
-        edits = [*_replaced(node, instead, is_annotated=is_annotated)]
-        if not is_annotated:
-            edits += _annotations(node, lines)
-        for start, end, new in sorted(edits, reverse=True):
+        for start, end, new in sorted(_replaced(node, instead), reverse=True):
             (row, column), (last, stop) = start, end
             lines[row] = lines[row][:column] + new.encode() + lines[last][stop:]
             lines[row + 1 : last + 1] = [b""] * (last - row)
@@ -117,17 +107,9 @@ class Source:
         return b"".join(kept).decode().rstrip()
 
 
-def names_in(
-    node: ast.AST,
-    without: frozenset[str] = frozenset(),
-    *,
-    is_annotated: bool = True,
-    absent: Container[str] = (),
-) -> Iterator[str]:
-    """The names that a statement mentions, but for those in decorators of these names, in ``absent`` expressions and,
-    if not ``is_annotated``, in annotations."""
-    left_out = [] if is_annotated else _annotations_of(node)
-    left_out += [one for one in getattr(node, "decorator_list", []) if decorator_name(one) in without]
+def names_in(node: ast.AST, without: frozenset[str] = frozenset(), absent: Container[str] = ()) -> Iterator[str]:
+    """The names that a statement mentions, but for those in decorators of these names and in ``absent`` expressions."""
+    left_out = [one for one in getattr(node, "decorator_list", []) if decorator_name(one) in without]
     if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in absent:
         return
     if isinstance(node, ast.Name):
@@ -137,7 +119,7 @@ def names_in(
         yield node.value
     for child in ast.iter_child_nodes(node):
         if child not in left_out:
-            yield from names_in(child, is_annotated=is_annotated, absent=absent)
+            yield from names_in(child, absent=absent)
 
 
 def attributes_in(node: ast.AST) -> set[str]:
@@ -154,38 +136,13 @@ def decorator_name(node: ast.expr) -> str:
 Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], str]
 
 
-def _replaced(node: ast.AST, instead: Mapping[str, str], *, is_annotated: bool) -> Iterator[Edit]:
-    """Other expressions; nothing inside of what is replaced, nor in annotations that are left out."""
+def _replaced(node: ast.AST, instead: Mapping[str, str]) -> Iterator[Edit]:
+    """Other expressions; nothing inside of what is replaced."""
     if isinstance(node, ast.Name | ast.Attribute) and (text := ast.unparse(node)) in instead:
         yield (node.lineno - 1, node.col_offset), _end(node), instead[text]
         return
-    left_out = [] if is_annotated else _annotations_of(node)
     for child in ast.iter_child_nodes(node):
-        if child not in left_out:
-            yield from _replaced(child, instead, is_annotated=is_annotated)
-
-
-def _annotations(node: ast.AST, lines: Sequence[bytes]) -> Iterator[Edit]:
-    """No annotations. An argument's default stands beside it then."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.arguments):
-            named = [*inner.posonlyargs, *inner.args]
-            defaults = dict(zip(named[len(named) - len(inner.defaults) :], inner.defaults, strict=True))
-            defaults |= {one: value for one, value in zip(inner.kwonlyargs, inner.kw_defaults, strict=True) if value}
-            for one in (*named, *inner.kwonlyargs, inner.vararg, inner.kwarg):
-                if one is not None and one.annotation is not None:
-                    start = one.lineno - 1, one.col_offset + len(one.arg.encode())
-                    value = defaults.get(one)
-                    yield start, _end(one) if value is None else (value.lineno - 1, value.col_offset), "=" * bool(value)
-        elif isinstance(inner, ast.FunctionDef) and inner.returns is not None:
-            row, column = inner.returns.lineno - 1, inner.returns.col_offset
-            yield (row, lines[row].rindex(b" ->", 0, column)), _end(inner.returns), ""
-        elif isinstance(inner, ast.AnnAssign) and inner.value is not None:
-            yield _end(inner.target), _end(inner.annotation), ""
-
-
-def _annotations_of(node: ast.AST) -> list[ast.expr]:
-    return [one for one in (getattr(node, "annotation", None), getattr(node, "returns", None)) if one is not None]
+        yield from _replaced(child, instead)
 
 
 def _end(node: ast.expr | ast.arg) -> tuple[int, int]:

@@ -20,12 +20,13 @@ from conformance.suite.configuration import (
     holds,
     matches_nothing,
 )
+from conformance.suite.options import SELECTING
 
 _FOUND: pytest.StashKey[Configuration] = pytest.StashKey()
 #: Whether all that the configuration selects is run.
 _IS_WHOLE: pytest.StashKey[bool] = pytest.StashKey()
 #: Options that select tests: what they leave out is not expected to fail.
-_SELECTING = ("trainer", "backend", "case", "keyword", "markexpr", "deselect", "lf")
+_SELECTING = (*SELECTING, "keyword", "markexpr", "deselect", "lf")
 
 
 def configured(config: pytest.Config, given: argparse.Namespace) -> list[str]:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from argcomplete.completers import FilesCompleter
+
 from conformance.adapter.declaration import BACKEND_NAMES
+from conformance.adapter.loading import reference_names
 
 TIME_LIMIT = 60.0
 LONGEST_TIME_LIMIT = 86_400.0
@@ -77,6 +80,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Those that select cases.
+SELECTING = ("trainer", "backend", "case")
+
+
 def sendable(target: str) -> str:
     """A target as UTF-8 text, which is all that xdist can send: bytes of a file's name that are none become escapes."""
     return target.encode(errors="backslashreplace").decode()
@@ -102,6 +109,25 @@ def add_options(add: Callable[..., object], only: Iterable[str] = OPTIONS) -> No
     """Call ``add``, which is argparse's `add_argument` or pytest's `addoption`, for each option."""
     for name in only:
         add(name, **OPTIONS[name])
+
+
+def add_trainers(parser: argparse.ArgumentParser) -> None:
+    """The trainers to run; a shell completes files and our own."""
+    trainers = parser.add_argument(
+        "trainer",
+        nargs="*",
+        action="extend",
+        help="path.py, path.py:function, package.module:function, or one that comes with this package: "
+        f"{', '.join(reference_names())} (default: all but those of frameworks)",
+    )
+    parser.add_argument(
+        "--trainer",
+        action="append",
+        metavar="TARGET",
+        help="another one; all stands for all trainers of the files that are named",
+    )
+    files = FilesCompleter(("py",))
+    trainers.completer = lambda prefix, **of: [*reference_names(), *files(prefix, **of)]  # type: ignore[attr-defined]
 
 
 def arguments(values: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ SLOW_FRAMEWORKS = [
     *("deepspeed", "fabric", "fastai", "funasr", "ignite", "keras", "mmengine", "poutyne", "pytorch-accelerated"),
     *("sentence-transformers", "skorch", "speechbrain", "torchtnt", "transformers", "trl"),
 ]
-PROJECT = ["lint", "docs", "package", "exercise", "tests"]
+PROJECT = ["lint", "docs", "package", "tests"]
 
 
 def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[str]) -> None:

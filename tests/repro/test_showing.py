@@ -8,16 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.cases.case import Case
-from conformance.laws.law import laws
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, ScalerHistory, Step
 from conformance.repro.showing import (
     TIMEOUT,
-    WATCHES,
     Answer,
-    Calls,
     CannotShow,
-    Counts,
     Ending,
     Numbers,
     Reading,
@@ -25,7 +21,7 @@ from conformance.repro.showing import (
     wrong_numbers,
 )
 from conformance.verdict.evidence import Attempt
-from conformance.verdict.judgement import BUFFERS, DRAWS, Judgement, not_held
+from conformance.verdict.judgement import Judgement
 
 WINDOWS = 3
 PROBLEM = Case("single", 1, 2, "fp32", "momentum").problem
@@ -145,40 +141,6 @@ def test_answers_that_differ_by_rounding_are_as_one():
 def test_nothing_to_show(found, why):
     with pytest.raises(CannotShow, match=why):
         shown(found, PROBLEM)
-
-
-@pytest.mark.parametrize("id", sorted(WATCHES))
-def test_a_broken_law_is_seen_by_what_is_called(id):
-    [law] = [law for law in laws() if law.id == id]
-    finding = SimpleNamespace(law=law, window=1)
-    first, *_ = shown(right_judgement("FAIL (law)", findings=(finding,)), PROBLEM)
-    assert isinstance(first, Calls)
-    assert (first.windows, first.rule) == (2, law.says)
-
-
-def test_laws_that_fail_right_numbers_are_seen():
-    """apex runs nowhere here; what Horovod clears too early raises."""
-    latent = {law.id for law in laws() if law.latent}
-    assert latent - WATCHES.keys() == {"apex/synchronize-in-scale-loss", "hvd/not-cleared-before-synchronize"}
-    assert WATCHES.keys() <= latent
-
-
-def test_buffers_and_what_is_resumed():
-    problem = Case("ddp", 2, 1, "fp32", "buffers").problem
-    broken = [not_held(name, "expected", "text") for name in (BUFFERS, DRAWS)]
-    counts, draws = shown(right_judgement("FAIL (numerics)", problem, guards=broken), problem)
-    samples = sum(len(window.batch) for window in problem.windows)
-    assert isinstance(counts, Counts)
-    assert [count for count, _, _ in counts.right] == [samples / 2, samples, samples / 2]
-    assert isinstance(draws, Calls)
-    assert (draws.watch, draws.launch) == ("watch_draws", "in_both_lives")
-
-
-def test_a_loss_scale_that_is_resumed():
-    problem = Case("single", 1, 2, "fp16", "growing-scale", resumed_at=3).problem
-    [scale] = shown(right_judgement("FAIL (numerics)", problem), problem)
-    assert isinstance(scale, Calls)
-    assert scale.watch == "watch_scale"
 
 
 def test_an_order_of_the_trainers_own():

@@ -47,13 +47,6 @@ def test_a_statement_is_copied_with_its_comments_and_without_our_decorator():
     ]
 
 
-def test_annotations_are_left_out_but_for_those_that_are_all_of_a_statement():
-    copied = SOURCE.copied(TRAIN, {}, is_annotated=False)
-    assert "def train(task, *, often=None):" in copied
-    assert "    found = {}" in copied
-    assert SOURCE.copied(SOURCE.definitions["Holds"], {}, is_annotated=False).endswith("    size: int")
-
-
 def test_names_and_expressions_are_replaced_by_others():
     copied = SOURCE.copied(TRAIN, {"helper": "other", "Task": "T"}, frozenset({"trainer"}))
     assert "return other(task, found)" in copied
@@ -63,7 +56,16 @@ def test_names_and_expressions_are_replaced_by_others():
 
 
 def test_the_names_of_a_statement_are_those_that_a_script_keeps():
-    assert set(names_in(TRAIN, frozenset({"trainer"}), is_annotated=False)) == {"torch", "helper", "task", "found"}
+    assert set(names_in(TRAIN, frozenset({"trainer"}))) == {
+        "torch",
+        "Task",
+        "int",
+        "dict",
+        "str",
+        "helper",
+        "task",
+        "found",
+    }
     assert "Task" in set(names_in(TRAIN))
     assert "conformance" not in set(names_in(SOURCE.definitions["helper"], absent={"conformance.Batch"}))
 

@@ -35,19 +35,6 @@ def test_an_import_that_fails(write, kind):
     assert "\n" not in str(caught.value)
 
 
-def test_a_trainer_is_imported_once_for_all_backends(write, make_spec, tmp_path):
-    """And what the import has changed holds for all of them."""
-    (folder := tmp_path / "more").mkdir()
-    (folder / "imported_later.py").touch()
-    imports = tmp_path / "imports"
-    changes = f"sys.path.append({str(folder)!r})\nopen({str(imports)!r}, 'a').write('x')"
-    target = write("import imported_later", changes)
-    with ForkServer(target, "single") as single, ForkServer(target, "ddp") as ddp:
-        outcomes = [single.run(make_spec("single", 1), 60.0), ddp.run(make_spec("ddp"), 60.0)]
-    assert [rank.finished for outcome in outcomes for rank in outcome.ranks] == [True] * 3
-    assert imports.read_text() == "x"
-
-
 REPLACES = """
 import json, pathlib, re, socket, time
 from pathlib import Path

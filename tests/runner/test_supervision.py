@@ -6,202 +6,128 @@ from dataclasses import dataclass
 
 import pytest
 
-from conformance.runner.case.supervision import (
-    DRIVER,
-    START_LIMIT,
-    AllFinished,
-    AllStarted,
-    Building,
-    Failure,
-    FirstFailure,
-    Limits,
-    Phase,
-    Release,
-    Stop,
-    Supervision,
-)
+from conformance.runner.case.supervision import DRIVER, Failure, Limits, Stop, Supervision
 
 LIMITS = Limits(run=60.0, start=120.0, build=600.0, grace=2.0, leave=5.0)
+#: By what happens to two ranks: at which time, what they do then > and what is to be done, and what is known then.
+SCENARIOS = {
+    "they deliver, and leave together": """
+        1 >
+        10 0 started, 1 started > AllStarted
+        20 0 delivered >
+        69.9 1 delivered > AllFinished, Release > is_over False
+        74.8 0 has_exited, 1 has_exited > > is_over True, timed_out False, first_failed None""",
+    "one hangs": """
+        0 0 started, 1 started, 0 delivered > AllStarted
+        59.9 >
+        60 > stop 1 late: at the time limit of 60 s > timed_out True
+        64.9 >
+        64.9 1 delivered > AllFinished, Release > timed_out False""",
+    "the time for a build does not count": """
+        0 0 started, 1 started > AllStarted
+        10 1 is_building > Building True
+        60 >
+        110 1 not is_building > Building False
+        159.9 >
+        160 > stop 0 1 late: at the time limit of 60 s""",
+    "a build hangs": """
+        0 0 started, 1 started, 1 is_building > AllStarted, Building True
+        659.9 >
+        660 > stop 0 1 late: at the time limit of 60 s""",
+    "a build gives no time to start, nor after a failure": """
+        119.9 0 is_building > Building True
+        120 0 started, 1 dies > AllStarted, FirstFailure 1 False
+        122 > stop 0: after rank 1 failed""",
+    "one does not start": """
+        120 0 started > stop 0 1 late: because it had not started after 120 s""",
+    "a failure leaves the other one a moment": """
+        0 0 started, 1 started > AllStarted
+        6 1 dies > FirstFailure 1 False
+        7.9 >
+        8 > stop 0: after rank 1 failed > timed_out False""",
+    "a failure before the other one has started leaves it no longer": """
+        1 1 dies > FirstFailure 1 False
+        2 0 started > AllStarted
+        3 > stop 0: after rank 1 failed""",
+    "a death without a report comes before the exception of a peer": """
+        0 0 started, 1 started > AllStarted
+        5 0 raises > FirstFailure 0 True
+        5.1 1 dies > FirstFailure 1 False, AllFinished, Release > first_failed 1""",
+    "all fail": """
+        1 0 dies, 1 dies > AllStarted, FirstFailure 0 False, AllFinished, Release > is_over True""",
+    "one does not leave": """
+        1 0 started, 0 delivered, 1 delivered, 1 has_exited > AllStarted, AllFinished, Release
+        5.9 >
+        6 > stop 0: because it did not leave after it delivered
+        11 > stop 0: because it did not leave after it delivered > timed_out False""",
+    "a driver that fails is named": f"""
+        0 0 started, 1 started > AllStarted
+        1 1 dies as driver > FirstFailure {DRIVER} False
+        3 > stop 0: after the trainer's function failed""",
+}
+#: The same where other machines have more ranks, of which the front tells.
+ELSEWHERE = {
+    "they wait for the others": """
+        0 0 started, 1 started > AllStarted
+        1 0 delivered, 1 delivered > AllFinished
+        50 >
+        51 may_leave = True > Release
+        55.9 >
+        56 > stop 0 1: because it did not leave after it delivered""",
+    "a failure elsewhere leaves them a moment": """
+        0 0 started, 1 started > AllStarted
+        1 failed_elsewhere = 3 >
+        3 > stop 0 1: after rank 3 failed""",
+    "a failure that the front reports counts before those here": """
+        1 0 started, 1 dies, failed_elsewhere = 3 > AllStarted, FirstFailure 1 False > first_failed 3""",
+    "the front gives up": """
+        0 0 started, 1 started > AllStarted
+        1 given_up = "it took too long" > stop 0 1 late: it took too long > timed_out True
+        1.1 >""",
+}
 
 
 @dataclass(eq=False)
 class Rank:
+    number: int
     started: bool = False
     delivered: bool = False
     has_exited: bool = False
     is_building: bool = False
     failure: Failure | None = None
 
-    def dies(self, rank, at, *, raised=False):
-        self.has_exited = True
-        self.failure = Failure(raised, at, rank)
+    def does(self, what, now):
+        match what:
+            case ["dies" | "raises" as how, *driver]:
+                self.has_exited = True
+                self.failure = Failure(how == "raises", now, DRIVER if driver else self.number)
+            case ["not", name]:
+                setattr(self, name, False)
+            case [name]:
+                setattr(self, name, True)
 
 
-class Case:
-    """Two ranks, started at 0 by the clock."""
-
-    def __init__(self, *, may_leave=True):
-        self.ranks = self.zero, self.one = Rank(), Rank()
-        self.supervision = Supervision(self.ranks, LIMITS, 60.0, 0.0, may_leave=may_leave)
-
-    def at(self, now):
-        return list(self.supervision.advance(now))
-
-    def start(self, now):
-        self.zero.started = self.one.started = True
-        assert self.at(now) == [AllStarted()]
-
-
-@pytest.fixture
-def case():
-    return Case()
-
-
-def test_ranks_that_deliver_leave_together(case):
-    assert case.at(1.0) == []
-    case.start(10.0)
-    assert case.supervision.deadline == 70.0
-    case.zero.delivered = True
-    assert case.at(20.0) == []
-    case.one.delivered = True
-    assert case.at(21.0) == [AllFinished(), Release()]
-    assert case.supervision.phase is Phase.RELEASED
-    assert not case.supervision.is_over
-    case.zero.has_exited = case.one.has_exited = True
-    assert case.at(22.0) == []
-    assert case.supervision.is_over and not case.supervision.timed_out
-    assert case.supervision.first_failed is None
+@pytest.mark.parametrize("name", [*SCENARIOS, *ELSEWHERE])
+def test_what_is_to_be_done(name):
+    ranks = [Rank(0), Rank(1)]
+    supervision = Supervision(ranks, LIMITS, 60.0, 0.0, may_leave=name in SCENARIOS)
+    for line in (SCENARIOS | ELSEWHERE)[name].strip().splitlines():
+        happens, done, *known = map(str.strip, line.strip().split(">"))
+        now, _, events = happens.partition(" ")
+        for event in filter(None, events.split(", ")):
+            subject, *what = event.split()
+            if subject.isdigit():
+                ranks[int(subject)].does(what, float(now))
+            else:
+                setattr(supervision, subject, eval(event.partition(" = ")[2]))
+        assert ", ".join(map(shown, supervision.advance(float(now)))) == done, line
+        for fact in known[0].split(", ") if known else ():
+            attribute, value = fact.split()
+            assert str(getattr(supervision, attribute)) == value, line
 
 
-def test_ranks_that_hang(case):
-    case.start(0.0)
-    case.zero.delivered = True
-    assert case.at(59.9) == []
-    assert case.at(60.0) == [Stop((case.one,), "at the time limit of 60 s", is_late=True)]
-    assert case.supervision.timed_out
-    assert case.supervision.deadline == 65.0
-    # Nothing of a stopped rank is held against it.
-    case.one.delivered = True
-    assert not case.supervision.timed_out
-
-
-def test_time_for_builds_does_not_count(case):
-    case.start(0.0)
-    case.one.is_building = True
-    assert case.at(10.0) == [Building(True)]
-    # The clock of the case stands still at 10.
-    assert case.at(60.0) == []
-    case.one.is_building = False
-    assert case.at(110.0) == [Building(False)]
-    assert case.supervision.deadline == 160.0
-    assert case.at(159.9) == []
-    assert case.at(160.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
-
-
-def test_a_build_that_hangs(case):
-    case.start(0.0)
-    case.one.is_building = True
-    case.at(0.0)
-    assert case.at(659.9) == []
-    assert case.at(660.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
-
-
-def test_a_build_gives_ranks_no_time_to_start_or_after_a_failure(case):
-    case.zero.is_building = True
-    assert case.at(START_LIMIT - 0.1) == [Building(True)]
-    case.zero.started = True
-    case.one.dies(1, at=START_LIMIT)
-    case.at(START_LIMIT)
-    assert case.at(START_LIMIT + 2.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
-
-
-def test_ranks_that_do_not_start(case):
-    case.zero.started = True
-    assert case.at(START_LIMIT) == [Stop(case.ranks, "because it had not started after 120 s", is_late=True)]
-
-
-def test_a_failure_leaves_the_others_a_moment(case):
-    case.start(0.0)
-    case.one.dies(1, at=5.0)
-    assert case.at(6.0) == [FirstFailure(1, raised=False)]
-    assert case.supervision.deadline == 8.0
-    assert case.at(8.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
-    assert not case.supervision.timed_out
-
-
-def test_a_failure_before_others_have_started_leaves_them_no_longer(case):
-    case.one.dies(1, at=1.0)
-    assert case.at(1.0) == [FirstFailure(1, raised=False)]
-    case.zero.started = True
-    assert case.at(2.0) == [AllStarted()]
-    assert case.supervision.phase is Phase.FAILED
-    assert case.at(3.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
-
-
-def test_a_death_without_a_report_comes_before_exceptions_of_peers(case):
-    case.start(0.0)
-    case.zero.dies(0, at=5.0, raised=True)
-    assert case.at(5.0) == [FirstFailure(0, raised=True)]
-    case.one.dies(1, at=5.1)
-    assert case.at(5.1)[0] == FirstFailure(1, raised=False)
-    assert case.supervision.first_failed == 1
-
-
-def test_all_that_failed_are_released(case):
-    case.zero.dies(0, at=1.0)
-    case.one.dies(1, at=1.0)
-    assert case.at(1.0) == [AllStarted(), FirstFailure(0, raised=False), AllFinished(), Release()]
-    assert case.supervision.is_over
-
-
-def test_a_rank_that_does_not_leave(case):
-    case.start(0.0)
-    case.zero.delivered = case.one.delivered = case.one.has_exited = True
-    case.at(1.0)
-    assert case.at(5.9) == []
-    because = "because it did not leave after it delivered"
-    assert case.at(6.0) == [Stop((case.zero,), because, is_late=False)]
-    assert case.at(11.0) == [Stop((case.zero,), because, is_late=False)]
-    assert not case.supervision.timed_out
-
-
-def test_a_driver_that_fails_is_named(case):
-    case.start(0.0)
-    case.one.dies(DRIVER, at=1.0)
-    case.at(1.0)
-    assert case.at(3.0) == [Stop((case.zero,), "after the trainer's function failed", is_late=False)]
-
-
-class TestRanksThatHaveOthersElsewhere:
-    @pytest.fixture
-    def case(self):
-        return Case(may_leave=False)
-
-    def test_they_wait_for_the_others(self, case):
-        case.start(0.0)
-        case.zero.delivered = case.one.delivered = True
-        assert case.at(1.0) == [AllFinished()]
-        assert case.at(50.0) == []
-        case.supervision.may_leave = True
-        assert case.at(51.0) == [Release()]
-        assert case.supervision.deadline == 56.0
-
-    def test_a_failure_elsewhere_leaves_them_a_moment(self, case):
-        case.start(0.0)
-        case.supervision.failed_elsewhere = 3
-        assert case.at(1.0) == []
-        assert case.at(3.0) == [Stop(case.ranks, "after rank 3 failed", is_late=False)]
-
-    def test_a_failure_reported_by_the_front_counts_before_those_here(self, case):
-        case.start(0.0)
-        case.one.dies(1, at=1.0)
-        case.supervision.failed_elsewhere = 3
-        assert case.at(1.0) == [FirstFailure(1, raised=False)]
-        assert case.supervision.first_failed == 3
-
-    def test_they_stop_when_the_front_gives_up(self, case):
-        case.start(0.0)
-        case.supervision.given_up = "at the time limit of 60 s"
-        assert case.at(1.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
-        assert case.at(1.1) == []
-        assert case.supervision.timed_out
+def shown(action):
+    if isinstance(action, Stop):
+        members = " ".join(str(rank.number) for rank in action.members)
+        return f"stop {members}{' late' * action.is_late}: {action.because}"
+    return " ".join([type(action).__name__, *map(str, action)])

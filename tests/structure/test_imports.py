@@ -38,7 +38,7 @@ FLOORS = (
     ("conformance.trainers", "conformance.frameworks", "conformance.results"),
     ("conformance.verdict",),
     ("conformance.report",),
-    ("conformance.exercise", "conformance.init", "conformance.repro", "conformance.suite", "conformance.watch"),
+    ("conformance.init", "conformance.repro", "conformance.suite", "conformance.watch"),
     ("conformance.launchers",),
     ("conformance.plugin",),
     ("conformance.cli",),

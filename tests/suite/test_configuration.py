@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cli import _configured, _parser
+from conformance.cli import _configured
 from conformance.suite.configuration import Configuration, ConfigurationError, configuration
 
 EVERYTHING = """
@@ -34,7 +34,7 @@ def read(text: str) -> Configuration:
 
 
 def options(*given: str):
-    return _configured(_parser(), given)[0]
+    return _configured(given)[0]
 
 
 def test_all_options(folder):
@@ -152,7 +152,7 @@ def test_the_command_line_wins(folder):
 def test_the_whole_command_is_recorded(folder):
     """So that a run can be resumed only under the configuration that it had."""
     read("[tool.conformance]\ntrainer = 'mine.py'\ntime-limit = 30\n")
-    assert _configured(_parser(), ["run", "--case", "x"])[1] == [
+    assert _configured(["run", "--case", "x"])[1] == [
         "run", "--case", "x", "--trainer=mine.py", "--time-limit=30.0",
     ]  # fmt: skip
 

@@ -144,25 +144,6 @@ def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):
         assert result["ranks"]
 
 
-def test_workers_share_the_imports_of_torch_and_of_the_trainer(pytester, write, folder):
-    """Each has a server of its own. All are forks of the one process that has imported the trainer."""
-    before = """
-    if task.world_size == 1:
-        def parent(pid):
-            with open(f"/proc/{pid}/stat") as stat:
-                return int(stat.read().rpartition(")")[2].split()[1])
-        server = os.getppid()
-        with open("seen.txt", "a") as file:
-            print(server, parent(server), file=file)
-    """
-    result = pytester.runpytest_subprocess(*SUITE, "--trainer", write(before), "--case", "single-acc2-fp32", "-n", "2")
-    assert result.ret == 0
-    seen = [line.split() for line in (folder / "seen.txt").read_text().splitlines()]
-    assert len(seen) > 2
-    assert len({server for server, _ in seen}) == 2
-    assert len({ancestor for _, ancestor in seen}) == 1
-
-
 def test_what_costs_the_user_and_is_not_declared_is_a_warning(pytester):
     """Once for all cases, seen whatever filters there are; no filter makes it an error."""
     target = Path("mine.py")

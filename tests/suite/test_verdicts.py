@@ -154,18 +154,6 @@ def test_what_is_not_declared_is_listed_and_never_passed(conformance, write, cas
     assert "Nothing was judged" in ended.out
 
 
-def test_what_is_missing_is_listed_with_the_command_that_installs_it(conformance, folder, cases):
-    Path("needs.py").write_text(
-        "import a_framework_nobody_has\nfrom conformance import trainer\n"
-        "@trainer(requires=['a_framework_nobody_has'])\ndef train(task): ...\n"
-    )
-    ended = conformance("run", "needs.py", "--case", CASE)
-    result = cases()["needs", CASE]
-    assert (result["verdict"], ended.code) == ("UNAVAILABLE", 1)
-    assert "pip install a_framework_nobody_has" in result["headline"]
-    assert "Nothing was judged" in ended.out
-
-
 def test_conforming(conformance, write, cases):
     """In the working folder, which is the trainers' too; and rendered again from the file."""
     target = write(f"assert os.getcwd() == {os.getcwd()!r}, os.getcwd()", name="mine.py")

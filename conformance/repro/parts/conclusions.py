@@ -12,13 +12,11 @@ import torch
 from conformance.repro.parts.ranks import launch
 from conformance.repro.parts.stand_in import Task
 from conformance.repro.parts.values import (
-    COUNTED,
     EXPECTED,
     GROUPS,
     MOMENT,
     OPTIMIZER,
     OTHERS,
-    RULE,
     SAMPLES,
     START,
     WINDOWS,
@@ -113,65 +111,6 @@ def plainly_trained(read: Sequence[Sequence[int]]) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
     return [float(one) for parameter in model.parameters() for one in parameter.detach().flatten()]
-
-
-def compare_buffers() -> None:
-    """Exits with 1 unless the buffers have counted each trained sample once: rank 0's own, all, or the ranks' mean."""
-    (samples, total), *_ = launch()
-    is_right = any(samples == count and abs(total - due) <= allowed for count, due, allowed in COUNTED)
-    expected = " or ".join(f"{count:g} that sum up to {due!r}" for count, due, _ in COUNTED)
-    print(f"the model's buffers on rank 0: observed {samples:g} samples that sum up to {total!r}, expected {expected}")
-    print("all samples are counted once" if is_right else "the trainer is wrong here")
-    sys.exit(not is_right)
-
-
-def compare_seam() -> None:
-    """Exits with 1 unless each rank goes on with what it had when it stopped."""
-    first, second = launch()
-    is_wrong = False
-    for rank, (before, after) in enumerate(zip(first, second, strict=True)):
-        # A trainer may keep nothing of the kind.
-        for left, found in zip(before[-1] if before else [], after[0] if after else [], strict=False):
-            if left != found:
-                print(f"after the resume, rank {rank} goes on with: observed {found}, expected {left}")
-                is_wrong = True
-    conclude(is_wrong)
-
-
-def compare_calls() -> None:
-    """Exits with 1 if a rank does what it must not."""
-    found = launch()
-    for rank, seen in enumerate(found):
-        for what in dict.fromkeys(seen):
-            print(f"rank {rank}, observed {seen.count(what)} times: {what}")
-    conclude(any(found))
-
-
-def compare_ranks() -> None:
-    """Exits with 1 if ranks do not call the same."""
-    found = launch()
-    length = max(map(len, found))
-    filled = [[*seen, *["nothing more"] * (length - len(seen))] for seen in found]
-    together = [calls for calls in zip(*filled, strict=True) if len(set(calls)) > 1]
-    for calls in together[:1]:
-        for rank, call in enumerate(calls):
-            print(f"rank {rank}, observed: {call}")
-    conclude(bool(together))
-
-
-def compare_writers() -> None:
-    """Exits with 1 if several ranks write one file."""
-    found = launch()
-    shared = {name for seen in found for name in seen if sum(name in other for other in found) > 1}
-    for name in sorted(shared):
-        print(f"observed: ranks {[rank for rank, seen in enumerate(found) if name in seen]} all write {name}")
-    conclude(bool(shared))
-
-
-def conclude(is_wrong: bool) -> None:
-    print(f"expected: {RULE}")
-    print("the trainer is wrong here" if is_wrong else "so it is here")
-    sys.exit(is_wrong)
 
 
 def end() -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import resource
-import signal
 import socket
 import tempfile
 from multiprocessing import get_context
@@ -18,11 +16,11 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.spawn import spawn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from conformance.repro.parts.calls import note_reading, watch
 from conformance.repro.parts.stand_in import Task
-from conformance.repro.parts.values import GO_ON, LATER, LIMIT, STOP, WORLD_SIZE, train
+from conformance.repro.parts.values import GO_ON, LIMIT, SAMPLES, STOP, WORLD_SIZE, train
 
 
 def launch() -> list[Any]:
@@ -87,12 +85,6 @@ def in_one_life(**life: Any) -> list[Any]:
     return in_processes(**life)
 
 
-def saved() -> list[Any]:
-    """Training that stops and saves."""
-    with tempfile.TemporaryDirectory() as name:
-        return in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
-
-
 def resumed() -> list[Any]:
     """Training that stops, and goes on in other processes."""
     return in_both_lives()[1]
@@ -104,65 +96,12 @@ def in_both_lives() -> tuple[list[Any], list[Any]]:
         return first, in_one_life(**GO_ON, resume_from=Path(name))
 
 
-def resumed_on_others() -> list[Any]:
-    """Training that stops, and goes on with another number of ranks."""
-    with tempfile.TemporaryDirectory() as name:
-        in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
-        globals().update(LATER)
-        return spawned(start_later, free_port(), {**GO_ON, "resume_from": Path(name)})
-
-
-def start_later(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
-    globals().update(LATER)
-    start(rank, found, port, life)
-
-
 def resumed_twice() -> list[Any]:
     """Training that goes on from one checkpoint, and then from it once more."""
     with tempfile.TemporaryDirectory() as name:
         in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
         in_one_life(**GO_ON, resume_from=Path(name))
         return in_one_life(**GO_ON, resume_from=Path(name))
-
-
-def altered_by_resume() -> list[Any]:
-    """What training that goes on from a checkpoint does to it."""
-    with tempfile.TemporaryDirectory() as name:
-        in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
-        before = {file: file.read_bytes() for file in Path(name).rglob("*") if file.is_file()}
-        in_one_life(**GO_ON, resume_from=Path(name))
-        left = [file.is_file() and file.read_bytes() == content for file, content in before.items()]
-        return [[f"{file.name} is not as it was" for file, is_left in zip(before, left, strict=True) if not is_left]]
-
-
-def killed_and_resumed() -> list[Any]:
-    """Training that is killed while it saves its second checkpoint, and goes on from what there is."""
-    with tempfile.TemporaryDirectory() as name:
-        life = {**STOP, "checkpoint_dir": Path(name), "resume_from": None}
-        arguments = get_context("spawn").SimpleQueue(), free_port(), life
-        ranks: Any = spawn(start_to_be_killed, arguments, WORLD_SIZE, join=False)
-        for process in ranks.processes:
-            # The others notice that it is gone, and end.
-            process.join(20)
-            process.kill()
-            process.join()
-        return in_one_life(**GO_ON, resume_from=Path(name))
-
-
-def start_to_be_killed(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
-    """The system ends rank 0, as `kill -9` would, in the first write after one more step than it has saved."""
-    steps, folder = 0, life["checkpoint_dir"]
-
-    def count(*_: Any) -> None:
-        nonlocal steps
-        steps += 1
-        if steps > STOP["save_after"][0] and any(folder.iterdir()):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
-
-    if rank == 0:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        register_optimizer_step_post_hook(count)
-    start(rank, found, port, life)
 
 
 def run(rank: int, **life: Any) -> list[float]:
@@ -182,15 +121,6 @@ def run_within_limit(rank: int, **life: Any) -> list[float]:
     return []
 
 
-def run_for_calls(rank: int, **life: Any) -> list[Any]:
-    """What is seen of the trainer's calls."""
-    torch.set_num_threads(1)
-    task, seen = Task(rank, **life), list[Any]()
-    watch(task, seen)
-    train(task)
-    return seen
-
-
 def run_for_reading(rank: int, **life: Any) -> tuple[list[float], list[int]]:
     """The weights after the last step, and which samples were read."""
     torch.set_num_threads(1)
@@ -200,17 +130,20 @@ def run_for_reading(rank: int, **life: Any) -> tuple[list[float], list[int]]:
     return task.weights(), read
 
 
+def note_reading(task: Task, read: list[int]) -> None:
+    """Lets ``read`` have the numbers of the samples that go forward for a gradient."""
+    numbers = {tuple(row): number for number, row in enumerate(SAMPLES[0])}
+
+    def note(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if module in task.models and outputs.requires_grad:
+            read.extend(numbers[tuple(row)] for row in inputs[0].tolist())
+
+    register_module_forward_hook(note)
+
+
 def read_in_both_lives() -> list[Any]:
     lives = zip(*in_both_lives(), strict=True)
     return [(weights, [*before, *after]) for (_, before), (weights, after) in lives]
-
-
-def run_for_buffers(rank: int, **life: Any) -> list[float]:
-    """The model's buffers in the end."""
-    torch.set_num_threads(1)
-    task = Task(rank, **life)
-    train(task)
-    return [float(one) for one in task.models[0].buffers()]
 
 
 def run_for_gradients(rank: int, **life: Any) -> list[float]:

@@ -33,17 +33,10 @@ EXPECTED: list[tuple[str, float, float]] = []
 OTHERS: dict[str, list[tuple[float, float]]] = {}
 #: When and of what these values are.
 MOMENT: str = ""
-#: What trainers must do.
-RULE: str = ""
-#: What the model's buffers may have counted on rank 0 in the end: how many samples, what of them is summed up, and how
-#: much of that may be rounding.
-COUNTED: list[tuple[float, float, float]] = []
 #: How training is stopped and resumed.
 STOP: dict[str, Any] = {}
 #: What it is told from there.
 GO_ON: dict[str, Any] = {}
-#: Of the values here, those that are others for the ranks that go on.
-LATER: dict[str, Any] = {}
 #: Seconds after which a rank that has not ended hangs.
 LIMIT: int = 30
 

@@ -1,1 +1,0 @@
-"""Checks answers to the gradient-averaging exercise against exact arithmetic."""
