@@ -11,7 +11,7 @@ from conformance.report.behaviour import behaviour
 from conformance.report.summary import extent, scopes
 from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, declarable, split
 
-from .test_html import Page
+from .conftest import Page
 from .test_terminal import printed
 
 
