@@ -45,7 +45,7 @@ def by_hand(batches, lr, iterations, workers=1):
     """Gradient descent in rationals, straight from the definition: the mean of the workers' mean gradients."""
     m, visited = Fraction(0), []
     for iteration in range(iterations):
-        batch = batches[iteration % len(batches)]
+        batch = [(Fraction(x), Fraction(y)) for x, y in batches[iteration % len(batches)]]
         size = len(batch) // workers
         shards = [batch[start : start + size] for start in range(0, len(batch), size)]
         m -= Fraction(lr) * sum(sum(-2 * x * (y - m * x) for x, y in own) / len(own) for own in shards) / workers
