@@ -29,7 +29,7 @@ from conformance.workloads.data_sets import (
     multivariate,
     noisy_line,
     two_workers,
-)
+)  # fmt: skip
 from conformance.workloads.layout import Layout, micro_batches, windows_of
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import FP32
