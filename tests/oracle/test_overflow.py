@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -168,7 +169,7 @@ def test_a_skipped_window_changes_nothing():
     """Not the weights, not the momentum, not the schedule."""
     workload, layout = standard("momentum", 2, 1)
     skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({0}))).run()
-    without = Workload(**{**vars(workload), "batches": workload.batches[1:]})
+    without = replace(workload, batches=workload.batches[1:])
     fresh = Recurrence(Problem(without, layout, PRECISIONS["fp16"])).run()
     assert [step.weights for step in skipping.steps] == [step.weights for step in fresh.steps]
 

@@ -12,10 +12,10 @@ from conformance.oracle.faults.catalogue import distributed, fault, has_epochs
 from conformance.oracle.gradient import gradient
 from conformance.oracle.recurrence import Recurrence
 from conformance.oracle.rounding import nearest
-from conformance.workloads.layout import Window
+from conformance.workloads.layout import Window, window_of
 from conformance.workloads.precision import BF16
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, Sample, Vector
+from conformance.workloads.workload import SGD, Vector
 
 
 def _steps_again(problem: Problem) -> bool:
@@ -106,18 +106,13 @@ class SeededByRank(Recurrence):
     def _of_all_seeds(self, window: Window) -> Window:
         # After a stop, other ranks may read windows from before it.
         layout = next(one for one in self.problem.layouts if one.world_size == window.world_size)
-        workload = self.problem.workload
-        seeded = [layout.window(workload, window.index, rank) for rank in range(layout.world_size)]
-        samples = list[tuple[int, Sample]]()
-        for rank, (own, share) in enumerate(zip(seeded, window.shares, strict=True)):
-            order = [(own.samples[at], own.batch[at]) for at in chain(*own.shares[rank])]
+        workload, parts = self.problem.workload, []
+        for rank, share in enumerate(window.numbers):
+            order = list(chain(*layout.window(workload, window.index, rank).numbers[rank]))
             # A window that is filled up has more, and one of whole micro-batches alone has fewer.
-            asked = list(chain(*share))
-            samples += order[: len(asked)]
-            samples += [(window.samples[at], window.batch[at]) for at in asked[len(order) :]]
-        numbers = iter(range(len(samples)))
-        shares = tuple(tuple(tuple(next(numbers) for _ in one) for one in share) for share in window.shares)
-        return replace(window, samples=tuple(n for n, _ in samples), batch=tuple(s for _, s in samples), shares=shares)
+            read = iter(order + list(chain(*share))[len(order) :])
+            parts.append([[next(read) for _ in one] for one in share])
+        return window_of(workload, window.index, window.epoch, parts, window.nominal)
 
 
 def _fine(problem: Problem) -> bool:
