@@ -200,11 +200,10 @@ def _samples(workload: Workload) -> dict[str, list[Any]]:
 
     Do not change the result: all these cases share it.
     """
-    samples = [sample for batch in workload.batches for sample in batch]
     return {
-        "x": [_floats(sample.x) for sample in samples],
-        "y": _floats(sample.y for sample in samples),
-        "weight": _floats(sample.weight for sample in samples),
+        "x": [_floats(sample.x) for sample in workload.data],
+        "y": _floats(sample.y for sample in workload.data),
+        "weight": _floats(sample.weight for sample in workload.data),
     }
 
 

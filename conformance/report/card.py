@@ -164,7 +164,7 @@ def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
 
 def _card(failure: Failure) -> CaseCard:
     law, example = next(iter(failure.findings), None), failure.example
-    details = [] if failure.explains_itself else [example.headline]
+    details = [] if failure.text == example.headline else [example.headline]
     cause, reason, seen = failure.cause, example.reason or Reason(), None
     where, source = reason.where, [*_texts(reason.where, reason.source)]
     if law is not None:

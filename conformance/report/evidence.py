@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from conformance.results.records import PASSED, CaseRecord, Certificate, Rank, Stage
@@ -14,29 +13,6 @@ from .figure import complete_plot, values
 from .text import distinct, duration, number, plural
 
 MOST_OUTPUT = 4000
-
-
-@dataclass(frozen=True)
-class RankGroup:
-    """Neighbouring ranks that ended in the same way. `output` is the end of theirs, `cut` how many characters are left
-    out before it.
-    """
-
-    ranks: str
-    rank: Rank
-    output: str
-    cut: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """The parameter that differed first, at one step, as text."""
-
-    step: int
-    expected: str
-    observed: str
-    error: str
-    first: bool
 
 
 def setting(case: CaseRecord) -> list[tuple[str, str]]:
@@ -83,16 +59,12 @@ def guards_that_held(cases: Sequence[CaseRecord]) -> list[str]:
     return [name if count == len(held) else f"{name} (in {count})" for name, count in counts.most_common()]
 
 
-def ranks(case: CaseRecord) -> list[RankGroup]:
-    """The ranks in order; neighbours that ended in the same way are one group."""
-    found = []
+def ranks(case: CaseRecord) -> Iterator[tuple[str, Rank]]:
+    """The ranks in order, each with its number; of neighbours that ended in the same way the first, with all of their
+    numbers."""
     for _, run in groupby(case.ranks, key=lambda r: (r.exit, r.host, r.output, r.stack, r.traceback, r.collectives)):
-        group = list(run)
-        first, last = group[0].rank, group[-1].rank
-        name = str(first) if len(group) == 1 else f"{first}–{last}"
-        output = group[0].output
-        found.append(RankGroup(name, group[0], output[-MOST_OUTPUT:], max(0, len(output) - MOST_OUTPUT)))
-    return found
+        first, *others = run
+        yield f"{first.rank}–{others[-1].rank}" if others else str(first.rank), first
 
 
 def error_in_words(case: CaseRecord) -> str | None:
@@ -115,17 +87,14 @@ def error_in_words(case: CaseRecord) -> str | None:
     return f"{error}{share} {over}"
 
 
-def around_first_difference(case: CaseRecord) -> list[Row]:
-    """The parameter that differed first, from the step before to two steps after."""
+def around_first_difference(case: CaseRecord) -> Iterator[tuple[int, str, str, str]]:
+    """The parameter that differed first, from the step before to two steps after: expected, observed and the error."""
     first = case.first_difference
     if first is None or first.parameter not in case.parameters:
-        return []
+        return
     i = case.parameters.index(first.parameter)
-    rows = []
     for step in case.steps:
-        if not first.step - 1 <= step.step <= first.step + 2:
-            continue
-        expected, observed, *_ = values(step, first.quantity, i)
-        error = "" if expected is None or observed is None else number(observed - expected, 3)
-        rows.append(Row(step.step, *distinct(expected, observed), error, step.step == first.step))
-    return rows
+        if first.step - 1 <= step.step <= first.step + 2:
+            expected, observed, *_ = values(step, first.quantity, i)
+            error = "" if expected is None or observed is None else number(observed - expected, 3)
+            yield step.step, *distinct(expected, observed), error

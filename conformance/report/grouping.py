@@ -12,7 +12,7 @@ from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.results import Results
 from conformance.results.records import NOT_RUN, CaseRecord, Finding
 
-from .causes import causes, law_of, telling, title
+from .causes import causes, telling, title
 from .signs import Cause
 from .text import natural
 from .verdicts import LOOKS, SHOWN, Look, worst
@@ -141,16 +141,6 @@ class Failure(Alike):
     def is_explained(self) -> bool:
         """Whether more is known than that the numbers are wrong, or that nothing is known."""
         return self.cause.kind != "unknown" and self.look.verdict != "INCONCLUSIVE"
-
-    @property
-    def explains_itself(self) -> bool:
-        """Whether ``text`` is the headline of the example."""
-        return self.text == self.example.headline
-
-    @property
-    def law(self) -> Finding | None:
-        """The broken law that is the cause. Its line is the framework's own, then the trainer's that called it."""
-        return law_of(self.cause, self.example)
 
     @property
     def findings(self) -> list[Finding]:

@@ -31,11 +31,6 @@ class Row:
         return tuple(cell for cell in self.cells if cell is not None)
 
     @property
-    def time(self) -> float:
-        """When the first rank did it, in milliseconds."""
-        return min(moment.time for moment in self.moments)
-
-    @property
     def alike(self) -> bool:
         """Whether all ranks did the same, in the same line."""
         return (

@@ -45,7 +45,7 @@ class _Lanes:
     def __init__(self, ranks: Sequence[Sequence[Event]], broken: Sequence[tuple[Law, Broken]]) -> None:
         lanes = (_lane(event) for events in ranks for event in events)
         self.titles = tuple(dict.fromkeys((*(_title(law) for law, _ in broken), WINDOWS, PROCESS, *lanes)))
-        self._numbers = {title: number for number, title in enumerate(self.titles, start=1)}
+        self._began = min((event.time for events in ranks for event in events), default=0.0)
 
     def of(self, title: str, rank: int) -> Drawn:
         """The lane of a rank that has this title.
@@ -53,21 +53,22 @@ class _Lanes:
         No lane has the number 0 or that of its process: Perfetto 52 takes both for the process's main thread and draws
         them as one lane. See https://github.com/thoren-d/tracing-chrome/issues/32.
         """
-        return {"pid": rank, "tid": rank * len(self.titles) + self._numbers[title]}
+        return {"pid": rank, "tid": rank * len(self.titles) + self.titles.index(title) + 1}
+
+    def at(self, title: str, event: Event) -> Drawn:
+        """The time of an event in this lane of its rank."""
+        return {**self.of(title, event.rank), "ts": round((event.time - self._began) * 1e6, 3)}
 
 
 def chrome(case: str, ranks: Sequence[Sequence[Event]], broken: Sequence[tuple[Law, Broken]] = ()) -> dict[str, Any]:
     """The object to write as JSON: a process for each rank, arrows between ranks in one collective, and a lane for each
     law in `broken`, with a mark wherever it was broken."""
-    began = min((event.time for events in ranks for event in events), default=0.0)
     lanes = _Lanes(ranks, broken)
     drawn: list[Drawn] = []
     for rank, events in enumerate(ranks):
-        drawn += _names(rank, case, lanes)
-        drawn += _windows(rank, events, lanes, began)
-        drawn += _rank(rank, events, lanes, began)
-    drawn += (_mark(law, how, lanes, began) for law, how in broken)
-    drawn += _arrows(ranks, lanes, began)
+        drawn += (*_names(rank, case, lanes), *_windows(events, lanes), *_events(events, lanes))
+    drawn += (_mark(law, how, lanes) for law, how in broken)
+    drawn += _arrows(ranks, lanes)
     return {"traceEvents": drawn, "displayTimeUnit": "ms", "otherData": {"case": case}}
 
 
@@ -81,28 +82,25 @@ def _names(rank: int, case: str, lanes: _Lanes) -> Iterator[Drawn]:
         yield {**thread, "name": "thread_sort_index", "args": {"sort_index": number}}
 
 
-def _windows(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) -> Iterator[Drawn]:
+def _windows(events: Sequence[Event], lanes: _Lanes) -> Iterator[Drawn]:
     """Windows with their micro-batches in them, each from its forward to the next one's."""
-    at = lanes.of(WINDOWS, rank)
     opened: list[str] = []
-    for event in events:
-        here = _progress(event)
+    for event, here in ((event, _progress(event)) for event in events):
         if here != opened:
-            ts = _microseconds(event.time, began)
+            at = lanes.at(WINDOWS, event)
             shared = 1 if here[:1] == opened[:1] else 0
-            yield from ({"ph": "E", **at, "ts": ts, "name": name} for name in reversed(opened[shared:]))
-            yield from ({"ph": "B", **at, "ts": ts, "name": name} for name in here[shared:])
+            yield from ({"ph": "E", **at, "name": name} for name in reversed(opened[shared:]))
+            yield from ({"ph": "B", **at, "name": name} for name in here[shared:])
             opened = here
-    for name in reversed(opened):
-        yield {"ph": "E", **at, "ts": _microseconds(events[-1].time, began), "name": name}
+    yield from ({"ph": "E", **lanes.at(WINDOWS, events[-1]), "name": name} for name in reversed(opened))
 
 
-def _rank(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) -> Iterator[Drawn]:
+def _events(events: Sequence[Event], lanes: _Lanes) -> Iterator[Drawn]:
     """A span without an end ends with the trace; one without a beginning is left out."""
     opened = dict.fromkeys(SPANS.values(), 0)
     for event in events:
         lane = _lane(event)
-        at = {**lanes.of(lane, rank), "ts": _microseconds(event.time, began), "args": _arguments(event)}
+        at = {**lanes.at(lane, event), "args": _arguments(event)}
         if lane == COLLECTIVES:
             yield {"ph": "X", **at, "cat": event.event, "name": event.label, "dur": _SHORTEST}
         elif event.event not in SPANS:
@@ -114,12 +112,10 @@ def _rank(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) -> It
             opened[lane] -= 1
             yield {"ph": "E", **at, "name": lane}
     for span, count in opened.items():
-        for _ in range(count):
-            yield {"ph": "E", **lanes.of(span, rank), "ts": _microseconds(events[-1].time, began), "name": span}
+        yield from ({"ph": "E", **lanes.at(span, events[-1]), "name": span} for _ in range(count))
 
 
-def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
-    event = broken.event
+def _mark(law: Law, broken: Broken, lanes: _Lanes) -> Drawn:
     arguments = {
         "says": law.says,
         "contradiction": broken.contradiction,
@@ -127,17 +123,16 @@ def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
         "shows": [f"rank {shown.rank}: {shown}" for shown in broken.shows],
         "fix": law.fix.splitlines(),
     }
-    at = {**lanes.of(_title(law), event.rank), "ts": _microseconds(event.time, began), "args": arguments}
+    at = {**lanes.at(_title(law), broken.event), "args": arguments}
     return {"ph": "i", "s": "t", **at, "cat": law.level, "name": law.id}
 
 
-def _arrows(ranks: Sequence[Sequence[Event]], lanes: _Lanes, began: float) -> Iterator[Drawn]:
+def _arrows(ranks: Sequence[Sequence[Event]], lanes: _Lanes) -> Iterator[Drawn]:
     for number, group in enumerate(joined(ranks)):
         for event in group:
             phase = "s" if event is group[0] else "f" if event is group[-1] else "t"
             arrow = {"ph": phase, "id": number, "cat": COLLECTIVES, "name": group[0].label}
-            where = {**lanes.of(COLLECTIVES, event.rank), "ts": _microseconds(event.time, began)}
-            yield {**arrow, **where, **({"bp": "e"} if phase == "f" else {})}
+            yield {**arrow, **lanes.at(COLLECTIVES, event), **({"bp": "e"} if phase == "f" else {})}
 
 
 def _title(law: Law) -> str:
@@ -154,10 +149,6 @@ def _progress(event: Event) -> list[str]:
     """The window and the micro-batch that an event is in, as far as they are known."""
     names = {"window": event.window, "micro-batch": event.micro_batch}
     return [f"{name} {number}" for name, number in names.items() if number is not None]
-
-
-def _microseconds(time: float, began: float) -> float:
-    return round((time - began) * 1e6, 3)
 
 
 def _arguments(event: Event) -> dict[str, Any]:

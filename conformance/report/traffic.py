@@ -29,20 +29,8 @@ FORMULAS: dict[Exchange | None, str] = {
 """What should be sent."""
 
 
-@dataclass(frozen=True)
-class Amount:
-    """Bytes as they were recorded, and by the formula; None if there is none."""
-
-    bytes: float
-    formula: float | None
-
-    @property
-    def is_off(self) -> bool:
-        return self.formula is not None and self.bytes != self.formula
-
-    @property
-    def is_there(self) -> bool:
-        return bool(self.bytes or self.formula)
+#: What `RankTraffic` has and, by the formula, should have.
+AMOUNTS = ("sent", "received", "reduced")
 
 
 @dataclass(frozen=True)
@@ -53,21 +41,13 @@ class Row:
     ranks: str
     bytes: RankTraffic
 
-    @property
-    def sent(self) -> Amount:
-        return Amount(self.bytes.sent, self.bytes.expected_sent)
-
-    @property
-    def received(self) -> Amount:
-        return Amount(self.bytes.received, self.bytes.expected_received)
-
-    @property
-    def reduced(self) -> Amount:
-        return Amount(self.bytes.reduced, self.bytes.expected_reduced)
+    def amount(self, name: str) -> tuple[float, float | None]:
+        """One of `AMOUNTS` as it was recorded, and by the formula; None if there is none."""
+        return getattr(self.bytes, name), getattr(self.bytes, f"expected_{name}")
 
     @property
     def is_off(self) -> bool:
-        return any(amount.is_off for amount in (self.sent, self.received, self.reduced))
+        return any(formula not in (None, recorded) for recorded, formula in map(self.amount, AMOUNTS))
 
 
 @dataclass(frozen=True)
@@ -83,17 +63,13 @@ class Sent:
         """How many paths do not send what the formula says."""
         return len({row.case.path for row in self.rows if row.is_off})
 
-    @property
-    def has_messages(self) -> bool:
-        return any(row.sent.is_there or row.received.is_there for row in self.rows)
+    def has(self, *names: str) -> bool:
+        """Whether any of these amounts is there, or should be."""
+        return any(any(row.amount(name)) for row in self.rows for name in names)
 
     @property
     def has_state(self) -> bool:
         return any(row.bytes.state is not None for row in self.rows)
-
-    @property
-    def has_collectives(self) -> bool:
-        return any(row.reduced.is_there for row in self.rows)
 
 
 def traffic(results: Results) -> list[Sent]:

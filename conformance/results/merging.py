@@ -13,36 +13,25 @@ from .records import Header, Mutants
 _SAME = ("tool", "version", "seed", "laws", "bugs")
 
 
-class TornFile(ResultsError):
-    """A file has not all of its planned cases, so the merged one would seem to have all."""
-
-
-class MixedFiles(ResultsError):
-    """Two files were written by other versions of the tool, or hold their cases to other laws."""
-
-
-class DoubledCase(ResultsError):
-    """A case is in two files."""
-
-
 def merged(files: Sequence[tuple[Path, Results]], command: str) -> Results:
     """All cases of `files`, in this order, under one header. ``command``: the one that merges them.
 
     Raises:
-        TornFile, MixedFiles, DoubledCase.
+        ResultsError: a file lacks planned cases, so the merged one would seem to have all; two were written by other
+            versions of the tool, or hold their cases to other laws; or a case is in two.
     """
     first, header = files[0][0], files[0][1].header
     seen: dict[tuple[str, str, str], Path] = {}
     for path, results in files:
         if results.cut_off is not None:
-            raise TornFile(f"{path}: {results.cut_off}; finish it with `conformance run --resume`, or leave it out")
+            raise ResultsError(f"{path}: {results.cut_off}; finish it with `conformance run --resume`, or leave it out")
         for name in _SAME:
             if getattr(results.header, name) != getattr(header, name):
-                raise MixedFiles(f"{path} and {first} differ in the {name} of their runs; make both with one version")
+                raise ResultsError(f"{path} and {first} differ in the {name} of their runs; make both with one version")
         for case in results.cases:
             key = case.target, case.trainer, case.id
             if key in seen:
-                raise DoubledCase(
+                raise ResultsError(
                     f"{path} and {seen[key]} both have the case {case.id} of {case.trainer}; leave one out"
                 )
             seen[key] = path

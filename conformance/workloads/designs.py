@@ -165,22 +165,23 @@ DESIGNS: dict[str, Design] = {
     )
 }
 
-#: What each kind of model changes in a workload of ten parameters.
-_KINDS: dict[str, dict[str, Any]] = {
-    "frozen": {"model": ManyTensors(frozen=True), "ranks_start_apart": True},
-    "unused": {"model": ManyTensors(experts=True), "idle": 2},
-    "groups": {
-        "optimizer": DESIGNS["many-groups"].optimizer,
-        "groups": tuple(replace(group, schedule=None) for group in DESIGNS["many-groups"].groups),
-        "largest_weight": DESIGNS["many-groups"].largest_weight,
-    },
-    "large": {"model": LargeTensors(), "batches": 2},
-}
-_SUMMARIES = {
-    "frozen": "Ten parameters, of which three are frozen",
-    "unused": "Eleven parameters, of which two are experts",
-    "groups": "Ten parameters in three groups",
-    "large": "Seven million elements, of which a few are used",
+_GROUPS = DESIGNS["many-groups"]
+#: What each kind of model has in the place of ten parameters, and what it changes.
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "frozen": (
+        "Ten parameters, of which three are frozen",
+        {"model": ManyTensors(frozen=True), "ranks_start_apart": True},
+    ),
+    "unused": ("Eleven parameters, of which two are experts", {"model": ManyTensors(experts=True), "idle": 2}),
+    "groups": (
+        "Ten parameters in three groups",
+        {
+            "optimizer": _GROUPS.optimizer,
+            "groups": tuple(replace(group, schedule=None) for group in _GROUPS.groups),
+            "largest_weight": _GROUPS.largest_weight,
+        },
+    ),
+    "large": ("Seven million elements, of which a few are used", {"model": LargeTensors(), "batches": 2}),
 }
 #: What is otherwise where a kind meets a recipe.
 _BOTH: dict[str, dict[str, Any]] = {
@@ -211,11 +212,11 @@ DESIGNS |= {
         DESIGNS[like],
         **{
             "name": name,
-            "summary": DESIGNS[like].summary.replace("Ten parameters", _SUMMARIES[kind], 1),
+            "summary": DESIGNS[like].summary.replace("Ten parameters", _KINDS[kind][0], 1),
             "kernel": None,
             # Of 48, no course of an element stays on its grid, or the bound is too wide to tell what is clipped.
             "batch_sizes": (DESIGNS[like].batch_sizes[0], *(() if name in _NOT_OF_48 else (48,))),
-            **_KINDS[kind],
+            **_KINDS[kind][1],
             **_BOTH.get(name, {}),
         },
     )

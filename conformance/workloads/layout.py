@@ -49,6 +49,11 @@ class Window:
         """Ranks that read samples in this window: the first ones."""
         return sum(map(bool, self.shares))
 
+    @property
+    def numbers(self) -> Shares:
+        """As ``shares``, with the numbers that samples have among all of the workload."""
+        return tuple(tuple(tuple(self.samples[at] for at in one) for one in share) for share in self.shares)
+
     def of_full(self, size: int) -> Window | None:
         """The same with the micro-batches of ``size`` samples alone; None if there are none."""
         return self.only({at for one in chain(*self.shares) if len(one) == size for at in one})
@@ -112,7 +117,7 @@ class Layout:
             size, share = self.micro_batch_size, self.accumulation * self.micro_batch_size
             dealt = sampled(workload.samples, self.world_size, number, workload.sampler)
             parts = [micro_batches(own[position * share : (position + 1) * share], size) for own in dealt]
-            return _window_of(list(chain.from_iterable(workload.batches)), step, epoch, parts, self.accumulation)
+            return window_of(workload, step, epoch, parts, self.accumulation)
         order, first = shuffled(workload.samples, workload.batch_size, number), position * workload.batch_size
         order = order[first : first + workload.batch_size]
         batch, first = workload.batches[order[0] // workload.batch_size], min(order)
@@ -131,11 +136,10 @@ class Layout:
     def filled_up(self, workload: Workload, window: Window, repeated: Sequence[int]) -> Window:
         """A window with the samples of these numbers besides its own, split evenly over the ranks."""
         samples = (*window.samples, *repeated)
-        all_samples = list(chain.from_iterable(workload.batches))
         return replace(
             window,
             samples=samples,
-            batch=tuple(all_samples[number] for number in samples),
+            batch=tuple(workload.data[number] for number in samples),
             shares=_dealt(len(samples) // self.world_size, self.world_size, self.micro_batch_size),
         )
 
@@ -146,13 +150,13 @@ class Layout:
 
 def windows_of(workload: Workload, orders: Orders, accumulation: int) -> tuple[Window, ...]:
     """The windows of ranks that read the samples of ``workload`` in these orders."""
-    samples, found, count = list(chain.from_iterable(workload.batches)), list[Window](), 0
+    found, count = list[Window](), 0
     for epoch, order in enumerate(orders):
         for start in range(0, max(map(len, order)), accumulation):
             parts = [share[start : start + accumulation] for share in order]
             # Orders may go on over the ends of epochs.
             of_epoch = max(epoch, count // workload.samples)
-            found.append(_window_of(samples, len(found), of_epoch, parts, accumulation))
+            found.append(window_of(workload, len(found), of_epoch, parts, accumulation))
             count += len(found[-1].samples)
     return tuple(found)
 
@@ -162,8 +166,8 @@ def micro_batches(numbers: Sequence[int], size: int) -> tuple[tuple[int, ...], .
     return tuple(tuple(numbers[start : start + size]) for start in range(0, len(numbers), size))
 
 
-def _window_of(
-    samples: Sequence[Sample], index: int, epoch: int, parts: Sequence[Sequence[Sequence[int]]], accumulation: int
+def window_of(
+    workload: Workload, index: int, epoch: int, parts: Sequence[Sequence[Sequence[int]]], accumulation: int
 ) -> Window:
     """The window in which each rank reads its part: the numbers of the samples in each micro-batch."""
     numbers = tuple(chain.from_iterable(chain(*parts)))
@@ -172,7 +176,7 @@ def _window_of(
         index=index,
         epoch=epoch,
         samples=numbers,
-        batch=tuple(samples[number] for number in numbers),
+        batch=tuple(workload.data[number] for number in numbers),
         shares=tuple(tuple(tuple(next(place) for _ in one) for one in part) for part in parts),
         nominal=accumulation,
     )

@@ -18,6 +18,24 @@ GROWING = "growing-scale"
 ADAGRAD = Adagrad(lr=HALF, lr_decay=HALF, eps=Fraction(1, 8), weight_decay=Fraction(1, 8))
 ADAMW = AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8))
 
+_MOMENTUM = SGD(HALF, momentum=HALF)
+_SMALL_SCALE = LossScale(Fraction(2**5))
+#: What several recipes have in common.
+_WEIGHTED: dict[str, Any] = {
+    "weights": (0, 0, 1, 1, 2, 4, 4),
+    "totals": (HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
+    "model": Linear(2, bias=True),
+    "spread": 1,
+}
+_FINE: dict[str, Any] = {"grid": Fraction(1, 8), "residual": QUARTER, "spread": 3, "largest_weight": 2}
+_OVERFLOW: dict[str, Any] = {"schedule": SCHEDULE, "spread": 3, "scale": LossScale(Fraction(2**7), growth_interval=3)}
+_CLIP_VALUE: dict[str, Any] = {
+    "clip": Clip("value", Fraction(1)),
+    "scale": _SMALL_SCALE,
+    "grid": Fraction(1, 8),
+    "largest_weight": 2,
+}
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -25,10 +43,10 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "momentum",
             "Momentum and a learning-rate schedule.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             schedule=SCHEDULE,
             spread=3,
-            scale=LossScale(Fraction(2**5)),
+            scale=_SMALL_SCALE,
         ),
         Recipe(
             "nesterov",
@@ -38,7 +56,7 @@ RECIPES: dict[str, Recipe] = {
             schedule=SCHEDULE,
             spread=3,
             grid=Fraction(1, 8),
-            scale=LossScale(Fraction(2**5)),
+            scale=_SMALL_SCALE,
         ),
         Recipe(
             "two-groups",
@@ -47,10 +65,7 @@ RECIPES: dict[str, Recipe] = {
             groups=(Group(Fraction(1), Fraction(0)),),
             kernel="fused",
             schedule=SCHEDULE,
-            grid=Fraction(1, 8),
-            residual=QUARTER,
-            spread=3,
-            largest_weight=2,
+            **_FINE,
         ),
         Recipe(
             "two-groups-clip",
@@ -60,20 +75,14 @@ RECIPES: dict[str, Recipe] = {
             schedule=SCHEDULE,
             clip=Clip("norm", Fraction(4)),
             steeper_at=4,
-            grid=Fraction(1, 8),
-            residual=QUARTER,
-            spread=3,
-            largest_weight=2,
-            scale=LossScale(Fraction(2**5)),
+            **_FINE,
+            scale=_SMALL_SCALE,
         ),
         Recipe(
             "clip-value",
             "Nesterov momentum and clipping by value that bites.",
             SGD(Fraction(1), momentum=HALF, nesterov=True),
-            clip=Clip("value", Fraction(1)),
-            scale=LossScale(Fraction(2**5)),
-            grid=Fraction(1, 8),
-            largest_weight=2,
+            **_CLIP_VALUE,
             seed=282,
         ),
         Recipe(
@@ -81,31 +90,22 @@ RECIPES: dict[str, Recipe] = {
             "Momentum with dampening, weight decay and a learning-rate schedule.",
             SGD(Fraction(1), momentum=HALF, dampening=HALF, weight_decay=HALF),
             schedule=SCHEDULE,
-            grid=Fraction(1, 8),
-            residual=QUARTER,
-            spread=3,
-            largest_weight=2,
+            **_FINE,
         ),
         Recipe(
             "weighted",
             "A weighted mean over the global batch, whose weight differs from window to window; momentum.",
-            SGD(HALF, momentum=HALF),
-            weights=(0, 0, 1, 1, 2, 4, 4),
-            totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
-            model=Linear(2, bias=True),
-            spread=1,
+            _MOMENTUM,
+            **_WEIGHTED,
             seed=9,
         ),
         Recipe(
             "weightless",
             "A weighted mean, in which the first half of a window weighs nothing, and the last half of another one.",
-            SGD(HALF, momentum=HALF),
-            weights=(0, 0, 1, 1, 2, 4, 4),
-            totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
+            _MOMENTUM,
+            **_WEIGHTED,
             first_half_empty_at=3,
             last_half_empty_at=2,
-            model=Linear(2, bias=True),
-            spread=1,
             seed=4,
         ),
         Recipe(
@@ -113,49 +113,39 @@ RECIPES: dict[str, Recipe] = {
             "A weighted mean, and clipping by value that bites: what is clipped must be divided by the weight before.",
             SGD(Fraction(1), momentum=HALF),
             clip=Clip("value", Fraction(1)),
-            weights=(0, 0, 1, 1, 2, 4, 4),
-            totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
-            model=Linear(2, bias=True),
-            spread=1,
+            **_WEIGHTED,
             seed=17,
         ),
         Recipe(
             "overflow",
             "One sample on the last rank overflows fp16: all ranks must skip that step together.",
-            SGD(HALF, momentum=HALF),
-            schedule=SCHEDULE,
-            spread=3,
-            scale=LossScale(Fraction(2**7), growth_interval=3),
+            _MOMENTUM,
+            **_OVERFLOW,
             outliers={2: last_target},
         ),
         Recipe(
             "overflow-clip",
             # No schedule: what a skipped step does to it is left open, and clipping is exact in one way only.
             "A window that overflows fp16, and clipping by norm that bites two steps later.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             clip=Clip("norm", Fraction(8)),
             steeper_at=4,
             largest_weight=8,
-            scale=LossScale(Fraction(2**5)),
+            scale=_SMALL_SCALE,
             outliers={2: last_target},
         ),
         Recipe(
             "overflow-clip-value",
             "A window that overflows fp16, and clipping by value, which makes infinite gradients finite.",
             SGD(Fraction(1), momentum=HALF, nesterov=True),
-            clip=Clip("value", Fraction(1)),
-            scale=LossScale(Fraction(2**5)),
-            grid=Fraction(1, 8),
-            largest_weight=2,
+            **_CLIP_VALUE,
             outliers={2: last_target},
         ),
         Recipe(
             "infinite-loss",
             "The losses of two samples on the first rank are infinite: all ranks must skip that step together.",
-            SGD(HALF, momentum=HALF),
-            schedule=SCHEDULE,
-            spread=3,
-            scale=LossScale(Fraction(2**7), growth_interval=3),
+            _MOMENTUM,
+            **_OVERFLOW,
             outliers={2: first_losses},
         ),
         Recipe(
@@ -164,13 +154,13 @@ RECIPES: dict[str, Recipe] = {
             "The weights' gradients overflow and the bias's is zero; in the last window it is the other way round.",
             SGD(HALF),
             spread=3,
-            scale=LossScale(Fraction(2**5)),
+            scale=_SMALL_SCALE,
             outliers={2: weights_alone, 5: bias_alone},
         ),
         Recipe(
             GROWING,
             "The loss scale doubles every second step, beside a learning-rate schedule.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             schedule=SCHEDULE,
             spread=3,
             scale=LossScale(Fraction(2**4), growth_interval=2),
@@ -178,32 +168,32 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "clip-norm",
             "Clipping by norm that bites in the fifth step only: until then all is exact, then the root rounds.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             schedule=SCHEDULE,
             clip=Clip("norm", Fraction(8)),
             steeper_at=4,
             largest_weight=8,
             seed=4,
-            scale=LossScale(Fraction(2**5)),
+            scale=_SMALL_SCALE,
         ),
         Recipe(
             "short-window",
             "The last accumulation window is short.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             # At least one micro-batch is missing.
             short=lambda size, accumulation: size // 3 if accumulation == 3 else size // 2,
         ),
         Recipe(
             "uneven-batch",
             "The last micro-batch is smaller than the others.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             short=lambda size, accumulation: 12,
             batch_sizes=(16,),
         ),
         Recipe(
             "uneven-ranks",
             "In the last window some ranks have no samples left.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             # The window is whole on one of two ranks, two of three, or two of four.
             short=lambda size, accumulation: size // 3 * 2 if size % 3 == 0 else size // 2,
             batch_sizes=(16, 18),
@@ -212,98 +202,93 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "ranks-start-apart",
             "Ranks hold different weights until a broadcast makes them one.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             ranks_start_apart=True,
         ),
         Recipe(
             "fine-data",
             "Weights, features and targets that fit fp32 and no 16-bit format.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             fine=Fraction(1, 2**12),
         ),
         Recipe(
             "finer-data",
             "Weights, features and targets that fit fp64 and no smaller format.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             fine=Fraction(1, 2**30),
         ),
         Recipe(
             "cast-weights",
             "Weights that a cast to 16 bits changes: a forward without autocast, or weights kept in 16 bits, show.",
-            SGD(HALF, momentum=HALF),
+            _MOMENTUM,
             fine=Fraction(3, 2**16),
             cast=True,
         ),
     )
 }
 
-#: The recipe whose data, clip and schedule another workload has, and what that changes.
-_CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": (
-        "sgd",
-        {"optimizer": ADAMW, "summary": "AdamW with decoupled weight decay; judged by its rounding-error bound."},
-    ),
-    "adamw-groups": (
-        "two-groups-clip",
-        {
-            "optimizer": ADAMW,
-            "groups": (Group(2 * ADAMW.lr, Fraction(0)),),
-            "summary": "As adamw-clip; the bias has twice the learning rate and no weight decay.",
-        },
-    ),
-    "adamw-capturable": (
-        "sgd",
-        {
-            "optimizer": ADAMW,
-            "kernel": "capturable",
-            "summary": "AdamW as for CUDA graphs: its scalars are tensors, which round more.",
-        },
-    ),
-    "adagrad": (
-        "sgd",
-        {"optimizer": ADAGRAD, "summary": "Adagrad with decays of the rate and of the weights; judged by its bound."},
-    ),
-    "adamw-clip": (
-        "clip-norm",
-        {"optimizer": ADAMW, "summary": "AdamW with a learning-rate schedule and clipping by norm."},
-    ),
-    "adamw-overflow": (
-        "overflow",
-        {
-            "optimizer": ADAMW,
-            "schedule": None,
-            "summary": "AdamW and a window that overflows fp16: a skipped step leaves weights and moments as they are.",
-        },
-    ),
-    "buffers": (
-        "momentum",
-        {
-            "model": Counting(3),
-            "summary": "A model that counts its samples and sums up the squares of their inputs in buffers, while it "
-            "is trained.",
-        },
-    ),
-    **{
-        f"buffers-{base}": (
-            base,
-            {
-                "model": Counting(RECIPES[base].model.features),
-                "summary": f"As {base}; the model counts its samples, as that of buffers.",
-            },
-        )
-        for base in ("clip-value", "clip-norm", "decay", "weighted", "overflow")
-    },
-    "dropout": (
-        "momentum",
-        {
-            "model": WithDropout(3, bias=True),
-            "summary": "A model that draws random numbers while it is trained, and uses none.",
-        },
-    ),
-}
+
+def _like(base: str, name: str, summary: str, **changes: Any) -> Recipe:
+    """A workload that has the data, clip and schedule of ``base``."""
+    return replace(RECIPES[base], name=name, summary=summary, data_of=RECIPES[base], **changes)
+
+
 DERIVED: dict[str, Recipe] = {
-    name: replace(RECIPES[base], name=name, data_of=RECIPES[base], **changes)
-    for name, (base, changes) in _CHANGES.items()
+    recipe.name: recipe
+    for recipe in (
+        _like(
+            "sgd", "adamw", "AdamW with decoupled weight decay; judged by its rounding-error bound.", optimizer=ADAMW
+        ),
+        _like(
+            "two-groups-clip",
+            "adamw-groups",
+            "As adamw-clip; the bias has twice the learning rate and no weight decay.",
+            optimizer=ADAMW,
+            groups=(Group(2 * ADAMW.lr, Fraction(0)),),
+        ),
+        _like(
+            "sgd",
+            "adamw-capturable",
+            "AdamW as for CUDA graphs: its scalars are tensors, which round more.",
+            optimizer=ADAMW,
+            kernel="capturable",
+        ),
+        _like(
+            "sgd",
+            "adagrad",
+            "Adagrad with decays of the rate and of the weights; judged by its bound.",
+            optimizer=ADAGRAD,
+        ),
+        _like("clip-norm", "adamw-clip", "AdamW with a learning-rate schedule and clipping by norm.", optimizer=ADAMW),
+        _like(
+            "overflow",
+            "adamw-overflow",
+            "AdamW and a window that overflows fp16: a skipped step leaves weights and moments as they are.",
+            optimizer=ADAMW,
+            schedule=None,
+        ),
+        _like(
+            "momentum",
+            "buffers",
+            "A model that counts its samples and sums up the squares of their inputs in buffers, while it is trained.",
+            model=Counting(3),
+        ),
+        *(
+            _like(
+                base,
+                f"buffers-{base}",
+                f"As {base}; the model counts its samples, as that of buffers.",
+                model=Counting(RECIPES[base].model.features),
+            )
+            for base in ("clip-value", "clip-norm", "decay", "weighted", "overflow")
+        ),
+        _like(
+            "momentum",
+            "dropout",
+            "A model that draws random numbers while it is trained, and uses none.",
+            model=WithDropout(3, bias=True),
+        ),
+    )
 }
 
 #: A few steps of small numbers, as products need bits.
@@ -317,7 +302,7 @@ _TWO_LAYERS = Recipe(
     spread=1,
     largest_weight=2,
     steps=4,
-    scale=LossScale(Fraction(2**5)),
+    scale=_SMALL_SCALE,
     batch_sizes=(8, 12),
 )
 TWO_LAYERS: dict[str, Recipe] = {
@@ -362,7 +347,7 @@ TWO_LAYERS: dict[str, Recipe] = {
             _TWO_LAYERS,
             name="two-layers-clip",
             summary="A product of two matrices, and clipping by the norm of both that bites in the third step.",
-            optimizer=SGD(HALF, momentum=HALF),
+            optimizer=_MOMENTUM,
             clip=Clip("norm", Fraction(8)),
             residual=Fraction(1),
             spread=2,

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from fractions import Fraction
+from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from conformance.workloads.model import Model
@@ -208,10 +210,15 @@ class Workload(Training):
         """Samples in a full global batch."""
         return len(self.batches[0])
 
+    @cached_property
+    def data(self) -> tuple[Sample, ...]:
+        """The samples of all batches."""
+        return tuple(chain.from_iterable(self.batches))
+
     @property
     def samples(self) -> int:
         """Of one epoch."""
-        return sum(map(len, self.batches))
+        return len(self.data)
 
     @property
     def steps(self) -> int:

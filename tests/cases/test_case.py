@@ -32,15 +32,12 @@ EXAMPLES = {
     "horovod-w4-acc3-fp16-compression-weighted": Case("horovod", 4, 3, "fp16-compression", "weighted"),
     "cuda-ddp-w2-acc2-fp16-momentum": Case("ddp", 2, 2, "fp16", "momentum", "cuda"),
     "single-acc2-fp16-growing-scale-resumed-at-3": Case("single", 1, 2, "fp16", "growing-scale", resumed_at=3),
-    "single-acc2-fp32-momentum-resumed-at-3-killed-between-files": Case(
-        "single", 1, 2, "fp32", "momentum", resumed_at=3, resumed="killed-between-files"
-    ),
-    "ddp-w2-acc2-fp32-momentum-resumed-at-3-killed": Case(
-        "ddp", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed"
-    ),
-    "ddp-w2-fp32-momentum-resumed-at-3-on-1-rank": Case(
-        "ddp", 2, 1, "fp32", "momentum", resumed_at=3, resumed="on-1-rank"
-    ),
+    **{
+        f"ddp-w2-acc2-fp32-momentum-resumed-at-3-{how}": Case(
+            "ddp", 2, 2, "fp32", "momentum", resumed_at=3, resumed=how
+        )
+        for how in ("killed-between-files", "killed", "on-1-rank")
+    },
 }
 SPECS = ["momentum", "weighted", "clip-norm", "clip-value", "adamw", "overflow", "short-window", "ranks-start-apart"]
 
@@ -61,22 +58,14 @@ def test_ids_say_all_that_makes_a_case(case_id):
     assert (parts["resumed"] or "once") == case.resumed
 
 
-def test_a_case_is_compared_and_hashed_by_its_values():
-    one, same = (Case("ddp", 2, 1, "fp32", "momentum") for _ in range(2))
-    assert {one, same} == {one}
-
-
-def test_a_case_builds_its_workload_and_layout():
-    problem = Case("ddp", 3, 2, "bf16", "momentum").problem
-    workload, layout = problem.workload, problem.layout
+def test_a_case_builds_its_workload_and_layout_and_keeps_nothing_of_it():
+    """A run keeps its cases until it ends. They are compared and hashed by their values."""
+    case, same = (Case("ddp", 3, 2, "bf16", "momentum") for _ in range(2))
+    assert {case, same} == {case}
+    workload, layout = case.problem.workload, case.problem.layout
     assert (workload.name, workload.batch_size) == ("momentum", 24)
     assert (layout.world_size, layout.accumulation, layout.micro_batch_size) == (3, 2, 4)
-    assert Case("ddp", 3, 2, "bf16", "momentum").arithmetic is PRECISIONS["bf16"]
-
-
-def test_a_case_keeps_nothing_that_it_builds():
-    """A run keeps its cases until it ends."""
-    case = Case("ddp", 3, 2, "bf16", "momentum")
+    assert case.arithmetic is PRECISIONS["bf16"]
     assert case.problem is case.problem
     assert vars(case).keys() == {field.name for field in fields(case)}
 
@@ -131,56 +120,34 @@ def test_micro_batches_are_those_of_the_layout(case):
         assert list(turns) == []
 
 
-def spec(workload, precision="fp32"):
-    return Case("ddp", 2, 2, precision, workload).spec()
+SGD = {"kind": "sgd", "lr": 1.0, "momentum": 0.5}
 
 
-def test_optimizers_are_told_with_torchs_names():
-    assert spec("decay")["optimizer"] == {
-        "kind": "sgd",
-        "lr": 1.0,
-        "momentum": 0.5,
-        "dampening": 0.5,
-        "nesterov": False,
-        "weight_decay": 0.5,
-    }
-    assert spec("clip-value")["optimizer"]["nesterov"] is True
-    assert spec("adamw")["optimizer"] == {
-        "kind": "adamw",
-        "lr": 0.125,
-        "betas": [0.9, 0.999],
-        "eps": 1e-8,
-        "weight_decay": 0.125,
-    }
-
-
-def test_a_schedule_has_one_multiplier_a_step():
-    assert spec("momentum")["schedule"] == [1.0, 0.5, 1.0, 0.5, 0.5, 1.0]
-    assert spec("sgd")["schedule"] is None
-
-
-def test_clipping_is_told_or_is_none():
-    assert spec("clip-value")["clip"]["kind"] == "value"
-    assert spec("clip-norm")["clip"] == {"kind": "norm", "threshold": 8.0}
-    assert spec("momentum")["clip"] is None
-
-
-def test_the_loss_scale_is_told_where_there_is_one():
-    assert spec("growing-scale", "fp16")["scaler"] == {
-        "init_scale": 16.0,
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 2,
-    }
-    for precision in ("fp64", "fp32", "bf16", "fp16-compression"):
-        assert spec("growing-scale", precision)["scaler"] is None
+@pytest.mark.parametrize(
+    ("workload", "precision", "what", "told"),
+    [
+        ("decay", "fp32", "optimizer", {**SGD, "dampening": 0.5, "nesterov": False, "weight_decay": 0.5}),
+        ("clip-value", "fp32", "optimizer", {**SGD, "dampening": 0.0, "nesterov": True, "weight_decay": 0.0}),
+        ("adamw", "fp32", "optimizer", {"kind": "adamw", "lr": 0.125, "betas": [0.9, 0.999], "eps": 1e-8,
+                                        "weight_decay": 0.125}),
+        ("momentum", "fp32", "schedule", [1.0, 0.5, 1.0, 0.5, 0.5, 1.0]),
+        ("sgd", "fp32", "schedule", None),
+        ("clip-value", "fp32", "clip", {"kind": "value", "threshold": 1.0}),
+        ("clip-norm", "fp32", "clip", {"kind": "norm", "threshold": 8.0}),
+        ("momentum", "fp32", "clip", None),
+        ("growing-scale", "fp16", "scaler", {"init_scale": 16.0, "growth_factor": 2.0, "backoff_factor": 0.5,
+                                             "growth_interval": 2}),
+        *(("growing-scale", name, "scaler", None) for name in ("fp64", "fp32", "bf16", "fp16-compression")),
+    ],
+)  # fmt: skip
+def test_settings_are_told_with_torchs_names(workload, precision, what, told):
+    assert Case("ddp", 2, 2, precision, workload).spec()[what] == told
 
 
 def test_ranks_are_told_different_weights_where_a_broadcast_must_make_them_one():
-    one, other = spec("ranks-start-apart")["model"]["weights"]
-    assert one != other
-    same, again = spec("momentum")["model"]["weights"]
-    assert same == again
+    for workload, are_equal in (("ranks-start-apart", False), ("momentum", True)):
+        one, other = Case("ddp", 2, 2, "fp32", workload).spec()["model"]["weights"]
+        assert (one == other) == are_equal
 
 
 def test_a_case_that_is_resumed_on_other_ranks_shares_the_same_batches_out_to_them():
@@ -196,17 +163,17 @@ def test_a_case_that_is_resumed_on_other_ranks_shares_the_same_batches_out_to_th
     assert resumed["orders"] == Case("ddp", 3, 2, "fp32", "many-tensors").spec()["orders"]
 
 
-def test_without_hosts_there_is_one():
-    alone = Topology.of({"world_size": 3})
-    assert (alone.hosts, len(alone.nodes)) == (("localhost",) * 3, 1)
-    assert [alone.local_rank(rank) for rank in range(3)] == [0, 1, 2]
-    assert [alone.local_size(rank) for rank in range(3)] == [3, 3, 3]
-    assert [alone.across(rank) for rank in range(3)] == [(0,), (1,), (2,)]
-
-
-def test_hosts_of_different_sizes():
-    uneven = Topology.of({"world_size": 3, "hosts": ["a", "b", "a"]})
-    assert [uneven.node(rank) for rank in range(3)] == [0, 1, 0]
-    assert [uneven.local_rank(rank) for rank in range(3)] == [0, 0, 1]
-    assert [uneven.local_size(rank) for rank in range(3)] == [2, 1, 2]
-    assert [uneven.across(rank) for rank in range(3)] == [(0, 1), (0, 1), (2,)]
+@pytest.mark.parametrize(
+    ("spec", "nodes", "local_ranks", "local_sizes", "across"),
+    [
+        ({"world_size": 3}, [0, 0, 0], [0, 1, 2], [3, 3, 3], [(0,), (1,), (2,)]),
+        ({"world_size": 3, "hosts": ["a", "b", "a"]}, [0, 1, 0], [0, 0, 1], [2, 1, 2], [(0, 1), (0, 1), (2,)]),
+    ],
+)
+def test_without_hosts_there_is_one_and_they_may_be_of_different_sizes(spec, nodes, local_ranks, local_sizes, across):
+    found = Topology.of(spec)
+    assert found.hosts == tuple(spec.get("hosts", ["localhost"] * 3))
+    assert [found.node(rank) for rank in range(3)] == nodes
+    assert [found.local_rank(rank) for rank in range(3)] == local_ranks
+    assert [found.local_size(rank) for rank in range(3)] == local_sizes
+    assert [found.across(rank) for rank in range(3)] == across

@@ -39,41 +39,18 @@ EVERYTHING = Declaration(
     schedules=SCHEDULES,
     last_window="step",
     last_batch="join",
-    resume=True,
-    survives_kill=True,
-    resumes_inside_windows=True,
-    random_state=True,
-    elastic=True,
-    unfreezes=True,
-    unused_parameters=True,
-    buffers=True,
-    sparse=True,
-    own_order=True,
+    **dict.fromkeys(("resume", "survives_kill", "resumes_inside_windows", "random_state", "elastic"), True),
+    **dict.fromkeys(("unfreezes", "unused_parameters", "buffers", "sparse", "own_order"), True),
 )
 NOT_RESUMED = dict.fromkeys(("survives_kill", "resumes_inside_windows", "random_state", "elastic"), False)
 #: Those on which an ability shows by numbers of its own.
 SHOWN_PATHS = ("single", "distributed", "sharded")
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {
-    "adamw",
-    "adamw-capturable",
-    "adamw-clip",
-    "adamw-groups",
-    "adamw-overflow",
-    "adagrad",
-    "clip-norm",
-    "two-groups-clip",
-    "overflow-clip",
-    "many-adamw",
-    "many-clip-norm",
-    *(f"{kind}-clip-norm" for kind in ("frozen", "unused", "groups", "large")),
-    "many-shards-clip-norm",
-    "two-layers-clip",
-    "buffers-clip-norm",
-    "line",
-    "noisy-line",
-    "two-workers",
-    "multivariate",
+    *("adamw", "adamw-capturable", "adamw-clip", "adamw-groups", "adamw-overflow", "adagrad", "many-adamw"),
+    *("clip-norm", "two-groups-clip", "overflow-clip", "two-layers-clip"),
+    *(f"{kind}-clip-norm" for kind in ("many", "many-shards", "frozen", "unused", "groups", "large", "buffers")),
+    *("line", "noisy-line", "two-workers", "multivariate"),
 }
 #: torch has them on GPUs only.
 ON_GPUS = {"adamw-capturable"}
@@ -209,46 +186,30 @@ def test_a_backend_that_launches_runs_every_shape_and_precision_and_nothing_of_i
     assert set(cases) <= elsewhere
 
 
-def test_compression_is_horovods():
+def test_on_gpus_the_core_workloads_run_and_what_there_is_there_alone():
+    cases = [planned.case for planned in plan(EVERYTHING, "ddp", "cuda")]
+    assert {case.workload for case in cases if not case.arithmetic.on_gpu_only} == {"momentum", "clip-value", *ON_GPUS}
+    assert {case.device for case in cases} == {"cuda"}
+    assert all(case.id.startswith("cuda-ddp-") for case in cases)
+    # Of Horovod, apex alone; compression is Horovod's.
+    assert {planned.case.precision for planned in plan(EVERYTHING, "horovod", "cuda")} == {"apex-O1"}
     compressed = {planned.case.backend for planned in everything() if planned.case.precision == "fp16-compression"}
     assert compressed == {"horovod"}
 
 
-def test_a_gpu_runs_the_core_workloads():
-    cases = [planned.case for planned in plan(EVERYTHING, "ddp", "cuda")]
-    assert {case.workload for case in cases if not case.arithmetic.on_gpu_only} == {
-        "momentum",
-        "clip-value",
-        *ON_GPUS,
-    }
-    assert {case.device for case in cases} == {"cuda"}
-    assert all(case.id.startswith("cuda-ddp-") for case in cases)
-
-
 def test_apex_runs_on_gpus_only_and_with_every_backend_that_it_names():
-    """With the workloads of fp16, but for the one whose scale has to grow and the one whose ranks have to be joined."""
+    """With the workloads and the numbers of fp16, but for the one whose scale has to grow and the one whose ranks have
+    to be joined."""
     with_apex = [backend for backend in BACKEND_NAMES if "apex-O1" in BACKEND_PRECISIONS[backend]]
     assert with_apex == ["single", "ddp", "horovod"]
-    assert "apex-O1" not in {
-        planned.case.precision for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend)
-    }
-    for backend in with_apex:
-        cases = [planned.case for planned in plan(EVERYTHING, backend, "cuda")]
-        apex = {(case.path, case.workload) for case in cases if case.precision == "apex-O1"}
-        fp16 = {
-            (f"cuda-{planned.case.path}", planned.case.workload)
-            for planned in plan(EVERYTHING, backend)
-            if planned.case.precision == "fp16" and planned.case.workload not in ("growing-scale", "uneven-ranks")
-        }
-        assert apex == fp16
-
-
-def test_apex_has_the_numbers_of_fp16():
     assert replace(formats.PRECISIONS["apex-O1"], name="fp16", amp="torch") == formats.PRECISIONS["fp16"]
-
-
-def test_on_gpus_horovod_runs_apex_alone():
-    assert {planned.case.precision for planned in plan(EVERYTHING, "horovod", "cuda")} == {"apex-O1"}
+    on_cpu = [planned.case for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend)]
+    assert "apex-O1" not in {case.precision for case in on_cpu}
+    for backend in with_apex:
+        on_gpu = [planned.case for planned in plan(EVERYTHING, backend, "cuda")]
+        apex = {(case.path, case.workload) for case in on_gpu if case.precision == "apex-O1"}
+        fp16 = {(f"cuda-{c.path}", c.workload) for c in on_cpu if (c.backend, c.precision) == (backend, "fp16")}
+        assert apex == {one for one in fp16 if one[1] not in ("growing-scale", "uneven-ranks")}
 
 
 def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
@@ -257,8 +218,7 @@ def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
     declared = replace(EVERYTHING, precisions=("apex-O1",), clips=())
     reasons = [entry.unsupported for entry in plan(declared, "ddp", "cuda") if entry.case.precision == "apex-O1"]
     assert [reason for reason in reasons if reason] == [
-        "the trainer does not declare the clip value (it declares: none)",
-        "the trainer does not declare the clip norm (it declares: none)",
+        f"the trainer does not declare the clip {kind} (it declares: none)" for kind in ("value", "norm")
     ]
 
 

@@ -31,81 +31,65 @@ def run(reading):
     return reading.recurrence().run()
 
 
+def accepted(asked, *ways, **more):
+    """The readings of a problem, of which these must be the first, each named by its ways."""
+    found = readings(asked, **more)
+    assert [" & ".join(reading.ways) for reading in found][: len(ways) or None] == list(ways or [""])
+    return found
+
+
 def filled_up(asked, repeated):
     """The last window with the samples of these numbers, too."""
     return {asked.windows[-1].index: asked.layout.filled_up(asked.workload, asked.windows[-1], repeated)}
 
 
-def ways(found):
-    return [reading.ways for reading in found]
-
-
 @pytest.mark.parametrize("shape", [(1, 0), (2, 1), (2, 2), (3, 1)])
 def test_full_windows_have_one_reading(shape):
     asked = problem("momentum", *shape)
-    [only] = readings(asked)
-    assert (only.ways, only.problem, only.deviations) == ((), asked, ())
+    [only] = accepted(asked)
+    assert (only.problem, only.deviations) == (asked, ())
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (1, 3), (2, 2)])
 def test_a_short_window_is_averaged_by_its_true_length_or_dropped(shape):
+    """Dividing it by the nominal length is neither."""
     asked = problem("short-window", *shape)
-    averaged, dropped = readings(asked)
-    assert ways((averaged, dropped)) == [("last_window=step",), ("last_window=drop",)]
+    averaged, dropped = accepted(asked, "last_window=step", "last_window=drop")
     full, shorter = run(averaged), run(dropped)
     assert (len(full.steps), len(shorter.steps)) == (6, 5)
     assert full.steps[:5] == shorter.steps
     assert dropped.problem.windows == asked.windows[:5]
-
-
-@pytest.mark.parametrize("shape", [(1, 2), (1, 3), (2, 2)])
-def test_dividing_a_short_window_by_the_nominal_length_is_neither(shape):
     [nominal] = [fault for fault in CATALOGUE if fault.name == "nominal-length"]
-    accepted = readings(problem("short-window", *shape))
-    averaged, dropped = map(run, accepted)
-    wrong = accepted[0].recurrence(None, nominal).run()
-    gap = separation(averaged.steps[-1], wrong.steps[-1])
-    assert gap > 1
-    assert len(wrong.steps) != len(dropped.steps)
+    wrong = averaged.recurrence(None, nominal).run()
+    assert separation(full.steps[-1], wrong.steps[-1]) > 1
+    assert len(wrong.steps) != len(shorter.steps)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
 def test_an_uneven_window_counts_samples_or_micro_batches(shape):
-    by_sample, by_micro_batch, *_ = readings(problem("uneven-batch", *shape))
-    assert ways((by_sample, by_micro_batch)) == [
-        ("last_batch=use", "uneven_window=by samples"),
-        ("last_batch=use", "uneven_window=by micro-batches"),
-    ]
+    by = "last_batch=use & uneven_window=by"
+    by_sample, by_micro_batch, *_ = accepted(problem("uneven-batch", *shape), f"{by} samples", f"{by} micro-batches")
     samples, micro_batches = run(by_sample), run(by_micro_batch)
     assert len(samples.steps) == len(micro_batches.steps) == 6
     assert samples.steps[:5] == micro_batches.steps[:5]
-    gap = separation(samples.steps[5], micro_batches.steps[5])
-    assert gap > 1
+    assert separation(samples.steps[5], micro_batches.steps[5]) > 1
 
 
 def test_a_mean_of_means_by_hand():
     """Six samples, of which a rank reads four and then two."""
     batch = tuple(Sample((Fraction(n),), Fraction(0)) for n in range(6))
     workload = Workload("uneven", SGD(Fraction(1)), Linear(1), batches=(batch + batch[:2], batch), start=(Fraction(1),))
-    layout = Layout.of(workload, 1, 2)
-    window = layout.windows(workload)[1]
-    by_sample, by_micro_batch = (
-        reading.recurrence().coefficients(window)
-        for reading in readings(Problem(workload, layout, PRECISIONS["fp64"]))[:2]
-    )
+    asked = Problem(workload, Layout.of(workload, 1, 2), PRECISIONS["fp64"])
+    by_sample, by_micro_batch, *_ = (one.recurrence().coefficients(asked.windows[1]) for one in readings(asked))
     assert by_sample == (Fraction(1, 6),) * 6
     assert by_micro_batch == (Fraction(1, 8),) * 4 + (Fraction(1, 4),) * 2
 
 
 def test_what_a_window_leaves_open_combines():
     """The last window of three ranks is short, and they may average in every micro-batch besides."""
-    long, often_long, dropped, often_dropped = readings(problem("short-window", 3, 2))
-    assert ways((long, often_long, dropped, often_dropped)) == [
-        ("last_window=step",),
-        ("last_window=step", "averaging=in every micro-batch"),
-        ("last_window=drop",),
-        ("last_window=drop", "averaging=in every micro-batch"),
-    ]
+    early = " & averaging=in every micro-batch"
+    names = [f"last_window={end}{when}" for end in ("step", "drop") for when in ("", early)]
+    long, often_long, dropped, often_dropped = accepted(problem("short-window", 3, 2), *names)
     for once, often in ((long, often_long), (dropped, often_dropped)):
         assert (once.averages_early, often.averages_early) == (False, True)
         assert [step.weights.center for step in run(often).steps] == [step.weights.center for step in run(once).steps]
@@ -119,30 +103,23 @@ def test_a_weighted_loss_says_what_a_sample_counts():
         for batch in asked.workload.batches
     )
     asked = replace(asked, workload=replace(asked.workload, batches=batches, loss="weighted"))
-    used, *_ = readings(asked)
-    assert (used.ways, used.deviations) == (("last_batch=use",), ())
-    assert not any(reading.deviations for reading in readings(asked))
+    assert not any(reading.deviations for reading in accepted(asked, "last_batch=use"))
     assert "mean-of-micro-batch-means" in {fault.name for fault in applicable(asked)}
 
 
-def test_a_smaller_last_batch_may_be_dropped_and_may_be_all_of_a_window():
-    used, _, dropped = readings(problem("uneven-batch", 2, 1))
-    assert ways((used, dropped)) == [("last_batch=use",), ("last_batch=drop",)]
+def test_a_smaller_last_batch_may_be_dropped_may_be_all_of_a_window_and_may_be_dealt_whole():
+    """Of twelve samples one rank gets eight, the other four, and each rank's mean counts as much."""
+    ways = ["last_batch=use", "last_batch=use & uneven_window=by micro-batches", "last_batch=drop"]
+    used, by_batch, dropped = accepted(problem("uneven-batch", 2, 1), *ways)
     assert (len(run(used).steps), len(run(dropped).steps)) == (6, 5)
     assert run(used).steps[:5] == run(dropped).steps
-
-
-def test_whole_batches_may_be_dealt_to_the_ranks():
-    """Of twelve samples one rank gets eight, the other four, and each rank's mean counts as much."""
-    _, by_batch, _ = readings(problem("uneven-batch", 2, 1))
-    assert by_batch.ways == ("last_batch=use", "uneven_window=by micro-batches")
     recurrence = by_batch.recurrence()
     assert recurrence.coefficients(recurrence.problem.windows[-1]) == (Fraction(1, 16),) * 8 + (Fraction(1, 8),) * 4
 
 
 def test_what_dropping_a_batch_leaves_may_be_a_short_window():
-    _, _, stepped, left_out = readings(problem("uneven-batch", 1, 2))
-    assert ways((stepped, left_out)) == [
+    _, _, stepped, left_out = found = readings(problem("uneven-batch", 1, 2))
+    assert [reading.ways for reading in found[2:]] == [
         ("last_batch=drop", "last_window=step"),
         ("last_batch=drop", "last_window=drop"),
     ]
@@ -153,10 +130,9 @@ def test_what_dropping_a_batch_leaves_may_be_a_short_window():
 def test_each_epoch_may_end_in_the_same_way():
     """Windows keep their numbers where short ones are left out."""
     asked = problem("short-epochs", 2, 2)
-    stepped, dropped = readings(asked)
-    assert ways((stepped, dropped)) == [("last_window=step",), ("last_window=drop",)]
-    assert [[step.window for step in run(one).steps] for one in (stepped, dropped)] == [[*range(6)], [0, 1, 3, 4]]
-    assert all(run(one).certificate.exact for one in (stepped, dropped))
+    both = accepted(asked, "last_window=step", "last_window=drop")
+    assert [[step.window for step in run(one).steps] for one in both] == [[*range(6)], [0, 1, 3, 4]]
+    assert all(run(one).certificate.exact for one in both)
     assert must_step(asked) == {0, 1, 3, 4}
 
 
@@ -175,16 +151,13 @@ def test_every_reading_shows_what_a_resume_forgets(stop):
 def test_only_who_declares_it_adds_a_short_window_to_the_next_one(number, of_left):
     """It has half of a window's 32 samples, and counts as part of a window or as a mean."""
     asked = problem("short-epochs", 2, 2)
-    added = readings(asked, carries=True)[number]
-    assert added.ways == ("last_window=carry",)
-    recurrence = added.recurrence()
+    ways = ["last_window=step", "last_window=drop", *["last_window=carry"] * 2]
+    recurrence = accepted(asked, *ways, carries=True)[number].recurrence()
     after = next(window for window in recurrence.problem.windows if window.index == 3)
     assert after.samples == asked.windows[2].samples + asked.windows[3].samples
     assert recurrence.coefficients(after) == (of_left,) * 16 + (Fraction(1, 32),) * 32
     assert [step.window for step in recurrence.steps()] == [0, 1, 3, 4]
-
-
-def test_nothing_is_left_of_the_last_epoch():
+    # Nothing is left of the last epoch.
     assert len(readings(problem("short-window", 2, 2), carries=True)) == 2
 
 
@@ -192,19 +165,20 @@ def test_a_batch_that_was_filled_up_counts_what_was_repeated():
     """Repeating each of its rows makes the numbers of a mean of means: then it is only read as what it is."""
     asked = problem("uneven-batch", 1, 2)
     filled = filled_up(asked, asked.windows[-1].samples[8:])
-    used, padded, *_ = readings(asked, [filled])
-    assert ways((used, padded)) == [("last_batch=use", "uneven_window=by samples"), ("last_batch=pad",)]
+    ways = ["last_batch=use & uneven_window=by samples", "last_batch=pad"]
+    _, padded, *_ = found = accepted(asked, *ways, padded=[filled])
     by_micro_batch = readings(asked)[1]
     assert run(padded).steps == run(by_micro_batch).steps
-    assert not any(reading.ways == by_micro_batch.ways for reading in readings(asked, [filled]))
+    assert not any(reading.ways == by_micro_batch.ways for reading in found)
 
 
 def test_a_short_window_that_was_filled_up_is_a_full_one():
     asked = problem("short-window", 1, 2)
-    stepped, filled, dropped = readings(asked, [filled_up(asked, range(len(asked.windows[-1].batch)))])
-    assert ways((stepped, filled, dropped)) == [("last_window=step",), ("last_window=pad",), ("last_window=drop",)]
-    assert filled.problem.windows[-1].length == 2
-    assert separation(run(filled).steps[5], run(stepped).steps[5]) > 1
+    filled = filled_up(asked, range(len(asked.windows[-1].batch)))
+    ways = [f"last_window={way}" for way in ("step", "pad", "drop")]
+    stepped, padded, _ = accepted(asked, *ways, padded=[filled])
+    assert padded.problem.windows[-1].length == 2
+    assert separation(run(padded).steps[5], run(stepped).steps[5]) > 1
 
 
 @pytest.mark.parametrize("name", ["short-epochs", "uneven-epochs"])
@@ -236,13 +210,8 @@ def test_a_reading_may_be_other_than_what_is_declared():
 
 @pytest.mark.parametrize(("shape", "share"), [((2, 1), 2), ((4, 1), 2), ((2, 2), 2)])
 def test_ranks_without_data_count_in_the_average_or_not(shape, share):
-    left_out, counted, dropped = readings(problem("uneven-ranks", *shape))
-    assert ways((left_out, counted, dropped)) == [
-        ("last_batch=join", "joined_ranks=left out"),
-        ("last_batch=join", "joined_ranks=counted"),
-        ("last_batch=drop",),
-    ]
-    runs = [run(reading) for reading in (left_out, counted, dropped)]
+    ways = ["last_batch=join & joined_ranks=left out", "last_batch=join & joined_ranks=counted", "last_batch=drop"]
+    runs = [run(reading) for reading in accepted(problem("uneven-ranks", *shape), *ways)]
     assert all(one.certificate.exact for one in runs)
     without, over_all, shorter = (one.steps for one in runs)
     assert without[:5] == over_all[:5] == shorter
@@ -257,40 +226,37 @@ def test_ranks_that_go_on_with_repeated_data_have_full_windows():
     assert not any("last_batch=pad" in one.ways for one in readings(asked, [filled_up(asked, range(2))]))
 
 
+SKIPPED = "schedule_on_skip=wait", "schedule_on_skip=advance"
+
+
 @pytest.mark.parametrize("skips", [{2}, {0}, {1, 3}])
 def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
     asked = problem("overflow", 1, 2, precision="fp16")
-    waits, advances = readings(asked, skips=skips)
-    assert ways((waits, advances)) == [("schedule_on_skip=wait",), ("schedule_on_skip=advance",)]
     stepped = [window for window in range(6) if window not in skips]
-    history = ScalerHistory(frozenset(skips))
     base, schedule = asked.workload.optimizer.lr, asked.workload.schedule
-    assert [advances.recurrence(history).learning_rate(step) for step in range(len(stepped))] == [
-        base * schedule[window] for window in stepped
-    ]
-    assert [waits.recurrence(history).learning_rate(step) for step in range(len(stepped))] == [
-        base * schedule[step] for step in range(len(stepped))
-    ]
+    for reading, places in zip(accepted(asked, *SKIPPED, skips=skips), (range(6), stepped), strict=True):
+        recurrence = reading.recurrence(ScalerHistory(frozenset(skips)))
+        rates = [recurrence.learning_rate(step) for step in range(len(stepped))]
+        assert rates == [base * schedule[place] for place in places][: len(stepped)]
 
 
 def test_after_a_skipped_step_the_schedule_of_one_group_may_be_that_of_the_windows_too():
     asked = problem("overflow", 1, 2, precision="fp16")
     own = Group(Fraction(1), Fraction(0), schedule=asked.workload.schedule)
-    asked = replace(asked, workload=replace(asked.workload, groups=(own,), schedule=None))
-    assert ways(readings(asked, skips={2})) == [("schedule_on_skip=wait",), ("schedule_on_skip=advance",)]
+    accepted(replace(asked, workload=replace(asked.workload, groups=(own,), schedule=None)), *SKIPPED, skips={2})
 
 
 @pytest.mark.parametrize(("name", "skips"), [("overflow", set()), ("overflow", {5}), ("overflow-clip", {2})])
 def test_a_skip_that_no_schedule_shows_leaves_nothing_to_choose(name, skips):
     """No step was skipped, none came after it, or there is no schedule; a clip by norm has two readings of its own."""
-    assert {*ways(readings(problem(name, 1, 2, precision="fp16"), skips=skips))} == {()}
+    assert {reading.ways for reading in readings(problem(name, 1, 2, precision="fp16"), skips=skips)} == {()}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", [(3, 2), (3, 3), (3, 4)])
 def test_averaging_in_every_micro_batch_changes_rounding_only(shape, precision):
-    once, often = readings(problem("momentum", *shape, precision=precision))
-    assert ways((once, often)) == [(), ("averaging=in every micro-batch",)]
+    asked = problem("momentum", *shape, precision=precision)
+    once, often = accepted(asked, "", "averaging=in every micro-batch")
     exact, bounded = run(once), run(often)
     assert exact.certificate.exact
     assert not bounded.certificate.exact
@@ -314,16 +280,14 @@ def test_averaging_in_every_micro_batch_stays_in_its_bound(shape, precision, sty
 
 
 def test_a_sample_that_the_sampler_repeats_may_be_left_out():
-    asked = problem("sampler-pads", 2, 2)
-    trained, *left_out = readings(asked)
-    assert trained.ways == ("repeated_samples=trained",)
+    trained, *left_out = accepted(problem("sampler-pads", 2, 2), "repeated_samples=trained")
     assert run(trained).certificate.exact
     assert {reading.ways[0] for reading in left_out} == {"repeated_samples=left out"}
     sizes = [len(window.batch) for window in left_out[0].problem.windows]
     assert sizes == [4, 3, 4, 3, 4, 3]
     once = [number for window in left_out[0].problem.windows[:2] for number in window.samples]
     assert sorted(once) == list(range(7))
-    assert ways(readings(problem("sampler-drops", 2, 2))) == [()]
+    accepted(problem("sampler-drops", 2, 2))
 
 
 class _Rank(_Training):

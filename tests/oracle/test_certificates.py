@@ -182,78 +182,40 @@ def small(*samples, **changes):
 #: Each is exact but for one thing: (workload, (world size, accumulation), precision, what the refusal says).
 REFUSED = {
     "more bits than the forward pass has": (
-        small(((257,), 0, 1), ((0,), 0, 1)),
-        (1, 1),
-        "bf16",
-        "forward, window 0: a sum needs 9 bits, bf16 has 8",
-    ),
+        small(((257,), 0, 1), ((0,), 0, 1)), (1, 1), "bf16", "forward, window 0: a sum needs 9 bits, bf16 has 8"),
     "a third of what is no multiple of three": (
-        small(((1,), 0, 1), ((2,), 0, 1), ((1,), 3, 1)),
-        (1, 1),
-        "fp64",
-        "division, window 0: a residual is not a multiple of 3",
-    ),
+        small(((1,), 0, 1), ((2,), 0, 1), ((1,), 3, 1)), (1, 1), "fp64",
+        "division, window 0: a residual is not a multiple of 3"),
     "a window of three over a power of two": (
-        small(*[((1,), -2, weight) for weight in (1, 1, 2)], loss="weighted"),
-        (3, 1),
-        "fp32",
-        "division, window 0: a correct trainer may divide by 3, the total does not",
-    ),
+        small(*[((1,), -2, weight) for weight in (1, 1, 2)], loss="weighted"), (3, 1), "fp32",
+        "division, window 0: a correct trainer may divide by 3, the total does not"),
     "a weight times the rounded fifth": (
-        small(((1,), -4, 3), ((2,), -3, 2), loss="weighted"),
-        (1, 1),
-        "fp64",
-        "division, window 0: multiplying by the rounded 3/5 is not exact in fp64",
-    ),
+        small(((1,), -4, 3), ((2,), -3, 2), loss="weighted"), (1, 1), "fp64",
+        "division, window 0: multiplying by the rounded 3/5 is not exact in fp64"),
     "a whole share in one forward pass": (
-        small(*[((3,), 3 - 15, 1)] * 8),
-        (1, 4),
-        "bf16",
-        "backward, window 0: a sum needs 9 bits, bf16 has 8",
-    ),
+        small(*[((3,), 3 - 15, 1)] * 8), (1, 4), "bf16", "backward, window 0: a sum needs 9 bits, bf16 has 8"),
     "a weight's factor that is not dyadic": (
-        small(((1,), 0, Fraction(1, 3)), ((1,), 0, Fraction(2, 3)), loss="weighted"),
-        (1, 1),
-        "fp64",
-        "forward, window 0: a term is not a dyadic rational",
-    ),
+        small(((1,), 0, Fraction(1, 3)), ((1,), 0, Fraction(2, 3)), loss="weighted"), (1, 1), "fp64",
+        "forward, window 0: a term is not a dyadic rational"),
     "a total of a third": (
-        small(((1,), 0, Fraction(1, 3)), loss="weighted"),
-        (1, 1),
-        "fp64",
-        "division, window 0: the total weight is not a dyadic rational",
-    ),
+        small(((1,), 0, Fraction(1, 3)), loss="weighted"), (1, 1), "fp64",
+        "division, window 0: the total weight is not a dyadic rational"),
     "a learning rate of a tenth": (
-        replace(small(((1,), 0, 1)), optimizer=SGD(Fraction(1, 10))),
-        (1, 1),
-        "fp64",
-        "update, window 0: a factor is not representable in fp64",
-    ),
+        replace(small(((1,), 0, 1)), optimizer=SGD(Fraction(1, 10))), (1, 1), "fp64",
+        "update, window 0: a factor is not representable in fp64"),
     "a step that is too small for the weight": (
-        replace(small(((1,), 0, 1)), optimizer=SGD(Fraction(1, 2**40))),
-        (1, 1),
-        "fp32",
-        "update, window 0: a sum needs 40 bits, fp32 has 24",
-    ),
+        replace(small(((1,), 0, 1)), optimizer=SGD(Fraction(1, 2**40))), (1, 1), "fp32",
+        "update, window 0: a sum needs 40 bits, fp32 has 24"),
     "a loss scale of three": (
-        small(((1,), 0, 1), scale=LossScale(Fraction(3))),
-        (1, 1),
-        "fp16",
-        "loss scale, window 0: 3 is not a power of two",
-    ),
+        small(((1,), 0, 1), scale=LossScale(Fraction(3))), (1, 1), "fp16",
+        "loss scale, window 0: 3 is not a power of two"),
     "a gradient below the format": (
-        small(((Fraction(1, 2**13),), 0, 1), ((Fraction(1, 2**13),), 0, 1)),
-        (1, 1),
-        "fp16",
-        "backward, window 0: a value may underflow fp16",
-    ),
+        small(*[((Fraction(1, 2**13),), 0, 1)] * 2), (1, 1), "fp16",
+        "backward, window 0: a value may underflow fp16"),
     "a quotient beyond the format": (
-        small(*[((2**8,), 0, Fraction(1, 2**9))] * 2, loss="weighted", scale=LossScale(Fraction(1))),
-        (1, 1),
-        "fp16",
-        "backward, window 0: a value may overflow fp16",
-    ),
-}
+        small(*[((2**8,), 0, Fraction(1, 2**9))] * 2, loss="weighted", scale=LossScale(Fraction(1))), (1, 1), "fp16",
+        "backward, window 0: a value may overflow fp16"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -133,9 +133,12 @@ def clip(gradient, threshold, kind="norm", fmt=FP32):
     return result, ledger.exact
 
 
-def test_a_norm_below_the_limit_leaves_the_gradient_alone():
+def test_a_norm_below_the_limit_leaves_the_gradient_alone_and_a_value_is_clipped_exactly_if_the_threshold_is():
     result, exact_ = clip([3, 4], 6)
     assert (result.center, result.exact, exact_) == ((3, 4), True, True)
+    result, exact_ = clip([3, -4, 1], 2, "value")
+    assert (result.center, exact_) == ((2, -2, 1), True)
+    assert not clip([3, -4, 1], Fraction(1, 3), "value")[1]
 
 
 @pytest.mark.parametrize("threshold", [5, 4, Fraction(5) + Fraction(1, 10**7)])
@@ -146,12 +149,6 @@ def test_a_norm_at_or_above_the_limit_rounds(threshold):
     ratio = min(Fraction(1), threshold / (5 + Fraction(1e-6)))
     assert result.enclosure().holds((3 * ratio, 4 * ratio))
     assert max(result.radius) < Fraction(1, 2**18)
-
-
-def test_clipping_by_value_is_exact_if_the_threshold_is():
-    assert clip([3, -4, 1], 2, "value")[0].center == (2, -2, 1)
-    assert clip([3, -4, 1], 2, "value")[1]
-    assert not clip([3, -4, 1], Fraction(1, 3), "value")[1]
 
 
 def sgd_steps(**changes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -102,40 +103,34 @@ def single(x, y, w, scale=1, weight=1):
     return classified(workload, Layout.of(workload))
 
 
-def test_the_loss_scale_decides():
-    assert [single(1, 2**10, 0, scale=2**power) for power in (3, 4, 6, 7)] == [
-        "impossible",
-        "possible",
-        "possible",
-        "certain",
-    ]
-
-
-def test_a_forward_pass_may_overflow_though_its_residual_is_small():
-    assert single(2**9, 2**18, 2**9) == "possible"
-    assert single(2**9, 2**10, 2) == "impossible"
+@pytest.mark.parametrize(
+    ("sample", "verdict"),
+    [
+        # The loss scale decides.
+        *(
+            ({"x": 1, "y": 2**10, "w": 0, "scale": 2**power}, verdict)
+            for power, verdict in ((3, "impossible"), (4, "possible"), (6, "possible"), (7, "certain"))
+        ),
+        # A forward may overflow though its residual is small.
+        ({"x": 2**9, "y": 2**18, "w": 2**9}, "possible"),
+        ({"x": 2**9, "y": 2**10, "w": 2}, "impossible"),
+        # A small total weight divides up.
+        ({"x": 2**8, "y": 0, "w": 1}, "possible"),
+        ({"x": 2**8, "y": 0, "w": 1, "weight": Fraction(1, 2**10)}, "possible"),
+    ],
+)
+def test_one_sample(sample, verdict):
+    assert single(**sample) == verdict
 
 
 def test_what_the_forward_pass_rounds_away_does_not_overflow_for_certain():
     """49984 + 12 is 49984 in fp16, so that the residual of 12 is none, however large the loss scale is."""
-    sample = Sample((Fraction(1), Fraction(1)), Fraction(49984))
-    start = (Fraction(49984), Fraction(12))
-    workload = Workload(
-        "cancelling",
-        SGD(Fraction(1)),
-        Linear(len(start)),
-        batches=((sample,),),
-        start=start,
-        scale=LossScale(Fraction(2**14)),
-    )
+    batches = ((Sample((Fraction(1), Fraction(1)), Fraction(49984)),),)
+    start, scale = (Fraction(49984), Fraction(12)), LossScale(Fraction(2**14))
+    workload = Workload("cancelling", SGD(Fraction(1)), Linear(2), batches=batches, start=start, scale=scale)
     layout = Layout.of(workload)
     assert not train(workload, layout, PRECISIONS["fp16"], Style()).skips
     assert classified(workload, layout) == "possible"
-
-
-def test_a_small_total_weight_divides_up():
-    assert single(2**8, 0, 1) == "possible"
-    assert single(2**8, 0, 1, weight=Fraction(1, 2**10)) == "possible"
 
 
 @pytest.mark.parametrize("shape", REPRESENTATIVE)
@@ -174,7 +169,7 @@ def test_a_skipped_window_changes_nothing():
     """Not the weights, not the momentum, not the schedule."""
     workload, layout = standard("momentum", 2, 1)
     skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({0}))).run()
-    without = Workload(**{**vars(workload), "batches": workload.batches[1:]})
+    without = replace(workload, batches=workload.batches[1:])
     fresh = Recurrence(Problem(without, layout, PRECISIONS["fp16"])).run()
     assert [step.weights for step in skipping.steps] == [step.weights for step in fresh.steps]
 

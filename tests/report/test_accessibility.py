@@ -3,71 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from conformance.report.comparison import compared
-from conformance.report.html import render_comparison, render_html
+from conformance.report.html import render_comparison
 from conformance.results import Results
 
-VOID = {"meta", "path", "rect", "use", "circle", "br", "input"}
-
-
-class Node:
-    """An element with its attributes, its children and the text in it."""
-
-    def __init__(self, tag: str, attributes: dict[str, str], parent: Node | None) -> None:
-        self.tag, self.attributes, self.parent = tag, attributes, parent
-        self.children: list[Node] = []
-        self.parts: list[str | Node] = []
-
-    def all(self) -> list[Node]:
-        return [self, *(inner for child in self.children for inner in child.all())]
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.raw.split())
-
-    @property
-    def raw(self) -> str:
-        return "".join(part if isinstance(part, str) else part.raw for part in self.parts)
-
-    @property
-    def ancestors(self) -> list[Node]:
-        return [] if self.parent is None else [self.parent, *self.parent.ancestors]
-
-
-class Tree(HTMLParser):
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.at = self.root = Node("", {}, None)
-        self.feed(content)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        node = Node(tag, {name: value or "" for name, value in attrs}, self.at)
-        self.at.children.append(node)
-        self.at.parts.append(node)
-        if tag not in VOID:
-            self.at = node
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.at.children.append(Node(tag, {name: value or "" for name, value in attrs}, self.at))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.at.parent is not None and self.at.tag == tag
-        self.at = self.at.parent
-
-    def handle_data(self, data: str) -> None:
-        self.at.parts.append(data)
+from .conftest import Page
 
 
 def faults(content: str) -> list[str]:
     """What is wrong with a page."""
-    nodes = Tree(content).root.all()
+    nodes = Page(content).nodes
     ids = {node.attributes.get("id") for node in nodes}
     found = []
     body = next(node for node in nodes if node.tag == "body")
@@ -100,15 +50,8 @@ def faults(content: str) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def content(results: Results, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    render_html(results, path)
-    return path.read_text(encoding="utf-8")
-
-
-def test_a_page_with_every_verdict(content: str) -> None:
-    assert faults(content) == []
+def test_a_page_with_every_verdict(html: str) -> None:
+    assert faults(html) == []
 
 
 def test_a_page_of_differences(results: Results, tmp_path: Path) -> None:
@@ -131,13 +74,13 @@ def test_a_page_of_differences(results: Results, tmp_path: Path) -> None:
         ('<form id="find"', '<select name="loose"></select><form id="find"', "a field without a label"),
     ],
 )
-def test_a_fault_is_found(content: str, right: str, wrong: str, fault: str) -> None:
-    assert right in content
-    assert any(fault in one for one in faults(content.replace(right, wrong)))
+def test_a_fault_is_found(html: str, right: str, wrong: str, fault: str) -> None:
+    assert right in html
+    assert any(fault in one for one in faults(html.replace(right, wrong)))
 
 
-def test_each_cell_of_the_matrix_says_what_it_counts(content: str) -> None:
-    matrix = next(node for node in Tree(content).root.all() if node.attributes.get("class") == "matrix")
+def test_each_cell_of_the_matrix_says_what_it_counts(html: str) -> None:
+    matrix = next(node for node in Page(html).nodes if node.attributes.get("class") == "matrix")
     names = [node.text for node in matrix.all() if node.tag == "a"]
     assert "ddp-w2-acc2, fp32: FAIL numerics 4 cases" in names
     assert "single, fp64: bounded 1 PASS (bounded) 4 PASS (exact)" in names

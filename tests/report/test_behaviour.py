@@ -11,7 +11,7 @@ from conformance.report.behaviour import behaviour
 from conformance.report.summary import extent, scopes
 from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, declarable, split
 
-from .test_html import Page
+from .conftest import Page
 from .test_terminal import printed
 
 
@@ -53,27 +53,22 @@ def test_what_is_declared_is_no_warning(read, doing, way):
     assert "(declared)" in printed(read([doing(way, split(way)[1])]), detail="verbose")
 
 
-def test_what_costs_nothing_is_no_warning(read, doing):
+def test_what_costs_nothing_is_no_warning(read, page, doing, one_case):
     text = printed(read([doing("last_window=step")]), detail="verbose")
     assert "· steps a short last window, averaged by its true length\n" in text
     assert "warning" not in text
+    # Nothing is said of what did not show.
+    assert "Behaviour" not in printed(read([one_case]))
+    assert 'id="behaviour"' not in page([one_case])
 
 
 def test_a_failure_is_not_a_warning_too(read, doing):
-    """Done otherwise than declared, which the entry of the failure says."""
+    """Done otherwise than declared, which the entry of the failure says; what is not declared is one."""
     failed = doing("last_window=drop", "step", verdict="FAIL (law)", headline="the trainer declares otherwise")
     text = printed(read([failed]), detail="verbose")
     assert "· drops a short last window" in text
     assert "1 warning" not in text
-
-
-def test_an_undeclared_loss_in_a_case_that_fails_otherwise_is_a_warning(read, doing):
     assert "1 warning" in printed(read([doing("last_window=drop", verdict="FAIL (law)")]))
-
-
-def test_nothing_is_said_of_what_did_not_show(read, page, one_case):
-    assert "Behaviour" not in printed(read([one_case]))
-    assert 'id="behaviour"' not in page([one_case])
 
 
 def test_trainers_that_do_the_same_are_told_together(read, doing):
@@ -117,9 +112,6 @@ def test_nothing_is_said_of_how_many_ran_if_all_did(read, one_case):
     whole = one_case | {"possible": 189, "declared": 2}
     assert extent(read([whole, whole | {"id": "another"}])) is None
     assert extent(read([whole])) is not None
-
-
-def test_a_choice_of_cases_does_not_change_what_is_declared(read, one_case):
-    """The lines that say what is not declared may be among those that were not chosen."""
+    # The lines that say what is not declared may be among those that were not chosen.
     [sentence] = scopes(read([one_case | {"possible": 189, "declared": 4}]))
     assert sentence == "ddp declares 4 of the 189 cases that a ddp trainer can have."

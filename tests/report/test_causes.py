@@ -36,160 +36,145 @@ def named(*cases: CaseRecord) -> list[tuple[str, int]]:
     return [(title(cause, found, TEXTS), len(found)) for cause, found in causes(cases)]
 
 
-def test_a_bug_that_every_case_speaks_for_is_named() -> None:
-    found = wrong("sum", "twice"), wrong("sum", ruled_out=["twice", "other"], layout=(2, 3))
-    assert named(*found, case(ruled_out=["other"])) == [("The trainer sums.", 2)]
-
-
-def test_a_bug_that_a_case_with_right_numbers_rules_out_is_not_named() -> None:
-    assert named(wrong("sum"), case(2, 1)) == [(UNKNOWN, 1)]
-
-
-def test_ranks_that_come_apart_have_another_bug_and_speak_against_none() -> None:
-    apart = {"verdict": "DIVERGED", "diverged": {"step": 1, "weights": [[1.0], [2.0]]}, "ruled_out": ["sum"]}
-    found = named(wrong("sum"), wrong("sum", layout=(2, 3)), wrong(layout=(2, 4), **apart))
-    assert found == [("The trainer sums.", 2), (UNKNOWN, 1)]
-
-
-def test_bugs_that_no_case_tells_apart_are_not_decided_between() -> None:
-    assert named(wrong("sum", "twice")) == [
-        ("The trainer sums, or divides twice, or something else that makes the same numbers here.", 1)
-    ]
-
-
-def test_two_bugs_in_other_cases_are_two_entries() -> None:
-    found = wrong("sum", ruled_out=()), wrong("twice", ruled_out=(), layout=(1, 2))
-    assert {text for text, _ in named(*found)} == {"The trainer sums.", "The trainer divides twice."}
-
-
-def test_a_pair_of_bugs_of_which_one_cannot_be_in_each_case() -> None:
-    both = wrong("sum + twice", ruled_out=["sum", "twice"])
-    only_sum = wrong("sum", ruled_out=[], layout=(2, 1))
-    assert named(both, only_sum) == [("The trainer sums and divides twice.", 2)]
-    assert named(both, only_sum, wrong(ruled_out=["sum", "twice"])) == [(UNKNOWN, 3)]
-
-
 def times(factor: float, *more: float, layout: tuple[int, int] = (2, 2), **fields: object) -> CaseRecord:
     return wrong(layout=layout, gradient_factors=[factor, *more], **fields)
 
 
-def test_a_constant_factor_is_no_bug_of_the_layout() -> None:
-    """1/2 at two micro-batches is what dividing twice makes; at three it is not."""
-    found = (
-        wrong("twice", gradient_factors=[0.5], layout=(1, 2)),
-        wrong(ruled_out=["twice"], gradient_factors=[0.5], layout=(1, 3)),
-    )
-    assert named(*found) == [("Every gradient is 1/2 of the right one, whatever the accumulation.", 2)]
+def unseen(**factors: object) -> CaseRecord:
+    """A case in which gradients were not seen."""
+    steps = synthetic.passing("mine", "ddp", 1, 1, "fp32", "line")["steps"]
+    return wrong(steps=[{**step, "gradient_observed": [None, None]} for step in steps], **factors)
 
 
-@pytest.mark.parametrize(
-    ("layouts", "whatever"),
-    [
-        (((1, 2), (1, 3)), ", whatever the accumulation"),
-        (((2, 2), (3, 2)), ", whatever the world size"),
-        (((1, 2), (3, 1)), ", whatever the accumulation and the world size"),
-        (((2, 2), (2, 2)), ""),
-    ],
-)
-def test_only_what_varied_is_said_to_have_no_effect(layouts: Sequence[tuple[int, int]], whatever: str) -> None:
-    found = [times(2, layout=layout) for layout in layouts]
-    assert named(*found) == [(f"Every gradient is 2 times the right one{whatever}.", 2)]
+APART = {"verdict": "DIVERGED", "diverged": {"step": 1, "weights": [[1.0], [2.0]]}, "ruled_out": ["sum"]}
+HIDDEN = wrong("sum", gradient_factors=[2, 3], workload="clip")
+BOTH, ONLY_SUM = wrong("sum + twice", ruled_out=["sum", "twice"]), wrong("sum", ruled_out=[], layout=(2, 1))
+#: Cases, and the causes that are named, each with the number of its cases.
+NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
+    "a bug that every case speaks for": (
+        [wrong("sum", "twice"), wrong("sum", ruled_out=["twice", "other"], layout=(2, 3)), case(ruled_out=["other"])],
+        [("The trainer sums.", 2)],
+    ),
+    "a case with right numbers rules it out": ([wrong("sum"), case(2, 1)], [(UNKNOWN, 1)]),
+    "ranks that come apart have another bug and speak against none": (
+        [wrong("sum"), wrong("sum", layout=(2, 3)), wrong(layout=(2, 4), **APART)],
+        [("The trainer sums.", 2), (UNKNOWN, 1)],
+    ),
+    "bugs that no case tells apart": (
+        [wrong("sum", "twice")],
+        [("The trainer sums, or divides twice, or something else that makes the same numbers here.", 1)],
+    ),
+    "two bugs in other cases": (
+        [wrong("sum", ruled_out=()), wrong("twice", ruled_out=(), layout=(1, 2))],
+        [("The trainer sums.", 1), ("The trainer divides twice.", 1)],
+    ),
+    "a pair of which one cannot be in each case": ([BOTH, ONLY_SUM], [("The trainer sums and divides twice.", 2)]),
+    "a pair that a case rules out": ([BOTH, ONLY_SUM, wrong(ruled_out=["sum", "twice"])], [(UNKNOWN, 3)]),
+    # 1/2 at two micro-batches is what dividing twice makes; at three it is not.
+    "a constant factor is no bug of the layout": (
+        [
+            wrong("twice", gradient_factors=[0.5], layout=(1, 2)),
+            wrong(ruled_out=["twice"], gradient_factors=[0.5], layout=(1, 3)),
+        ],
+        [("Every gradient is 1/2 of the right one, whatever the accumulation.", 2)],
+    ),
+    **{
+        f"what has no effect{whatever}": (
+            [times(2, layout=layout) for layout in layouts],
+            [(f"Every gradient is 2 times the right one{whatever}.", 2)],
+        )
+        for layouts, whatever in (
+            (((1, 2), (1, 3)), ", whatever the accumulation"),
+            (((2, 2), (3, 2)), ", whatever the world size"),
+            (((1, 2), (3, 1)), ", whatever the accumulation and the world size"),
+            (((2, 2), (2, 2)), ""),
+        )
+    },
+    **{
+        f"what is right at {layout} may have an effect": (
+            [times(2, layout=(2, 1)), times(2, layout=(3, 2)), case(*layout, "another")],
+            [(f"Every gradient is 2 times the right one{whatever}.", 2)],
+        )
+        for layout, whatever in (
+            ((2, 1), ", whatever the accumulation and the world size"),
+            ((4, 2), ", whatever the accumulation"),
+        )
+    },
+    "what is seen in one case, and what would make it": (
+        [wrong("sum", "twice", gradient_factors=[2])],
+        [(f"Every gradient is 2 times the right one. {EITHER}", 1)],
+    ),
+    "what another case rules out, and a pair, would not": (
+        [wrong("sum", "sum + twice", gradient_factors=[2], workload="weighted"), case(2, 2, "momentum")],
+        [("Every gradient is 2 times the right one.", 1)],
+    ),
+    "a factor that another layout does not show is a bug of the layout": (
+        [wrong("sum", gradient_factors=[2]), case(1, 1, ruled_out=["other"])],
+        [("The trainer sums.", 1)],
+    ),
+    "or depends on the layout": (
+        [times(2), case(1, 1, ruled_out=["other"])],
+        [("Every gradient is 2 times the right one at world size 2 and right at 1.", 1)],
+    ),
+    # A sum over N ranks that is divided by N - 1.
+    "a factor that depends on the layout is one cause": (
+        [times(2), times(2, layout=(2, 3)), times(1.5, layout=(3, 2)), times(4 / 3, layout=(4, 1))],
+        [("Every gradient is 2 times the right one at world size 2, 3/2 times it at 3 and 4/3 times it at 4.", 4)],
+    ),
+    "and simpler than two bugs": (
+        [
+            wrong("sum", ruled_out=(), gradient_factors=[2], layout=(2, 1)),
+            wrong("sum + twice", ruled_out=["sum", "twice"], gradient_factors=[1.5], layout=(3, 2)),
+        ],
+        [("Every gradient is 2 times the right one at world size 2 and 3/2 times it at 3.", 2)],
+    ),
+    "a factor that is no fraction is one number in every case": (
+        [times(11863283 / 8388608), times(41 / 29), times(10380373 / 7340032)],
+        [("Every gradient is about 1.41 times the right one.", 3)],
+    ),
+    # Averages over one rank or one micro-batch cannot be wrong, so these are not the same mistake.
+    "two factors that are no function of one thing are two causes": (
+        [times(2, layout=(1, 2)), times(0.5, layout=(2, 1))],
+        [("Every gradient is 2 times the right one.", 1), ("Every gradient is 1/2 of the right one.", 1)],
+    ),
+    "factors that are no function of anything are one cause": (
+        [times(0.5), times(5), times(3, layout=(2, 3)), times(7), times(0.5, layout=(2, 3))],
+        [("Every gradient is the right one times a number that differs from case to case, such as 3, 5 and 7.", 5)],
+    ),
+    "a case that hides its factor is of the cause that others show": (
+        [times(3), times(2, 3, 4)],
+        [("Every gradient is 3 times the right one.", 2)],
+    ),
+    "and tells nothing alone": ([times(2, 3, 4)], [(UNKNOWN, 1)]),
+    "nor is a bug known": ([HIDDEN], [(UNKNOWN, 1)]),
+    "unless a case does not hide factors": ([HIDDEN, wrong("sum")], [("The trainer sums.", 2)]),
+    "a factor of some of many wrong cases is a coincidence": ([times(0.5), wrong(), wrong()], [(UNKNOWN, 3)]),
+    "a factor of some precisions says so": (
+        [times(0.5, precision="bf16"), times(0.5, precision="fp16"), case(2, 2)],
+        [("In bf16 and fp16 every gradient is 1/2 of the right one.", 2)],
+    ),
+    "steps where gradients were not seen": (
+        [unseen(gradient_factors=[0.5], step_factors=[0.5])],
+        [("Every step is 1/2 of the right one.", 1)],
+    ),
+    "gradients that were not seen": (
+        [unseen(gradient_factors=[0.5])],
+        [("The weights move as if every gradient were 1/2 of the right one.", 1)],
+    ),
+    "a law that is broken in all these cases": (
+        [wrong("sum", findings=[synthetic.finding("MUST")]) for _ in range(2)],
+        [("Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)", 2)],
+    ),
+    "an unknown bug is one entry whatever its numbers": (
+        [wrong(headline=f"step {at}: wrong", verdict=("FAIL (numerics)", "DIVERGED")[at % 2]) for at in range(3)],
+        [(UNKNOWN, 3)],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("layout", "whatever"),
-    [((2, 1), ", whatever the accumulation and the world size"), ((4, 2), ", whatever the accumulation")],
-)
-def test_what_is_right_elsewhere_may_have_an_effect(layout: tuple[int, int], whatever: str) -> None:
-    found = times(2, layout=(2, 1)), times(2, layout=(3, 2)), case(*layout, "another")
-    assert named(*found) == [(f"Every gradient is 2 times the right one{whatever}.", 2)]
-
-
-def test_one_case_says_what_is_seen_and_what_would_make_it() -> None:
-    assert named(wrong("sum", "twice", gradient_factors=[2])) == [
-        (f"Every gradient is 2 times the right one. {EITHER}", 1)
-    ]
-
-
-def test_what_would_make_a_factor_is_not_what_another_case_rules_out_nor_a_pair() -> None:
-    found = wrong("sum", "sum + twice", gradient_factors=[2], workload="weighted"), case(2, 2, "momentum")
-    assert named(*found) == [("Every gradient is 2 times the right one.", 1)]
-
-
-def test_a_factor_that_another_layout_does_not_show_is_a_bug_of_the_layout() -> None:
-    found = wrong("sum", gradient_factors=[2]), case(1, 1, ruled_out=["other"])
-    assert named(*found) == [("The trainer sums.", 1)]
-    assert named(times(2), case(1, 1, ruled_out=["other"])) == [
-        ("Every gradient is 2 times the right one at world size 2 and right at 1.", 1)
-    ]
-
-
-def test_a_factor_that_depends_on_the_layout_is_one_cause() -> None:
-    """A sum over N ranks that is divided by N - 1."""
-    found = times(2), times(2, layout=(2, 3)), times(1.5, layout=(3, 2)), times(4 / 3, layout=(4, 1))
-    said = "Every gradient is 2 times the right one at world size 2, 3/2 times it at 3 and 4/3 times it at 4."
-    assert named(*found) == [(said, 4)]
-
-
-def test_a_factor_that_depends_on_the_layout_is_simpler_than_two_bugs() -> None:
-    one = wrong("sum", ruled_out=(), gradient_factors=[2], layout=(2, 1))
-    both = wrong("sum + twice", ruled_out=["sum", "twice"], gradient_factors=[1.5], layout=(3, 2))
-    said = "Every gradient is 2 times the right one at world size 2 and 3/2 times it at 3."
-    assert named(one, both) == [(said, 2)]
-
-
-def test_a_factor_that_is_no_fraction_is_one_number_in_every_case() -> None:
-    found = times(11863283 / 8388608), times(41 / 29), times(10380373 / 7340032)
-    assert named(*found) == [("Every gradient is about 1.41 times the right one.", 3)]
-
-
-def test_two_factors_that_are_no_function_of_one_thing_are_two_causes() -> None:
-    """Averages over one rank or one micro-batch cannot be wrong, so these are not the same mistake."""
-    found = times(2, layout=(1, 2)), times(0.5, layout=(2, 1))
-    assert {text for text, _ in named(*found)} == {
-        "Every gradient is 2 times the right one.",
-        "Every gradient is 1/2 of the right one.",
-    }
-
-
-def test_factors_that_are_no_function_of_anything_are_one_cause() -> None:
-    found = times(0.5), times(5), times(3, layout=(2, 3)), times(7), times(0.5, layout=(2, 3))
-    said = "Every gradient is the right one times a number that differs from case to case, such as 3, 5 and 7."
-    assert named(*found) == [(said, 5)]
-
-
-def test_a_case_that_hides_its_factor_is_of_the_cause_that_others_show() -> None:
-    assert [count for _, count in named(times(3), times(2, 3, 4))] == [2]
-    assert named(times(2, 3, 4)) == [(UNKNOWN, 1)]
-
-
-def test_a_bug_needs_a_case_that_does_not_hide_factors() -> None:
-    hidden = wrong("sum", gradient_factors=[2, 3], workload="clip")
-    assert named(hidden) == [(UNKNOWN, 1)]
-    assert named(hidden, wrong("sum")) == [("The trainer sums.", 2)]
-
-
-def test_a_factor_of_some_of_many_wrong_cases_is_a_coincidence() -> None:
-    assert named(times(0.5), wrong(), wrong()) == [(UNKNOWN, 3)]
-
-
-def test_a_factor_of_some_precisions_says_so() -> None:
-    found = times(0.5, precision="bf16"), times(0.5, precision="fp16"), case(2, 2)
-    assert named(*found) == [("In bf16 and fp16 every gradient is 1/2 of the right one.", 2)]
-
-
-def test_where_gradients_were_not_seen_nothing_is_said_of_them() -> None:
-    steps = [{**step, "gradient_observed": [None, None]} for step in plain_steps()]
-    assert named(wrong(steps=steps, gradient_factors=[0.5], step_factors=[0.5])) == [
-        ("Every step is 1/2 of the right one.", 1)
-    ]
-    assert named(wrong(steps=steps, gradient_factors=[0.5])) == [
-        ("The weights move as if every gradient were 1/2 of the right one.", 1)
-    ]
-
-
-def plain_steps() -> Sequence[Case]:
-    return synthetic.passing("mine", "ddp", 1, 1, "fp32", "line")["steps"]
+@pytest.mark.parametrize(("cases", "said"), NAMED.values(), ids=NAMED)
+def test_what_is_named(cases: Sequence[CaseRecord], said: Sequence[tuple[str, int]]) -> None:
+    assert sorted(named(*cases)) == sorted(said)
 
 
 def test_a_factor_that_is_no_number_is_text_all_the_same() -> None:
@@ -318,17 +303,6 @@ def test_warnings_explain_no_failure() -> None:
     failed = wrong(findings=[synthetic.finding("SHOULD")])
     [(cause, _)] = causes([failed])
     assert (cause.kind, telling(cause, failed)) == ("unknown", [])
-
-
-def test_an_unknown_bug_is_one_entry_whatever_its_numbers() -> None:
-    found = [wrong(headline=f"step {number}: wrong", verdict=verdict)
-             for number, verdict in enumerate(["FAIL (numerics)", "DIVERGED", "FAIL (numerics)"])]  # fmt: skip
-    assert [count for _, count in named(*found)] == [3]
-
-
-def test_a_law_that_is_broken_in_all_these_cases_is_the_cause() -> None:
-    broken = wrong("sum", findings=[synthetic.finding("MUST")]), wrong("sum", findings=[synthetic.finding("MUST")])
-    assert named(*broken) == [("Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)", 2)]
 
 
 def test_a_law_that_a_framework_breaks_in_several_lines_is_one_cause_and_lines_of_a_trainer_are_several() -> None:

@@ -112,18 +112,11 @@ def test_layouts_with_one_trajectory_share_one_figure(page: Callable[..., str], 
     assert len(re.findall(r'<symbol id="f', page([apart, apart | {"id": "another"}]))) == 1
 
 
-def test_an_error_is_signed_and_in_ulp() -> None:
-    steps = [Step(0, 0, (1.0, 1.0), (1.5, 0.5), (0.5, 0.5), None, (4.0, 4.0))]
+def test_an_error_is_signed_and_in_ulp_and_so_is_its_bound() -> None:
+    steps = [Step(0, 0, (1.0, 1.0), (1.5, 0.5), (0.5, 0.5), (2.0**-20, 0.0), (4.0, 4.0))]
     plotted = plot(case_of(steps), "weights")
-    assert plotted is not None and plotted.unit == "ulp"
-    assert [series.points[0].error for series in plotted.series] == [4.0, -4.0]
-
-
-def test_a_bound_has_the_unit_of_the_error() -> None:
-    steps = [Step(0, 0, (1.0,), (1.0,), (0.0,), (2.0**-20,), (0.0,))]
-    plotted = plot(case_of(steps), "weights")
-    assert plotted is not None and plotted.bounded
-    assert plotted.series[0].points[0].bound == 8.0
+    assert plotted is not None and plotted.unit == "ulp" and plotted.bounded
+    assert [(one.points[0].error, one.points[0].bound) for one in plotted.series] == [(4.0, 8.0), (-4.0, None)]
 
 
 def test_a_symmetric_log_scale() -> None:

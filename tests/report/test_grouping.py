@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
+
 from conformance.report.grouping import failures, overall, precisions, reasons, trainers
 from conformance.report.verdicts import LOOKS, worst
 from conformance.results import Results
@@ -53,11 +55,17 @@ def test_what_did_not_run_is_last_and_shows_what_it_could_have_run(read: Callabl
     assert [path.name for path in last.matrix] == ["ddp-w3"]
 
 
-def test_a_cell_shows_the_worst_verdict_that_was_reached() -> None:
-    assert worst(["PASS (exact)", "PASS (bounded)"]).verdict == "PASS (bounded)"
-    assert worst(["PASS (exact)", "INCONCLUSIVE", "CRASH"]).verdict == "CRASH"
-    assert worst(["PASS (exact)", "UNSUPPORTED"]).verdict == "PASS (exact)"
-    assert worst(["UNSUPPORTED", "UNAVAILABLE"]).verdict == "UNAVAILABLE"
+@pytest.mark.parametrize(
+    ("verdicts", "shown"),
+    [
+        (["PASS (exact)", "PASS (bounded)"], "PASS (bounded)"),
+        (["PASS (exact)", "INCONCLUSIVE", "CRASH"], "CRASH"),
+        (["PASS (exact)", "UNSUPPORTED"], "PASS (exact)"),
+        (["UNSUPPORTED", "UNAVAILABLE"], "UNAVAILABLE"),
+    ],
+)
+def test_a_cell_shows_the_worst_verdict_that_was_reached(verdicts: list[str], shown: str) -> None:
+    assert worst(verdicts).verdict == shown
 
 
 def test_each_verdict_is_of_one_kind() -> None:
@@ -73,13 +81,8 @@ def test_one_cause_is_one_entry(results: Results) -> None:
     assert summed.example.id == "ddp-w2-acc2-fp32-line"
 
 
-def test_one_reason_is_one_entry(results: Results) -> None:
-    found = reasons(results)
-    assert [(reason.look.verdict, len(reason.cases)) for reason in found] == [
-        ("UNAVAILABLE", 5), ("UNAVAILABLE", 5), ("UNSUPPORTED", 4),
-    ]  # fmt: skip
-    assert sum(len(reason.cases) for reason in found) == results.not_run
-
-
-def test_the_counts_of_a_run_add_up(results: Results) -> None:
+def test_one_reason_is_one_entry_and_the_counts_of_a_run_add_up(results: Results) -> None:
+    found = [(reason.look.verdict, len(reason.cases)) for reason in reasons(results)]
+    assert found == [("UNAVAILABLE", 5), ("UNAVAILABLE", 5), ("UNSUPPORTED", 4)]
+    assert sum(count for _, count in found) == results.not_run
     assert sum(count for _, count in overall(results)) == len(results.cases)

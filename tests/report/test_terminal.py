@@ -115,11 +115,8 @@ def test_markup_and_control_characters_of_a_trainer_are_shown_and_not_obeyed(
     assert "\x1b" not in text
 
 
-def test_a_run_that_was_cut_off(read: Callable[..., Results], one_case: Case) -> None:
+def test_a_run_that_was_cut_off_and_one_without_a_case(read: Callable[..., Results], one_case: Case) -> None:
     text = printed(read([one_case], planned=120))
     assert "INCOMPLETE: the run was cut off: 1 of 120 cases" in text
     assert "Not shown to conform" in text
-
-
-def test_a_run_without_a_case(read: Callable[..., Results]) -> None:
     assert "Nothing was judged" in printed(read([]))

@@ -50,27 +50,26 @@ def test_rows(results):
     found = {one.trainer: one for one in traffic(results)}
     assert set(found) == {"parameter_server", "wasteful", "mine", "split", "ddp"}
     assert [name for name, one in found.items() if one.has_state] == ["split"]
-    server = found["parameter_server"]
-    assert [(row.ranks, row.sent.bytes, row.sent.formula, row.case.precision) for row in server.rows] == [
-        ("rank 0", 24, 24, "fp32"),
-        ("ranks 1, 2", 12, 12, "fp32"),
+    server, [row] = found["parameter_server"], found["ddp"].rows
+    assert [(row.ranks, row.amount("sent"), row.case.precision) for row in server.rows] == [
+        ("rank 0", (24, 24), "fp32"),
+        ("ranks 1, 2", (12, 12), "fp32"),
     ]
-    assert (server.off, server.has_messages, server.has_collectives) == (0, True, False)
-    [row] = found["ddp"].rows
-    assert (row.ranks, row.reduced.bytes, row.bytes.ring, row.bytes.other) == ("every rank", 12, 12, 2.5)
-    assert (found["ddp"].has_messages, found["ddp"].has_collectives) == (False, True)
+    assert (row.ranks, row.amount("reduced")[0], row.bytes.ring, row.bytes.other) == ("every rank", 12, 12, 2.5)
+    assert [(one.off, one.has("sent", "received"), one.has("reduced")) for one in (server, found["ddp"])] == [
+        (0, True, False),
+        (0, False, True),
+    ]
 
 
-def test_a_path_is_shown_by_the_case_that_is_off(results):
+def test_a_path_is_shown_by_the_case_that_is_off_and_without_a_formula_none_is(results):
     [wasteful] = [one for one in traffic(results) if one.trainer == "wasteful"]
     assert wasteful.off == 1
-    assert [(row.sent.bytes, row.sent.is_off, row.case.precision) for row in wasteful.rows] == [(24.5, True, "bf16")]
-
-
-def test_without_a_formula_nothing_is_off(results):
+    [row] = wasteful.rows
+    assert (row.amount("sent"), row.is_off, row.case.precision) == ((24.5, 12), True, "bf16")
     [mine] = [one for one in traffic(results) if one.trainer == "mine"]
     assert mine.formula is None
-    assert [(row.ranks, row.sent.is_off) for row in mine.rows] == [("rank 0", False), ("rank 1", False)]
+    assert [(row.ranks, row.is_off) for row in mine.rows] == [("rank 0", False), ("rank 1", False)]
 
 
 def test_on_the_page(results, tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conformance.cli import main
-from conformance.results import read_results
-from conformance.results.merging import DoubledCase, MixedFiles, TornFile, merged
+from conformance.results import ResultsError, read_results
+from conformance.results.merging import merged
 
 from . import synthetic
 
@@ -69,18 +69,18 @@ def test_the_output_may_be_one_of_the_inputs(halves, tmp_path):
 def test_a_torn_file(halves):
     text = halves[1].read_text()
     halves[1].write_text(text[: text.rindex('{"kind": "footer"')])
-    with pytest.raises(TornFile, match=r"second\.jsonl: the run was cut off"):
+    with pytest.raises(ResultsError, match=r"second\.jsonl: the run was cut off"):
         together(halves)
 
 
 def test_files_of_other_versions(halves):
     halves[1].write_text(halves[1].read_text().replace('"version": "', '"version": "9', 1))
-    with pytest.raises(MixedFiles, match=r"second\.jsonl and .*first\.jsonl differ in the version"):
+    with pytest.raises(ResultsError, match=r"second\.jsonl and .*first\.jsonl differ in the version"):
         together(halves)
 
 
 def test_a_case_twice(halves, capsys):
-    with pytest.raises(DoubledCase, match=r"both have the case "):
+    with pytest.raises(ResultsError, match=r"both have the case "):
         together([halves[0], halves[0]])
     assert main(["merge", str(halves[0]), str(halves[0]), "--output", str(halves[0].parent)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

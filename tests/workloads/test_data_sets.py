@@ -29,7 +29,7 @@ from conformance.workloads.data_sets import (
     multivariate,
     noisy_line,
     two_workers,
-)
+)  # fmt: skip
 from conformance.workloads.layout import Layout, micro_batches, windows_of
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import FP32
@@ -81,23 +81,15 @@ def limit(tests: int) -> float:
     return NormalDist().inv_cdf(1 - ALPHA / (2 * tests))
 
 
-def test_size(columns):
-    assert columns.shape == (4, N)
-    assert N % SHARD == 0
-
-
-def test_column_means_are_0_1_2_3(columns):
-    errors = [(column.mean() - mean) * sqrt(N) for column, mean in zip(columns, MEANS, strict=True)]
-    assert max(map(abs, errors)) < limit(len(MEANS))
-
-
-def test_columns_have_unit_variance(columns):
+def test_columns_are_normal_uncorrelated_and_have_means_0_1_2_3_and_unit_variance(columns):
+    assert columns.shape == (4, N) and N % SHARD == 0
+    means = [(column.mean() - mean) * sqrt(N) for column, mean in zip(columns, MEANS, strict=True)]
     # The sample variance of normal data has the variance 2 / (n - 1).
-    errors = [(column.var(ddof=1) - 1) / sqrt(2 / (N - 1)) for column in columns]
-    assert max(map(abs, errors)) < limit(len(MEANS))
-
-
-def test_columns_are_normal(columns):
+    variances = [(column.var(ddof=1) - 1) / sqrt(2 / (N - 1)) for column in columns]
+    assert max(map(abs, (*means, *variances))) < limit(2 * len(MEANS))
+    # Fisher's transform of a correlation is nearly normal with the variance 1 / (n - 3).
+    pairs = list(combinations(columns, 2))
+    assert max(abs(atanh(np.corrcoef(one, two)[0, 1])) * sqrt(N - 3) for one, two in pairs) < limit(len(pairs))
     # Kolmogorov and Smirnov's statistic, with its asymptotic quantile.
     critical = sqrt(-log(ALPHA / len(MEANS) / 2) / 2)
     for column, mean in zip(columns, MEANS, strict=True):
@@ -107,32 +99,16 @@ def test_columns_are_normal(columns):
         assert sqrt(N) * distance < critical
 
 
-def test_columns_are_uncorrelated(columns):
-    pairs = list(combinations(columns, 2))
-    # Fisher's transform of a correlation is nearly normal with the variance 1 / (n - 3).
-    errors = [atanh(np.corrcoef(one, two)[0, 1]) * sqrt(N - 3) for one, two in pairs]
-    assert max(map(abs, errors)) < limit(len(pairs))
-
-
-def test_targets_are_exactly_5_3_2_1():
-    [batch] = multivariate().batches
-    assert COEFFICIENTS == (5, 3, 2, 1)
-    for sample in batch:
-        assert sample.y == 5 * sample.x[0] + 3 * sample.x[1] + 2 * sample.x[2] + 1 * sample.x[3]
-
-
-def test_a_rank_receives_every_number_unrounded_in_fp32():
+def test_samples_differ_and_a_rank_receives_every_number_unrounded_in_fp32():
     workload = multivariate()
     [batch] = workload.batches
+    assert COEFFICIENTS == (5, 3, 2, 1) != workload.start
+    assert len(set(batch)) == N
+    for sample in batch:
+        assert sample.y == 5 * sample.x[0] + 3 * sample.x[1] + 2 * sample.x[2] + 1 * sample.x[3]
+        assert all((value / GRID).denominator == 1 for value in sample.x)
     numbers = [*workload.start, *(value for sample in batch for value in (*sample.x, sample.y))]
     assert all(FP32.holds(number) for number in numbers)
-    assert all((value / GRID).denominator == 1 for sample in batch for value in sample.x)
-
-
-def test_every_sample_is_another_and_the_start_is_not_the_answer():
-    workload = multivariate()
-    assert len(set(workload.batches[0])) == N
-    assert workload.start != tuple(map(Fraction, COEFFICIENTS))
 
 
 @pytest.mark.parametrize(("name", "batch_size"), [(name, size) for name, sizes in ANY_ORDER.items() for size in sizes])

@@ -42,17 +42,15 @@ def windows(name, size):
     return [(workload, batch, *moved) for batch, moved in zip(batches, pairwise(weights), strict=True)]
 
 
-@pytest.mark.parametrize("size", [2, 4, 8, 12, 16, 20, 24, 32])
+@pytest.mark.parametrize("size", [2, 4, 6, 8, 12, 16, 20, 24, 32, 36])
 def test_the_columns_of_a_hadamard_matrix_are_orthogonal(size):
+    if size in (6, 36):
+        with pytest.raises(ValueError, match=f"no Hadamard matrix of {size} rows"):
+            hadamard(size)
+        return
     matrix = hadamard(size)
     assert (matrix.T @ matrix == size * np.eye(size)).all()
     assert (matrix[:, 0] == 1).all()
-
-
-@pytest.mark.parametrize("size", [6, 36])
-def test_a_hadamard_matrix_that_is_not_constructed(size):
-    with pytest.raises(ValueError, match=f"no Hadamard matrix of {size} rows"):
-        hadamard(size)
 
 
 @pytest.mark.parametrize(("name", "size"), [("many-tensors", 24), ("unused", 32)])

@@ -20,7 +20,7 @@ from conformance.workloads.model import (
     TwoLayers,
     WithDropout,
     model_of,
-)
+)  # fmt: skip
 
 MANY = [ManyTensors(), ManyTensors(scalars=False), LargeTensors()]
 every_model = pytest.mark.parametrize(
@@ -107,9 +107,8 @@ def test_all_other_elements_of_a_large_parameter_begin_alike():
 def test_many_tensors_have_all_ranks_and_one_of_them_is_tied():
     model, torchs = ManyTensors(), module(spec_of(ManyTensors()))
     assert {len(tensor.shape) for tensor in model.tensors} == {0, 1, 2, 3, 4}
-    assert len(model.tensors) >= 10
     assert torchs.encoder.weight is torchs.decoder.weight
-    assert len(torchs.state_dict()) == len(model.tensors) + 1
+    assert len(torchs.state_dict()) == len(model.tensors) + 1 > 10
 
 
 def test_elements_have_names():

@@ -18,10 +18,7 @@ OWN = Declaration(
     precisions=("fp16",),
     losses=("mean", "weighted"),
     loss_scale="own",
-    sparse=True,
-    unused_parameters=True,
-    unfreezes=True,
-    buffers=True,
+    **dict.fromkeys(("sparse", "unused_parameters", "unfreezes", "buffers"), True),
 )
 CASES = sorted({(one.case.accumulation, one.case.workload) for one in plan(OWN, "single") if one.undeclared is None})
 
@@ -62,11 +59,8 @@ def test_what_is_about_the_growth_of_the_scale_or_is_not_linear_is_not_declared(
     assert not {"growing-scale", "two-layers"} & {workload for _, workload in CASES}
 
 
-def test_the_scale_is_torch_s_default():
+def test_the_scale_is_torch_s_default_and_an_unknown_one_is_refused():
     assert float(OWN_SCALE) == torch.amp.GradScaler("cpu").get_scale()
     assert Case("single", 1, 2, "fp16", "momentum", own_scale=True).spec()["scaler"]["init_scale"] == 65536.0
-
-
-def test_an_unknown_loss_scale_is_refused():
     with pytest.raises(ValueError, match=r"unknown loss_scale 'mine' \(allowed: task, own\)"):
         Declaration(loss_scale="mine")

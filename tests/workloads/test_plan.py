@@ -6,26 +6,21 @@ from torch.utils.data import DistributedSampler
 from conformance.workloads.plan import sampled, shuffled
 
 
-def test_order_0_is_that_of_the_data():
-    assert list(shuffled(40, 16, 0)) == list(range(40))
-
-
 @pytest.mark.parametrize("number", range(-2, 6))
 def test_batches_keep_together_and_a_small_one_stays_last(number):
     order = shuffled(40, 16, number)
     batches = [sorted(order[start : start + 16]) for start in (0, 16, 32)]
     assert sorted(batches) == [list(range(16)), list(range(16, 32)), list(range(32, 40))]
     assert batches[-1] == list(range(32, 40))
+    assert (list(order) == list(range(40))) == (number == 0)
 
 
 def test_each_order_is_another_one():
+    """Also that of a single batch, inside."""
     orders = [tuple(shuffled(96, 32, number)) for number in range(-8, 9)]
     assert len(set(orders)) == len(orders)
     starts = [[order[start] // 32 for start in (0, 32, 64)] for order in orders]
     assert [start for start in starts if start == [0, 1, 2]] == [[0, 1, 2]]
-
-
-def test_a_single_batch_is_shuffled_inside():
     assert sorted(shuffled(8, 8, 1)) == list(range(8)) != list(shuffled(8, 8, 1))
 
 

@@ -38,23 +38,25 @@ def test_what_a_workload_asks_of_a_trainer_is_known_without_its_data(name):
         assert getattr(asked, what) == getattr(workload, what), what
 
 
-@pytest.mark.parametrize(("accumulation", "length"), [(2, 1), (3, 1), (4, 2)])
-@pytest.mark.parametrize("world", [1, 2])
-def test_the_last_window_is_short_by_whole_micro_batches(world, accumulation, length):
-    workload, layout = standard("short-window", world, accumulation)
-    last = layout.windows(workload)[-1]
-    assert last.length == length
-    assert {len(micro_batch) for share in last.shares for micro_batch in share} == {layout.micro_batch_size}
-
-
 @pytest.mark.parametrize(
-    ("world", "accumulation", "sizes"), [(1, 2, [8, 4]), (2, 2, [4, 2]), (2, 1, [6]), (1, 4, [4, 4, 4])]
+    ("name", "shape", "sizes"),
+    [
+        # By whole micro-batches.
+        *(
+            ("short-window", (world, accumulation), [24 // world // accumulation] * length)
+            for accumulation, length in ((2, 1), (3, 1), (4, 2))
+            for world in (1, 2)
+        ),
+        ("uneven-batch", (1, 2), [8, 4]),
+        ("uneven-batch", (2, 2), [4, 2]),
+        ("uneven-batch", (2, 1), [6]),
+        ("uneven-batch", (1, 4), [4, 4, 4]),
+    ],
 )
-def test_the_last_batch_is_uneven(world, accumulation, sizes):
-    workload, layout = standard("uneven-batch", world, accumulation)
-    assert workload.batch_size == 16
+def test_the_last_window_is_short_or_its_last_batch_uneven(name, shape, sizes):
+    workload, layout = standard(name, *shape)
     shares = layout.windows(workload)[-1].shares
-    assert [[len(micro_batch) for micro_batch in share] for share in shares] == [sizes] * world
+    assert [[len(micro_batch) for micro_batch in share] for share in shares] == [sizes] * shape[0]
 
 
 @pytest.mark.parametrize(("world", "accumulation", "with_data"), [(2, 1, 1), (2, 2, 1), (4, 1, 2)])

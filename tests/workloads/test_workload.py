@@ -24,12 +24,6 @@ WORKLOAD = Workload(
 )
 
 
-def test_a_default_that_is_a_float_is_taken_at_its_binary_value():
-    decay = AdamW(Fraction(1)).weight_decay
-    assert decay == Fraction(5764607523034235, 2**59)
-    assert decay != Fraction(1, 100)
-
-
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -57,14 +51,13 @@ def test_what_makes_no_sense_is_refused_in_one_line(changes, line):
     assert str(refusal.value) == f"workload two batches: {line}"
 
 
-def test_steps_count_batches_and_epochs():
+def test_steps_count_batches_and_epochs_and_a_short_last_batch_leaves_the_batch_size_alone():
     twice = replace(WORKLOAD, epochs=2)
-    assert (WORKLOAD.steps, twice.steps) == (2, 4)
-
-
-def test_a_short_last_batch_leaves_the_batch_size_alone():
     short = replace(WORKLOAD, batches=(batch((1, 1), (2, 2)), batch((3, 3))))
-    assert (short.batch_size, short.steps) == (2, 2)
+    assert [one.steps for one in (WORKLOAD, twice, short)] == [2, 4, 2]
+    assert short.batch_size == 2
+    # A default that is a float is taken at its binary value.
+    assert AdamW(Fraction(1)).weight_decay == Fraction(5764607523034235, 2**59)
 
 
 def test_ranks_start_from_different_weights_only_where_asked():

@@ -1,4 +1,4 @@
-"""What a gradient is of: the weights that it is taken at, and the order of the data."""
+"""What a gradient is of: the weights that it is taken at, the order of the data, and the formats of both."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import distributed, fault, has_epochs
 from conformance.oracle.gradient import gradient
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.layout import Window
+from conformance.oracle.rounding import nearest
+from conformance.workloads.layout import Window, window_of
 from conformance.workloads.precision import BF16
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, Sample
+from conformance.workloads.workload import SGD, Vector
 
 
 def _steps_again(problem: Problem) -> bool:
@@ -105,15 +106,49 @@ class SeededByRank(Recurrence):
     def _of_all_seeds(self, window: Window) -> Window:
         # After a stop, other ranks may read windows from before it.
         layout = next(one for one in self.problem.layouts if one.world_size == window.world_size)
-        workload = self.problem.workload
-        seeded = [layout.window(workload, window.index, rank) for rank in range(layout.world_size)]
-        samples = list[tuple[int, Sample]]()
-        for rank, (own, share) in enumerate(zip(seeded, window.shares, strict=True)):
-            order = [(own.samples[at], own.batch[at]) for at in chain(*own.shares[rank])]
+        workload, parts = self.problem.workload, []
+        for rank, share in enumerate(window.numbers):
+            order = list(chain(*layout.window(workload, window.index, rank).numbers[rank]))
             # A window that is filled up has more, and one of whole micro-batches alone has fewer.
-            asked = list(chain(*share))
-            samples += order[: len(asked)]
-            samples += [(window.samples[at], window.batch[at]) for at in asked[len(order) :]]
-        numbers = iter(range(len(samples)))
-        shares = tuple(tuple(tuple(next(numbers) for _ in one) for one in share) for share in window.shares)
-        return replace(window, samples=tuple(n for n, _ in samples), batch=tuple(s for _, s in samples), shares=shares)
+            read = iter(order + list(chain(*share))[len(order) :])
+            parts.append([[next(read) for _ in one] for one in share])
+        return window_of(workload, window.index, window.epoch, parts, window.nominal)
+
+
+def _fine(problem: Problem) -> bool:
+    """Whether the weights need more bits than 16-bit formats have. Rounding in the master format may hide it."""
+    workload = problem.workload
+    return workload.epochs == 1 and not all(map(BF16.holds, workload.start))
+
+
+def _data_fit(problem: Problem) -> bool:
+    """Whether bfloat16 has all features and targets."""
+    samples = chain.from_iterable(problem.workload.batches)
+    return all(BF16.holds(value) for sample in samples for value in (*sample.x, sample.y))
+
+
+@fault("rounds the data to bfloat16", _fine, lambda problem: not (problem.precision.mixed or _data_fit(problem)))
+class DataRounded(Recurrence):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        batch = tuple(
+            replace(sample, x=tuple(nearest(value, BF16) for value in sample.x), y=nearest(sample.y, BF16))
+            for sample in window.batch
+        )
+        return super().averaged(replace(window, batch=batch), weights, coefficients)
+
+
+@fault("rounds the weights to 16 bits, in each step or before the first", _fine)
+class WeightsRounded(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        moved = super().update(weights, vector, step)
+        fmt = self.problem.precision.compute if self.problem.precision.mixed else BF16
+        return self.symbols.exactly([nearest(value, fmt) for value in moved.center])
+
+
+@fault("computes without autocast", _fine, _data_fit, lambda problem: problem.precision.mixed)
+class NotCast(Recurrence):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        precision = self.problem.precision
+        form = self.form(window, coefficients)
+        uncast = replace(self.problem, precision=replace(precision, compute=precision.master))
+        return gradient(uncast, window, form, weights, self.loss_scale, self.ledger, self.history is not None)

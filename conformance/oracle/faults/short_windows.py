@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import reduce
 from itertools import chain, groupby, pairwise
 from operator import attrgetter
 
 from conformance.oracle.faults.catalogue import accumulating, fault, runs_out
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.layout import Window
+from conformance.workloads.layout import Window, window_of
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
@@ -78,19 +77,19 @@ class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
 class CountsOnInNextEpoch(Recurrence):
     def read(self) -> Sequence[Window]:
         found, count = list[Window](), 0
-        for _, epoch in groupby(super().read(), attrgetter("epoch")):
+        for number, epoch in groupby(super().read(), attrgetter("epoch")):
             windows = list(epoch)
-            whole, nominal = _together(windows), windows[0].nominal
-            ends = [end for end in range(1, whole.length) if (count + end) % nominal == 0]
-            for begin, end in pairwise([0, *ends, whole.length]):
-                found.append(replace(_part(whole, begin, end), index=len(found)))
-            count += whole.length
+            nominal, shares = (
+                windows[0].nominal,
+                [list(chain(*own)) for own in zip(*(w.numbers for w in windows), strict=True)],
+            )
+            length = len(shares[0])
+            ends = [end for end in range(1, length) if (count + end) % nominal == 0]
+            for begin, end in pairwise([0, *ends, length]):
+                parts = [share[begin:end] for share in shares]
+                found.append(window_of(self.problem.workload, len(found), number, parts, nominal))
+            count += length
         return found
-
-
-def _together(windows: Sequence[Window]) -> Window:
-    """Several windows as one."""
-    return reduce(_joined, windows)
 
 
 def _joined(one: Window, two: Window) -> Window:
@@ -101,19 +100,6 @@ def _joined(one: Window, two: Window) -> Window:
         samples=one.samples + two.samples,
         batch=one.batch + two.batch,
         shares=tuple(before + share for before, share in zip(one.shares, own, strict=True)),
-    )
-
-
-def _part(window: Window, begin: int, end: int) -> Window:
-    """The micro-batches of a window from ``begin`` to ``end``."""
-    shares = [share[begin:end] for share in window.shares]
-    places = list(chain.from_iterable(chain(*shares)))
-    new = iter(range(len(places)))
-    return replace(
-        window,
-        samples=tuple(window.samples[place] for place in places),
-        batch=tuple(window.batch[place] for place in places),
-        shares=tuple(tuple(tuple(next(new) for _ in one) for one in share) for share in shares),
     )
 
 
