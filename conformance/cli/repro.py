@@ -89,7 +89,7 @@ def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Seq
             raise CannotShow(f"there is no case {options.case} in these results; conformance run --case runs it")
         [case] = given
         return case.target, _alike(case, [one for one in known if one.target == case.target])
-    tried = [_record(item, servers, options.time_limit) for item in _smaller(options, servers)]
+    tried = [run(item, servers, options.time_limit) for item in _smaller(options, servers)]
     return options.trainer, _alike(tried[0], tried)
 
 
@@ -118,10 +118,6 @@ def _size(item: Item) -> tuple[int, int, int, int]:
     problem = item.case.problem
     tensors, batches = len(problem.workload.model.tensors), max(window.length for window in problem.windows)
     return item.case.world_size, tensors, batches, len(problem.windows)
-
-
-def _record(item: Item, servers: Servers, time_limit: float) -> CaseRecord:
-    return run(item, servers, time_limit)
 
 
 def _alike(case: CaseRecord, cases: Sequence[CaseRecord]) -> list[str]:
