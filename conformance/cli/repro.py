@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from conformance.results.records import CaseRecord
 from conformance.runner.front.client import RunnerError, run_case
 from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_options
-from conformance.suite.running import run
 from conformance.suite.servers import Servers
 from conformance.verdict.judge import judge
 from conformance.verdict.record import record
@@ -34,9 +33,7 @@ DESCRIPTION = (
     "of the smallest case that fails for the same cause, cut after the first wrong step, and the right answer. It is "
     "run once before it is kept. The exit code is 2 if no script can show the failure."
 )
-#: Smaller cases that are run to see whether they fail for the same cause.
-_TRIED = 8
-#: Of those that do, the smallest: of so many a script is tried.
+#: Of smaller cases that fail for the same cause, so many are tried.
 _SCRIPTS = 3
 #: Of what the script printed.
 _LINES = 12
@@ -55,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--results",
         type=Path,
         metavar="FILE",
-        help=f"the results of a run, among which the smallest case is looked for (default: {RESULTS}, unless a trainer "
-        "is named: then smaller cases of it are run)",
+        help=f"the results of a run, among which the smallest case is looked for (default: {RESULTS})",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="the script (default: repro-CASE.py)")
     add_options(parser.add_argument, only=("--time-limit",))
@@ -65,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     with closing(Servers(options.time_limit)) as servers:
         try:
-            target, candidates = _candidates(options, servers)
+            target, candidates = _candidates(options)
             return _written(target, candidates, servers, options, console)
         except (CannotCopy, CannotShow, ResultsError) as error:
             return say(str(error), USAGE)
@@ -73,55 +69,31 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             return say(f"the harness failed: {error}", HARNESS)
 
 
-def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Sequence[str]]:
+def _candidates(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
     """The trainer, and the ids of cases that fail for the same cause, the smallest first and the given one last.
 
-    Raises CannotShow, ResultsError, RunnerError.
+    Where a trainer is named, its case may be in no results yet, or may have passed before it was changed.
+
+    Raises CannotShow, ResultsError.
     """
-    if options.trainer is None or options.results is not None:
+    is_named = options.trainer is not None and options.results is None
+    try:
         results = read_results(options.results or Path(RESULTS))
-        known = [one for one in results.cases if options.trainer in (None, one.target)]
-        given = [one for one in known if one.id == options.case]
-        if len({one.target for one in given}) > 1:
-            names = " or ".join(one.target for one in given)
-            raise CannotShow(f"several trainers have {options.case}: name {names} after it")
-        if not given:
-            raise CannotShow(f"there is no case {options.case} in these results; conformance run --case runs it")
-        [case] = given
-        return case.target, _alike(case, [one for one in known if one.target == case.target])
-    tried = [_record(item, servers, options.time_limit) for item in _smaller(options, servers)]
-    return options.trainer, _alike(tried[0], tried)
-
-
-def _smaller(options: argparse.Namespace, servers: Servers) -> Iterator[Item]:
-    """The case, and smaller ones of its trainer in the same precision. Raises CannotShow, RunnerError."""
-    items = collect(servers, [options.trainer], [], [options.case])
-    wrong = [item.line for item in items if isinstance(item, BadInput)]
-    given = [item for item in items if isinstance(item, Item) and item.case.id == options.case]
-    if wrong or not given:
-        raise CannotShow(wrong[0] if wrong else f"{options.case} is no id of one case; conformance list cases has them")
-    [own] = given
-    yield own
-    others = collect(servers, [options.trainer], [own.case.backend], [])
-    fitting = [
-        item
-        for item in others
-        if isinstance(item, Item)
-        and item.verdict is None
-        and item.case.precision == own.case.precision
-        and _size(item) < _size(own)
-    ]
-    yield from sorted(fitting, key=_size)[:_TRIED]
-
-
-def _size(item: Item) -> tuple[int, int, int, int]:
-    problem = item.case.problem
-    tensors, batches = len(problem.workload.model.tensors), max(window.length for window in problem.windows)
-    return item.case.world_size, tensors, batches, len(problem.windows)
-
-
-def _record(item: Item, servers: Servers, time_limit: float) -> CaseRecord:
-    return run(item, servers, time_limit)
+    except ResultsError:
+        if is_named:
+            return options.trainer, [options.case]
+        raise
+    known = [one for one in results.cases if options.trainer in (None, one.target)]
+    given = [one for one in known if one.id == options.case]
+    if is_named and not any(one.failed for one in given):
+        return options.trainer, [options.case]
+    if len({one.target for one in given}) > 1:
+        names = " or ".join(one.target for one in given)
+        raise CannotShow(f"several trainers have {options.case}: name {names} after it")
+    if not given:
+        raise CannotShow(f"there is no case {options.case} in these results; conformance run --case runs it")
+    [case] = given
+    return case.target, _alike(case, [one for one in known if one.target == case.target])
 
 
 def _alike(case: CaseRecord, cases: Sequence[CaseRecord]) -> list[str]:
@@ -172,7 +144,7 @@ def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: A
     judgement = judge(item.case, outcome, server.declaration.behaviour)
     case = record(item.case, item.trainer, item.target, item.command, judgement, outcome.seconds)
     if not case.failed:
-        raise CannotShow(f"{case.id} does not fail when it is run again ({case.verdict}): {case.headline}")
+        raise CannotShow(f"{case.id} does not fail when it is run ({case.verdict}): {case.headline}")
     return written(item.case, judgement, item.target, card_of(case), output, **how)
 
 
@@ -185,4 +157,4 @@ def _item(target: str, id: str, servers: Servers) -> Item:
             if item.verdict is not None:
                 raise CannotShow(f"{id} cannot be run here: {item.reason}")
             return item
-    raise CannotShow(f"{target} has no case {id}")
+    raise CannotShow(f"{id} is no id of one case; conformance list cases has them")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
@@ -74,47 +75,44 @@ class Source:
         """The lines from `begin` to before `end` with these changes, indented. Of two changes one within the other, the
         outer one is made, and the inner one in what the outer one keeps."""
         first, last = self._offsets[begin - 1], self._offsets[min(end, len(self._offsets)) - 1]
-        insertions = self._comments(changes, indent)
-        within_texts = self._within_texts()
-        for number in range(begin, end):
-            if indent and number not in within_texts and number <= len(self._lines) and self._lines[number - 1].strip():
-                offset = self._offsets[number - 1]
-                insertions[offset] = insertions.get(offset, "") + indent
-        ordered = sorted(changes, key=lambda change: (self._span(change.node)[0], -self._span(change.node)[1]))
-        made = [change for change in ordered if change.parts]
-        return self._rendered(first, last, made, insertions)
+        inserted = [(offset, offset, text) for offset, text in self._comments(changes, indent).items()]
+        for number in range(begin, min(end, len(self._lines) + 1)) if indent else ():
+            if number not in self._within_texts and self._lines[number - 1].strip():
+                inserted.append((self._offsets[number - 1], self._offsets[number - 1], indent))
+        found, at = list[str](), first
+        # Of those at one place, comments come first, then the indentation: sorting keeps their order.
+        for start, stop, text in sorted([*inserted, *self._edits(changes)], key=lambda edit: edit[0]):
+            if first <= start < last and at <= start:
+                found += [self._bytes[at:start].decode(), text]
+                at = stop
+        return "".join([*found, self._bytes[at:last].decode()])
 
-    def _rendered(self, first: int, last: int, changes: Sequence[Change], insertions: dict[int, str]) -> str:
-        found, at = [], first
-        for change in changes:
-            begin, end = self._span(change.node)
-            if at <= begin and end <= last:
-                found += [self._plain(at, begin, insertions), insertions.get(begin, "")]
-                insertions = {offset: text for offset, text in insertions.items() if offset != begin}
-                inner = [one for one in changes if one is not change]
-                for part in change.parts:
-                    found.append(
-                        part if isinstance(part, str) else self._rendered(*self._span(part), inner, insertions)
-                    )
-                at = end
-        return "".join([*found, self._plain(at, last, insertions)])
-
-    def _plain(self, first: int, last: int, insertions: dict[int, str]) -> str:
-        cuts = sorted(offset for offset in insertions if first <= offset < last)
-        parts, at = [], first
-        for cut in cuts:
-            parts += [self._bytes[at:cut].decode(), insertions[cut]]
-            at = cut
-        return "".join([*parts, self._bytes[at:last].decode()])
+    def _edits(self, changes: Sequence[Change]) -> list[tuple[int, int, str]]:
+        """What stands between the parts that changes keep: where it begins and ends, and the text instead."""
+        found = list[tuple[int, int, str]]()
+        for change in sorted(changes, key=lambda one: (self._span(one.node)[0], -self._span(one.node)[1])):
+            at, end = self._span(change.node)
+            if not change.parts or any(start <= at and end <= stop for start, stop, _ in found):
+                continue
+            text = ""
+            for part in change.parts:
+                if isinstance(part, str):
+                    text += part
+                else:
+                    start, stop = self._span(part)
+                    found.append((at, start, text))
+                    at, text = stop, ""
+            found.append((at, end, text))
+        return found
 
     def _comments(self, changes: Sequence[Change], indent: str) -> dict[int, str]:
         """By the offset of the statement's line, what goes above it."""
-        starts, within_texts = self._starts(), self._within_texts()
+        starts = self._starts
         found: dict[int, dict[str, None]] = {}
         for change in changes:
             # Within an expression or a text, a comment would stand in its middle.
             number = starts.get(change.node.lineno, change.node.lineno)
-            while number in within_texts:
+            while number in self._within_texts:
                 number -= 1
             found.setdefault(number, {})[change.why] = None
         above = {}
@@ -124,6 +122,7 @@ class Source:
             above[self._offsets[number - 1]] = "".join(f"{margin}# conformance: {one}\n" for one in comments)
         return above
 
+    @cached_property
     def _within_texts(self) -> set[int]:
         """The lines that begin inside of a text: indenting them would change it."""
         inside: set[int] = set()
@@ -134,6 +133,7 @@ class Source:
                 inside.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
         return inside
 
+    @cached_property
     def _starts(self) -> dict[int, int]:
         """For each line the one in which its innermost statement begins, of compound ones without their bodies."""
         found: dict[int, int] = {}

@@ -125,7 +125,7 @@ class _Finder(Calls):
         name, of = last_name(target), self._source.of
         if isinstance(target, ast.Subscript) and of(target.value).endswith("environ"):
             if any(variable in of(target.slice) for variable in ("MASTER_", "RANK", "WORLD_SIZE")):
-                self._change(value, "set for each rank already", target)
+                self._change(value, "set for each rank already", of(target))
         elif name == "device" and "accelerator" not in of(value):
             is_text = not any(last_name(one) == "device" for one in every(value, ast.Call))
             self._change(value, "the device of the task", f"str({TASK}.device)" if is_text else f"{TASK}.device")

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import conformance
@@ -22,6 +23,7 @@ _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS
 
 #: What may be long, and says little.
 _DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS"})
+_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 #: The parts that come after the trainer, in this order.
 _AFTER_TRAINER = ("ranks", "conclusions")
 
@@ -57,9 +59,8 @@ class Bundle:
     _imports: dict[str, list[Imported]] = field(default_factory=dict)
     _givens: dict[str, Given] = field(default_factory=dict)
     _known: dict[str, Source] = field(default_factory=dict)
-    _methods: dict[str, tuple[Source, ast.stmt]] = field(default_factory=dict)
+    _methods: dict[str, ast.stmt] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
-    _is_task_needed: bool = False
 
     def text(self, function: str, main: str) -> str:
         """The whole script but for its docstring. ``function``: the trainer's; ``main``: of the parts.
@@ -119,9 +120,7 @@ class Bundle:
             return
         if source.name == f"{PARTS}.values":
             self._take_given(name)
-        elif name == "Task" and source.name == f"{PARTS}.stand_in":
-            self._is_task_needed = True
-        elif name in source.definitions:
+        elif name in source.definitions and (name, source.name) != ("Task", f"{PARTS}.stand_in"):
             taken.add(name)
             self._take_mentioned(source, source.definitions[name])
         elif name in source.imports:
@@ -188,7 +187,7 @@ class Bundle:
         }
         while new := [name for name in known if name in own and name not in self._methods]:
             for name in new:
-                self._methods[name] = source, known[name]
+                self._methods[name] = known[name]
                 own |= attributes_in(known[name])
                 self._take_mentioned(source, known[name])
         self._used = own | {name for one in self._parts() for node in self._nodes(one) for name in attributes_in(node)}
@@ -197,7 +196,8 @@ class Bundle:
 
     def _task(self) -> Iterator[str]:
         lines = [f"    {name} = {value}" for name, value in self.attributes.items() if name in self._used]
-        methods = [source.copied(node, self._substitutes(source)) for source, node in self._methods.values()]
+        source = self._source(f"{PARTS}.stand_in")
+        methods = [source.copied(node, self._substitutes(source)) for node in self._methods.values()]
         yield "\n\n".join(
             [
                 'class Task:\n    """What the trainer is given: the settings of the case, and the data of a rank."""',
@@ -205,22 +205,13 @@ class Bundle:
                 *methods,
             ]
         )
-        helpers = self._source(f"{PARTS}.stand_in")
-        yield from self._statements(helpers)
+        yield from self._statements(source)
 
     def _statements(self, source: Source) -> Iterator[str]:
-        run: list[str] = []
-        for node in self._nodes(source):
-            text = source.copied(node, self._substitutes(source), _MARK)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                if run:
-                    yield "\n".join(run)
-                    run = []
-                yield text
-            else:
-                run.append(text)
-        if run:
-            yield "\n".join(run)
+        """Each definition apart, and what is between two of them together."""
+        for is_definition, nodes in groupby(self._nodes(source), lambda node: isinstance(node, _DEFINITIONS)):
+            texts = [source.copied(node, self._substitutes(source), _MARK) for node in nodes]
+            yield from texts if is_definition else ["\n".join(texts)]
 
     def _nodes(self, source: Source) -> list[ast.stmt]:
         """The statements of a source that are needed, in its order."""
@@ -233,26 +224,20 @@ class Bundle:
         return [(name, self._givens[name]) for name in self.given if name in self._givens]
 
     def _import_lines(self) -> Iterator[str]:
-        """Those of the standard library first."""
-        lines = [*self._import_statements()]
-        standard = [one for one in lines if one.split()[1].partition(".")[0] in sys.stdlib_module_names]
-        yield from standard
-        yield ""
-        yield from (line for line in lines if line not in standard)
-
-    def _import_statements(self) -> Iterator[str]:
-        all_of_them = [(name, one) for name, imported in self._imports.items() for one in imported]
-        for name, one in sorted(all_of_them, key=lambda pair: pair[1].module):
-            if one.attribute is None:
-                same = name == one.module.partition(".")[0]
-                yield f"import {one.module}" if same else f"import {one.module} as {name}"
-        members: dict[str, list[str]] = {}
-        for name, one in all_of_them:
-            if one.attribute is not None:
-                bound = name if name == one.attribute else f"{one.attribute} as {name}"
-                members.setdefault(one.module, []).append(bound)
-        for module, bound_names in sorted(members.items()):
-            yield f"from {module} import {', '.join(sorted(bound_names))}"
+        """Those of the standard library first; of each kind, whole modules first."""
+        lines, members = list[tuple[str, bool, str]](), dict[str, list[str]]()
+        for name, imported in self._imports.items():
+            for one in imported:
+                if one.attribute is not None:
+                    members.setdefault(one.module, []).append(_bound(one.attribute, name))
+                else:
+                    is_root = name == one.module.partition(".")[0]
+                    lines.append((one.module, False, f"import {one.module if is_root else _bound(one.module, name)}"))
+        lines += [(module, True, f"from {module} import {', '.join(sorted(of))}") for module, of in members.items()]
+        for standard in (True, False):
+            own = [one for one in lines if (one[0].partition(".")[0] in sys.stdlib_module_names) is standard]
+            yield from (line for _, _, line in sorted(own, key=lambda one: (one[1], one[0])))
+            yield from [""] if standard else []
 
     # Names.
 
@@ -278,6 +263,11 @@ class Bundle:
         if source in self._parts():
             return {**self.absent, **self.written}
         return {f"{PACKAGE}.{name}": name for name in _PUBLIC}
+
+
+def _bound(what: str, name: str) -> str:
+    """An import of this, by this name."""
+    return what if what == name else f"{what} as {name}"
 
 
 def part_names() -> set[str]:
