@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import sqrt
-from operator import mul
 
 import numpy as np
 import pytest
@@ -49,20 +47,6 @@ def test_400_epochs_recover_5_3_2_1(whole):
 def form(layout):
     rule, window = Recurrence(Problem(multivariate(), layout, PRECISIONS["fp64"])), layout.window(multivariate(), 0)
     return rule.form(window, rule.coefficients(window))
-
-
-def test_the_loss_falls_in_every_epoch(whole):
-    samples = [(*sample.x, sample.y) for sample in multivariate().batches[0]]
-    columns = list(zip(*samples, strict=True))
-    moments = [[sum(map(mul, one, other)) for other in columns] for one in columns]
-
-    def loss(weights):
-        """Times the samples; from the moments, since there are 400 of them."""
-        factors = (*weights, -1)
-        return sum(one * sum(map(mul, factors, row)) for one, row in zip(factors, moments, strict=True))
-
-    assert loss(multivariate().start) > loss(whole.steps[0].weights.center)
-    assert all(loss(one.weights.center) > loss(next.weights.center) > 0 for one, next in pairwise(whole.steps))
 
 
 @pytest.mark.parametrize(
