@@ -49,10 +49,7 @@ def form(layout):
     return rule.form(window, rule.coefficients(window))
 
 
-@pytest.mark.parametrize(
-    ("world_size", "accumulation"),
-    [(1, 4), (4, 1), (2, 2), (4, 2), (1, 5)],
-)
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 4), (4, 1), (2, 2), (4, 2), (1, 5)])
 def test_shards_give_the_trajectory_of_the_whole(whole, world_size, accumulation):
     layout = Layout.of(multivariate(), world_size, accumulation)
     assert form(layout) == form(Layout.of(multivariate()))
