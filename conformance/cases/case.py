@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import repeat
+from itertools import chain, repeat
 from math import lcm
 from typing import Any, Final, Literal
 
@@ -187,11 +187,8 @@ def _shares(layout: Layout, workload: Workload, windows: Sequence[Window], order
 
 def _order(windows: Sequence[Window]) -> list[list[list[int]]]:
     """Per rank, the numbers of the samples in each micro-batch of an epoch."""
-    deal: list[list[list[int]]] = [[] for _ in windows[0].shares]
-    for window in windows:
-        for rank, share in enumerate(window.shares):
-            deal[rank] += [[window.samples[index] for index in micro_batch] for micro_batch in share]
-    return deal
+    of_ranks = zip(*(window.numbers for window in windows), strict=True)
+    return [[list(micro_batch) for micro_batch in chain(*share)] for share in of_ranks]
 
 
 @lru_cache(maxsize=32)

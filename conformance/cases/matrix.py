@@ -146,18 +146,15 @@ def _quick(cases: Mapping[Case, Sequence[Rule]]) -> dict[Case, list[Rule]]:
 def _chosen(cases: Mapping[Case, Sequence[Rule]], strength: int) -> set[Case]:
     """The cases that must run, and as many others as meet all combinations of so many values that any case has."""
     must = {case for case, rules in cases.items() if not all(rule.covering for rule in rules)}
-    core = {case: _on_path(case) for case, rules in cases.items() if any(rule.core for rule in rules)}
-    must |= covering(core, strength, must)
+    core = [case for case, rules in cases.items() if any(rule.core for rule in rules)]
+    on_paths = {case: {"path": case.path, "precision": case.precision, "workload": case.workload} for case in core}
+    must |= covering(on_paths, strength, must)
     models = {case: _of_model(case) for case in cases if case.resumed_at is None}
     return must | covering(models, strength, must, _PATH_AND_PRECISION)
 
 
 #: Each path meets each precision.
 _PATH_AND_PRECISION = ("world_size", "accumulation", "precision")
-
-
-def _on_path(case: Case) -> Values:
-    return {"path": case.path, "precision": case.precision, "workload": case.workload}
 
 
 def _of_model(case: Case) -> Values:

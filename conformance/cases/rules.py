@@ -28,11 +28,7 @@ _W4: Layout = (4, 1)
 _W2_ACC2: Layout = (2, 2)
 _W3_ACC2: Layout = (3, 2)
 
-SINGLE: tuple[Layout, ...] = (
-    (1, EACH_SAMPLE),
-    (1, 1),
-    *((1, accumulation) for accumulation in (2, 3, 4)),
-)
+SINGLE: tuple[Layout, ...] = ((1, EACH_SAMPLE), (1, 1), *((1, accumulation) for accumulation in (2, 3, 4)))
 DISTRIBUTED: tuple[Layout, ...] = tuple(
     (world_size, accumulation) for world_size in (2, 3, 4) for accumulation in (1, 2, 3, 4)
 )
@@ -58,14 +54,7 @@ _EXERCISE = frozenset({*SINGLE[:3], _W2, _W2_ACC2})
 # There most workloads have no certified data, or cannot tell each bug from the right answer.
 _HARD = frozenset({(3, 3), (3, 4), (4, 4)})
 #: Each world size and each accumulation with some others.
-_SPREAD = _ACCUMULATED | {
-    (1, 3),
-    _W2,
-    (2, 4),
-    (3, 1),
-    _W4,
-    (4, 3),
-}
+_SPREAD = _ACCUMULATED | {(1, 3), _W2, (2, 4), (3, 1), _W4, (4, 3)}
 _OF_TWOS = frozenset(layout for layout in _SPREAD if 3 not in layout)
 _ANYWHERE = frozenset({*SINGLE[1:], *DISTRIBUTED}) - _HARD
 
@@ -101,11 +90,7 @@ def _of_kinds() -> Iterator[Rule]:
     """Each recipe with each kind of model."""
     # In 16 bits the bound is too wide to tell what is clipped by norm, or a mean of means from the right mean. In an
     # eighth of the samples of a window that does not overflow, all experts are used.
-    scaled = {
-        "many-tensors": _ACCUMULATED,
-        "many-clip-value": _SPREAD & _OF_TWOS,
-        "many-overflow": _SPREAD - {(2, 4)},
-    }
+    scaled = {"many-tensors": _ACCUMULATED, "many-clip-value": _SPREAD & _OF_TWOS, "many-overflow": _SPREAD - {(2, 4)}}
     # The bound of what is clipped by norm takes long to derive.
     whole = {"many-clip-norm": _ACCUMULATED | {_W4}, "many-overflow": frozenset[Layout]()}
     for name, (_, recipe) in OF_KINDS.items():
@@ -163,11 +148,7 @@ RULES: tuple[Rule, ...] = (
     # A trainer's branches for AMP may begin and end otherwise, that for bf16 too, which has no scaler.
     Rule("ranks-start-apart", ("bf16", *_SCALED), frozenset({_W2_ACC2})),
     *(Rule(workload, ("bf16", *_SCALED), _ACCUMULATED) for workload in ("short-window", "uneven-batch")),
-    Rule(
-        "short-window",
-        ("fp64", "fp32"),
-        frozenset({*SINGLE[2:], _W2_ACC2, (2, 3), (4, 2)}),
-    ),
+    Rule("short-window", ("fp64", "fp32"), frozenset({*SINGLE[2:], _W2_ACC2, (2, 3), (4, 2)})),
     Rule("uneven-batch", ("fp64", "fp32"), frozenset({_ACC2, (1, 4), _W2, _W2_ACC2})),
     Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2, _W3_ACC2})),
     # Not with apex, whose trainers do not join ranks.

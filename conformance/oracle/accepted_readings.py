@@ -159,7 +159,8 @@ class Reading:
 def readings(
     problem: Problem, padded: Sequence[Ends] = (), skips: Set[int] = frozenset(), *, carries: bool = False
 ) -> tuple[Reading, ...]:
-    """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make.
+    """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make. One that a
+    problem does not leave open gives no reading.
 
     Args:
         padded: what the last window of each epoch may be, if ranks filled it up by repeating samples.
@@ -179,7 +180,7 @@ def readings(
     )
     found = [Reading((), problem)]
     for decision in decisions:
-        found = [more for reading in found for more in decision(reading)]
+        found = [more for reading in found for more in [*decision(reading)] or [reading]]
     return tuple(found)
 
 
@@ -194,7 +195,6 @@ def _of_ranks_without_data(reading: Reading, padded: Sequence[Ends]) -> Iterator
     repeated, or none does. Ranks without data may count in the average, or not: torch's Join does either, as it is
     told."""
     if all(window.with_data == window.world_size for window in reading.problem.ends):
-        yield reading
         return
     joined = reading.by("last_batch=join")
     yield joined.by("joined_ranks=left out")
@@ -216,7 +216,6 @@ def _of_a_small_batch(reading: Reading, padded: Sequence[Ends]) -> Iterator[Read
         return window.of_full(reading.problem.layout_of(window).micro_batch_size)
 
     if all(full(window) == window for window in reading.problem.ends):
-        yield reading
         return
     yield reading.by("last_batch=use")
     for ends in padded:
@@ -228,7 +227,6 @@ def _of_a_short_window(reading: Reading, padded: Sequence[Ends], carries: bool) 
     """The readings of a short window: averaged by its true length, filled up as the ranks did it, dropped, or added to
     the next one."""
     if all(window.length == window.nominal for window in reading.problem.ends):
-        yield reading
         return
     yield reading.by("last_window=step")
     for ends in padded:
@@ -244,7 +242,6 @@ def _of_repeated_samples(reading: Reading) -> Iterator[Reading]:
     """A sample that the sampler repeats may be trained on again, or left out of the loss."""
     problem = reading.problem
     if problem.workload.sampler != "pad" or not problem.in_order:
-        yield reading
         return
 
     def once(end: Window) -> Window | None:
@@ -252,11 +249,9 @@ def _of_repeated_samples(reading: Reading) -> Iterator[Reading]:
         before = set(chain.from_iterable(window.samples for window in windows))
         return end.only({at for at, number in enumerate(end.samples) if number not in before})
 
-    if all(once(end) == end for end in problem.ends):
-        yield reading
-        return
-    yield reading.by("repeated_samples=trained")
-    yield reading.ending("repeated_samples=left out", once)
+    if any(once(end) != end for end in problem.ends):
+        yield reading.by("repeated_samples=trained")
+        yield reading.ending("repeated_samples=left out", once)
 
 
 def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Reading]:
@@ -285,10 +280,9 @@ def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Readi
 
 def _of_averaging(reading: Reading) -> Iterator[Reading]:
     """Ranks may average in every micro-batch; with a power of two of them that is the same to the bit."""
-    yield reading
     is_odd = any(odd_part(layout.world_size) > 1 for layout in reading.problem.layouts)
     if is_odd and reading.problem.layout.accumulation > 1:
-        yield reading.by("averaging=in every micro-batch", AVERAGES_EARLY)
+        yield from (reading, reading.by("averaging=in every micro-batch", AVERAGES_EARLY))
 
 
 def _of_a_skipped_step(reading: Reading, skips: Set[int]) -> Iterator[Reading]:
@@ -296,28 +290,23 @@ def _of_a_skipped_step(reading: Reading, skips: Set[int]) -> Iterator[Reading]:
     workload = reading.problem.workload
     schedules = workload.schedules if workload.schedule_by == "step" else ()
     stepped = [place for place, window in enumerate(reading.problem.windows) if window.index not in skips]
-    if all(schedule[step] == schedule[window] for schedule in schedules for step, window in enumerate(stepped)):
-        yield reading
-        return
-    yield reading.by("schedule_on_skip=wait")
-    yield reading.by("schedule_on_skip=advance", ADVANCES_ON_SKIPS)
+    if any(schedule[step] != schedule[window] for schedule in schedules for step, window in enumerate(stepped)):
+        yield reading.by("schedule_on_skip=wait")
+        yield reading.by("schedule_on_skip=advance", ADVANCES_ON_SKIPS)
 
 
 def _of_the_norm(reading: Reading) -> Iterator[Reading]:
     """Clipping by norm may add something to it, or nothing."""
     clip = reading.problem.workload.clip
-    yield reading
     if clip is not None and clip.kind == "norm":
-        yield reading.by(None, CLIPS_AT_THE_NORM)
+        yield from (reading, reading.by(None, CLIPS_AT_THE_NORM))
 
 
 def _of_unused_parameters(reading: Reading) -> Iterator[Reading]:
     """A parameter that a window does not use has no gradient, or one of zeros."""
-    if not reading.problem.workload.model.may_go_unused:
-        yield reading
-        return
-    yield reading.by("unused_parameters=skip")
-    yield reading.by("unused_parameters=move", MOVES_UNUSED)
+    if reading.problem.workload.model.may_go_unused:
+        yield reading.by("unused_parameters=skip")
+        yield reading.by("unused_parameters=move", MOVES_UNUSED)
 
 
 #: More than an SGD's step rounds: decay, momentum and Nesterov's sum have three operations each, the update has two.

@@ -104,7 +104,6 @@ class Recurrence:
         self.problem, self.history = problem, history
         self._forms: dict[tuple[int, ...], list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
-        self.window = problem.windows[0]
         self._overflows: list[Overflow] = []
         self._classifies_all = False
         self._scales: list[Fraction] = []

@@ -1,1 +1,1 @@
-"""Results and traces as HTML, in the terminal, and for Perfetto."""
+"""Results and traces as HTML and in the terminal."""

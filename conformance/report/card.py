@@ -220,7 +220,8 @@ def first_difference(case: CaseRecord) -> Iterator[str]:
 def _own_line(case: CaseRecord, where: str | None) -> tuple[str, int] | None:
     """The trainer's file, as its target names it, and the line in it."""
     place = place_of(case.target)
-    own = [line for path, line in _lines(where) if place.endswith(".py") and _is_end_of(path, place)]
+    file = os.path.normpath(place) if place.endswith(".py") else None
+    own = [line for path, line in _lines(where) if file and (file == path or file.endswith(os.sep + path))]
     return (relative(place), own[-1]) if own else None
 
 
@@ -231,10 +232,6 @@ def _commands(case: CaseRecord) -> tuple[tuple[str, str], ...]:
 def _counted(cases: Sequence[CaseRecord], example: CaseRecord) -> str:
     """How many there are, and one by name: that of the commands."""
     return f"{plural(len(cases), 'case')}, such as {one_line(example.id)}" if len(cases) > 1 else one_line(example.id)
-
-
-def _is_end_of(path: str, place: str) -> bool:
-    return os.path.normpath(place) == path or os.path.normpath(place).endswith(os.sep + path)
 
 
 #: By the kind of event, in the order of a window.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from conformance.results.records import PAIR, CaseRecord, Finding
 
-from .signs import CUT_SHORT, NUMERIC_LAWS, OR, Cause, Kind, key_of, signs
+from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
 
 #: Laws of what comes of a mistake, whichever it is: a known bug that makes the numbers says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
@@ -89,17 +89,10 @@ def _gives_way(cause: Cause) -> bool:
     return cause.key in _WHERE_WRONG or cause.key.startswith(_OF_EFFECTS)
 
 
-#: The most direct evidence first. A constant factor is what was seen; that a bug makes it is a conclusion. There are so
-#: many pairs of bugs that one may fit by chance.
-_ORDER: tuple[Kind, ...] = (
-    "setup", "ending", "law", "guard", "factor", "bug", "precision", "factors", "pair", "reason", "unknown",
-)  # fmt: skip
-
-
 def _rank(cause: Cause) -> float:
-    """The place in `_ORDER`."""
-    is_effect = cause.kind == "law" and cause.key.startswith(_OF_EFFECTS)
-    return _ORDER.index("bug") + 0.5 if is_effect else _ORDER.index(cause.kind)
+    """The place in `KINDS`."""
+    order, is_effect = list(KINDS), cause.kind == "law" and cause.key.startswith(_OF_EFFECTS)
+    return order.index("bug") + 0.5 if is_effect else order.index(cause.kind)
 
 
 def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:

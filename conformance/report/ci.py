@@ -23,22 +23,9 @@ from conformance.results.records import NOT_RUN, CaseRecord
 from .card import Card, CaseCard, cards
 from .command import relative
 from .grouping import grouped, overall
+from .signs import KINDS
 from .summary import Summary, extent, summary
 from .text import one_line, visible
-
-_KINDS = {
-    "setup": "The adapter does not train what the case asks for.",
-    "ending": "The case did not end as it should.",
-    "guard": "What must hold before numbers mean anything does not.",
-    "bug": "The numbers are those of a known bug.",
-    "pair": "The numbers are those of two known bugs.",
-    "factor": "Gradients or learning rates are wrong by a factor.",
-    "factors": "Gradients or learning rates are wrong by factors.",
-    "precision": "The numbers are those of a lower precision.",
-    "reason": "Nothing can be concluded.",
-    "unknown": "The numbers are wrong.",
-}
-"""What is said of causes that are no laws, by `Cause.kind`."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ def digest(results: Results) -> Digest:
         summary=summary(results),
         cut_off=results.cut_off,
         cards=cards(results),
-        rules={law.law: law.says for law in results.header.laws} | _KINDS,
+        rules={law.law: law.says for law in results.header.laws} | KINDS,
         unit="Cases",
         tally=[(f"{look.glyph} {look.verdict}", count) for look, count in overall(results)],
         extent=extent(results),

@@ -65,7 +65,7 @@ def _of_kind(
         for case in certain:
             table[value(case)] += of(case)
         one = {value(case) for case in right}
-        if not table or not all(map(_one_number, table.values())) or one & {*table}:
+        if not table or one & {*table} or not all(_alike(own[0], other) for own in table.values() for other in own):
             continue
         if on in _AVERAGED and 1 in table and len(table) > 1:
             continue
@@ -115,10 +115,6 @@ def _is_open(case: CaseRecord) -> bool:
     if case.mistake is not None or case.first_difference is None or case.explained_by:
         return False
     return not any(finding.level == "MUST" for finding in case.findings) and all(guard.holds for guard in case.guards)
-
-
-def _one_number(found: Sequence[float]) -> bool:
-    return all(_alike(found[0], other) for other in found)
 
 
 def _alike(one: float, two: float) -> bool:

@@ -267,7 +267,8 @@ def plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
     whole = complete_plot(case, quantity)
     if whole is None:
         return None
-    kept = _worst_of(whole.series)
+    worst = {id(one) for one in sorted(whole.series, key=lambda one: -one.largest)[:MOST_SERIES]}
+    kept = [one for one in whole.series if id(one) in worst]
     chosen = _thinned(kept, whole.first_difference)
     thin = tuple(Series(one.name, tuple(one.points[i] for i in chosen)) for one in kept)
     return replace(whole, series=thin)
@@ -303,11 +304,6 @@ def values(step: Step, quantity: Quantity, i: int) -> tuple[float | None, ...]:
 
 def _at(column: Sequence[float | None] | None, i: int) -> float | None:
     return column[i] if column and i < len(column) else None
-
-
-def _worst_of(series: Sequence[Series]) -> list[Series]:
-    kept = sorted(range(len(series)), key=lambda i: -series[i].largest)[:MOST_SERIES]
-    return [series[i] for i in sorted(kept)]
 
 
 def _thinned(series: list[Series], differed: int | None) -> list[int]:

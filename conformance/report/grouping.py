@@ -42,8 +42,6 @@ class Group:
 class Cell(Group):
     """The workloads of one trainer, path and precision."""
 
-    precision: str
-
     @property
     def detailed(self) -> tuple[CaseRecord, ...]:
         """The cases that are shown with all of their evidence: those that do not conform."""
@@ -58,22 +56,15 @@ class Cell(Group):
 
 @dataclass(frozen=True)
 class Path(Group):
-    """A row of the matrix: one path of one trainer on one device, with the cells of its precisions."""
+    """A row of the matrix: one path of one trainer, by precision. ``name``: with the device if it is not the CPU."""
 
-    path: str
-    device: str
+    name: str
     cells: dict[str, Cell]
-
-    @property
-    def name(self) -> str:
-        """The path, with the device if it is not the CPU."""
-        is_named = self.device == "cpu" or self.device in self.path
-        return self.path if is_named else f"{self.path} on {self.device}"
 
 
 @dataclass(frozen=True)
 class Trainer(Group):
-    """All paths of one trainer."""
+    """All paths of one trainer. ``target``: where it was found, in each of its parts."""
 
     name: str
     target: str
@@ -235,16 +226,19 @@ def _worst_first(groups: Iterable[A]) -> list[A]:
 def _trainer(name: str, cases: tuple[CaseRecord, ...]) -> Trainer:
     ordered = sorted(cases, key=lambda case: (_path_order(case), natural(case.id)))
     rows = grouped(ordered, lambda case: (case.path, case.device))
-    paths = tuple(Path(row, path, device, _cells(row)) for (path, device), row in rows.items())
-    return Trainer(
-        tuple(ordered), name, ", ".join(dict.fromkeys(case.target for case in ordered if case.target)), paths
-    )
+    paths = tuple(Path(row, _row_name(*of), _cells(row)) for of, row in rows.items())
+    target = ", ".join(dict.fromkeys(case.target for case in ordered if case.target))
+    return Trainer(tuple(ordered), name, target, paths)
+
+
+def _row_name(path: str, device: str) -> str:
+    return path if device == "cpu" or device in path else f"{path} on {device}"
 
 
 def _cells(cases: tuple[CaseRecord, ...]) -> dict[str, Cell]:
     """The cells of a path by their precision, in the order of the matrix."""
     groups = grouped(cases, lambda case: case.precision)
-    return {precision: Cell(groups[precision], precision) for precision in sorted(groups, key=_precision_order)}
+    return {precision: Cell(groups[precision]) for precision in sorted(groups, key=_precision_order)}
 
 
 def _path_order(case: CaseRecord) -> tuple[str, int, int, bool, int, list[tuple[int, int, str]]]:

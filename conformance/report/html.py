@@ -77,17 +77,6 @@ def _write(page: str, path: str | Path) -> None:
         raise ResultsError(f"cannot write {path}: {error.strerror}") from error
 
 
-class Drawings:
-    """The figures of a page, each drawn once: all layouts of a workload have the same trajectory."""
-
-    def __init__(self) -> None:
-        self.drawn: dict[Markup, str] = {}
-
-    def name(self, drawn: Markup) -> str:
-        """The id of the `<symbol>` that shows it."""
-        return self.drawn.setdefault(drawn, f"f{len(self.drawn)}")
-
-
 def base(package: str = "conformance.report") -> Environment:
     """What all pages have in common. package: whose templates it has beside those of reports."""
     environment = Environment(
@@ -104,7 +93,8 @@ def base(package: str = "conformance.report") -> Environment:
         script=Markup(script),
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
-        drawings=Drawings(),
+        # Each figure is drawn once, in a `<symbol>` of this id: all layouts of a workload have the same trajectory.
+        drawings=dict[Markup, str](),
         figure_size=(WIDTH, HEIGHT),
         swimlanes=swimlanes,
         looks=LOOKS,

@@ -17,6 +17,22 @@ Kind: TypeAlias = Literal[
     "setup", "ending", "law", "guard", "bug", "pair", "factor", "factors", "precision", "reason", "unknown"
 ]
 
+#: What is said of causes of each kind, the most direct evidence first. A constant factor is what was seen; that a bug
+#: makes it is a conclusion. There are so many pairs of bugs that one may fit by chance.
+KINDS: dict[str, str] = {
+    "setup": "The adapter does not train what the case asks for.",
+    "ending": "The case did not end as it should.",
+    "law": "A law is broken.",
+    "guard": "What must hold before numbers mean anything does not.",
+    "factor": "Gradients or learning rates are wrong by a factor.",
+    "bug": "The numbers are those of a known bug.",
+    "precision": "The numbers are those of a lower precision.",
+    "factors": "Gradients or learning rates are wrong by factors.",
+    "pair": "The numbers are those of two known bugs.",
+    "reason": "Nothing can be concluded.",
+    "unknown": "The numbers are wrong.",
+}
+
 #: A law that compares numbers. At some layouts several mistakes make the same ones, so it is no cause.
 NUMERIC_LAWS = ("acc/averaged-once",)
 

@@ -26,7 +26,9 @@ class Summary:
 def summary(results: Results) -> Summary:
     """A run conforms only if it is complete, judged something, and found nothing wrong."""
     passed, failed = results.passed, results.failed
-    detail = _judged(results) + _not_run(results) + _warned(results)
+    warnings = warned(results)
+    detail = _judged(results) + _not_run(results)
+    detail += f" {plural(warnings, 'warning')}, under Behaviour." if warnings else ""
     if failed:
         return Summary("Not conforming", detail, "bad")
     if results.cut_off:
@@ -107,11 +109,6 @@ def _not_run(results: Results) -> str:
     more = " more" if results.passed + results.failed else ""
     proves = "was not run and proves" if count == 1 else "were not run and prove"
     return f" {count}{more} {proves} nothing." if count else ""
-
-
-def _warned(results: Results) -> str:
-    count = warned(results)
-    return f" {plural(count, 'warning')}, under Behaviour." if count else ""
 
 
 def extent(results: Results, *, briefly: bool = False) -> str | None:

@@ -82,10 +82,7 @@ def _rows(timeline: Timeline, ranks: tuple[int, ...]) -> Iterator[Row]:
 
 
 def _next(
-    moments: tuple[Moment, ...],
-    joins: dict[int, tuple[int, ...]],
-    heads: dict[int, int],
-    left: dict[int, list[int]],
+    moments: tuple[Moment, ...], joins: dict[int, tuple[int, ...]], heads: dict[int, int], left: dict[int, list[int]]
 ) -> tuple[tuple[int, ...], bool]:
     """The positions of the moments in the next row, and whether they are a collective in which ranks meet."""
     at_head = set(heads.values())

@@ -17,7 +17,7 @@ from conformance.results import Results
 from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
 
 from .behaviour import behaviour, in_terminal
-from .card import Card, CaseCard, cards
+from .card import Card, cards
 from .grouping import Alike, grouped, overall, precisions, reasons, tally, trainers
 from .laws import Breach, Checked, breaches, checked, unchecked
 from .summary import extent, scope, scopes, summary
@@ -55,7 +55,8 @@ def render_terminal(
         console.print(Columns(counts, padding=(0, 3)))
     shown = causes if detail == "verbose" else causes[:MOST_CAUSES]
     for card in shown:
-        print_card(card, console, _known_bug(card))
+        bugs = one_line(", ".join(card.example.explained_by))
+        print_card(card, console, [Text(f"known bug: {bugs}", "dim")] if bugs else ())
     if rest := causes[len(shown) :]:
         cases = plural(len({id(case) for card in rest for case in card.cases}), "case")
         console.print(Text(f"\n{plural(len(rest), 'more cause')}, of {cases}: --verbose shows all", "dim"))
@@ -71,11 +72,6 @@ def _counts(results: Results, verdicts: Sequence[str]) -> Iterator[Text]:
     for look, count in overall(results):
         if look.verdict in verdicts:
             yield Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}")
-
-
-def _known_bug(card: CaseCard) -> Iterator[Text]:
-    if card.example.explained_by:
-        yield Text(f"known bug: {one_line(', '.join(card.example.explained_by))}", "dim")
 
 
 def _print_notices(results: Results, console: Console, detail: Detail) -> None:

@@ -36,9 +36,9 @@ def merged(files: Sequence[tuple[Path, Results]], command: str) -> Results:
                 )
             seen[key] = path
     cases = tuple(case for _, results in files for case in results.cases)
-    return Results(
-        _header([results.header for _, results in files], command, len(cases)), cases, mutants=_mutants(files)
-    )
+    rows = {row.mutant: row for _, results in files if results.mutants for row in results.mutants.rows}
+    mutants = Mutants(tuple(rows.values())) if rows else None
+    return Results(_header([results.header for _, results in files], command, len(cases)), cases, mutants=mutants)
 
 
 def _header(headers: Sequence[Header], command: str, planned: int) -> Header:
@@ -60,8 +60,3 @@ def _common(values: Sequence[str | int | float | bool | None]) -> str | int | fl
     """The value that all have; else all of them."""
     different = list(dict.fromkeys(values))
     return different[0] if len(different) == 1 else " or ".join(map(str, different))
-
-
-def _mutants(files: Sequence[tuple[Path, Results]]) -> Mutants | None:
-    rows = {row.mutant: row for _, results in files if results.mutants for row in results.mutants.rows}
-    return Mutants(tuple(rows.values())) if rows else None

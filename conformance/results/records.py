@@ -61,8 +61,7 @@ class Header:
         "versions, platform, processors and the like by name; null where something is missing",
     ] = field(default_factory=dict)
     sources: Annotated[
-        dict[str, dict[str, str]],
-        "by trainer: the SHA-256 of its file and of each of the user's files that it imports",
+        dict[str, dict[str, str]], "by trainer: the SHA-256 of its file and of each of the user's files that it imports"
     ] = field(default_factory=dict)
     notes: Annotated[
         tuple[str, ...],

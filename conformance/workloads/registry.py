@@ -16,7 +16,7 @@ from conformance.workloads.layout import Layout
 from conformance.workloads.model import Model
 from conformance.workloads.outliers import has_infinite_loss
 from conformance.workloads.recipes import DERIVED, GROWING, RECIPES, TWO_LAYERS
-from conformance.workloads.workload import SGD, Adagrad, Group, Ingredients, Optimizer, Sample, Workload
+from conformance.workloads.workload import SGD, Adagrad, Group, Ingredients, Optimizer, Workload
 
 
 @dataclass(frozen=True)
@@ -101,18 +101,17 @@ def at_own_scale(workload: Workload) -> Workload:
     unit = workload.scale.init_scale / OWN_SCALE
     return replace(
         workload,
-        batches=tuple(tuple(_sample(sample, unit) for sample in batch) for batch in workload.batches),
+        batches=tuple(
+            # An infinite loss must stay infinite.
+            tuple(one if has_infinite_loss(one) else replace(one, y=one.y * unit) for one in batch)
+            for batch in workload.batches
+        ),
         start=tuple(value * unit for value in workload.start),
         optimizer=_optimizer(workload.optimizer, unit),
         groups=tuple(_group(group, workload.optimizer, unit) for group in workload.groups),
         clip=workload.clip and replace(workload.clip, threshold=workload.clip.threshold * unit),
         scale=replace(workload.scale, init_scale=OWN_SCALE),
     )
-
-
-def _sample(sample: Sample, unit: Fraction) -> Sample:
-    # An infinite loss must stay infinite.
-    return sample if has_infinite_loss(sample) else replace(sample, y=sample.y * unit)
 
 
 def _optimizer(optimizer: Optimizer, unit: Fraction) -> Optimizer:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from itertools import product
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings, target
@@ -145,12 +146,7 @@ def right_answer(name, precision, shape):
 
 
 BOUNDED = [
-    *(
-        (name, precision, shape)
-        for name in ("adamw", "clip-norm")
-        for precision in PRECISIONS
-        for shape in ((2, 2), (3, 2))
-    ),
+    *product(("adamw", "clip-norm"), PRECISIONS, ((2, 2), (3, 2))),
     *((name, "fp32", (2, 2)) for name in ("line", "noisy-line", "two-workers")),
     ("line", "fp64", (1, 0)),
 ]

@@ -81,8 +81,7 @@ def test_q6_q11_and_q12_final_weights(batches, world_size, iterations, expected)
 
 
 @pytest.mark.parametrize(
-    ("data", "lr", "iterations"),
-    [(NOISY_LINE, 0.016, 12), (((1, 2), (2, 6), (3, 7), (4, 4)), 1e-9, 4), (LINE, 10, 4)],
+    ("data", "lr", "iterations"), [(NOISY_LINE, 0.016, 12), (((1, 2), (2, 6), (3, 7), (4, 4)), 1e-9, 4), (LINE, 10, 4)]
 )
 def test_q6_q7_and_q8_rates_that_fit_and_are_far_too_low_and_far_too_high(data, lr, iterations):
     steps = train(one_by_one(data), lr, iterations)

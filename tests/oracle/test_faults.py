@@ -109,8 +109,7 @@ def test_a_short_window_divided_by_the_nominal_length():
 
 
 @pytest.mark.parametrize(
-    ("name", "lengths"),
-    [("counts-on-in-next-epoch", [2, 2, 1, 1, 2, 2]), ("adds-what-is-left", [2, 2, 3, 2])],
+    ("name", "lengths"), [("counts-on-in-next-epoch", [2, 2, 1, 1, 2, 2]), ("adds-what-is-left", [2, 2, 3, 2])]
 )
 def test_epochs_of_five_micro_batches_in_windows_of_two(name, lengths):
     problem = Problem(*standard("short-epochs", 1, 2), PRECISIONS["fp32"])

@@ -13,14 +13,9 @@ from conformance.workloads.workload import SGD, Sample, Workload
 
 
 def problem(x, y, epochs=1):
-    workload = Workload(
-        "one",
-        SGD(Fraction(1, 4)),
-        Linear(1),
-        batches=((Sample((Fraction(x),), Fraction(y)),),),
-        start=(Fraction(1),),
-        epochs=epochs,
-    )
+    batches = ((Sample((Fraction(x),), Fraction(y)),),)
+    one = {"batches": batches, "start": (Fraction(1),), "epochs": epochs}
+    workload = Workload("one", SGD(Fraction(1, 4)), Linear(1), **one)
     return Problem(workload, Layout.of(workload), PRECISIONS["fp32"])
 
 
@@ -32,9 +27,8 @@ class DoubledLater(Recurrence):
 
 
 def test_what_changes_with_the_epoch_is_followed():
-    right = [step.gradient.center[0] for step in Recurrence(problem(1, 2, epochs=2)).steps()]
-    assert right == [-2, -1]
-    assert [step.gradient.center[0] for step in DoubledLater(problem(1, 2, epochs=2)).steps()] == [-2, -2]
+    for textbook, gradients in ((Recurrence, [-2, -1]), (DoubledLater, [-2, -2])):
+        assert [step.gradient.center[0] for step in textbook(problem(1, 2, epochs=2)).steps()] == gradients
 
 
 def test_the_same_form_is_kept_for_the_next_epoch():

@@ -213,12 +213,7 @@ class _Training:
             return self._reduced(window, outputs, targets, weights, passes)
 
     def _reduced(
-        self,
-        window: Window,
-        outputs: torch.Tensor,
-        targets: torch.Tensor,
-        weights: torch.Tensor | None,
-        passes: int,
+        self, window: Window, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None, passes: int
     ) -> torch.Tensor:
         world, total, placement = window.world_size, self._total(window), self.style.placement
         if placement == "every sample's factor":
@@ -308,17 +303,10 @@ def _model(workload: Workload, dtype: torch.dtype) -> torch.nn.Linear:
 
 def _optimizer(workload: Workload, parameters: list[torch.nn.Parameter], implementation: str) -> torch.optim.Optimizer:
     spec = workload.optimizer
-    flags = {
-        "for loop": {"foreach": False},
-        "foreach": {"foreach": True},
-        "fused": {"fused": True},
-    }[implementation]
+    flags = {"for loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
     if isinstance(spec, SGD):
         make = partial(
-            torch.optim.SGD,
-            momentum=float(spec.momentum),
-            dampening=float(spec.dampening),
-            nesterov=spec.nesterov,
+            torch.optim.SGD, momentum=float(spec.momentum), dampening=float(spec.dampening), nesterov=spec.nesterov
         )
     else:
         make = partial(torch.optim.AdamW, betas=(float(spec.beta1), float(spec.beta2)), eps=float(spec.eps))

@@ -35,12 +35,7 @@ def test_order_does_not_depend_on_which_case_finished_first(read: Callable[..., 
 def test_rows_and_columns(results: Results) -> None:
     assert precisions(results) == ["fp64", "fp32", "bf16", "fp16"]
     assert [trainer.name for trainer in trainers(results)][:2] == ["single", "ddp"]
-    assert [path.name for path in trainers(results)[1].paths] == [
-        "ddp-w2",
-        "ddp-w2-acc2",
-        "ddp-w4",
-        "ddp-w2 on cuda",
-    ]
+    assert [path.name for path in trainers(results)[1].paths] == ["ddp-w2", "ddp-w2-acc2", "ddp-w4", "ddp-w2 on cuda"]
 
 
 def test_what_did_not_run_is_last_and_shows_what_it_could_have_run(read: Callable[..., Results]) -> None:

@@ -108,6 +108,9 @@ BROKEN_MUST = {
 }  # fmt: skip
 
 
+WRONG = {"step": 0, "quantity": "weights", "parameter": "w", "expected": 1, "observed": 2}
+
+
 @pytest.mark.parametrize(
     ("cases", "said"),
     [
@@ -118,14 +121,7 @@ BROKEN_MUST = {
             [passed(guards=[{"name": "shards differ", "holds": False, "expected": "", "observed": ""}])],
             "line 2 says PASS (exact), but the guard 'shards differ' does not hold",
         ),
-        (
-            [
-                passed(
-                    first_difference={"step": 0, "quantity": "weights", "parameter": "w", "expected": 1, "observed": 2}
-                )
-            ],
-            "line 2 says PASS (exact), but its numbers are wrong",
-        ),
+        ([passed(first_difference=WRONG)], "line 2 says PASS (exact), but its numbers are wrong"),
     ],
 )
 def test_a_file_that_contradicts_itself(

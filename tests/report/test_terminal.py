@@ -104,11 +104,7 @@ def test_many_causes_are_cut_short_and_counted(read: Callable[..., Results], one
 def test_markup_and_control_characters_of_a_trainer_are_shown_and_not_obeyed(
     read: Callable[..., Results], one_case: Case, hostile: str
 ) -> None:
-    wrong = one_case | {
-        "verdict": "CRASH",
-        "headline": f"[bold]{hostile}[/bold]",
-        "explained_by": ["\x1b]0;x\x07\r"],
-    }
+    wrong = one_case | {"verdict": "CRASH", "headline": f"[bold]{hostile}[/bold]", "explained_by": ["\x1b]0;x\x07\r"]}
     text = printed(read([wrong]), width=200, force_terminal=True, color_system=None)
     assert "[bold]</script>" in text
     assert "\\u202egnp.exe[/bold]" in text

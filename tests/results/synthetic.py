@@ -108,14 +108,7 @@ def failing(case: Case, bug: Bug, known: str | None, verdict: str = "FAIL (numer
 
 def idle(case: Case, verdict: str, reason: str) -> Case:
     """`case` as it is recorded when it is not run."""
-    empty: Case = {
-        "certificate": None,
-        "power": None,
-        "guards": [],
-        "steps": [],
-        "ranks": [],
-        "seconds": None,
-    }
+    empty: Case = {"certificate": None, "power": None, "guards": [], "steps": [], "ranks": [], "seconds": None}
     return case | empty | {"verdict": verdict, "headline": reason, "skips": [], "scales": [], "behaviour": []}
 
 
@@ -189,10 +182,7 @@ def my_loop() -> Iterator[Case]:
 
     def base(world: int, accumulation: int, precision: str, workload: str) -> Case:
         case = passing("my_loop", "ddp", world, accumulation, precision, workload)
-        return case | {
-            "target": "my_loop.py:train",
-            "command": f"conformance run my_loop.py --case {case['id']}",
-        }
+        return case | {"target": "my_loop.py:train", "command": f"conformance run my_loop.py --case {case['id']}"}
 
     summed = "sum-over-window"
     for workload in WORKLOADS[:4]:
@@ -204,16 +194,8 @@ def my_loop() -> Iterator[Case]:
         yield idle(base(2, 1, "fp16", workload), "UNSUPPORTED", "my_loop.py does not declare precision fp16")
     apart = failing(base(2, 2, "bf16", "line"), lambda g, k: [v + F(k, 64) for v in g], None, "DIVERGED")
     weights = [row["observed"] for row in apart["steps"][1:2]] + [apart["steps"][1]["expected"]]
-    yield apart | {
-        "headline": "ranks 0 and 1 differ after step 1",
-        "diverged": {"step": 1, "weights": weights},
-    }
-    crash = base(2, 2, "bf16", "two-workers") | {
-        "verdict": "CRASH",
-        "steps": [],
-        "certificate": None,
-        "power": None,
-    }
+    yield apart | {"headline": "ranks 0 and 1 differ after step 1", "diverged": {"step": 1, "weights": weights}}
+    crash = base(2, 2, "bf16", "two-workers") | {"verdict": "CRASH", "steps": [], "certificate": None, "power": None}
     crash["headline"] = "rank 1 raised AssertionError: No inf checks were recorded for this optimizer."
     crash["ranks"] = ranks_of(2, 0, output=f"epoch 0\nwarning: {HOSTILE}\n" * 3)
     crash["ranks"][1] |= {"exit": "exited 1 before it finished", "traceback": TRACEBACK}

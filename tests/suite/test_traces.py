@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ def traced(conformance, write):
     return Path("traces", "mine", CASE)
 
 
-def test_from_the_run_to_the_terminal_and_to_chrome(traced, conformance, write):
+def test_from_the_run_to_the_terminal(traced, conformance, write):
     """And what is wrong in a call: one line, exit code 2, and nothing is run or written."""
     plan, ranks = file.read(traced)
     assert (plan["case"], len(ranks)) == (CASE, 2)
@@ -34,45 +33,23 @@ def test_from_the_run_to_the_terminal_and_to_chrome(traced, conformance, write):
     assert heading.split() == ["ms", "rank", "seq", "window", "batch", "event", "called", "at"]
     assert sum("enter no_sync" in line and "mine.py:" in line for line in lines) > 2
     assert {line.split()[1] for line in lines if "backward done" in line} == {"0", "1"}
-    ended = conformance("trace", str(traced), "--chrome", "made/trace.json")
-    assert (ended.code, ended.out) == (0, "made/trace.json: open it in https://ui.perfetto.dev\n")
-    events = json.loads(Path("made/trace.json").read_text())["traceEvents"]
-    assert {event["pid"] for event in events} == {0, 1}
     Path("plain").write_text("no folder")
     for arguments, said in (
         (("run", write(), "--traces", "plain"), "cannot write traces to plain: plain is not a folder; name another"),
         (("trace", "nosuch"), "nosuch: no such folder"),
         (("trace", "traces"), f"name the folder of one case, such as traces/mine/{CASE}"),
-        (("trace", str(traced), "--chrome", "plain/x.json"), "cannot write plain/x.json: plain is not a folder"),
-        (("trace", str(traced), "--chrome", "/dev/full"), "cannot write /dev/full: No space left on device"),
     ):
         ended = conformance(*arguments)
         assert ended.code == 2
         assert said in ended.line
 
 
-def test_chrome_marks_broken_laws(conformance, write):
-    """On every rank, and again and again. In letters that need no escape: Perfetto shows escapes as they stand."""
-    target = write("", "scheduler.step()", name="mine.py")
+def test_a_crash_has_its_trace_too(conformance, write):
+    target = write("", "raise ValueError('half')", name="mine.py")
     assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
-    assert conformance("trace", f"traces/mine/{CASE}", "--chrome", "trace.json").code == 0
-    text = Path("trace.json").read_text(encoding="utf-8")
-    events = json.loads(text)["traceEvents"]
-    lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {lane for lane in lanes if ":" in lane} == {"broken: acc/schedule-per-step"}
-    marked = [event["pid"] for event in events if event["name"] == "acc/schedule-per-step"]
-    assert marked.count(0) == marked.count(1) > 1
-    assert "learning rate 0.5 → " in text
-
-
-def test_a_crash_has_its_trace_too_and_chrome_shows_what_is_no_text(conformance, write):
-    """Such as half of a character, in a message."""
-    target = write("", r"raise ValueError('half: \ud83d')", name="mine.py")
-    assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
-    assert conformance("trace", f"traces/mine/{CASE}", "--chrome", "trace.json").code == 0
-    events = json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    messages = {event["args"]["message"] for event in events if event.get("cat") == "raised"}
-    assert messages == {"half: \ud83d"}
+    ended = conformance("trace", f"traces/mine/{CASE}")
+    assert ended.code == 0
+    assert "raised" in ended.out
     _, ranks = file.read(Path("traces", "mine", CASE))
     assert [events[-1]["event"] == "finished" for events in ranks] == [False, False]
 

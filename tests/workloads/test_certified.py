@@ -150,8 +150,7 @@ def test_outliers_are_where_asked_and_nowhere_else(name, batch_size):
 
 
 @pytest.mark.parametrize(
-    ("name", "outliers"),
-    [("overflow", {23: -FAR}), ("infinite-loss", {0: -INFINITELY_FAR, 1: INFINITELY_FAR})],
+    ("name", "outliers"), [("overflow", {23: -FAR}), ("infinite-loss", {0: -INFINITELY_FAR, 1: INFINITELY_FAR})]
 )
 def test_outliers_are_the_last_or_the_first_samples(name, outliers):
     """On the last rank in its last micro-batch, or on the first in its first, where their gradients are no number."""
@@ -196,11 +195,7 @@ def test_dampening_without_momentum_is_ignored_as_torch_ignores_it():
 
 @pytest.mark.parametrize(
     "impossible",
-    [
-        {"grid": Fraction(64)},
-        {"clip": Clip("value", Fraction(1000))},
-        {"weights": (2, 4), "steps": 1},
-    ],
+    [{"grid": Fraction(64)}, {"clip": Clip("value", Fraction(1000))}, {"weights": (2, 4), "steps": 1}],
     ids=["grid", "clip", "weights"],
 )
 def test_a_recipe_that_asks_for_too_much_is_refused(impossible):

@@ -123,8 +123,7 @@ def _fine(problem: Problem) -> bool:
 
 def _data_fit(problem: Problem) -> bool:
     """Whether bfloat16 has all features and targets."""
-    samples = chain.from_iterable(problem.workload.batches)
-    return all(BF16.holds(value) for sample in samples for value in (*sample.x, sample.y))
+    return all(BF16.holds(value) for sample in problem.workload.data for value in (*sample.x, sample.y))
 
 
 @fault("rounds the data to bfloat16", _fine, lambda problem: not (problem.precision.mixed or _data_fit(problem)))

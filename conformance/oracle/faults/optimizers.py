@@ -100,11 +100,7 @@ class DecayForFirstGroup(Recurrence):
         return replace(right, weight_decay=Fraction(0)) if self.group_of(tensor) else right
 
 
-@fault(
-    "makes parameter groups of its own, and applies the weight decay to the first only",
-    decays,
-    invites_groups,
-)
+@fault("makes parameter groups of its own, and applies the weight decay to the first only", decays, invites_groups)
 class DecayForFirstOwnGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
         right = super().optimizer_of(tensor)

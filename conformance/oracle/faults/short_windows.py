@@ -79,11 +79,8 @@ class CountsOnInNextEpoch(Recurrence):
         found, count = list[Window](), 0
         for number, epoch in groupby(super().read(), attrgetter("epoch")):
             windows = list(epoch)
-            nominal, shares = (
-                windows[0].nominal,
-                [list(chain(*own)) for own in zip(*(w.numbers for w in windows), strict=True)],
-            )
-            length = len(shares[0])
+            shares = [list(chain(*own)) for own in zip(*(window.numbers for window in windows), strict=True)]
+            length, nominal = len(shares[0]), windows[0].nominal
             ends = [end for end in range(1, length) if (count + end) % nominal == 0]
             for begin, end in pairwise([0, *ends, length]):
                 parts = [share[begin:end] for share in shares]
