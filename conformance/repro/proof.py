@@ -21,7 +21,7 @@ from conformance.cases.case import Case
 from conformance.report.card import Card
 from conformance.report.text import visible, write
 from conformance.repro.script import function_in, script
-from conformance.repro.showing import TIMEOUT, CannotShow, Ending, Reading, Shows, shown
+from conformance.repro.showing import TIMEOUT, CannotShow, Ending, Shows, shown
 from conformance.repro.sources import CannotCopy, Source
 from conformance.runner.rank.environment import base_environment
 from conformance.verdict.judgement import Judgement
@@ -68,9 +68,6 @@ def is_shown(ran: Run, shows: Shows, names: Sequence[str]) -> bool:
     if isinstance(shows, Ending):
         # Which rank raises first is a race.
         return any(_plain(one) in _plain(ran.output) for one in shows.errors or [TIMEOUT])
-    if isinstance(shows, Reading):
-        observed = (f"observed {value!r}," for value in shows.weights)
-        return "samples once;" in ran.output or any(one in ran.output for one in observed)
     if not shows.seen:
         return "expected the same values on all ranks" in ran.output
     observed = (f"{names[index]} on rank {rank}: observed {value!r}," for rank, index, value in shows.seen)

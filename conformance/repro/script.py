@@ -11,12 +11,10 @@ from conformance.adapter.task import Task
 from conformance.cases.case import Case
 from conformance.repro.bundle import MODELS, PARTS, Bundle, Given, part_names
 from conformance.repro.case_data import assigned, cut, literal, orders, settings, whole_epochs
-from conformance.repro.showing import CannotShow, Ending, Numbers, Reading, Shows
+from conformance.repro.showing import CannotShow, Ending, Numbers, Shows
 from conformance.repro.sources import CannotCopy, Source, decorator_name
 from conformance.workloads import model
 from conformance.workloads.workload import Workload
-
-_RUNS = {Ending: "run_within_limit", Reading: "run_for_reading"}
 
 
 def variants(case: Case, shows: Shows, *, is_resumed: bool) -> dict[str, str]:
@@ -34,12 +32,10 @@ def main_of(shows: Shows) -> str:
     """What ends a script."""
     if isinstance(shows, Numbers) and shows.others:
         return "compare_with_others"
-    return {Ending: "end", Reading: "compare_with_plain"}.get(type(shows), "compare")
+    return "end" if isinstance(shows, Ending) else "compare"
 
 
 def _launch(case: Case, shows: Shows, in_one_life: str, *, is_resumed: bool) -> str:
-    if is_resumed and isinstance(shows, Reading):
-        return "read_in_both_lives"
     if is_resumed:
         return "resumed_twice" if case.resumed == "twice" else "resumed"
     if in_one_life == "under_horovod" or case.world_size > 1 or isinstance(shows, Ending):
@@ -48,9 +44,9 @@ def _launch(case: Case, shows: Shows, in_one_life: str, *, is_resumed: bool) -> 
 
 
 def _run(case: Case, shows: Shows) -> str:
-    if type(shows) in _RUNS:
-        return _RUNS[type(shows)]
-    if isinstance(shows, Numbers) and shows.quantity == "gradient":
+    if isinstance(shows, Ending):
+        return "run_within_limit"
+    if shows.quantity == "gradient":
         return "run_for_gradients"
     return "run_sharded" if case.backend == "fsdp2" else "run"
 
@@ -168,8 +164,6 @@ def _attributes(spec: Mapping[str, Any], *, is_resumed: bool) -> dict[str, str]:
 def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
     if isinstance(shows, Ending):
         return {"LIMIT": Given(assigned("LIMIT", 20, "Seconds after which a rank hangs."))}
-    if isinstance(shows, Reading):
-        return {}
     names = workload.model.elements
     expected = [(name, *value) for name, value in zip(names, shows.expected, strict=True)]
     what = "the weights" if shows.quantity == "weights" else "the gradients"

@@ -54,16 +54,8 @@ class Ending:
     errors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Samples in an order of the trainer's own, and ``weights``, which are not those of training on them."""
-
-    windows: int
-    weights: tuple[float, ...]
-
-
 #: What a script can show.
-Shows: TypeAlias = Numbers | Ending | Reading
+Shows: TypeAlias = Numbers | Ending
 
 
 @dataclass(frozen=True)
@@ -197,10 +189,8 @@ def shown(judgement: Judgement, problem: Problem) -> list[Shows]:
         raise CannotShow(f"nothing is proved about it: {judgement.headline}")
     if judgement.verdict in ("CRASH", "HANG"):
         return _endings(judgement, len(problem.windows))
-    windows = len(problem.windows)
     if problem.workload.own_order:
-        weights = (value for rank in judgement.ranks for value in (rank.final_weights or ()) if value is not None)
-        return [Reading(windows, tuple(weights))]
+        raise CannotShow(f"no script knows which samples the trainer should have read: {judgement.headline}")
     if judgement.trajectory is None or not judgement.trajectory.steps or not judgement.ranks:
         raise CannotShow(f"no numbers show it: {judgement.headline}")
     found: list[Shows] = [*wrong_numbers(judgement.ranks, answers(judgement, problem))]

@@ -95,20 +95,7 @@ ELSEWHERE = {
     "casts": ("ctx = torch.autocast('cuda') if gpu else nullcontext()", "ctx = TASK.autocast()"),
     "exit": ("sys.exit(main())", "    main()"),
     "known options": ("p.add_argument('data'); a, _ = p.parse_known_args()", 'parse_known_args(["x"])'),
-    "click": (
-        "@click.command()\n@click.option('--n', required=True)\ndef cli(n):\n    pass\ncli()",
-        'cli(["--n", "x"], standalone_mode=False)',
-    ),
-    "typer": (
-        "app = typer.Typer()\n@app.command()\ndef run(n: int, m: str = 'x'):\n    pass\napp()",
-        'app(["1"], standalone_mode=False)',
-    ),
     "typer's app": ("app = typer.Typer()\n@app.command()\ndef run(): pass", "\napp = typer.Typer()\n"),
-    "fire": ("fire.Fire(main)", "fire.Fire(main, command=[])"),
-    "hydra": (
-        "@hydra.main(version_base=None, config_path='c', config_name='d')\ndef main(cfg):\n    pass\nmain()",
-        "hydra.initialize(version_base=None, config_path='c'); main.__wrapped__(hydra.compose(config_name='d'))",
-    ),
     "instantiated model": ("net = instantiate(cfg.model).to(d)", "net = TASK.model().to(d)"),
     "instantiated optimizer": (
         "opt = instantiate(c.o, params=model.parameters())",
@@ -174,6 +161,16 @@ LOOPS |= {
 }
 #: And what a person has to look at.
 CHECKED = {
+    "click": (
+        f"@click.command()\ndef cli(n):\n    pass\n{LOOP}cli()",
+        "this reads the command line",
+    ),
+    "typer": (f"app = typer.Typer()\n{LOOP}app()", "this reads the command line"),
+    "fire": (f"{LOOP}fire.Fire(main)", "this reads the command line"),
+    "hydra": (
+        f"@hydra.main(config_path='c')\ndef main(cfg):\n    pass\n{LOOP}main()",
+        "this reads the command line",
+    ),
     "two inputs": ("for x, y in loader:\n    l(model(x, y), y).backward()", "takes inputs (m, n) alone"),
     "two outputs": ("for x, y in loader:\n    a, b = model(x)\n    l(a, y).backward()", "takes inputs (m, n) alone"),
     "dict of outputs": ("for x, y in loader:\n    o = model(x)\n    o['loss'].backward()", "takes inputs (m, n) alone"),

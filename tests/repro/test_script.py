@@ -15,7 +15,7 @@ from conformance.adapter.task import Task
 from conformance.cases.case import Case
 from conformance.repro.case_data import cut, literal
 from conformance.repro.script import function_in, script
-from conformance.repro.showing import CannotShow, Ending, Numbers, Reading
+from conformance.repro.showing import CannotShow, Ending, Numbers
 from conformance.repro.sources import CannotCopy, Source
 
 MINE = """
@@ -210,8 +210,6 @@ def test_training_that_does_not_end_runs_in_processes_with_a_limit():
 @pytest.mark.parametrize(
     ("shows", "case", "has"),
     [
-        (Reading(6, ()), Case("ddp", 2, 2, "fp32", "own-order"), "def plainly_trained"),
-        (Reading(6, ()), Case("ddp", 2, 2, "fp32", "own-order", resumed_at=4), "*before, *after"),
         (
             Numbers(8, 7, "weights", ((0.0, 0.0),) * 4, (), (("last_window=drop", ((1.0, 0.0),) * 4),)),
             Case("ddp", 2, 2, "fp32", "momentum"),

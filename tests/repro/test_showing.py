@@ -16,7 +16,6 @@ from conformance.repro.showing import (
     CannotShow,
     Ending,
     Numbers,
-    Reading,
     shown,
     wrong_numbers,
 )
@@ -62,16 +61,15 @@ def judgement(*ranks, verdict="FAIL (numerics)"):
     return Judgement(verdict, "the headline", ranks=ranks)  # type: ignore[arg-type]
 
 
-def right_judgement(verdict, problem=PROBLEM, **more):
+def right_judgement(verdict):
     """Of one rank that does all as it should."""
-    right = Recurrence(problem).run()
+    right = Recurrence(PROBLEM).run()
     attempts = [
         attempt(one.window, tuple(map(float, one.weights.center)), tuple(map(float, one.gradient.center)))
         for one in right.steps
     ]
     ranks = (own(attempts, final_weights=attempts[-1].weights),)
-    found = {"guards": (), "findings": (), "behaviour": (), "reading": None, **more}
-    return SimpleNamespace(verdict=verdict, headline="the headline", ranks=ranks, trajectory=right, **found)
+    return Judgement(verdict, "the headline", ranks=ranks, trajectory=right)  # type: ignore[arg-type]
 
 
 def test_the_first_wrong_step_and_then_the_last():
@@ -131,22 +129,17 @@ def test_answers_that_differ_by_rounding_are_as_one():
 
 
 @pytest.mark.parametrize(
-    ("found", "why"),
+    ("found", "problem", "why"),
     [
-        (right_judgement("FAIL (law)"), "a script has nothing to compare: the headline"),
-        (right_judgement("INCONCLUSIVE"), "nothing is proved about it: the headline"),
-        (Judgement("FAIL (numerics)", "the headline"), "no numbers show it: the headline"),
+        (right_judgement("FAIL (law)"), PROBLEM, "a script has nothing to compare: the headline"),
+        (right_judgement("INCONCLUSIVE"), PROBLEM, "nothing is proved about it: the headline"),
+        (judgement(), PROBLEM, "no numbers show it: the headline"),
+        (judgement(), Case("single", 1, 1, "fp32", "own-order").problem, "which samples the trainer should have read"),
     ],
 )
-def test_nothing_to_show(found, why):
+def test_nothing_to_show(found, problem, why):
     with pytest.raises(CannotShow, match=why):
-        shown(found, PROBLEM)
-
-
-def test_an_order_of_the_trainers_own():
-    problem = Case("single", 1, 1, "fp32", "own-order").problem
-    ended = SimpleNamespace(final_weights=(0.5, 0.25))
-    assert shown(judgement(ended), problem) == [Reading(len(problem.windows), (0.5, 0.25))]
+        shown(found, problem)
 
 
 def ended(exit, raised=None, *, finished=False, steps=1):

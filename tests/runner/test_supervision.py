@@ -9,7 +9,7 @@ import pytest
 from conformance.runner.case.supervision import DRIVER, Failure, Limits, Stop, Supervision
 
 LIMITS = Limits(run=60.0, start=120.0, build=600.0, grace=2.0, leave=5.0)
-#: By what happens to two ranks: at which time, what they do then > and what is to be done, and what is known then.
+#: Two ranks. Each line has a time in seconds, what happens then > the actions that follow > what is known from there.
 SCENARIOS = {
     "they deliver, and leave together": """
         1 >

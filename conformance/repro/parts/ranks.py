@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.spawn import spawn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.repro.parts.stand_in import Task
-from conformance.repro.parts.values import GO_ON, LIMIT, SAMPLES, STOP, WORLD_SIZE, train
+from conformance.repro.parts.values import GO_ON, LIMIT, STOP, WORLD_SIZE, train
 
 
 def launch() -> list[Any]:
@@ -87,13 +86,9 @@ def in_one_life(**life: Any) -> list[Any]:
 
 def resumed() -> list[Any]:
     """Training that stops, and goes on in other processes."""
-    return in_both_lives()[1]
-
-
-def in_both_lives() -> tuple[list[Any], list[Any]]:
     with tempfile.TemporaryDirectory() as name:
-        first = in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
-        return first, in_one_life(**GO_ON, resume_from=Path(name))
+        in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
+        return in_one_life(**GO_ON, resume_from=Path(name))
 
 
 def resumed_twice() -> list[Any]:
@@ -119,31 +114,6 @@ def run_within_limit(rank: int, **life: Any) -> list[float]:
     train(Task(rank, **life))
     faulthandler.cancel_dump_traceback_later()
     return []
-
-
-def run_for_reading(rank: int, **life: Any) -> tuple[list[float], list[int]]:
-    """The weights after the last step, and which samples were read."""
-    torch.set_num_threads(1)
-    task, read = Task(rank, **life), list[int]()
-    note_reading(task, read)
-    train(task)
-    return task.weights(), read
-
-
-def note_reading(task: Task, read: list[int]) -> None:
-    """Lets ``read`` have the numbers of the samples that go forward for a gradient."""
-    numbers = {tuple(row): number for number, row in enumerate(SAMPLES[0])}
-
-    def note(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        if module in task.models and outputs.requires_grad:
-            read.extend(numbers[tuple(row)] for row in inputs[0].tolist())
-
-    register_module_forward_hook(note)
-
-
-def read_in_both_lives() -> list[Any]:
-    lives = zip(*in_both_lives(), strict=True)
-    return [(weights, [*before, *after]) for (_, before), (weights, after) in lives]
 
 
 def run_for_gradients(rank: int, **life: Any) -> list[float]:
