@@ -125,18 +125,6 @@ KINDS = (("forward", "s0"), ("backward", "s1"), ("collective", "s2"), ("step", "
 """What boxes show, with the colour of each."""
 
 
-def legend() -> Markup:
-    """What the colours mean, and in which direction time goes: the same below each picture, so that it stands once."""
-    at = LEFT
-    parts = []
-    for name, colour in KINDS:
-        parts.append(
-            f'<path class="box {colour}" d="M{at} {HEIGHT - 9}h8"/><text x="{at + 11}" y="{HEIGHT - 6}">{name}</text>'
-        )
-        at += 24 + 5 * len(name)
-    return Markup("".join(parts) + f'<text class="end" x="{RIGHT}" y="{HEIGHT - 6}">time →</text>')
-
-
 def broken_at(findings: Sequence[Finding]) -> dict[tuple[object, ...], str]:
     """The law that each marked moment of a timeline breaks, by `key`."""
     return {key(moment): finding.law for finding in reversed(findings) for moment in finding.slice if moment.marked}
