@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from conformance.results import Results
@@ -20,10 +20,12 @@ from conformance.results.records import NOT_RUN, CaseRecord
 from .card import Card, CaseCard, cards
 from .command import relative
 from .grouping import grouped, overall
-from .html import base
 from .signs import KINDS
 from .summary import Summary, extent, summary
 from .text import escaped, one_line, visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,18 @@ def endpoint(results: Results) -> str:
     return json.dumps({"schemaVersion": 1, "label": _LABEL, "message": message(results), "color": colour}) + "\n"
 
 
+def _templates() -> Environment:
+    # A watch takes digests in the process of a trainer, which may have a jinja2 of its own.
+    from .html import base
+
+    return base()
+
+
 def svg(results: Results) -> str:
     """An image that needs no other file."""
     text, colour = message(results), _COLOURS[summary(results).tone]
     left, right = (len(word) * _WIDTH + _SPACE for word in (_LABEL, text))
-    badge = base().get_template("badge.svg.j2")
+    badge = _templates().get_template("badge.svg.j2")
     return badge.render(label=_LABEL, text=text, colour=colour, left=left, right=right) + "\n"
 
 
@@ -168,7 +177,7 @@ _MOST = 20
 
 def markdown(digest: Digest) -> str:
     """GitHub's flavour."""
-    environment = base().overlay(autoescape=False)
+    environment = _templates().overlay(autoescape=False)
     environment.filters.update(
         escaped=escaped, code=_code, fenced=_fenced, lines=lambda text: visible(text).splitlines()
     )
