@@ -229,11 +229,10 @@ def clipped(
 
 def _norm(gradient: Affine, fmt: Format) -> Interval:
     """Bounds of the 2-norm in ``fmt``: squares, sums over entries and over tensors, and two square roots round."""
-    bounds = [gradient.interval(index) for index in range(len(gradient))]
-    least = sum((Fraction(0) if low <= 0 <= high else min(low * low, high * high) for low, high in bounds), Fraction(0))
-    most = sum((max(low * low, high * high) for low, high in bounds), Fraction(0))
-    underflow = len(bounds) * fmt.quantum
-    rounding = gamma(2 * len(bounds) + 6, fmt)
+    squares = [_square(gradient.interval(index)) for index in range(len(gradient))]
+    least, most = (sum(bounds, Fraction(0)) for bounds in zip(*squares, strict=True))
+    underflow = len(squares) * fmt.quantum
+    rounding = gamma(2 * len(squares) + 6, fmt)
     return (
         square_root(max(least - underflow, Fraction(0)))[0] * (1 - rounding),
         square_root(most + underflow)[1] * (1 + rounding),

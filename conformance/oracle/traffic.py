@@ -7,7 +7,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from conformance.adapter.backends import BACKENDS, exchange_of
+from conformance.adapter.backends import BACKENDS, Exchange, exchange_of
+
+#: What a rank sends in a step, of N ranks. Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+#: clusters of workstations", Journal of Parallel and Distributed Computing 69 (2009), for the ring; the others are
+#: counted from their messages.
+FORMULAS: dict[Exchange | None, str] = {
+    "all-reduce": "the gradient, passed to all-reduce",
+    "owners": "the gradient, passed to all-reduce, and the weights, which the ranks that step them broadcast",
+    "shards": "a rank's part of the weights, passed to all-gather in each micro-batch; the gradient, passed to "
+    "reduce-scatter; and where parts have copies, its part again, passed to all-reduce. Parts are filled up to one "
+    "length",
+    "zero": "in stages 0 and 1 the gradient, passed to all-reduce; in stage 2 in each micro-batch; in stage 3 to "
+    "reduce-scatter in each micro-batch; and from stage 1 on a rank's part of the weights, passed to all-gather. Parts "
+    "are filled up to one length. Without the first step in stage 3, in which the order of modules is recorded",
+    "parameter-server": "N − 1 gradients to rank 0, which is a worker too, and as many copies of the weights back",
+    "ring": "2 (N − 1) / N of the gradient per rank",
+    "ring-gather": "twice the gradient per rank, once at either end",
+}
 
 
 @dataclass(frozen=True)
@@ -57,21 +74,7 @@ def expected(
 ) -> tuple[Expected, ...] | None:
     """The traffic of each rank for a gradient of ``elements`` numbers of ``width`` bytes; None without a formula.
     ``stepped``: the part of all windows whose step is not skipped.
-
-    With G bytes of gradients, N ranks, and weights as large as their gradients, a rank sends:
-
-    - ring: 2 (N - 1) / N G if N divides the elements, else the same up to one element in each phase;
-    - ring-gather: 2 G, but ranks 0 and N - 1 only G;
-    - parameter-server: rank 0, which computes gradients too, (N - 1) G each way; a worker G each way;
-    - all-reduce (ddp, horovod): G passed to all-reduce;
-    - owners (zero-redundancy): G passed to all-reduce, and as much to broadcasts after each step;
-    - shards (fsdp2), with M ranks that hold shards of S bytes together, and N / M copies: S to each all-gather, M S to
-      reduce-scatter and, if there are copies, S to all-reduce;
-    - zero (deepspeed): G to all-reduce or, in stage 3, N parts to reduce-scatter, once in a step or in each
-      micro-batch; and a part to all-gather after each step. Parts are filled up to one length.
-
-    Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
-    Parallel and Distributed Computing 69 (2009), for the ring; the others are counted from their messages.
+    Weights are as large as their gradients.
     """
     whole = elements * width
     exchange = exchange_of(backend)

@@ -234,16 +234,8 @@ def _counted(cases: Sequence[CaseRecord], example: CaseRecord) -> str:
     return f"{plural(len(cases), 'case')}, such as {one_line(example.id)}" if len(cases) > 1 else one_line(example.id)
 
 
-#: By the kind of event, in the order of a window.
-_CALLS = {
-    "forward": "forward",
-    "backward_begin": "backward",
-    "unscale": "unscale",
-    "clip": "clip",
-    "step": "step",
-    "schedule": "schedule",
-    "report": "report",
-}
+#: Kinds of event, in the order of a window.
+_CALLS = ("forward", "backward_begin", "unscale", "clip", "step", "schedule", "report")
 
 
 def looked_at(case: CaseRecord) -> str | None:
@@ -251,12 +243,13 @@ def looked_at(case: CaseRecord) -> str | None:
     timeline = case.timeline
     if timeline is None:
         return None
-    lines: dict[str, dict[str, None]] = {}
+    lines = defaultdict[str, dict[str, None]](dict)
     for moment in timeline.moments:
         if moment.event in _CALLS and moment.where is not None:
-            lines.setdefault(_CALLS[moment.event], {})[moment.where] = None
+            lines[moment.event][moment.where] = None
     if not lines:
         return None
-    calls = [f"{call} ({', '.join(map(one_line, lines[call]))})" for call in _CALLS.values() if call in lines]
+    seen = [call for call in _CALLS if call in lines]
+    calls = [f"{call.removesuffix('_begin')} ({', '.join(map(one_line, lines[call]))})" for call in seen]
     when = "before training" if timeline.window is None else f"in window {timeline.window}"
     return f"no line is to blame by itself; looked at {when}: {listed(calls)}"

@@ -8,14 +8,11 @@ https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
-
-from markupsafe import escape
 
 from conformance.results import Results
 from conformance.results.records import NOT_RUN, CaseRecord
@@ -25,7 +22,10 @@ from .command import relative
 from .grouping import grouped, overall
 from .signs import KINDS
 from .summary import Summary, extent, summary
-from .text import one_line, visible
+from .text import escaped, one_line, visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @dataclass(frozen=True)
@@ -97,20 +97,19 @@ def endpoint(results: Results) -> str:
     return json.dumps({"schemaVersion": 1, "label": _LABEL, "message": message(results), "color": colour}) + "\n"
 
 
+def _templates() -> Environment:
+    # A watch takes digests in the process of a trainer, which may have a jinja2 of its own.
+    from .html import base
+
+    return base()
+
+
 def svg(results: Results) -> str:
     """An image that needs no other file."""
-    text, colour = escape(message(results)), _COLOURS[summary(results).tone]
-    left, right = (len(word) * _WIDTH + _SPACE for word in (_LABEL, message(results)))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right:.0f}" height="20" role="img" '
-        f'aria-label="{_LABEL}: {text}"><title>{_LABEL}: {text}</title>'
-        f'<clipPath id="r"><rect width="{left + right:.0f}" height="20" rx="3"/></clipPath><g clip-path="url(#r)">'
-        f'<rect width="{left:.0f}" height="20" fill="#3c434b"/>'
-        f'<rect x="{left:.0f}" width="{right:.0f}" height="20" fill="{colour}"/></g>'
-        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
-        f'<text x="{left / 2:.1f}" y="14">{_LABEL}</text><text x="{left + right / 2:.1f}" y="14">{text}</text></g>'
-        "</svg>\n"
-    )
+    text, colour = message(results), _COLOURS[summary(results).tone]
+    left, right = (len(word) * _WIDTH + _SPACE for word in (_LABEL, text))
+    badge = _templates().get_template("badge.svg.j2")
+    return badge.render(label=_LABEL, text=text, colour=colour, left=left, right=right) + "\n"
 
 
 _PROPERTIES = ("verdict", "backend", "layout", "world_size", "accumulation", "precision", "workload", "device")
@@ -178,53 +177,11 @@ _MOST = 20
 
 def markdown(digest: Digest) -> str:
     """GitHub's flavour."""
-    return "\n".join(_lines(digest)) + "\n"
-
-
-#: In which nothing is taken for Markdown; a bar would end the cell of a table all the same.
-_CODE = re.compile(r"(`[^`|]+`)")
-_SIGNS = re.compile(r"[\\`*_\[\]<>#|~&]")
-
-
-def escaped(text: str) -> str:
-    """Text on one line, without what Markdown or HTML would take for its own; what stands between backticks is code."""
-    parts = _CODE.split(one_line(text))
-    return "".join(part if number % 2 else _SIGNS.sub(r"\\\g<0>", part) for number, part in enumerate(parts))
-
-
-def _lines(digest: Digest) -> Iterator[str]:
-    yield f"## {digest.summary.title}\n"
-    yield escaped(digest.summary.detail) + "\n"
-    if digest.cut_off:
-        yield f"**Incomplete: {escaped(digest.cut_off)}. This is not evidence of conformance.**\n"
-    for card in digest.cards[:_MOST]:
-        yield from _card(card)
-    if len(digest.cards) > _MOST:
-        yield f"and {len(digest.cards) - _MOST} causes more, in the report\n"
-    yield f"| Verdict | {digest.unit} |\n| --- | ---: |"
-    yield from (f"| {escaped(what)} | {count} |" for what, count in digest.tally)
-    if digest.extent is not None:
-        yield f"\n{escaped(digest.extent)}"
-
-
-def _card(card: Card) -> Iterator[str]:
-    yield f"### {escaped(card.verdict)}: {escaped(card.title)}\n"
-    if card.where:
-        yield f"At {_code(card.where)}\n"
-    if card.seen:
-        yield f"Seen at {_code(card.seen)}\n"
-    if card.source:
-        yield _fenced("\n".join(card.source_lines()), "text") + "\n"
-    yield from (f"{escaped(line)}\n" for detail in card.details for line in visible(detail).splitlines())
-    if card.effect:
-        yield f"**Effect** {escaped(card.effect)}\n"
-    if card.fix:
-        yield f"**Fix**\n\n{_fenced(card.fix, 'python')}\n"
-    if card.advice:
-        yield f"**Fix** {escaped(card.advice)}\n"
-    yield from (f"Also: {escaped(text)}\n" for text in card.also)
-    _, again = card.commands[-1]
-    yield f"{escaped(card.extent)}\n\n{_fenced(again, 'sh')}\n"
+    environment = _templates().overlay(autoescape=False)
+    environment.filters.update(
+        escaped=escaped, code=_code, fenced=_fenced, lines=lambda text: visible(text).splitlines()
+    )
+    return environment.get_template("summary.md.j2").render(digest=digest, most=_MOST)
 
 
 def _code(text: str) -> str:

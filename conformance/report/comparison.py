@@ -9,9 +9,8 @@ from typing import TypeAlias
 from conformance.results import Results
 from conformance.results.records import NOT_RUN, PASSED, CaseRecord
 
-from .ci import escaped
 from .grouping import Failure, failures
-from .text import one_line
+from .text import escaped, one_line
 
 Key: TypeAlias = tuple[str, str, str]
 """Of a cause: the trainer, the kind and what tells it from others."""

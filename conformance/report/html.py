@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -22,14 +23,12 @@ from conformance.results.records import CaseRecord
 from conformance.trace.words import size
 from conformance.workloads.behaviour import WORDS
 
-from . import evidence, grouping, swimlanes, text
+from . import evidence, figure, grouping, swimlanes, text
 from .behaviour import behaviour
 from .card import CaseCard, cards
 from .comparison import Comparison
-from .figure import CLASSES, HEIGHT, WIDTH, drawing, plot
 from .laws import breaches, checked, unchecked
 from .summary import extent, headline, scopes, standings, summary
-from .swimlanes import around_marks, lanes
 from .text import write
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
@@ -40,28 +39,7 @@ WORKLOADS = "https://github.com/trainer-conformance/trainer-conformance/blob/mai
 
 def render_html(results: Results, path: str | Path) -> None:
     """Writes the report of `results` to `path`. Raises `ResultsError` if it cannot be written."""
-    page = (
-        _environment(results)
-        .get_template("report.html.j2")
-        .render(
-            results=results,
-            headline=headline(results),
-            standings=standings(results),
-            summary=summary(results),
-            behaviour=behaviour(results),
-            scopes=scopes(results),
-            extent=extent(results),
-            overall=grouping.overall(results),
-            precisions=grouping.precisions(results),
-            trainers=grouping.trainers(results),
-            reasons=grouping.reasons(results),
-            checked_laws=checked(results),
-            unchecked_laws=unchecked(results),
-            traffic=traffic(results),
-            warnings=breaches(results, "SHOULD"),
-        )
-    )
-    _write(page, path)
+    _write(base().get_template("report.html.j2").render(_view(results)), path)
 
 
 def render_comparison(comparison: Comparison, old: Results, new: Results, path: str | Path) -> None:
@@ -95,11 +73,9 @@ def base(package: str = "conformance.report") -> Environment:
         "base-uri 'none'; form-action 'none'",
         # Each figure is drawn once, in a `<symbol>` of this id: all layouts of a workload have the same trajectory.
         drawings=dict[Markup, str](),
-        figure_size=(WIDTH, HEIGHT),
+        figure_size=(figure.WIDTH, figure.HEIGHT),
         swimlanes=swimlanes,
         looks=LOOKS,
-        lanes=lanes,
-        around_marks=around_marks,
     )
     environment.filters.update(
         prose=_prose,
@@ -113,8 +89,8 @@ def base(package: str = "conformance.report") -> Environment:
     return environment
 
 
-def _environment(results: Results) -> Environment:
-    environment = base()
+def _view(results: Results) -> dict[str, Any]:
+    """What the page of a run shows, by the names that its templates have for it."""
     found = cards(results)
     numbers: dict[int, list[int]] = defaultdict(list)
     for number, card in enumerate(found, start=1):
@@ -125,27 +101,35 @@ def _environment(results: Results) -> Environment:
         """The numbers of the cards that a case is in."""
         return numbers.get(id(case), ())
 
-    def fixes_of(case: CaseRecord) -> list[str | None]:
-        """The fixes on these cards."""
-        return [found[number - 1].fix for number in causes_of(case)]
-
-    environment.globals.update(
-        cards=found,
-        causes_of=causes_of,
-        fixes_of=fixes_of,
-        filters=_filters(results, found),
-        anchor=_anchors(results),
-        plot=plot,
-        tally=grouping.tally,
-        drawing=drawing,
-        colours=CLASSES,
-        shown_looks=SHOWN,
-        evidence=evidence,
-        ways=WORDS,
-        workloads=WORKLOADS,
-        distinct=text.distinct,
-    )
-    return environment
+    return {
+        "results": results,
+        "headline": headline(results),
+        "standings": standings(results),
+        "summary": summary(results),
+        "behaviour": behaviour(results),
+        "scopes": scopes(results),
+        "extent": extent(results),
+        "overall": grouping.overall(results),
+        "precisions": grouping.precisions(results),
+        "trainers": grouping.trainers(results),
+        "reasons": grouping.reasons(results),
+        "tally": grouping.tally,
+        "checked_laws": checked(results),
+        "unchecked_laws": unchecked(results),
+        "warnings": breaches(results, "SHOULD"),
+        "traffic": traffic(results),
+        "cards": found,
+        "causes_of": causes_of,
+        "fixes_of": lambda case: [found[number - 1].fix for number in causes_of(case)],
+        "filters": _filters(results, found),
+        "anchor": _anchors(results),
+        "evidence": evidence,
+        "figure": figure,
+        "shown_looks": SHOWN,
+        "ways": WORDS,
+        "workloads": WORKLOADS,
+        "distinct": text.distinct,
+    }
 
 
 def _filters(results: Results, found: Sequence[CaseCard]) -> list[tuple[str, str, list[tuple[str, str]]]]:

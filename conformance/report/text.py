@@ -37,6 +37,17 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+#: In which nothing is taken for Markdown; a bar would end the cell of a table all the same.
+_CODE = re.compile(r"(`[^`|]+`)")
+_SIGNS = re.compile(r"[\\`*_\[\]<>#|~&]")
+
+
+def escaped(text: str) -> str:
+    """Text on one line, without what Markdown or HTML would take for its own; what stands between backticks is code."""
+    parts = _CODE.split(one_line(text))
+    return "".join(part if number % 2 else _SIGNS.sub(r"\\\g<0>", part) for number, part in enumerate(parts))
+
+
 def number(value: float | None, digits: int = 9) -> str:
     """A value with up to `digits` significant digits; 9 distinguish any two fp32 values."""
     if value is None:

@@ -6,28 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from conformance.adapter.backends import Exchange, exchange_of
+from conformance.adapter.backends import exchange_of
+from conformance.oracle.traffic import FORMULAS
 from conformance.results import Results
 from conformance.results.records import CaseRecord, RankTraffic
 
 from .grouping import Path, trainers
 from .text import natural
-
-FORMULAS: dict[Exchange | None, str] = {
-    "all-reduce": "the gradient, passed to all-reduce",
-    "owners": "the gradient, passed to all-reduce, and the weights, which the ranks that step them broadcast",
-    "shards": "a rank's part of the weights, passed to all-gather in each micro-batch; the gradient, passed to "
-    "reduce-scatter; and where parts have copies, its part again, passed to all-reduce. Parts are filled up to one "
-    "length",
-    "zero": "in stages 0 and 1 the gradient, passed to all-reduce; in stage 2 in each micro-batch; in stage 3 to "
-    "reduce-scatter in each micro-batch; and from stage 1 on a rank's part of the weights, passed to all-gather. Parts "
-    "are filled up to one length. Without the first step in stage 3, in which the order of modules is recorded",
-    "parameter-server": "N − 1 gradients to rank 0, which is a worker too, and as many copies of the weights back",
-    "ring": "2 (N − 1) / N of the gradient per rank",
-    "ring-gather": "twice the gradient per rank, once at either end",
-}
-"""What should be sent."""
-
 
 #: What `RankTraffic` has and, by the formula, should have.
 AMOUNTS = ("sent", "received", "reduced")

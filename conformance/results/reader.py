@@ -6,7 +6,7 @@ import json
 import math
 import stat
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -28,53 +28,45 @@ def against_passing(case: CaseRecord, required: Collection[str]) -> str | None:
 
     `required`: the laws that are a MUST, by the header.
     """
-    if case.verdict not in PASSED:
-        return None
-    if why := _against(case, required) or _unproven(case) or _out_of_order(case):
-        return why
-    return next(filter(None, (_wrong(step, case) for step in case.steps)), None)
+    return next(_against(case, required), None) if case.verdict in PASSED else None
 
 
-def _against(case: CaseRecord, required: Collection[str]) -> str | None:
-    broken = [finding.law for finding in case.findings if finding.level == "MUST" or finding.law in required]
-    failing = [guard.name for guard in case.guards if not guard.holds]
-    failed = [
-        rank for rank in case.ranks if (rank.exit != "exited 0" and not rank.delivered) or rank.stack or rank.traceback
-    ]
-    if broken:
-        return f"it broke {broken[0]}"
-    if failing:
-        return f"the guard {failing[0]!r} does not hold"
-    if failed:
-        return f"rank {failed[0].rank} failed"
+def _against(case: CaseRecord, required: Collection[str]) -> Iterator[str]:
+    for finding in case.findings:
+        if finding.level == "MUST" or finding.law in required:
+            yield f"it broke {finding.law}"
+    yield from (f"the guard {guard.name!r} does not hold" for guard in case.guards if not guard.holds)
+    for rank in case.ranks:
+        if (rank.exit != "exited 0" and not rank.delivered) or rank.stack or rank.traceback:
+            yield f"rank {rank.rank} failed"
     if case.first_difference is not None or case.diverged is not None:
-        return "its numbers are wrong"
+        yield "its numbers are wrong"
     if case.unjudged is not None:
-        return "it was not judged"
-    return next((f"it has {name}" for name in _OF_FAILURES if getattr(case, name)), None)
+        yield "it was not judged"
+    yield from (f"it has {name}" for name in _OF_FAILURES if getattr(case, name))
+    yield from (f"it has no {name}" for name in _PROOFS if not getattr(case, name))
+    yield from _against_proofs(case)
 
 
-def _unproven(case: CaseRecord) -> str | None:
-    if missing := [name for name in _PROOFS if not getattr(case, name)]:
-        return f"it has no {missing[0]}"
+def _against_proofs(case: CaseRecord) -> Iterator[str]:
+    """The same of a case that has them all."""
     assert case.certificate is not None and case.power is not None
     is_exact = case.certificate.exact
     if is_exact != (case.verdict == "PASS (exact)"):
-        return f"its certificate says {'exact' if is_exact else 'not exact'}"
-    rounding = [stage.stage for stage in case.certificate.stages if not stage.exact]
-    if is_exact and rounding:
-        return f"its certificate says that {rounding[0]} is not exact"
+        yield f"its certificate says {'exact' if is_exact else 'not exact'}"
+    rounding = (stage.stage for stage in case.certificate.stages if is_exact and not stage.exact)
+    yield from (f"its certificate says that {stage} is not exact" for stage in rounding)
     # Also where it is not a number.
-    return None if case.power.value > 1 else f"its power is {case.power.value:g}: a known bug would pass, too"
-
-
-def _out_of_order(case: CaseRecord) -> str | None:
+    if not case.power.value > 1:
+        yield f"its power is {case.power.value:g}: a known bug would pass, too"
     if [rank.rank for rank in case.ranks] != [*range(len(case.ranks))]:
-        return "its ranks are not one each from 0"
+        yield "its ranks are not one each from 0"
     # A long trajectory is recorded with gaps.
     numbers = [(step.step, step.window) for step in case.steps]
     is_rising = all(one < other for name in zip(*numbers, strict=True) for one, other in pairwise(name))
-    return None if numbers[0][0] == 0 and is_rising else "its steps are not in order from 0"
+    if numbers[0][0] != 0 or not is_rising:
+        yield "its steps are not in order from 0"
+    yield from filter(None, (_wrong(step, case) for step in case.steps))
 
 
 def _wrong(step: Step, case: CaseRecord) -> str | None:

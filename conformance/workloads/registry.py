@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
+from typing import Any
 
 from conformance.workloads.data_sets import ANY_ORDER, any_order, line, multivariate, noisy_line, two_workers
 from conformance.workloads.designs import DESIGNS, ENDS, OF_OTHERS
@@ -16,7 +17,7 @@ from conformance.workloads.layout import Layout
 from conformance.workloads.model import Model
 from conformance.workloads.outliers import has_infinite_loss
 from conformance.workloads.recipes import DERIVED, GROWING, RECIPES, TWO_LAYERS
-from conformance.workloads.workload import SGD, Adagrad, Group, Ingredients, Optimizer, Workload
+from conformance.workloads.workload import SGD, AdamW, Ingredients, Optimizer, Workload
 
 
 @dataclass(frozen=True)
@@ -107,24 +108,19 @@ def at_own_scale(workload: Workload) -> Workload:
             for batch in workload.batches
         ),
         start=tuple(value * unit for value in workload.start),
-        optimizer=_optimizer(workload.optimizer, unit),
-        groups=tuple(_group(group, workload.optimizer, unit) for group in workload.groups),
+        optimizer=_in_unit(workload.optimizer, workload.optimizer, unit),
+        groups=tuple(_in_unit(group, workload.optimizer, unit) for group in workload.groups),
         clip=workload.clip and replace(workload.clip, threshold=workload.clip.threshold * unit),
         scale=replace(workload.scale, init_scale=OWN_SCALE),
     )
 
 
-def _optimizer(optimizer: Optimizer, unit: Fraction) -> Optimizer:
-    """Steps along gradients have their unit. Those along quotients have none, but for the rate and the epsilon."""
+def _in_unit(settings: Any, optimizer: Optimizer, unit: Fraction) -> Any:
+    """Those of an optimizer, or of one of its groups. Steps along gradients have their unit. Those along quotients have
+    none, but for the rate and the epsilon."""
     if isinstance(optimizer, SGD):
-        return optimizer
-    own = replace(optimizer, lr=optimizer.lr * unit, eps=optimizer.eps * unit)
+        return settings
     # AdamW's decay is multiplied by the rate.
-    return own if isinstance(own, Adagrad) else replace(own, weight_decay=own.weight_decay / unit)
-
-
-def _group(group: Group, optimizer: Optimizer, unit: Fraction) -> Group:
-    if isinstance(optimizer, SGD):
-        return group
-    decay = group.weight_decay if isinstance(optimizer, Adagrad) else group.weight_decay / unit
-    return replace(group, lr=group.lr * unit, weight_decay=decay)
+    decay = settings.weight_decay / (unit if isinstance(optimizer, AdamW) else 1)
+    more = {"eps": optimizer.eps * unit} if settings is optimizer else {}
+    return replace(settings, lr=settings.lr * unit, weight_decay=decay, **more)

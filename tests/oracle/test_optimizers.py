@@ -16,12 +16,12 @@ from conformance.oracle.rounding import Ledger
 from conformance.workloads.precision import FP32, FP64
 from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip
 
-from .training import DTYPES, exactly
+from .training import DTYPES, IMPLEMENTATIONS, exactly, optimizer_of
 
 SIZE = 3
 formats = st.sampled_from([FP64, FP32])
 seeds = st.integers(0, 2**32).map(random.Random)
-implementations = st.sampled_from([{"foreach": False}, {"foreach": True}, {"fused": True}])
+implementations = st.sampled_from(list(IMPLEMENTATIONS.values()))
 
 
 def numbers(source: random.Random, dtype: torch.dtype) -> torch.Tensor:
@@ -55,17 +55,6 @@ def adagrad(draw):
     return Adagrad(*map(Fraction, (lr, lr_decay, eps, decay)))
 
 
-def torchs(spec, parameter, flags):
-    common = {"lr": float(spec.lr), "weight_decay": float(spec.weight_decay), **flags}
-    if isinstance(spec, Adagrad):
-        return torch.optim.Adagrad([parameter], lr_decay=float(spec.lr_decay), eps=float(spec.eps), **common)
-    if isinstance(spec, AdamW):
-        betas = (float(spec.beta1), float(spec.beta2))
-        return torch.optim.AdamW([parameter], betas=betas, eps=float(spec.eps), **common)
-    momentum = {"momentum": float(spec.momentum), "dampening": float(spec.dampening), "nesterov": spec.nesterov}
-    return torch.optim.SGD([parameter], **momentum, **common)
-
-
 @settings(max_examples=200)
 @given(sgd() | adamw() | adagrad(), formats, seeds, implementations, st.integers(1, 7))
 def test_torchs_optimizers_stay_in_the_bound(spec, fmt, source, flags, steps):
@@ -73,7 +62,7 @@ def test_torchs_optimizers_stay_in_the_bound(spec, fmt, source, flags, steps):
     symbols = Symbols()
     rule = update_rule(spec, fmt, Ledger())
     parameter = torch.nn.Parameter(numbers(source, DTYPES[fmt.name]))
-    optimizer = torchs(spec, parameter, flags)
+    optimizer = optimizer_of(spec, [parameter], **flags)
     weights = symbols.exactly(exactly([parameter]))
     for _ in range(steps):
         parameter.grad = numbers(source, DTYPES[fmt.name])
@@ -90,7 +79,7 @@ def test_scalars_in_tensors_stay_in_their_bound(spec, fmt, source, steps):
     symbols = Symbols()
     rule = AdamWRuleOfTensors(spec, fmt, Ledger())
     parameter = numbers(source, DTYPES[fmt.name])
-    optimizer = torchs(spec, parameter, {"differentiable": True})
+    optimizer = optimizer_of(spec, [parameter], differentiable=True)
     weights = symbols.exactly(exactly([parameter]))
     for _ in range(steps):
         parameter.grad = numbers(source, DTYPES[fmt.name])
@@ -104,7 +93,7 @@ def test_the_bound_of_doubles_is_not_loosened(rule):
     """1 - 0.999 in fp32 is off by more than it allows."""
     parameter = torch.tensor([1.0])
     spec = AdamW(Fraction(0.125), weight_decay=Fraction(0))
-    optimizer = torchs(spec, parameter, {"differentiable": True})
+    optimizer = optimizer_of(spec, [parameter], differentiable=True)
     parameter.grad = torch.tensor([1.0])
     optimizer.step()
     symbols = Symbols()

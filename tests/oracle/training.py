@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.nn.utils import vector_to_parameters
 
 from conformance.workloads.layout import Layout, Window
 from conformance.workloads.precision import Precision
-from conformance.workloads.workload import SGD, Vector, Workload
+from conformance.workloads.workload import SGD, Adagrad, AdamW, Optimizer, Vector, Workload
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -36,6 +35,10 @@ PLACEMENTS = (
     "sum, gradients over total",
     "every sample's factor",
 )
+
+
+#: Those of torch's optimizers.
+IMPLEMENTATIONS = {"for loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,13 @@ class Style:
 
 
 def styles(placements: Sequence[str] = PLACEMENTS) -> st.SearchStrategy[Style]:
+    either = ("by_reciprocal", "ranks_divided_first", "one_forward", "dealt_otherwise")
     return st.builds(
         Style,
         placement=st.sampled_from(placements),
         seed=st.integers(0, 2**20),
-        by_reciprocal=st.booleans(),
-        ranks_divided_first=st.booleans(),
-        one_forward=st.booleans(),
-        dealt_otherwise=st.booleans(),
-        loss_in_autocast=st.booleans(),
-        loss_by_hand=st.booleans(),
-        implementation=st.sampled_from(["for loop", "foreach", "fused"]),
+        implementation=st.sampled_from(list(IMPLEMENTATIONS)),
+        **dict.fromkeys((*either, "loss_in_autocast", "loss_by_hand"), st.booleans()),
     )
 
 
@@ -119,7 +118,7 @@ class _Training:
         self.parameters = list(self.model.parameters())
         # A fused optimizer is called even where the scaler found an overflow: its hooks say nothing about steps.
         implementation = "foreach" if precision.scaled and style.implementation == "fused" else style.implementation
-        self.optimizer = _optimizer(workload, self.parameters, implementation)
+        self.optimizer = optimizer_of(workload.optimizer, self.parameters, **IMPLEMENTATIONS[implementation])
         multipliers = workload.schedule
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer,
@@ -301,13 +300,10 @@ def _model(workload: Workload, dtype: torch.dtype) -> torch.nn.Linear:
     return model
 
 
-def _optimizer(workload: Workload, parameters: list[torch.nn.Parameter], implementation: str) -> torch.optim.Optimizer:
-    spec = workload.optimizer
-    flags = {"for loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
-    if isinstance(spec, SGD):
-        make = partial(
-            torch.optim.SGD, momentum=float(spec.momentum), dampening=float(spec.dampening), nesterov=spec.nesterov
-        )
-    else:
-        make = partial(torch.optim.AdamW, betas=(float(spec.beta1), float(spec.beta2)), eps=float(spec.eps))
-    return make(parameters, lr=float(spec.lr), weight_decay=float(spec.weight_decay), **flags)
+def optimizer_of(spec: Optimizer, parameters: list[torch.Tensor], **flags: bool) -> torch.optim.Optimizer:
+    """Torch's, with these settings."""
+    kind = {SGD: torch.optim.SGD, AdamW: torch.optim.AdamW, Adagrad: torch.optim.Adagrad}[type(spec)]
+    settings = {name: float(value) if isinstance(value, Fraction) else value for name, value in vars(spec).items()}
+    if isinstance(spec, AdamW):
+        settings["betas"] = settings.pop("beta1"), settings.pop("beta2")
+    return kind(parameters, **settings, **flags)

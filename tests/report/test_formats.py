@@ -13,8 +13,9 @@ import pytest
 from conformance.cli import main
 from conformance.cli.formats import in_github_actions
 from conformance.report.card import cards
-from conformance.report.ci import digest, endpoint, escaped, junit, markdown, sarif, svg, workflow_commands
+from conformance.report.ci import digest, endpoint, junit, markdown, sarif, svg, workflow_commands
 from conformance.report.html import render_html
+from conformance.report.text import escaped
 from conformance.results import Results, read_results
 from conformance.results.plain import NON_FINITE
 from conformance.results.records import Reason

@@ -1,9 +1,4 @@
-"""A results file as a run would leave it: every verdict, plausible numbers, small enough to look at.
-
-    python -m tests.report.synthetic results.jsonl report.html
-
-writes the file and its report, to look at.
-"""
+"""A results file as a run would leave it: every verdict, plausible numbers, small enough to look at."""
 
 from __future__ import annotations
 
