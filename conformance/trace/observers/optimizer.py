@@ -74,24 +74,19 @@ class _Running:
             self.doing.__exit__(None, None, None)
 
 
-class _Here(threading.local):
-    """The steps that this thread is in, the outermost first."""
-
-    def __init__(self) -> None:
-        self.steps: list[_Running] = []
-
-
 class _Steps:
     """Notes one `step` for each outermost step, with the gradients that the innermost one saw."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._here = _Here()
+        self._here = threading.local()
         self._parted: dict[int, tuple[object, Parted | None]] = {}
 
     @property
     def _running(self) -> list[_Running]:
-        return self._here.steps
+        """The steps that this thread is in, the outermost first."""
+        steps: list[_Running] = vars(self._here).setdefault("steps", [])
+        return steps
 
     def in_parts(self, original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         """Around a step of a wrapper, in which its optimizer steps parts of masters, perhaps group by group."""
