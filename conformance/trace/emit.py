@@ -185,6 +185,15 @@ class Recording:
         self._settings[number] = now
         return {"groups": now}
 
+    @contextmanager
+    def scaled_by(self, scale: Number) -> Iterator[None]:
+        """Within this, an enabled scaler steps at `scale`; None if losses are not scaled."""
+        self.scale = scale
+        try:
+            yield
+        finally:
+            self.scale = None
+
     def topology(self) -> None:
         """Note once which world size and rank the process group reports."""
         if not self._is_topology_noted:
