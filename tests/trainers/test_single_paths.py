@@ -1,4 +1,4 @@
-"""The reference trainers of one device pass: in all their cases, or for gradient accumulation in two precisions."""
+"""The reference trainers of one device pass, in each precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from conformance.suite.running import run
 from conformance.suite.servers import Servers
 
 #: The cases of each; none for those that a run chooses.
-PATTERNS = {"single": [], "batched": [], "accumulated": ["single-acc2-fp16", "single-acc4-fp64"]}
+PATTERNS = {
+    "single": [],
+    "batched": ["single-batched-bf16", "single-batched-fp16"],
+    "accumulated": ["single-acc4-fp64", *(f"single-acc2-fp16-{name}" for name in ("overflow", "growing-scale", "sgd"))],
+}
 #: Seconds, on a loaded machine.
 TIME_LIMIT = 60.0
 
