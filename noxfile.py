@@ -80,7 +80,7 @@ FRAMEWORKS = {
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
-# Which cases of which adapters are compared with the published reports.
+# Which adapters are compared with their published reports.
 VERDICTS = ROOT / "tests" / "frameworks" / "test_verdicts.py"
 # PyPI's torchaudio is built for CUDA: its libraries do not load beside a torch without, and nothing here needs them.
 WITH_TORCHAUDIO = {"speechbrain", "funasr"}
@@ -220,7 +220,7 @@ def framework(session: nox.Session) -> None:
     else:
         own = ROOT / "tests" / "frameworks" / f"test_{module}.py"
         tests = [str(own)] if own.exists() else []
-        if f'"{module}": ' in VERDICTS.read_text():
+        if f'"{module}"' in VERDICTS.read_text():
             tests.append(f"{VERDICTS}::test_verdicts_are_those_of_the_published_report[{module}]")
         session.run("pytest", *tests)
         if session.name not in (*WATCHED, "deepspeed") and (scripts := watched_with(module)):

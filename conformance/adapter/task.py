@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -30,21 +30,6 @@ from conformance.workloads.plan import PlannedWindow, planned_windows
 from conformance.workloads.precision import PRECISIONS
 
 T = TypeVar("T")
-
-
-class Watcher(Protocol):
-    """What a task needs of a recorder."""
-
-    def watch(self, model: torch.nn.Module) -> None: ...
-
-    def report(
-        self,
-        step: int,
-        weights: Sequence[torch.Tensor | None],
-        gradients: Sequence[torch.Tensor | None] | None,
-        *,
-        counted: bool = False,
-    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -111,7 +96,7 @@ class Task:
     positions get lost.
     """
 
-    def __init__(self, spec: dict[str, Any], rank: int, recorder: Watcher | None = None) -> None:
+    def __init__(self, spec: dict[str, Any], rank: int, recorder: Any = None) -> None:
         self._spec = spec
         self._recorder = recorder
         self.backend: str = spec["backend"]

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 E = TypeVar("E")
 W = TypeVar("W")
 K = TypeVar("K", bound=Hashable)
-E_contra = TypeVar("E_contra", contravariant=True)
-W_co = TypeVar("W_co", covariant=True)
-
-
-class Cut(Protocol[E_contra, W_co]):
-    """Cuts the events of one rank into windows: where the plan's number changes, or, without a plan, at each step or
-    skip."""
-
-    def feed(self, event: E_contra, /) -> Iterable[W_co]:
-        """The windows that this event ends."""
-
-    def end(self) -> Iterable[W_co]:
-        """Those that end as nothing more comes."""
-
-
-def _never(_: int, __: object) -> bool:
-    return False
 
 
 class Assembler(Generic[E, W, K]):
@@ -34,13 +17,16 @@ class Assembler(Generic[E, W, K]):
     Those of a rank wait for the others', so that no more are kept than it is ahead.
 
     ranks: how many there will be. key: of a window, such as its optimizer. lacks: whether a rank will never have the
-    like of a window. cuts: of the ranks that have begun.
-    over: the ranks of which nothing more comes.
+    like of a window. over: the ranks of which nothing more comes.
+    cuts: of each rank that has begun what cuts its events into windows, where the plan's number changes or, without a
+    plan, at each step or skip: `feed(event)` gives the windows that an event ends, `end()` those that are left.
     """
 
-    def __init__(self, ranks: int, key: Callable[[W], K], lacks: Callable[[int, W], bool] = _never) -> None:
+    def __init__(
+        self, ranks: int, key: Callable[[W], K], lacks: Callable[[int, W], bool] = lambda rank, window: False
+    ) -> None:
         self.ranks = ranks
-        self.cuts: dict[int, Cut[E, W]] = {}
+        self.cuts: dict[int, Any] = {}
         self.over: set[int] = set()
         self._key, self._lacks = key, lacks
         self._waiting: dict[K, tuple[deque[W], ...]] = defaultdict(lambda: tuple(deque() for _ in range(ranks)))

@@ -21,7 +21,7 @@ from conformance.trace.state.handles import Handles
 from conformance.trace.state.nested import Nested, Wrappers
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.optimizers import algorithm, held_by, kind_of, settings, unwrapped, without_rates
-from conformance.trace.state.payloads import Copies, Payloads
+from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.site import Sites
 from conformance.trace.state.topology import reached, settings_of_horovod
 from conformance.trace.state.watched import Watched
@@ -41,7 +41,7 @@ class Recording:
     rows: the samples of the task, None without one.
     numbers: those of each "optimizer", "scaler", "scheduler", "model" ..., in order of first sight.
     gradients: what is known of the watched model's. flow: which forwards a backward reaches.
-    payloads, copies: what collectives and messages carry. handles: which of them nobody has waited for.
+    payloads: what collectives and messages carry. handles: which of them nobody has waited for.
     graphs: those that backwards begin in. forwards, backwards, steps: how many training forwards, backwards and applied
     optimizer steps there have been. has_gradients: whether autograd has computed any.
     recomputed: the dtypes of the forwards that the last backward computed again.
@@ -81,7 +81,6 @@ class Recording:
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
         self.watched = Watched(None if spec is None else spec["model"])
         self.payloads = Payloads(self.watched)
-        self.copies = Copies(self.watched, self.payloads)
         self.handles = Handles()
         self.flow = Flow()
         self.wrappers = Wrappers()
@@ -185,6 +184,15 @@ class Recording:
             return {}
         self._settings[number] = now
         return {"groups": now}
+
+    @contextmanager
+    def scaled_by(self, scale: Number) -> Iterator[None]:
+        """Within this, an enabled scaler steps at `scale`; None if losses are not scaled."""
+        self.scale = scale
+        try:
+            yield
+        finally:
+            self.scale = None
 
     def topology(self) -> None:
         """Note once which world size and rank the process group reports."""

@@ -17,6 +17,7 @@ from conformance.adapter.declaration import UnsupportedGroups
 from conformance.adapter.optimizer_settings import LossScaling
 from conformance.adapter.task import Task
 from conformance.cases.case import Case
+from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.registry import STANDARD
 
 from ..trainers.tasks import WEIGHT, X, Y, make_spec, scaler, sgd
@@ -49,25 +50,22 @@ def test_what_a_task_says_about_itself():
     assert (task.precision, task.loss_name, task.collective_backend) == ("fp16", "mean", "gloo")
     assert (task.device, task.clip, task.compression) == (torch.device("cpu"), None, False)
     assert task.loss_scale == task.grad_scaler().get_scale() == 1024.0
-
-
-def test_a_task_that_runs_through_knows_of_no_stop():
-    task = Task(make_spec(), 0)
-    assert (task.stop_after, task.checkpoint_dir, task.resume_from, task.save_after) == (None, None, None, ())
-
-
-def test_a_task_that_is_resumed_gives_the_whole_run_all_the_same():
-    life = {"stop_after": 1, "checkpoint_dir": "/checkpoints", "save_after": [1], "resume_from": None}
-    task = Task({**make_spec(steps=3), "life": life}, 0)
-    assert (task.stop_after, task.checkpoint_dir, task.resume_from) == (1, Path("/checkpoints"), None)
-    assert task.save_after == (1,)
-    task = Task({**make_spec(steps=3), "life": {**life, "stop_after": None, "resume_from": "/checkpoints"}}, 0)
-    assert task.resume_from == Path("/checkpoints")
-    assert len(list(task.windows())) == 3
-
-
-def test_only_a_scaled_loss_has_a_scale():
     assert Task(make_spec(), 0).loss_scale is None
+
+
+@pytest.mark.parametrize(
+    ("life", "expected"),
+    [
+        ({}, (None, None, None, ())),
+        ({"stop_after": 1, "checkpoint_dir": "/there", "save_after": [1]}, (1, Path("/there"), None, (1,))),
+        ({"stop_after": None, "resume_from": "/there"}, (None, None, Path("/there"), ())),
+    ],
+)
+def test_where_a_task_stops_and_goes_on(life, expected):
+    """It gives the whole run in any case."""
+    task = Task({**make_spec(steps=3), "life": life}, 0)
+    assert (task.stop_after, task.checkpoint_dir, task.resume_from, task.save_after) == expected
+    assert len(list(task.windows())) == 3
 
 
 def test_under_apex_torch_neither_casts_nor_scales():
@@ -79,19 +77,10 @@ def test_under_apex_torch_neither_casts_nor_scales():
         assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [
-        ("fp64", torch.float64),
-        ("fp32", torch.float32),
-        ("bf16", torch.float32),
-        ("fp16", torch.float32),
-        ("fp16-compression", torch.float32),
-        ("apex-O1", torch.float32),
-    ],
-)
-def test_everything_has_the_tasks_dtype(precision, dtype):
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_everything_has_the_tasks_dtype(precision):
     task = Task(make_spec(precision=precision), 0)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
     assert task.dtype is dtype
     assert {parameter.dtype for parameter in task.model().parameters()} == {dtype}
     assert {column.dtype for column in next(iter(task.dataloader()))} == {dtype}
@@ -271,14 +260,10 @@ def test_a_mean_over_tokens_is_the_loss_of_the_window(loss):
 
 
 # The large ones take long, and have the samples of the others of their kind.
-@pytest.mark.parametrize(
-    "workload",
-    [
-        name
-        for name in STANDARD
-        if name.startswith("weight") or (name.endswith("-weighted") and name != "large-weighted")
-    ],
-)
+WEIGHTED = [name for name in STANDARD if name.startswith("weight") or name.endswith("-weighted")]
+
+
+@pytest.mark.parametrize("workload", [name for name in WEIGHTED if name != "large-weighted"])
 def test_every_weight_is_a_number_of_tokens(workload):
     """And no target is the number that stands for none."""
     samples = Case("ddp", 2, 2, "fp32", workload).spec()["samples"]
@@ -386,14 +371,11 @@ def test_the_stream_for_frameworks_that_shard():
 def test_samples_can_be_taken_one_by_one():
     """As a framework does that wraps the dataset and so hides that it fetches whole batches."""
     dataset = Task(make_spec(size=2, steps=1, epochs=[0, 0]), 0).global_dataloader().dataset
-    loader = DataLoader([dataset[index] for index in range(6, 10)], batch_size=4, collate_fn=_collate())
+    collate_fn = Task(make_spec(), 0).dataloader().collate_fn
+    loader = DataLoader([dataset[index] for index in range(6, 10)], batch_size=4, collate_fn=collate_fn)
     assert indices(loader) == [[6, 7, 0, 1]]
     with pytest.raises(IndexError, match="sample 16 of 16"):
         dataset[16]
-
-
-def _collate():
-    return Task(make_spec(), 0).dataloader().collate_fn
 
 
 def test_windows():
@@ -464,12 +446,8 @@ def test_weights_are_reported_in_the_order_of_the_model():
     state = torch.get_rng_state()
     task.report(1, {"bias": [3.0], "weight": [[1.0, 2.0]]})
     task.report(0, {"bias": torch.ones(1)})
-    assert [
-        (step, [None if one is None else one.tolist() for one in weights]) for step, weights, _ in watcher.reports
-    ] == [
-        (1, [[[1.0, 2.0]], [3.0]]),
-        (0, [None, [1.0]]),
-    ]
+    told = [(step, [one if one is None else one.tolist() for one in weights]) for step, weights, _ in watcher.reports]
+    assert told == [(1, [[[1.0, 2.0]], [3.0]]), (0, [None, [1.0]])]
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -496,31 +474,18 @@ def test_gradients_are_those_from_before_the_step(kind):
     assert reported.tolist() == [0.5]
 
 
-def test_more_steps_than_windows():
-    task = Task(make_spec(steps=2), 0, Watcher())
-    for _ in range(2):
-        with task.step(weights=dict):
-            pass
-    with pytest.raises(ValueError, match="all 2 windows have had their step"), task.step(weights=dict):
-        pass
-
-
-def test_steps_after_a_resume_go_on_in_number(tmp_path):
+@pytest.mark.parametrize(("resumed", "numbers"), [(False, [0, 1]), (True, [1, 2])])
+def test_each_window_has_one_step(tmp_path, resumed, numbers):
+    """A process that has lost its position may begin again: the verdict says so, by what it reads."""
     watcher = Watcher()
-    life = {"resume_from": str(tmp_path)}
-    with Task({**make_spec(), "resumed_at": 1, "life": life}, 0, watcher).step(weights=dict):
-        pass
-    assert [step for step, *_ in watcher.reports] == [1]
-
-
-def test_a_process_that_has_lost_its_position_may_begin_again(tmp_path):
-    """The verdict says so, by what it reads."""
-    task = Task({**make_spec(steps=2), "resumed_at": 1, "life": {"resume_from": str(tmp_path)}}, 0, Watcher())
-    for _ in range(2):
+    life = {"resumed_at": 1, "life": {"resume_from": str(tmp_path)}} if resumed else {}
+    task = Task({**make_spec(steps=2), **life}, 0, watcher)
+    for _ in numbers:
         with task.step(weights=dict):
             pass
     with pytest.raises(ValueError, match="all 2 windows have had their step"), task.step(weights=dict):
         pass
+    assert [step for step, *_ in watcher.reports] == numbers
 
 
 def test_a_step_that_raises_is_not_reported():

@@ -8,21 +8,11 @@ from conformance.cases.case import Case
 from conformance.laws.law import laws
 from conformance.runner.front.client import ForkServer
 
-from .published import published, reasons
+from .published import published, reasons, telling
 
 TARGET = "conformance.frameworks.determined"
 
-# Each backend in single and in half precision, with and without accumulation; the published report has all cases.
-CASES = (
-    *("single-batched-fp32", "single-acc2-fp16", "single-acc4-fp32"),
-    *("ddp-w2-fp16", "ddp-w2-acc2-fp16", "ddp-w3-acc2-fp32"),
-    *("horovod-w2-fp32", "horovod-w2-acc2-fp16", "horovod-w3-acc2-fp32"),
-    *(
-        f"{backend}-w2-acc2-fp32-{workload}"
-        for backend in ("ddp", "horovod")
-        for workload in ("short-window", "own-order", "buffers", "many-tensors", "adamw")
-    ),
-)
+CASES = telling("determined")
 
 # Those of apex, which needs CUDA, of shards, of checkpoints, of schedules by epoch, and the one of a gradient norm that
 # is only looked at.

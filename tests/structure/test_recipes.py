@@ -25,7 +25,7 @@ SHOWN = {
         from pathlib import Path
 
         assert stated("lightning_manual").backends == ("single", "ddp")
-        assert '"lightning_manual": ' in Path("tests/frameworks/test_verdicts.py").read_text()
+        assert '"lightning_manual"' in Path("tests/frameworks/test_verdicts.py").read_text()
         assert "lightning-manual = " in Path("pyproject.toml").read_text()
         assert '"lightning-manual": ' in Path("noxfile.py").read_text()
     """,

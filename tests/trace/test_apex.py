@@ -124,34 +124,26 @@ def trained(recording, amp, *, several=False, enabled=True, **how):
     return model
 
 
-def test_what_is_noted(record):
+@pytest.mark.parametrize("delays", [True, False])
+def test_what_is_noted(record, delays):
     """Entered and left, with what the call said; apex's own unscaling is no change of gradients by hand."""
-    recording = record(accumulation=2, size=4, steps=1)
+    recording = record(accumulation=2 if delays else 1, size=4 if delays else 8, steps=1)
     from apex import amp
 
-    trained(recording, amp, several=True, delay_unscale=True)
+    trained(recording, amp, several=True, **({"delay_unscale": True} if delays else {}))
+    recording.recorder.look()
+    entered, left = (recording.of_kind(f"scale_loss_{end}") for end in ("enter", "exit"))
     assert recording.kinds("apex_initialize", "scale_loss_enter", "scale_loss_exit", "gradient_change") == [
         "apex_initialize",
-        *["scale_loss_enter", "scale_loss_exit"] * 2,
+        *["scale_loss_enter", "scale_loss_exit"] * (2 if delays else 1),
     ]
     [initialize] = recording.of_kind("apex_initialize")
     assert (initialize["models"], initialize["optimizers"]) == (1, 1)
-    for event in recording.of_kind("scale_loss_enter") + recording.of_kind("scale_loss_exit"):
-        assert (event["delay_unscale"], event["optimizers"], event["scale"]) == (True, 1, 1024.0)
+    for event in entered + left:
+        assert (event["delay_unscale"], event["optimizers"], event["scale"]) == (delays, 1, 1024.0)
         assert event["where"][2] == "trained"
-    assert [event["scale_after"] for event in recording.of_kind("scale_loss_exit")] == [1024.0] * 2
-    assert [event["scaled"] for event in recording.of_kind("backward_end")] == [1024.0] * 2
-
-
-def test_unscaling(record):
-    recording = record(size=8, steps=1)
-    from apex import amp
-
-    trained(recording, amp)
-    assert [event["delay_unscale"] for event in recording.of_kind("scale_loss_enter")] == [False]
-    assert recording.of_kind("gradient_change") == []
-    recording.recorder.look()
-    assert recording.of_kind("gradient_change") == []
+    assert {event["scale_after"] for event in left} == {1024.0}
+    assert {event["scaled"] for event in recording.of_kind("backward_end")} == {1024.0}
 
 
 def test_a_skip(record):
@@ -233,22 +225,17 @@ def test_disabled(record):
     assert [event["scaled"] for event in recording.of_kind("backward_end")] == [None]
 
 
-def test_errors_are_apexs_own(record):
-    """Before `initialize`: nothing was entered."""
+@pytest.mark.parametrize(
+    ("is_initialized", "error", "kinds"),
+    [(False, RuntimeError, []), (True, MemoryError, ["scale_loss_enter"])],
+)
+def test_errors_pass_as_they_would_without_a_recorder(record, is_initialized, error, kinds):
+    """Apex's own before `initialize`, when nothing was entered; and the trainer's inside."""
     recording = record()
     from apex import amp
 
-    with pytest.raises(RuntimeError, match="has not been initialized"), amp.scale_loss(torch.ones(1), []):
-        pass
-    assert recording.of_kind("scale_loss_enter") == []
-
-
-def test_an_error_inside(record):
-    """It passes through apex as it would without a recorder."""
-    recording = record()
-    from apex import amp
-
-    amp.initialize(torch.nn.Linear(2, 1))
-    with pytest.raises(MemoryError), amp.scale_loss(torch.ones(1), []):
+    if is_initialized:
+        amp.initialize(torch.nn.Linear(2, 1))
+    with pytest.raises(error), amp.scale_loss(torch.ones(1), []):
         raise MemoryError
-    assert recording.kinds("scale_loss_enter", "scale_loss_exit") == ["scale_loss_enter"]
+    assert recording.kinds("scale_loss_enter", "scale_loss_exit") == kinds

@@ -59,7 +59,6 @@ def test_kinds_are_named_as_in_traces():
 
 def test_words():
     assert [number(value) for value in (1.0, 0.1 + 0.2, "inf")] == ["1", "0.3", "inf"]
-    assert [size(count) for count in (8, 4096, 10**7)] == ["8 B", "4.1 kB", "10 MB"]
     assert vector([0.5, None, "nan", 1.0]) == "(0.5, –, nan, 1)"
     assert vector([1.0, 2.0, 3.0, 4.0, 5.0]) == "(1, 2, 3, …)"
     assert [enumerated(parts) for parts in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]

@@ -89,50 +89,40 @@ def test_folders(trainer, name):
     assert file.folder_of(Path("traces"), trainer, "case") == Path("traces") / name / "case"
 
 
-def test_cut_off(folder):
-    """Within a line, and between two lines."""
-    path = folder / "rank1.jsonl"
-    whole = path.read_text()
-    for cut in (whole[:-10], "".join(whole.splitlines(keepends=True)[:-1])):
-        path.write_text(cut)
-        assert complaint(folder) == f"{path} was cut off: 2 of 3 events are there"
+def with_line(number, line):
+    """The text of a trace in which a line is another one."""
+    return lambda text: "\n".join(line if at == number else one for at, one in enumerate(text.split("\n"), 1))
 
 
-def test_a_line_that_is_no_event_is_named(tmp_path):
-    folder = tmp_path / "a case"
-    file.write(folder, make_spec(), [[event(0, 0), event(0, 1, colour="red")]], VERSIONS)
-    with pytest.raises(file.TraceError, match=r"rank0.jsonl: line 3: loss_scaled has an unknown field 'colour'"):
-        file.read(folder)
+NO_TRACE = "{} is not a trace of trainer-conformance"
+#: What becomes of the text of a file, and what is said of it.
+DAMAGES = [
+    # Within a line, and between two lines.
+    (lambda text: text[:-10], "{} was cut off: 2 of 3 events are there"),
+    (lambda text: text[: text[:-1].rindex("\n") + 1], "{} was cut off: 2 of 3 events are there"),
+    *(
+        (with_line(3, line), "{}: line 3 is not the event that belongs there")
+        for line in ("{}", "no JSON", "[1]", '{"event": "step", "seq": 7}')
+    ),
+    (with_line(3, json.dumps(event(0, 1, colour="red"))), "{}: line 3: loss_scaled has an unknown field 'colour'"),
+    # A results file is among those that begin otherwise.
+    *(
+        (lambda _, text=text: text, f"{NO_TRACE}: it does not begin with the header of one")
+        for text in ("", "\n", "hello\n", "{}\n", "[]\n", '{"kind": "header", "schema": 1}\n')
+    ),
+    (lambda _: "\x89PNG\r\n", f"{NO_TRACE}: it is not ASCII text"),
+    (
+        lambda text: text.replace('"schema_version": 1', '"schema_version": 2'),
+        "{} has schema version 2, but this trainer-conformance reads version 1",
+    ),
+]
 
 
-@pytest.mark.parametrize("line", ["{}", "no JSON", "[1]", '{"event": "step", "seq": 7}'])
-def test_a_damaged_line(folder, line):
+@pytest.mark.parametrize(("change", "says"), DAMAGES)
+def test_a_file_that_cannot_be_read(folder, change, says):
     path = folder / "rank0.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:2], line, *lines[3:], ""]))
-    assert complaint(folder) == f"{path}: line 3 is not the event that belongs there"
-
-
-@pytest.mark.parametrize("text", ["", "\n", "hello\n", "{}\n", "[]\n", '{"kind": "header", "schema": 1}\n'])
-def test_foreign_files(folder, text):
-    """A results file among them."""
-    path = folder / "rank0.jsonl"
-    path.write_text(text)
-    assert (
-        complaint(folder) == f"{path} is not a trace of trainer-conformance: it does not begin with the header of one"
-    )
-
-
-def test_no_text(folder):
-    path = folder / "rank0.jsonl"
-    path.write_bytes(b"\x89PNG\r\n")
-    assert complaint(folder) == f"{path} is not a trace of trainer-conformance: it is not ASCII text"
-
-
-def test_another_version(folder):
-    path = folder / "rank0.jsonl"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    assert complaint(folder) == f"{path} has schema version 2, but this trainer-conformance reads version 1"
+    path.write_bytes(change(path.read_text()).encode("latin-1"))
+    assert complaint(folder) == says.replace("{}", str(path))
 
 
 def test_a_rank_that_is_missing(folder):

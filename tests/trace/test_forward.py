@@ -43,39 +43,26 @@ def test_a_window_begins_with_its_weights(begun):
     assert weights[:4] == [first, None, raised, None]
 
 
-def test_equal_samples_share_an_index(record):
-    """Indices are those of the distinct rows, in order of first appearance."""
-    samples = {"x": [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [3.0, 0.0]], "y": [0.0] * 4, "weight": [1.0] * 4}
-    recording = record(samples=samples, orders=[[[[0, 1, 2, 3]]]])
-    recording.task.model()(next(iter(recording.task.dataloader())).inputs)
-    assert rows(recording) == [[0, 1, 0, 2]]
+TENTHS = [[0.1, 0.2], [0.3, 0.7]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_cast_inputs_are_recognised(record, dtype):
-    """A trainer in true half precision casts its batches, which may change their values."""
-    samples = {"x": [[0.1, 0.2], [0.3, 0.7]], "y": [0.0] * 2, "weight": [1.0] * 2}
-    recording = record(samples=samples, orders=[[[[1, 0]]]])
-    model = recording.task.model().to(dtype)
-    batch = next(iter(recording.task.dataloader()))
-    given = batch.inputs if dtype is not torch.float64 else torch.tensor([[0.3, 0.7], [0.1, 0.2]], dtype=dtype)
-    model(given.to(dtype))
-    assert rows(recording) == [[1, 0]]
-
-
-def test_what_is_no_sample_has_no_index(record):
-    """A row of padding, say."""
-    recording = record()
-    recording.task.model()(torch.tensor([X[1], [0.0, 0.0]]))
-    assert rows(recording) == [[1, None]]
-
-
-@pytest.mark.parametrize("shape", [(4, 3), ()])
-def test_inputs_of_a_wrong_shape_are_the_models_to_refuse(record, shape):
-    recording = record()
-    with pytest.raises(RuntimeError):
-        recording.task.model()(torch.zeros(shape))
-    assert rows(recording) == [[]]
+@pytest.mark.parametrize(
+    ("x", "inputs", "dtype", "expected"),
+    [
+        # Indices are those of the distinct rows, in order of first appearance.
+        ([[1, 0], [2, 0], [1, 0], [3, 0]], [[1, 0], [2, 0], [1, 0], [3, 0]], torch.float32, [0, 1, 0, 2]),
+        # A row of padding, say.
+        (X, [X[1], [0, 0]], torch.float32, [1, None]),
+        # A trainer in true half precision casts its batches, which may change their values.
+        *((TENTHS, TENTHS[::-1], dtype, [1, 0]) for dtype in (torch.float64, torch.bfloat16, torch.float16)),
+    ],
+)
+def test_rows_are_found_among_the_samples(record, x, inputs, dtype, expected):
+    samples = {"x": x, "y": [0.0] * len(x), "weight": [1.0] * len(x)}
+    recording = record(samples=samples, orders=[[[[*range(len(x))]]]])
+    loaded = torch.tensor(inputs, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    recording.task.model().to(dtype)(loaded.to(dtype))
+    assert rows(recording) == [expected]
 
 
 def test_forwards_that_no_gradient_can_reach_are_not_noted(begun):
@@ -154,16 +141,18 @@ def test_a_class_and_its_base_are_one_forward():
     assert [event["event"] for event in events].count("forward") == 2
 
 
+class Counted(torch.nn.Module):
+    """A parametrization that computes something else each time."""
+
+    calls = 0
+
+    def forward(self, original: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return original + self.calls
+
+
 def test_a_parametrization_computes_as_often_as_without_us(begun):
     """It may draw random numbers, or go a step towards a norm. Both forwards use what it has computed for them."""
-
-    class Counted(torch.nn.Module):
-        calls = 0
-
-        def forward(self, original: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return original + self.calls
-
     recording, model = begun()
     weight = model.weight.flatten().tolist()
     torch.nn.utils.parametrize.register_parametrization(model, "weight", Counted(), unsafe=True)
@@ -176,31 +165,25 @@ def test_a_parametrization_computes_as_often_as_without_us(begun):
     assert shown == [[one + counted.calls - 1 for one in weight], [one + counted.calls for one in weight]]
 
 
-def test_a_parametrization_inside_computes_as_often_as_without_us():
-    class Counted(torch.nn.Module):
-        calls = 0
-
-        def forward(self, original: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return original
-
+def test_so_does_one_inside():
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Counted())
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Counted(), unsafe=True)
     counted = model[0].parametrizations.weight[0]
-    recorder = Recorder(here())
     before = counted.calls
-    with recorder:
+    with Recorder([].append) as recorder:
         recorder.watch(model)
         model(torch.ones(1, 2))
     assert counted.calls == before + 1
 
 
-def test_an_error_in_a_forward(begun):
-    """The next one is noted all the same."""
+@pytest.mark.parametrize("shape", [(4, 3), ()])
+def test_an_error_in_a_forward(begun, shape):
+    """Inputs of a wrong shape are the model's to refuse. The next one is noted all the same."""
     recording, model = begun()
     with pytest.raises(RuntimeError):
-        model(torch.ones(1, 3))
+        model(torch.ones(shape))
     model(torch.ones(1, 2)).sum().backward()
+    assert rows(recording) == [[], [X.index([1.0, 1.0])]]
     assert recording.of_kind("backward_end")[0]["forwards"] == [1]
 
 
@@ -370,4 +353,6 @@ def test_no_thread_reads_gradients_while_another_clears_them(record, monkeypatch
     assert within(recorder.gradients, "known", recorder.accounted) == {True}
     payload = [torch.ones(1)]
     assert within(recorder.payloads, "originals", lambda: recorder.payloads.seen_in(payload)) == {True}
-    assert within(recorder.payloads, "originals", lambda: recorder.copies.seen_in(payload, is_filled=True)) == {True}
+    assert within(recorder.payloads, "originals", lambda: recorder.payloads.copied_in(payload, is_filled=True)) == {
+        True
+    }

@@ -12,420 +12,331 @@ from accelerate.optimizer import AcceleratedOptimizer
 from .places import here
 
 
-def backward(task, model):
-    batch = next(iter(task.dataloader()))
-    task.loss(model(batch.inputs), batch).backward()
+def flat(model):
+    """Its weights, as events list them: weight first, then bias."""
+    return [*model.weight.flatten().tolist(), *model.bias.tolist()]
 
 
-def test_a_step(begun):
-    """Gradients are read before the step, weights after it; weight first, then bias."""
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
-    backward(recording.task, model)
-    gradients = [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
+def gradients_of(model):
+    return [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
+
+
+class Stepping:
+    """A recording, and the task's model."""
+
+    def __init__(self, recording):
+        self.recording, self.task = recording, recording.task
+        self.model = recording.task.model()
+
+    def backward(self, model=None):
+        batch = next(iter(self.task.dataloader()))
+        self.task.loss((model or self.model)(batch.inputs), batch).backward()
+
+    def step(self, optimizer=None):
+        """Backward and a step; the result is what was noted of all steps so far."""
+        self.backward()
+        (optimizer or self.task.optimizer(self.model.parameters())).step()
+        return self.recording.of_kind("step")
+
+
+@pytest.fixture
+def stepping(record):
+    return Stepping(record())
+
+
+class Own(torch.optim.Optimizer):
+    """Has no learning rate, and a step that may average or clip."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= parameter.grad.clamp_(-0.125, 0.125)
+
+
+class Nested(torch.optim.SGD):
+    """As Horovod's, whose `step` changes the gradients and then calls that of the class it wraps."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+        return super().step(closure)
+
+
+def test_a_step(stepping):
+    """Gradients are read before the step, weights after it."""
+    optimizer = stepping.task.optimizer(stepping.model.parameters())
+    stepping.backward()
+    gradients = gradients_of(stepping.model)
     optimizer.step()
-    [step] = recording.of_kind("step")
-    assert step["gradients"] == gradients
-    assert step["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+    [step] = stepping.recording.of_kind("step")
+    assert (step["gradients"], step["weights"]) == (gradients, flat(stepping.model))
     assert (step["step"], step["forwards"], step["lr"], step["scale"]) == (0, 1, 0.0625, None)
 
 
-def test_values_are_exact(begun):
+def test_values_are_exact(stepping):
     """A float32 is written as the float64 of the same value, and one that is not finite as a word."""
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
-    recording.recorder.forwards = 1
-    model.weight.grad = torch.tensor([[0.1, float("nan")]])
-    model.bias.grad = torch.tensor([float("-inf")])
+    model = stepping.model
+    optimizer = stepping.task.optimizer(model.parameters())
+    stepping.recording.recorder.forwards = 1
+    model.weight.grad, model.bias.grad = torch.tensor([[0.1, float("nan")]]), torch.tensor([float("-inf")])
     optimizer.step()
-    [step] = recording.of_kind("step")
+    [step] = stepping.recording.of_kind("step")
     assert step["gradients"] == [float(torch.tensor(0.1).double()), "nan", "-inf"]
     assert step["weights"][1:] == ["nan", "inf"]
 
 
-def test_an_optimizer_without_a_learning_rate(begun):
-    """As one that finds its own rate: there is none to note."""
-
-    class Halving(torch.optim.Optimizer):
-        def step(self):
-            for parameter in self.param_groups[0]["params"]:
-                parameter.data.mul_(0.5)
-
-    recording, model = begun()
-    optimizer = Halving(model.parameters(), {})
-    backward(recording.task, model)
-    optimizer.step()
-    [step] = recording.of_kind("step")
-    assert (step["lr"], step["weights"]) == (None, [0.25, -0.25, 0.125])
+def test_a_step_of_ones_own_shows_no_gradients(stepping):
+    """Nor a learning rate, where there is none."""
+    [step] = stepping.step(Own(stepping.model.parameters()))
+    assert (step["gradients"], step["weights"], step["lr"]) == (None, [0.375, -0.375, 0.125], None)
 
 
-def test_gradients_are_those_after_the_optimizers_own_pre_hooks(begun):
+def test_gradients_are_those_after_the_optimizers_own_pre_hooks(stepping):
     """Torch calls the recorder's global hook before them."""
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
-    optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(model.parameters(), 0.125))
+    parameters = [*stepping.model.parameters()]
+    optimizer = stepping.task.optimizer(parameters)
+    optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(parameters, 0.125))
     hooks = list(optimizer._optimizer_step_pre_hooks)
-    backward(recording.task, model)
-    optimizer.step()
-    [step] = recording.of_kind("step")
-    assert step["gradients"] == [0.125, -0.125, 0.125]
+    assert stepping.step(optimizer)[0]["gradients"] == [0.125, -0.125, 0.125]
     assert list(optimizer._optimizer_step_pre_hooks) == hooks
 
 
-def test_a_step_of_ones_own_shows_no_gradients(begun):
-    """It may average or clip in it."""
-
-    class Own(torch.optim.Optimizer):
-        @torch.no_grad()
-        def step(self):
-            for parameter in self.param_groups[0]["params"]:
-                parameter -= parameter.grad.clamp_(-0.125, 0.125)
-
-    recording, model = begun()
-    optimizer = Own(model.parameters(), {})
-    backward(recording.task, model)
-    optimizer.step()
-    [step] = recording.of_kind("step")
-    assert (step["gradients"], step["weights"]) == (None, [0.375, -0.375, 0.125])
+def test_an_ascent_uses_the_negated_gradients(stepping):
+    [step] = stepping.step(torch.optim.SGD(stepping.model.parameters(), lr=0.0625, maximize=True))
+    assert step["gradients"] == [-gradient for gradient in gradients_of(stepping.model)]
 
 
-def test_an_ascent_uses_the_negated_gradients(begun):
-    recording, model = begun()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0625, maximize=True)
-    backward(recording.task, model)
-    gradients = [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
-    optimizer.step()
-    assert recording.of_kind("step")[0]["gradients"] == [-gradient for gradient in gradients]
-
-
-def test_a_step_without_gradients_is_idle(begun):
-    recording, model = begun()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
-    backward(recording.task, model)
-    optimizer.step()
+def test_a_step_without_gradients_is_idle(stepping):
+    optimizer = torch.optim.SGD(stepping.model.parameters(), lr=0.5, momentum=0.5)
+    stepping.step(optimizer)
     optimizer.zero_grad()
     optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
-    assert [step.get("idle", False) for step in recording.of_kind("step")] == [False, True]
+    assert [step.get("idle", False) for step in stepping.recording.of_kind("step")] == [False, True]
 
 
 @pytest.mark.parametrize("own_steps", [False, True])
-def test_a_copy_counts_unless_the_tasks_own_parameters_are_stepped(begun, own_steps):
-    """As in DiLoCo, where the step of a copy makes the gradient of an outer optimizer."""
-    recording, model = begun()
-    local = copy.deepcopy(model)
-    inner = torch.optim.SGD(local.parameters(), lr=1.0)
-    backward(recording.task, local)
-    inner.step()
+def test_a_copy_counts_unless_the_tasks_own_parameters_are_stepped(stepping, own_steps):
+    """A framework may train a deep copy. In DiLoCo its step makes the gradient of an outer optimizer."""
+    model, local = stepping.model, copy.deepcopy(stepping.model)
+    stepping.backward(local)
+    torch.optim.SGD(local.parameters(), lr=1.0).step()
     if own_steps:
         for own, moved in zip(model.parameters(), local.parameters(), strict=True):
             own.grad = own.detach() - moved.detach()
         torch.optim.SGD(model.parameters(), lr=0.0625).step()
-    [step] = recording.of_kind("step")
-    stepped = model if own_steps else local
-    assert step["weights"] == [*stepped.weight.flatten().tolist(), *stepped.bias.tolist()]
+    stepping.recording.recorder.finished()
+    [step] = stepping.recording.of_kind("step")
+    assert step["weights"] == flat(model if own_steps else local) == stepping.recording.events[-1]["weights"]
     assert (step["step"], step["lr"]) == (0, 0.0625 if own_steps else 1.0)
 
 
-def test_an_optimizer_of_a_part_of_the_shapes_is_anothers(record):
-    """As of a reward head, whose bias alone has a shape of the model's."""
-    recording = record()
-    recording.task.model()
-    head = torch.nn.Linear(7, 1)
-    head(torch.ones(1, 7)).sum().backward()
-    torch.optim.SGD(head.parameters(), lr=0.5).step()
-    assert recording.kinds("step", "foreign_optimizer") == ["foreign_optimizer"]
+@pytest.mark.parametrize(("features", "classes"), [(7, 1), (5, 3)])
+def test_another_models_optimizer_is_noted_once_and_ignored(stepping, features, classes):
+    """Also that of a head whose bias alone has a shape of the model's."""
+    other = torch.nn.Linear(features, classes)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(2):
+        other(torch.ones(1, features)).sum().backward()
+        optimizer.step()
+    recording = stepping.recording
+    assert recording.kinds("foreign_optimizer", "optimizer", "step", "forward") == ["foreign_optimizer"]
+    [foreign] = recording.of_kind("foreign_optimizer")
+    assert (foreign["optimizer"], foreign["shapes"]) == ("SGD", [[classes, features], [classes]])
 
 
-def test_a_missing_gradient_is_null(begun):
-    recording, model = begun()
-    model.bias.requires_grad_(False)
-    optimizer = recording.task.optimizer(model.parameters())
-    backward(recording.task, model)
-    optimizer.step()
-    [step] = recording.of_kind("step")
-    assert step["gradients"][2] is None
-    assert step["weights"][2] == 0.25
+def test_a_missing_gradient_is_null(stepping):
+    stepping.model.bias.requires_grad_(False)
+    [step] = stepping.step()
+    assert (step["gradients"][2], step["weights"][2]) == (None, 0.25)
 
 
-def test_a_nested_step_is_one_step(begun):
-    """As in Horovod's, whose `step` changes the gradients and then calls that of the class it wraps."""
-
-    class Wrapping(torch.optim.SGD):
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad.mul_(0.5)
-            return super().step(closure)
-
-    recording, model = begun()
-    optimizer = Wrapping(model.parameters(), lr=0.0625)
-    backward(recording.task, model)
-    seen = (0.5 * model.bias.grad).item()
-    optimizer.step()
-    backward(recording.task, model)
-    optimizer.step()
-    steps = recording.of_kind("step")
-    assert [step["step"] for step in steps] == [0, 1]
-    assert steps[0]["gradients"][2] == seen
-    assert steps[1]["weights"][2] == model.bias.item()
+def test_a_nested_step_is_one_step(stepping):
+    optimizer = Nested(stepping.model.parameters(), lr=0.0625)
+    seen = stepping.step(optimizer)[0]["gradients"]
+    assert seen == gradients_of(stepping.model)
+    assert [step["step"] for step in stepping.step(optimizer)] == [0, 1]
+    assert stepping.recording.of_kind("step")[1]["weights"] == flat(stepping.model)
 
 
-@pytest.mark.parametrize("positional", [True, False])
-def test_with_a_closure_gradients_exist_only_after_it_ran(begun, positional):
+@pytest.mark.parametrize(("kind", "positional"), [(torch.optim.SGD, True), (torch.optim.SGD, False), (Nested, True)])
+def test_with_a_closure_gradients_exist_only_after_it_ran(stepping, kind, positional):
     """As with Lightning, which runs forward, backward and clipping in a closure that it gives to the step."""
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
+    optimizer = kind(stepping.model.parameters(), lr=0.0625)
     calls = []
 
     def closure():
         calls.append(optimizer)
         optimizer.zero_grad()
-        backward(recording.task, model)
-        torch.nn.utils.clip_grad_value_(model.parameters(), 0.125)
+        stepping.backward()
+        torch.nn.utils.clip_grad_value_(stepping.model.parameters(), 0.125)
         return 42.0
 
     result = optimizer.step(closure) if positional else optimizer.step(closure=closure)
-    [step] = recording.of_kind("step")
-    assert result == 42.0
-    assert len(calls) == 1
-    assert step["forwards"] == 1
+    [step] = stepping.recording.of_kind("step")
+    assert (result, len(calls), step["forwards"]) == (42.0, 1, 1)
     assert step["gradients"] == [0.125, -0.125, 0.125]
-
-
-def test_a_closure_through_a_nested_step(begun):
-    class Wrapping(torch.optim.SGD):
-        def step(self, closure=None):
-            return super().step(closure)
-
-    recording, model = begun()
-    optimizer = Wrapping(model.parameters(), lr=0.0625)
-
-    def closure():
-        backward(recording.task, model)
-
-    optimizer.step(closure)
-    [step] = recording.of_kind("step")
-    assert step["gradients"][2] == model.bias.grad.item()
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("unscale", [True, False])
-def test_a_fused_optimizer_unscales_in_its_kernel(begun, kind, unscale):
+def test_a_fused_optimizer_unscales_in_its_kernel(stepping, kind, unscale):
     """Its `.grad` still carries the loss scale; the event does not."""
-    recording, model = begun()
-    optimizer = kind(model.parameters(), lr=0.0625, fused=True)
+    optimizer = kind(stepping.model.parameters(), lr=0.0625, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    batch = next(iter(recording.task.dataloader()))
-    scaler.scale(recording.task.loss(model(batch.inputs), batch)).backward()
-    expected = [value / 1024.0 for value in [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]]
+    batch = next(iter(stepping.task.dataloader()))
+    scaler.scale(stepping.task.loss(stepping.model(batch.inputs), batch)).backward()
+    expected = [value / 1024.0 for value in gradients_of(stepping.model)]
     if unscale:
         scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
-    [step] = recording.of_kind("step")
-    assert step["gradients"] == expected
-    assert step["scale"] == 1024.0
+    [step] = stepping.recording.of_kind("step")
+    assert (step["gradients"], step["scale"]) == (expected, 1024.0)
 
 
-def test_a_copied_model_is_found_by_its_shapes(record):
-    """A framework may train a deep copy of what it was given."""
-    recording = record()
-    model = copy.deepcopy(recording.task.model())
-    optimizer = recording.task.optimizer(model.parameters())
-    backward(recording.task, model)
-    optimizer.step()
-    recording.recorder.finished()
-    [step] = recording.of_kind("step")
-    assert step["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
-    assert recording.events[-1]["weights"] == step["weights"]
+def test_parameters_in_groups_and_any_order(stepping):
+    model = stepping.model
+    [step] = stepping.step(torch.optim.SGD([{"params": [model.bias], "lr": 0.5}, {"params": [model.weight]}], lr=0.25))
+    assert step["weights"] == flat(model)
 
 
-def test_parameters_in_groups_and_any_order(begun):
-    recording, model = begun()
-    groups = [{"params": [model.bias], "lr": 0.5}, {"params": [model.weight], "lr": 0.25}]
-    optimizer = torch.optim.SGD(groups)
-    backward(recording.task, model)
-    optimizer.step()
-    [step] = recording.of_kind("step")
-    assert step["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
-
-
-def test_another_models_optimizer_is_noted_once_and_ignored(record):
-    recording = record()
-    recording.task.model()
-    other = torch.nn.Linear(5, 3)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    for _ in range(2):
-        other(torch.ones(1, 5)).sum().backward()
-        optimizer.step()
-    assert recording.kinds("foreign_optimizer", "optimizer", "step", "forward") == ["foreign_optimizer"]
-    [foreign] = recording.of_kind("foreign_optimizer")
-    assert foreign["optimizer"] == "SGD"
-    assert foreign["shapes"] == [[3, 5], [3]]
-
-
-def test_an_interrupted_step_does_not_swallow_the_next(begun):
+def test_an_interrupted_step_does_not_swallow_the_next(stepping):
     """A step that raised never ends; the one after it is not nested in it."""
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
+    optimizer = stepping.task.optimizer(stepping.model.parameters())
 
     def closure():
         raise MemoryError
 
     with pytest.raises(MemoryError):
         optimizer.step(closure)
-    backward(recording.task, model)
-    optimizer.step()
-    assert len(recording.of_kind("step")) == 1
+    assert len(stepping.step(optimizer)) == 1
 
 
-def test_a_step_before_the_first_forward_makes_state(begun):
+def test_a_step_before_the_first_forward_makes_state(stepping):
     """Horovod's broadcast_optimizer_state steps on zeros so that there is a state to send."""
-    recording, model = begun()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
-    for parameter in model.parameters():
+    optimizer = torch.optim.SGD(stepping.model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
+    for parameter in stepping.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    assert recording.kinds("step", "state_init") == ["state_init"]
-    assert recording.of_kind("state_init")[0]["weights"] == [0.375, -0.375, 0.1875]
+    assert stepping.recording.kinds("step", "state_init") == ["state_init"]
+    assert stepping.recording.of_kind("state_init")[0]["weights"] == [0.375, -0.375, 0.1875]
 
 
-def test_a_step_on_zeros_after_another_is_a_step(begun):
+def test_a_step_on_zeros_after_another_is_a_step(stepping):
     """Gradients that no backward made, and an optimizer for each parameter; the gradient of the bias is zero."""
-    recording, model = begun()
-    for parameter in model.parameters():
+    for parameter in stepping.model.parameters():
         parameter.grad = torch.full_like(parameter, parameter.ndim - 1)
-        recording.task.optimizer([parameter]).step()
-    assert recording.kinds("step", "state_init") == ["step", "step"]
+        stepping.task.optimizer([parameter]).step()
+    assert stepping.recording.kinds("step", "state_init") == ["step", "step"]
 
 
-def test_a_step_on_zeros_that_autograd_has_computed_is_a_step(begun):
-    recording, model = begun()
-    batch = next(iter(recording.task.dataloader()))
-    loss = recording.task.loss(model(batch.inputs), batch) * 0
-    for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True):
+def test_a_step_on_zeros_that_autograd_has_computed_is_a_step(stepping):
+    batch, parameters = next(iter(stepping.task.dataloader())), [*stepping.model.parameters()]
+    loss = stepping.task.loss(stepping.model(batch.inputs), batch) * 0
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         parameter.grad = gradient
-    recording.task.optimizer(model.parameters()).step()
-    assert recording.kinds("step", "state_init") == ["step"]
+    stepping.task.optimizer(parameters).step()
+    assert stepping.recording.kinds("step", "state_init") == ["step"]
 
 
-def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(begun):
-    recording, model = begun()
-    backward(recording.task, model)
-    handles = recording.recorder.handles
+def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(stepping):
+    stepping.backward()
+    handles = stepping.recording.recorder.handles
     handles.noted(0)
-    handles.issued(1, "a group", [model.bias.grad])
-    for parameter in model.parameters():
-        recording.task.optimizer([parameter]).step()
-    of_weight, of_bias = recording.of_kind("step")
-    assert "unfinished" not in of_weight
-    assert of_bias["unfinished"] == [0]
+    handles.issued(1, "a group", [stepping.model.bias.grad])
+    for parameter in stepping.model.parameters():
+        stepping.task.optimizer([parameter]).step()
+    assert [step.get("unfinished") for step in stepping.recording.of_kind("step")] == [None, [0]]
 
 
-def test_topology_is_noted_at_the_first_step(begun):
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
-    for _ in range(2):
-        backward(recording.task, model)
-        optimizer.step()
-    recording.recorder.finished()
-    kinds = recording.kinds("forward", "topology", "step", "finished")
+def test_topology_is_noted_at_the_first_step(stepping):
+    stepping.step()
+    stepping.step()
+    stepping.recording.recorder.finished()
+    kinds = stepping.recording.kinds("forward", "topology", "step", "finished")
     assert kinds == ["forward", "topology", "step", "forward", "step", "finished"]
-    [topology] = recording.of_kind("topology")
+    [topology] = stepping.recording.of_kind("topology")
     assert (topology["world_size"], topology["rank_reached"], topology["via"]) == (1, 0, None)
 
 
-def test_a_trainer_that_never_steps(record):
+@pytest.mark.parametrize(("models", "weights"), [(1, [0.5, -0.5, 0.25]), (0, [None, None, None])])
+def test_a_trainer_that_never_steps(record, models, weights):
     recording = record()
-    recording.task.model()
+    for _ in range(models):
+        recording.task.model()
     recording.recorder.finished()
-    assert recording.kinds() == ["model", "topology", "finished"]
-    assert recording.events[-1]["weights"] == [0.5, -0.5, 0.25]
+    assert recording.kinds() == [*["model"] * models, "topology", "finished"]
+    assert recording.events[-1]["weights"] == weights
 
 
-def test_a_trainer_that_takes_no_model(record):
-    recording = record()
-    recording.recorder.finished()
-    assert recording.events[-1]["weights"] == [None, None, None]
-
-
-def test_an_optimizer_is_noted_before_it_is_mentioned(begun):
-    recording, model = begun()
-    model.bias.requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0625)
-    backward(recording.task, model)
+def test_an_optimizer_is_noted_before_it_is_mentioned(stepping):
+    stepping.model.bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW(stepping.model.parameters(), lr=0.0625)
+    stepping.backward()
     optimizer.step()
     place = here(-1)
     optimizer.zero_grad()
-    [event] = recording.of_kind("optimizer")
+    [event] = stepping.recording.of_kind("optimizer")
     assert (event["optimizer"], event["type"], event["parameters"], event["trainable"]) == (0, "AdamW", [0, 1], [0])
     assert (event["horovod"], event["backward_passes_per_step"], event["state"]) == (False, None, False)
     assert event["where"] == place
-    assert recording.kinds("optimizer", "step", "zero_grad") == ["optimizer", "step", "zero_grad"]
+    assert stepping.recording.kinds("optimizer", "step", "zero_grad") == ["optimizer", "step", "zero_grad"]
 
 
-def test_an_optimizer_that_has_a_state_already(begun):
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
-    backward(recording.task, model)
-    recording.recorder.__exit__(None, None, None)
-    optimizer.step()
-    with recording.recorder:
+def test_an_optimizer_that_has_a_state_already(stepping):
+    optimizer = stepping.task.optimizer(stepping.model.parameters())
+    stepping.recording.recorder.__exit__(None, None, None)
+    stepping.step(optimizer)
+    with stepping.recording.recorder:
         optimizer.zero_grad()
-    assert recording.of_kind("optimizer")[0]["state"]
+    assert stepping.recording.of_kind("optimizer")[0]["state"]
 
 
-def test_several_optimizers_of_one_model(begun):
+def test_several_optimizers_of_one_model(stepping):
     """Each step shows the gradients of its own parameters, and the weights of all."""
-    recording, model = begun()
-    optimizers = [torch.optim.SGD([parameter], lr=0.0625) for parameter in model.parameters()]
-    backward(recording.task, model)
-    weight, bias = model.weight.grad.flatten().tolist(), model.bias.grad.tolist()
-    for optimizer in optimizers:
-        optimizer.step()
-    first, second = recording.of_kind("step")
-    assert (first["optimizer"], first["parameters"], first["gradients"]) == (0, [0], [*weight, None])
-    assert (second["optimizer"], second["parameters"], second["gradients"]) == (1, [1], [None, None, *bias])
+    stepping.backward()
+    *weight, bias = gradients_of(stepping.model)
+    for parameter in stepping.model.parameters():
+        torch.optim.SGD([parameter], lr=0.0625).step()
+    told = [(step["optimizer"], step["parameters"], step["gradients"]) for step in stepping.recording.of_kind("step")]
+    assert told == [(0, [0], [*weight, None]), (1, [1], [None, None, bias])]
+    first, second = stepping.recording.of_kind("step")
     assert first["weights"] == [*second["weights"][:2], 0.25]
-    assert second["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+    assert second["weights"] == flat(stepping.model)
     assert [event["step"] for event in (first, second)] == [0, 1]
 
 
-def test_a_frameworks_wrapper_is_the_optimizer_in_it(begun):
-    recording, model = begun()
-    optimizer = recording.task.optimizer(model.parameters())
+def test_a_frameworks_wrapper_is_the_optimizer_in_it(stepping):
     Accelerator(cpu=True)
-    wrapper = AcceleratedOptimizer(optimizer)
-    backward(recording.task, model)
-    wrapper.step()
+    wrapper = AcceleratedOptimizer(stepping.task.optimizer(stepping.model.parameters()))
+    stepping.step(wrapper)
     wrapper.zero_grad()
+    recording = stepping.recording
     assert recording.recorder.optimizer(wrapper) == 0
     assert len(recording.of_kind("optimizer")) == 1
     assert [event["optimizer"] for event in (*recording.of_kind("step"), *recording.of_kind("zero_grad"))] == [0, 0]
 
 
 @pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
-def test_scalars_in_tensors(begun, rate):
+def test_scalars_in_tensors(stepping, rate):
     """The learning rate, say, or the bias corrections of a step that is compiled."""
-    recording, model = begun()
-    model(torch.ones(4, 2)).sum().backward()
-    torch.optim.AdamW(model.parameters(), lr=rate).step()
-    [event] = recording.of_kind("step")
-    assert event.get("scalars_in_tensors", False) is isinstance(rate, torch.Tensor)
+    [step] = stepping.step(torch.optim.AdamW(stepping.model.parameters(), lr=rate))
+    assert step.get("scalars_in_tensors", False) is isinstance(rate, torch.Tensor)
 
 
 @pytest.mark.parametrize("is_torchs", [True, False])
-def test_what_a_trainer_keeps_in_the_state_beside_an_algorithm_of_torchs(begun, is_torchs):
+def test_what_a_trainer_keeps_in_the_state_beside_an_algorithm_of_torchs(stepping, is_torchs):
     """It is not read in a step. What another class reads is not known."""
-    recording, model = begun()
     kind = torch.optim.AdamW if is_torchs else type("Own", (torch.optim.AdamW,), {})
-    optimizer = kind(model.parameters())
-    backward(recording.task, model)
-    optimizer.step()
-    for parameter in model.parameters():
+    optimizer = kind(stepping.model.parameters())
+    stepping.step(optimizer)
+    for parameter in stepping.model.parameters():
         optimizer.state[parameter]["average"] = parameter.detach().clone()
-    watched, state = recording.recorder.watched, optimizer.state[model.weight]
+    watched, state = stepping.recording.recorder.watched, optimizer.state[stepping.model.weight]
     before = watched.state(optimizer)
     state["average"] += 1
     after = watched.state(optimizer)

@@ -113,6 +113,14 @@ def test_later(acted):
     assert module.value == 1
 
 
+def test_twice(acted):
+    """For two observers."""
+    with when_imported(NAME, acting(acted)), when_imported(NAME, acting(acted)):
+        module = importlib.import_module(NAME)
+        assert acted == [module, module]
+        assert "exec_module" not in vars(module.__loader__)
+
+
 def test_already(acted):
     module = importlib.import_module(NAME)
     with when_imported(NAME, acting(acted)):

@@ -9,32 +9,41 @@ from conformance.trainers.accumulated import train as accumulated
 
 from ..trainers.tasks import make_spec, of_kind, train
 
-WINDOWS = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8]]]
+#: Of a rank, its windows, each with the rows of its micro-batches.
+PLAN = "0+1 2+3 | 4+5 6+7 | 8"
 
 
-def lines(*entries):
-    """Of each forward; a tuple stands for a backward through the forwards with these numbers, () for a step, "clear"
-    for gradients that are cleared, and a number for weights that change to it without a step of an optimizer's."""
+def lines(script):
+    """What a rank records.
+
+    "0+1": a forward of these rows; "?" is one that is no sample, "()" that they are unknown. "<0+1": a backward through
+    the forwards with these numbers. "clear": gradients are cleared. "step". "w1": weights change to this without a step
+    of an optimizer's.
+    """
     forward, weight = 0, 0.0
-    for entry in (*entries, "finished"):
-        if isinstance(entry, float):
-            weight = entry
-        elif isinstance(entry, list):
-            yield {"event": "forward", "forward": forward, "rows": entry, "weights": [weight]}
-            forward += 1
-        elif entry == "finished":
-            yield {"event": "finished", "weights": [weight]}
-        elif entry == "clear":
-            yield {"event": "zero_grad", "parameters": [0]}
-        elif entry:
-            yield {"event": "backward_end", "forwards": list(entry)}
-        else:
+    for word in script.split():
+        if word == "step":
             weight += 1.0
             yield {"event": "step", "weights": [weight]}
+        elif word == "clear":
+            yield {"event": "zero_grad", "parameters": [0]}
+        elif word.startswith("w"):
+            weight = float(word[1:])
+        elif word.startswith("<"):
+            yield {"event": "backward_end", "forwards": rows(word[1:])}
+        else:
+            yield {"event": "forward", "forward": forward, "rows": rows(word), "weights": [weight]}
+            forward += 1
+    yield {"event": "finished", "weights": [weight]}
 
 
-def placed_from(windows, raw, *others):
-    """The events of rank 0, which should read these windows, in their places; the other ranks read ``others``."""
+def rows(word):
+    return [] if word == "()" else [None if row == "?" else int(row) for row in word.split("+")]
+
+
+def placed_from(plan, raw, *others):
+    """The events of rank 0, which should read the windows of this plan, in their places; other ranks read `others`."""
+    windows, *others = [[[*map(rows, window.split())] for window in one.split("|")] for one in (plan, *others)]
     spec = {
         "samples": {"x": [[float(row)] for row in range(30)]},
         "orders": [[[micro_batch for window in own for micro_batch in window] for own in (windows, *others)]],
@@ -45,161 +54,136 @@ def placed_from(windows, raw, *others):
     return placed(spec, 0, [{**head, "seq": seq, "time": float(seq), **line} for seq, line in enumerate(raw)])
 
 
-def places(windows, *entries):
-    return places_of(placed_from(windows, lines(*entries)))
-
-
 def places_of(events):
-    """The places of the forwards; None for one that trains nothing."""
+    """The places of the forwards; "-" for one that trains nothing."""
     forwards = [event for event in events if event["event"] == "forward"]
-    return [None if event["extra"] else (event["window"], event["micro_batch"]) for event in forwards]
+    return " ".join("-" if event["extra"] else f"{event['window']}.{event['micro_batch']}" for event in forwards)
 
 
-def test_as_planned():
-    forwards = [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
-    assert places(WINDOWS, *forwards) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+PLACES = {
+    # As planned, and where samples are alike.
+    "as planned": (PLAN, "0+1 2+3 4+5 6+7 8", "0.0 0.1 1.0 1.1 2.0"),
+    "equal samples": ("0+0 0+1 | 0 1", "0+0 0+1 0 1", "0.0 0.1 1.0 1.1"),
+    "rows as planned, with steps inside windows": (
+        PLAN,
+        "0+1 <0 step 2+3 <1 step 4+5 <2 step 6+7 <3 step 8 <4 step",
+        "0.0 0.1 1.0 1.1 2.0",
+    ),
+    # Rows that are not of this rank's samples, or unknown.
+    "samples of other ranks": (PLAN, "0+1 20+21 22+23 6+7 24 25", "0.0 0.1 1.0 1.1 2.0 3.0"),
+    "samples of other ranks, forward twice": ("0 | 1 | 0", "20 20 <1 21 21 <3 20 20 <5", "- 0.0 - 1.0 - 2.0"),
+    "rows that cannot be told": (PLAN, "() () () ?+?", "0.0 0.1 1.0 1.1"),
+    # Not as planned.
+    "a whole window at once": (PLAN, "0+1+2+3 4+5", "0.0 1.0"),
+    "sample by sample": (PLAN, "0 1 2+3 4", "0.0 0.0 0.1 1.0"),
+    "one once more": (PLAN, "0+1 0+1 2+3 4+5", "0.0 0.0 0.1 1.0"),
+    "a micro-batch dropped": (PLAN, "0+1 4+5", "0.0 1.0"),
+    "a window dropped": (PLAN, "0+1 8", "0.0 2.0"),
+    "another order": (PLAN, "2+3 0+1 4+5", "0.1 0.0 1.0"),
+    "a closure called again": (PLAN, "0+1 2+3 2+3", "0.0 0.1 0.1"),
+    "two windows at once": (PLAN, "0+1+2+3+4+5+6+7 8", "0.0 2.0"),
+    "back to the beginning": (PLAN, "8 0+1", "2.0 2.0"),
+    # Rows that recur.
+    "twice forward, once backward": ("0 | 1 | 0 | 1", "0 0 <1 1 1 <3 0 0 <4 1 1 <7", "- 0.0 - 1.0 2.0 - - 3.0"),
+    "twice forward, all windows alike": ("0 | 0 | 0", "0 0 <1 step 0 0 <2 step 0 <4", "- 0.0 1.0 - 2.0"),
+    "twice forward, micro-batches alike": ("0 0 | 0 1", "0 0 <0 0 0 <2 step 0 0 <5 1 <6", "0.0 - 0.1 - - 1.0 1.1"),
+    "two micro-batches alike before one backward": (
+        "0 0 | 0 0 | 1",
+        "0 0 <0+1 step 0 0 <2+3 step 1 <4",
+        "0.0 0.1 1.0 1.1 2.0",
+    ),
+    "two micro-batches alike before either backward": (
+        "0 0 | 0 0 | 1",
+        "0 0 <0 <1 step 0 0 <2 <3 step 1 <4",
+        "0.0 0.1 1.0 1.1 2.0",
+    ),
+    "two micro-batches before either backward": ("0 1 | 0 1", "0 1 <0 <1 step 0 1 <2+3", "0.0 0.1 1.0 1.1"),
+    "a penalty on a forward of its own": ("0 | 0", "0 0 <0+1 step 0 <2", "0.0 0.0 1.0"),
+    "once more after the backward": ("0 | 1 | 0", "0 <0 0 step 1 <2 1 step 0 <4", "0.0 - 1.0 - 2.0"),
+    "once more after the backward, and all windows alike": ("0 | 0", "0 <0 0 <1 step 0 <2", "0.0 0.0 1.0"),
+    "once more after the backward, and micro-batches alike": (
+        "0 0 | 1 1",
+        "0 <0 0 <1 0 <2 0 <3 step 1 <4",
+        "0.0 0.1 0.1 0.1 1.0",
+    ),
+    "once more, and then not as planned": ("0 1+2 | 3 1", "0 1+2 0 1", "0.0 0.1 0.0 1.1"),
+    "gradients made without autograd": ("0 | 0", "0 step 0 step", "0.0 1.0"),
+    "no step but new weights": ("0 | 0", "0 <0 w1 0 <1 w2", "0.0 1.0"),
+    "new weights where rows do not show the window": ("0 1 | 0 1", "-1 <0 -1 <1 w1 -1 <2 -1 <3 w2", "0.0 0.1 1.0 1.1"),
+    "weights moved between steps": ("0 | 0", "0 <0 w1 0 <1 w0 step 0 <2 step", "0.0 0.0 1.0"),
+    "only the last loss backward": ("0 1 | 0 1", "0 1 <1 step 0 1 <3", "0.0 0.1 1.0 1.1"),
+    "evaluations before, between and after": (
+        "0 1 | 2 3",
+        "0 1 2 3 0 <4 1 <5 step 0 1 2 3 2 <10 3 <11 step 0 3",
+        "- - - - 0.0 0.1 - - - - 1.0 1.1 - -",
+    ),
+    # Steps end windows where rows are not as planned.
+    "rows that equal other samples": (PLAN, "4+5 <0 1+? <1 step 0+1 <2 8 <3 step 2 <4 step", "0.0 0.1 1.0 1.1 2.0"),
+    "each batch twice in one forward": (
+        PLAN,
+        "0+1+0+1 <0 2+3+2+3 <1 step 4+5+4+5 <2 6+7+6+7 <3 step 8+8 <4 step",
+        "0.0 0.1 1.0 1.1 2.0",
+    ),
+    "windows of the right number of larger batches": (PLAN, "0+1+2+3 <0 4+5+6+7 <1 step 8 <2", "0.0 0.1 1.0"),
+    "a part of each batch first": (
+        PLAN,
+        "0 <0 0+1 <1 2 <2 2+3 <3 step 4+5 <4 6+7 <5 step 8 <6 step",
+        "0.0 0.0 0.1 0.1 1.0 1.1 2.0",
+    ),
+    # Other rows of which no step uses the gradients.
+    "a warm-up": ("0 | 1", "? <0 clear 0 <1 step", "- 0.0"),
+    "another model's loss after each step": ("0 | 1", "0 <0 step ? <1 clear 1 <2 step ? <3", "0.0 - 1.0 -"),
+    "other rows of which a step uses the gradients": ("0 | 1", "0 <0 ? <1 step 1 <2 step", "0.0 0.0 1.0"),
+    "a trainer without samples": ("0 | 1", "? <0 clear ? <1 step ? <2 step", "0.0 0.0 1.0"),
+    "samples whose gradients are lost": ("0 | 1", "0 <0 clear 1 <1 step", "0.0 1.0"),
+    # Gradients that are cleared end windows where steps are missing.
+    "rows of other ranks": (
+        "0+1 2+3 | 4+5 6+7 | 8 15",
+        "9+10+1 <0 step clear 11+12+5 <1 clear 13+14 <2 step",
+        "0.0 1.0 2.0",
+    ),
+    "rows that are none": ("0+1 2+3 | 4+5 6+7 | 8 15", "? <0 clear ? <1 step clear ? <2 step clear", "0.0 1.0 2.0"),
+    "steps by hand": ("0+1 2+3 | 4+5 6+7 | 8 15", "9 <0 w1 clear 5 <1 clear 13 <2 clear w2", "0.0 1.0 2.0"),
+    # What goes backward beside the windows.
+    "between windows": (
+        PLAN,
+        "0+1 <0 2+3 <1 step 6+7 <2 0+1 <3 4+5 <4 6+7 <5 step 8 <6 step",
+        "0.0 0.1 - - 1.0 1.1 2.0",
+    ),
+    "before the first, and after the last": (
+        PLAN,
+        "0+1 8 <0+1 0+1+2+3 <2 step 4+5 <3 6+7 <4 step 8 <5 step 0+1 <6",
+        "- - 0.0 1.0 1.1 2.0 -",
+    ),
+    "of other rows, and after a short window that is dropped": (
+        PLAN,
+        "0+1 2+3 <0+1 step 0+? <2 4+5 6+7 <3+4 step 8 <5 4+5 <6",
+        "0.0 0.1 - 1.0 1.1 2.0 -",
+    ),
+    "after the rows of a window, and before its step": (
+        PLAN,
+        "0+1+2+3 <0 9 <1 step 4+5 <2 6+7 <3 step 8 <4 step",
+        "0.0 0.1 1.0 1.1 2.0",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("forwards", "expected"),
-    [
-        pytest.param([[0, 1, 2, 3], [4, 5]], [(0, 0), (1, 0)], id="a whole window at once"),
-        pytest.param([[0], [1], [2, 3], [4]], [(0, 0), (0, 0), (0, 1), (1, 0)], id="sample by sample"),
-        pytest.param([[0, 1], [0, 1], [2, 3], [4, 5]], [(0, 0), (0, 0), (0, 1), (1, 0)], id="one once more"),
-        pytest.param([[0, 1], [4, 5]], [(0, 0), (1, 0)], id="a micro-batch dropped"),
-        pytest.param([[0, 1], [8]], [(0, 0), (2, 0)], id="a window dropped"),
-        pytest.param([[2, 3], [0, 1], [4, 5]], [(0, 1), (0, 0), (1, 0)], id="another order"),
-        pytest.param([[0, 1], [2, 3], [2, 3]], [(0, 0), (0, 1), (0, 1)], id="a closure called again"),
-        pytest.param([[0, 1, 2, 3, 4, 5, 6, 7], [8]], [(0, 0), (2, 0)], id="two windows at once"),
-        pytest.param([[8], [0, 1]], [(2, 0), (2, 0)], id="back to the beginning"),
-    ],
-)
-def test_not_as_planned(forwards, expected):
-    assert places(WINDOWS, *forwards) == expected
-
-
-def test_equal_samples_are_counted():
-    windows = [[[0, 0], [0, 1]], [[0], [1]]]
-    assert places(windows, [0, 0], [0, 1], [0], [1]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("windows", "entries", "expected"),
-    [
-        pytest.param(
-            [[[0]], [[1]], [[0]], [[1]]],
-            [[0], [0], (1,), [1], [1], (3,), [0], [0], (4,), [1], [1], (7,)],
-            [None, (0, 0), None, (1, 0), (2, 0), None, None, (3, 0)],
-            id="twice forward, once backward",
-        ),
-        pytest.param(
-            [[[0]], [[0]], [[0]]],
-            [[0], [0], (1,), (), [0], [0], (2,), (), [0], (4,)],
-            [None, (0, 0), (1, 0), None, (2, 0)],
-            id="twice forward, all windows alike",
-        ),
-        pytest.param(
-            [[[0], [0]], [[0], [1]]],
-            [[0], [0], (0,), [0], [0], (2,), (), [0], [0], (5,), [1], (6,)],
-            [(0, 0), None, (0, 1), None, None, (1, 0), (1, 1)],
-            id="twice forward, micro-batches alike",
-        ),
-        pytest.param(
-            [[[0], [0]], [[0], [0]], [[1]]],
-            [[0], [0], (0, 1), (), [0], [0], (2, 3), (), [1], (4,)],
-            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
-            id="two micro-batches alike before one backward",
-        ),
-        pytest.param(
-            [[[0], [0]], [[0], [0]], [[1]]],
-            [[0], [0], (0,), (1,), (), [0], [0], (2,), (3,), (), [1], (4,)],
-            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
-            id="two micro-batches alike before either backward",
-        ),
-        pytest.param(
-            [[[0], [1]], [[0], [1]]],
-            [[0], [1], (0,), (1,), (), [0], [1], (2, 3)],
-            [(0, 0), (0, 1), (1, 0), (1, 1)],
-            id="two micro-batches before either backward",
-        ),
-        pytest.param(
-            [[[0]], [[0]]],
-            [[0], [0], (0, 1), (), [0], (2,)],
-            [(0, 0), (0, 0), (1, 0)],
-            id="a penalty on a forward of its own",
-        ),
-        pytest.param(
-            [[[0]], [[1]], [[0]]],
-            [[0], (0,), [0], (), [1], (2,), [1], (), [0], (4,)],
-            [(0, 0), None, (1, 0), None, (2, 0)],
-            id="once more after the backward",
-        ),
-        pytest.param(
-            [[[0]], [[0]]],
-            [[0], (0,), [0], (1,), (), [0], (2,)],
-            [(0, 0), (0, 0), (1, 0)],
-            id="the same, and all windows alike",
-        ),
-        pytest.param(
-            [[[0], [0]], [[1], [1]]],
-            [[0], (0,), [0], (1,), [0], (2,), [0], (3,), (), [1], (4,)],
-            [(0, 0), (0, 1), (0, 1), (0, 1), (1, 0)],
-            id="the same, and micro-batches alike",
-        ),
-        pytest.param(
-            [[[0], [1, 2]], [[3], [1]]],
-            [[0], [1, 2], [0], [1]],
-            [(0, 0), (0, 1), (0, 0), (1, 1)],
-            id="once more, and then not as planned",
-        ),
-        pytest.param([[[0]], [[0]]], [[0], (), [0], ()], [(0, 0), (1, 0)], id="gradients made without autograd"),
-        pytest.param([[[0]], [[0]]], [[0], (0,), 1.0, [0], (1,), 2.0], [(0, 0), (1, 0)], id="no step but new weights"),
-        pytest.param(
-            [[[0], [1]], [[0], [1]]],
-            [[-1], (0,), [-1], (1,), 1.0, [-1], (2,), [-1], (3,), 2.0],
-            [(0, 0), (0, 1), (1, 0), (1, 1)],
-            id="new weights where rows do not show the window",
-        ),
-        pytest.param(
-            [[[0]], [[0]]],
-            [[0], (0,), 1.0, [0], (1,), 0.0, (), [0], (2,), ()],
-            [(0, 0), (0, 0), (1, 0)],
-            id="weights moved between steps",
-        ),
-        pytest.param(
-            [[[0], [1]], [[0], [1]]],
-            [[0], [1], (1,), (), [0], [1], (3,)],
-            [(0, 0), (0, 1), (1, 0), (1, 1)],
-            id="only the last loss backward",
-        ),
-        pytest.param(
-            [[[0], [1]], [[2], [3]]],
-            [[0], [1], [2], [3], [0], (4,), [1], (5,), (), [0], [1], [2], [3], [2], (10,), [3], (11,), (), [0], [3]],
-            [None] * 4 + [(0, 0), (0, 1)] + [None] * 4 + [(1, 0), (1, 1)] + [None] * 2,
-            id="evaluations before, between and after",
-        ),
-    ],
-)
-def test_rows_that_recur(windows, entries, expected):
-    assert places(windows, *entries) == expected
-
-
-def test_what_goes_forward_twice_with_samples_of_other_ranks():
-    entries = [[20], [20], (1,), [21], [21], (3,), [20], [20], (5,)]
-    expected = [None, (0, 0), None, (1, 0), None, (2, 0)]
-    assert places([[[0]], [[1]], [[0]]], *entries) == expected
+@pytest.mark.parametrize("how", PLACES)
+def test_places(how):
+    plan, script, places = PLACES[how]
+    assert places_of(placed_from(plan, lines(script))) == places
 
 
 def test_a_rank_that_ended_early_was_about_to_train():
     """What it forwarded last has had no time for a backward."""
-    raw = [line for line in lines([0], (0,), (), [1]) if line["event"] != "finished"]
-    assert places_of(placed_from([[[0]], [[1]]], raw)) == [(0, 0), (1, 0)]
+    *raw, _ = lines("0 <0 step 1")
+    assert places_of(placed_from("0 | 1", raw)) == "0.0 1.0"
 
 
 def test_the_start_and_the_phase_wait_for_the_first_training_forward():
-    dry_run, forward, backward, finished = lines([0], 1.0, [0], (1,))
+    dry_run, forward, backward, finished = lines("0 w1 0 <1")
     exchange = {"event": "collective"}
-    found = placed_from([[[0]]], [dry_run, exchange, forward, backward, exchange, finished])
+    found = placed_from("0", [dry_run, exchange, forward, backward, exchange, finished])
     assert [event["event"] for event in found] == [
         "forward", "collective", "start", "forward", "backward_end", "collective", "finished"
     ]  # fmt: skip
@@ -214,139 +198,11 @@ def test_every_epoch_has_windows_of_its_own():
     assert found == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0)]
 
 
-def test_samples_of_other_ranks_are_counted_against_the_plan():
-    forwards = [[0, 1], [20, 21], [22, 23], [6, 7], [24], [25]]
-    assert places(WINDOWS, *forwards) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
-
-
-def test_rows_that_cannot_be_told_are_counted_by_the_micro_batch():
-    assert places(WINDOWS, [], [], [], [None, None]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        pytest.param(
-            [[4, 5], (0,), [1, None], (1,), (), [0, 1], (2,), [8], (3,), (), [2], (4,), ()],
-            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
-            id="rows that equal other samples",
-        ),
-        pytest.param(
-            [[0, 1, 0, 1], (0,), [2, 3, 2, 3], (1,), (), [4, 5, 4, 5], (2,), [6, 7, 6, 7], (3,), (), [8, 8], (4,), ()],
-            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
-            id="each batch twice in one forward",
-        ),
-        pytest.param(
-            [[0, 1, 2, 3], (0,), [4, 5, 6, 7], (1,), (), [8], (2,)],
-            [(0, 0), (0, 1), (1, 0)],
-            id="windows of the right number of larger batches",
-        ),
-        pytest.param(
-            [[0], (0,), [0, 1], (1,), [2], (2,), [2, 3], (3,), (), [4, 5], (4,), [6, 7], (5,), (), [8], (6,), ()],
-            [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 1), (2, 0)],
-            id="a part of each batch first",
-        ),
-    ],
-)
-def test_steps_end_windows_where_rows_are_not_as_planned(entries, expected):
-    assert places(WINDOWS, *entries) == expected
-
-
-def test_rows_as_planned_show_steps_inside_windows():
-    entries = [[0, 1], (0,), (), [2, 3], (1,), (), [4, 5], (2,), (), [6, 7], (3,), (), [8], (4,), ()]
-    assert places(WINDOWS, *entries) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
-
-
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        pytest.param([[None], (0,), "clear", [0], (1,), ()], [None, (0, 0)], id="a warm-up"),
-        pytest.param(
-            [[0], (0,), (), [None], (1,), "clear", [1], (2,), (), [None], (3,)],
-            [(0, 0), None, (1, 0), None],
-            id="another model's loss after each step",
-        ),
-        pytest.param(
-            [[0], (0,), [None], (1,), (), [1], (2,), ()],
-            [(0, 0), (0, 0), (1, 0)],
-            id="other rows of which a step uses the gradients",
-        ),
-        pytest.param(
-            [[None], (0,), "clear", [None], (1,), (), [None], (2,), ()],
-            [(0, 0), (0, 0), (1, 0)],
-            id="a trainer without samples",
-        ),
-        pytest.param([[0], (0,), "clear", [1], (1,), ()], [(0, 0), (1, 0)], id="samples whose gradients are lost"),
-    ],
-)
-def test_other_rows_whose_gradients_no_step_uses(entries, expected):
-    assert places([[[0]], [[1]]], *entries) == expected
-
-
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        pytest.param(
-            [[9, 10, 1], (0,), (), "clear", [11, 12, 5], (1,), "clear", [13, 14], (2,), ()],
-            [(0, 0), (1, 0), (2, 0)],
-            id="rows of other ranks",
-        ),
-        pytest.param(
-            [[None], (0,), "clear", [None], (1,), (), "clear", [None], (2,), (), "clear"],
-            [(0, 0), (1, 0), (2, 0)],
-            id="rows that are none",
-        ),
-        pytest.param(
-            [[9], (0,), 1.0, "clear", [5], (1,), "clear", [13], (2,), "clear", 2.0],
-            [(0, 0), (1, 0), (2, 0)],
-            id="steps by hand",
-        ),
-    ],
-)
-def test_gradients_that_are_cleared_end_windows_where_steps_are_missing(entries, expected):
-    windows = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], [15]]]
-    assert places(windows, *entries) == expected
-
-
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        pytest.param(
-            [[0, 1], (0,), [2, 3], (1,), (), [6, 7], (2,), [0, 1], (3,), [4, 5], (4,), [6, 7], (5,), (), [8], (6,), ()],
-            [(0, 0), (0, 1), None, None, (1, 0), (1, 1), (2, 0)],
-            id="between windows",
-        ),
-        pytest.param(
-            [[0, 1], [8], (0, 1), [0, 1, 2, 3], (2,), (), [4, 5], (3,), [6, 7], (4,), (), [8], (5,), (), [0, 1], (6,)],
-            [None, None, (0, 0), (1, 0), (1, 1), (2, 0), None],
-            id="before the first, and after the last",
-        ),
-        pytest.param(
-            [[0, 1], [2, 3], (0, 1), (), [0, None], (2,), [4, 5], [6, 7], (3, 4), (), [8], (5,), [4, 5], (6,)],
-            [(0, 0), (0, 1), None, (1, 0), (1, 1), (2, 0), None],
-            id="of other rows, and after a short window that is dropped",
-        ),
-        pytest.param(
-            [[0, 1, 2, 3], (0,), [9], (1,), (), [4, 5], (2,), [6, 7], (3,), (), [8], (4,), ()],
-            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
-            id="after the rows of a window, and before its step",
-        ),
-    ],
-)
-def test_what_goes_backward_beside_the_windows(entries, expected):
-    assert places(WINDOWS, *entries) == expected
-
-
 def test_samples_of_another_rank_are_read_for_it():
     """In its own windows; those of another window are beside them."""
-    own, other = [[[0], [1]], [[2], [3]]], [[[4], [5]], [[6], [7]]]
-
-    def found(first):
-        entries = [*first, [0], (1,), [1], (2,), (), [2], (3,), [3], (4,), ()]
-        return places_of(placed_from(own, lines(*entries), other))[0]
-
-    assert found([[4], (0,)]) == (0, 0)
-    assert found([[6], (0,)]) is None
+    for first, place in (("4", "0.0"), ("6", "-")):
+        raw = lines(f"{first} <0 0 <1 1 <2 step 2 <3 3 <4 step")
+        assert places_of(placed_from("0 1 | 2 3", raw, "4 5 | 6 7")).split()[0] == place
 
 
 def test_windows_of_which_no_forward_was_seen():
@@ -354,9 +210,7 @@ def test_windows_of_which_no_forward_was_seen():
     exchange, begin, step = {"event": "collective"}, {"event": "backward_begin"}, {"event": "step"}
     end = {"event": "backward_end", "forwards": []}
     window = [begin, end, begin, end, exchange, step]
-    found = placed_from(
-        [[[0], [1]], [[2], [3]]], [exchange, *window, {"event": "update"}, *window, {"event": "finished"}]
-    )
+    found = placed_from("0 1 | 2 3", [exchange, *window, {"event": "update"}, *window, {"event": "finished"}])
     at = [(event["event"], event["window"], event["micro_batch"]) for event in found]
     assert at[:2] == [("collective", None, None), ("start", None, None)]
     assert [place for kind, *place in at if kind == "backward_begin"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -368,14 +222,14 @@ def test_windows_of_which_no_forward_was_seen():
 def test_gradients_by_hand_begin_a_window():
     exchange = {"event": "collective", "of": "gradients"}
     raw = [{"event": "model"}, exchange, {"event": "step"}, {"event": "schedule"}, exchange, {"event": "step"}]
-    found = placed_from([[[0]], [[1]]], [*raw, {"event": "finished"}])
+    found = placed_from("0 | 1", [*raw, {"event": "finished"}])
     assert [event["window"] for event in found if event["event"] in ("collective", "step")] == [0, 0, 1, 1]
     assert {event["phase"] for event in found if event["event"] == "collective"} == {"training"}
 
 
 def test_a_forward_within_a_backward_belongs_to_the_window_of_that_backward():
-    forward, end, finished = lines([0], (0,))
-    found = placed_from([[[0]]], [{"event": "backward_begin"}, forward, end, finished])
+    forward, end, finished = lines("0 <0")
+    found = placed_from("0", [{"event": "backward_begin"}, forward, end, finished])
     assert [(event["event"], event["window"]) for event in found] == [
         ("start", None), ("backward_begin", 0), ("forward", 0), ("backward_end", 0), ("finished", 0)
     ]  # fmt: skip
@@ -394,16 +248,16 @@ def test_events_carry_the_window_of_the_last_forward():
 
 
 class TestRanksThatRunOutOfData:
-    OTHERS = ([[[4]], [[5]], [[6]]],)
+    OTHERS = "4 | 5 | 6"
 
     def windows(self, *raw):
         """The windows of what follows the second step, up to the end."""
-        events = placed_from([[[0]], [[1]]], raw, *self.OTHERS)
+        events = placed_from("0 | 1", raw, self.OTHERS)
         [second] = [event["seq"] for event in events if event["event"] == "step"][1:2]
         return [(event["event"], event["window"]) for event in events[second + 1 :]]
 
     def begun(self):
-        return lines([0], (0,), (), [1], (1,), ())
+        return lines("0 <0 step 1 <1 step")
 
     def test_what_answers_the_others_is_in_their_window(self):
         *begun, finished = self.begun()
@@ -421,10 +275,10 @@ class TestRanksThatRunOutOfData:
         assert {window for _, window in self.windows(*begun, *again, finished)} == {2}
 
     def test_where_no_rank_goes_on_the_end_is_in_the_last_window(self):
-        events = placed_from([[[0]], [[1]]], self.begun(), [[[4]], [[5]]])
+        events = placed_from("0 | 1", self.begun(), "4 | 5")
         assert events[-1]["window"] == 1
 
     def test_without_a_step_nothing_shows_that_the_last_window_is_over(self):
         *begun, _, finished = self.begun()
-        events = placed_from([[[0]], [[1]]], [*begun, finished], *self.OTHERS)
+        events = placed_from("0 | 1", [*begun, finished], self.OTHERS)
         assert events[-1]["window"] == 1

@@ -8,8 +8,10 @@ from torch.optim import lr_scheduler
 
 from .places import here
 
+Scaler = torch.amp.GradScaler
 
-class Calling(torch.amp.GradScaler):
+
+class Calling(Scaler):
     """A subclass whose methods call those of its base."""
 
     def step(self, optimizer, *args, **kwargs):
@@ -19,7 +21,7 @@ class Calling(torch.amp.GradScaler):
         super().update(new_scale)
 
 
-class Own(torch.amp.GradScaler):
+class Own(Scaler):
     """A subclass that does without its base."""
 
     def update(self, new_scale=None):
@@ -27,110 +29,7 @@ class Own(torch.amp.GradScaler):
         self._per_optimizer_states.clear()
 
 
-def step(recording, scaler, model, optimizer, target=0.0):
-    batch = next(iter(recording.task.dataloader()))
-    scaler.scale(((model(batch.inputs) - target) ** 2).mean()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-
-def prepared(recording, fused=False):
-    model = recording.task.model()
-    return model, torch.optim.SGD(model.parameters(), lr=0.0625, fused=fused)
-
-
-@pytest.mark.parametrize("kind", [torch.amp.GradScaler, Calling])
-@pytest.mark.parametrize("fused", [False, True])
-def test_steps_skips_and_updates(record, kind, fused):
-    """A fused optimizer's step is called even after an overflow, and does nothing."""
-    recording = record()
-    model, optimizer = prepared(recording, fused)
-    scaler = kind("cpu", init_scale=1024.0, growth_interval=1)
-    step(recording, scaler, model, optimizer)
-    weights = [*model.weight.flatten().tolist(), *model.bias.tolist()]
-    step(recording, scaler, model, optimizer, target=float("inf"))
-    step(recording, scaler, model, optimizer)
-    assert recording.kinds("forward", "topology", "step", "skip", "update") == [
-        *("forward", "topology", "step", "update"),
-        *("forward", "skip", "update"),
-        *("forward", "step", "update"),
-    ]
-    [skip] = recording.of_kind("skip")
-    assert (skip["scale"], skip["gradients_finite"], skip["weights"]) == (2048.0, False, weights)
-    assert skip["forwards"] == 2
-    assert not any(isinstance(value, float) for value in skip["gradients"])
-    updates = [(event["scale_before"], event["scale_after"]) for event in recording.of_kind("update")]
-    assert updates == [(1024.0, 2048.0), (2048.0, 1024.0), (1024.0, 2048.0)]
-    assert [event["scale"] for event in recording.of_kind("step")] == [1024.0, 1024.0]
-
-
-def test_a_skip_without_an_overflow_is_seen_as_one(record):
-    """A scaler of one's own may skip what it likes; the event shows that the gradients were finite."""
-
-    class Idle(torch.amp.GradScaler):
-        def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
-            return None
-
-    recording = record()
-    model, optimizer = prepared(recording)
-    step(recording, Idle("cpu", init_scale=8.0), model, optimizer)
-    [skip] = recording.of_kind("skip")
-    assert skip["gradients_finite"]
-    assert not recording.of_kind("step")
-
-
-def test_a_subclass_that_does_without_its_base_is_seen(record):
-    recording = record()
-    model, optimizer = prepared(recording)
-    step(recording, Own("cpu", init_scale=8.0), model, optimizer)
-    [update] = recording.of_kind("update")
-    assert (update["scale_before"], update["scale_after"]) == (8.0, 2.0)
-
-
-def test_a_disabled_scaler_is_no_event(record):
-    recording = record()
-    model, optimizer = prepared(recording)
-    step(recording, torch.amp.GradScaler("cpu", enabled=False), model, optimizer)
-    assert recording.kinds("forward", "topology", "step", "loss_scaled", "unscale", "scaler_step", "update") == [
-        *("forward", "topology", "step")
-    ]
-    assert recording.of_kind("step")[0]["scale"] is None
-
-
-def test_a_bare_step_beside_a_scaler_has_no_scale(record):
-    """`optimizer.step()` instead of `scaler.step(optimizer)`."""
-    recording = record()
-    model, optimizer = prepared(recording)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    batch = next(iter(recording.task.dataloader()))
-    scaler.scale(model(batch.inputs).mean()).backward()
-    optimizer.step()
-    assert recording.of_kind("step")[0]["scale"] is None
-
-
-def test_another_models_skip_is_ignored(record):
-    recording = record()
-    prepared(recording)
-    other = torch.nn.Linear(5, 3)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(other(torch.full((1, 5), float("inf"))).sum()).backward()
-    scaler.step(optimizer)
-    assert recording.kinds("skip", "unscale", "scaler_step", "optimizer") == []
-
-
-def test_an_error_in_a_scalers_step_leaves_it_usable(record):
-    recording = record()
-    model, optimizer = prepared(recording)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    with pytest.raises(AssertionError, match="_scale is None"):
-        scaler.step(optimizer)
-    step(recording, scaler, model, optimizer)
-    assert len(recording.of_kind("step")) == 1
-
-
-class OwnUnscaling(torch.amp.GradScaler):
+class OwnUnscaling(Scaler):
     """A subclass that unscales without its base, as FSDP's does."""
 
     def scale(self, outputs):
@@ -144,127 +43,197 @@ class OwnUnscaling(torch.amp.GradScaler):
         state["stage"] = torch.amp.grad_scaler.OptState.UNSCALED
 
 
-@pytest.mark.parametrize("kind", [torch.amp.GradScaler, Calling, OwnUnscaling])
+class Idle(Scaler):
+    """Skips what it likes."""
+
+    def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
+        return None
+
+
+class Scaled:
+    """A recording, a model of the task's with an optimizer, and steps of these by a scaler."""
+
+    def __init__(self, recording):
+        self.recording, self.model = recording, recording.task.model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0625)
+
+    def backward(self, scaler, target=0.0):
+        batch = next(iter(self.recording.task.dataloader()))
+        scaler.scale(((self.model(batch.inputs) - target) ** 2).mean()).backward()
+
+    def step(self, scaler, target=0.0):
+        self.backward(scaler, target)
+        scaler.step(self.optimizer)
+        scaler.update()
+        self.optimizer.zero_grad()
+
+    def shown(self, kind, *fields):
+        return [tuple(event[field] for field in fields) for event in self.recording.of_kind(kind)]
+
+
+@pytest.fixture
+def scaled(record):
+    return Scaled(record())
+
+
+@pytest.mark.parametrize("kind", [Scaler, Calling])
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_skips_and_updates(scaled, kind, fused):
+    """A fused optimizer's step is called even after an overflow, and does nothing."""
+    scaled.optimizer = torch.optim.SGD(scaled.model.parameters(), lr=0.0625, fused=fused)
+    scaler = kind("cpu", init_scale=1024.0, growth_interval=1)
+    scaled.step(scaler)
+    weights = [*scaled.model.weight.flatten().tolist(), *scaled.model.bias.tolist()]
+    scaled.step(scaler, target=float("inf"))
+    scaled.step(scaler)
+    assert scaled.recording.kinds("forward", "topology", "step", "skip", "update") == [
+        *("forward", "topology", "step", "update"),
+        *("forward", "skip", "update"),
+        *("forward", "step", "update"),
+    ]
+    assert scaled.shown("skip", "scale", "gradients_finite", "weights", "forwards") == [(2048.0, False, weights, 2)]
+    assert not any(isinstance(value, float) for value in scaled.recording.of_kind("skip")[0]["gradients"])
+    updates = [(1024.0, 2048.0), (2048.0, 1024.0), (1024.0, 2048.0)]
+    assert scaled.shown("update", "scale_before", "scale_after") == updates
+    assert scaled.shown("step", "scale") == [(1024.0,), (1024.0,)]
+
+
+def test_a_skip_without_an_overflow_is_seen_as_one(scaled):
+    """The event shows that the gradients were finite."""
+    scaled.step(Idle("cpu", init_scale=8.0))
+    assert scaled.shown("skip", "gradients_finite") == [(True,)]
+    assert scaled.shown("step") == []
+
+
+def test_a_subclass_that_does_without_its_base_is_seen(scaled):
+    scaled.step(Own("cpu", init_scale=8.0))
+    assert scaled.shown("update", "scale_before", "scale_after") == [(8.0, 2.0)]
+
+
+def test_a_disabled_scaler_is_no_event(scaled):
+    scaled.step(Scaler("cpu", enabled=False))
+    kinds = scaled.recording.kinds("forward", "topology", "step", "loss_scaled", "unscale", "scaler_step", "update")
+    assert kinds == ["forward", "topology", "step"]
+    assert scaled.shown("step", "scale") == [(None,)]
+
+
+def test_a_bare_step_beside_a_scaler_has_no_scale(scaled):
+    """`optimizer.step()` instead of `scaler.step(optimizer)`."""
+    scaled.backward(Scaler("cpu", init_scale=8.0))
+    scaled.optimizer.step()
+    assert scaled.shown("step", "scale") == [(None,)]
+
+
+def test_another_models_skip_is_ignored(scaled):
+    other = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    scaler = Scaler("cpu", init_scale=8.0)
+    scaler.scale(other(torch.full((1, 5), float("inf"))).sum()).backward()
+    scaler.step(optimizer)
+    assert scaled.recording.kinds("skip", "unscale", "scaler_step", "optimizer") == []
+
+
+def test_an_error_in_a_scalers_step_leaves_it_usable(scaled):
+    scaler = Scaler("cpu", init_scale=8.0)
+    with pytest.raises(AssertionError, match="_scale is None"):
+        scaler.step(scaled.optimizer)
+    scaled.step(scaler)
+    assert len(scaled.shown("step")) == 1
+
+
+@pytest.mark.parametrize("kind", [Scaler, Calling, OwnUnscaling])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_scaling_and_unscaling(record, kind, explicit):
-    recording = record()
-    model, optimizer = prepared(recording)
+def test_scaling_and_unscaling(scaled, kind, explicit):
     scaler = kind("cpu", init_scale=1024.0)
     for target in (0.0, float("inf")):
-        loss = ((model(torch.ones(1, 2)) - target) ** 2).mean()
+        loss = ((scaled.model(torch.ones(1, 2)) - target) ** 2).mean()
         scaler.scale(loss).backward()
-        scaled = here(-1)
+        places = {"loss_scaled": here(-1)}
         if explicit:
-            scaler.unscale_(optimizer)
-            unscaled = here(-1)
-        scaler.step(optimizer)
-        stepped = here(-1)
+            scaler.unscale_(scaled.optimizer)
+            places["unscale"] = here(-1)
+        scaler.step(scaled.optimizer)
+        places["scaler_step"] = here(-1)
         scaler.update()
-        optimizer.zero_grad()
-    kinds = recording.kinds("loss_scaled", "unscale", "scaler_step", "step", "skip", "update")
+        scaled.optimizer.zero_grad()
+    kinds = scaled.recording.kinds("loss_scaled", "unscale", "scaler_step", "step", "skip", "update")
     order = ["unscale", "scaler_step"] if explicit else ["scaler_step", "unscale"]
     assert kinds == ["loss_scaled", *order, "step", "update", "loss_scaled", *order, "skip", "update"]
-    assert [event["where"] for event in recording.of_kind("loss_scaled")] == [scaled] * 2
-    if explicit:
-        assert [event["where"] for event in recording.of_kind("unscale")] == [unscaled] * 2
-    assert [event["where"] for event in recording.of_kind("scaler_step")] == [stepped] * 2
-    for event in recording.of_kind("unscale"):
-        assert (event["scaler"], event["optimizer"], event["scale"]) == (0, 0, 1024.0)
-        assert event["implicit"] is not explicit
-    assert [event["found_inf"] for event in recording.of_kind("unscale")] == [False, True]
-    assert [event["scaler"] for event in recording.of_kind("update")] == [0, 0]
+    assert {name: scaled.shown(name, "where") for name in places} == {name: [(at,)] * 2 for name, at in places.items()}
+    unscaled = [(0, 0, 1024.0, not explicit, found) for found in (False, True)]
+    assert scaled.shown("unscale", "scaler", "optimizer", "scale", "implicit", "found_inf") == unscaled
+    assert scaled.shown("update", "scaler") == [(0,), (0,)]
 
 
-def test_unscaling_twice_is_the_trainers_error(record):
-    recording = record()
-    model, optimizer = prepared(recording)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(model(torch.ones(1, 2)).mean()).backward()
-    scaler.unscale_(optimizer)
+def test_unscaling_twice_is_the_trainers_error(scaled):
+    scaler = Scaler("cpu", init_scale=8.0)
+    scaled.backward(scaler)
+    scaler.unscale_(scaled.optimizer)
     with pytest.raises(RuntimeError, match="already been called"):
-        scaler.unscale_(optimizer)
-    assert len(recording.of_kind("unscale")) == 1
-    assert recording.of_kind("gradient_change") == []
+        scaler.unscale_(scaled.optimizer)
+    assert scaled.recording.kinds("unscale", "gradient_change") == ["unscale"]
 
 
-def test_a_skip_shows_the_optimizers_state_and_so_does_each_step(record):
+def test_a_skip_shows_the_optimizers_state_and_so_does_each_step(scaled):
     """A digest: the same while nothing has touched it, another one as soon as a momentum is another."""
-    recording = record()
-    model, _ = prepared(recording)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    step(recording, scaler, model, optimizer)
-    step(recording, scaler, model, optimizer, target=float("inf"))
-    for state in optimizer.state.values():
+    scaled.optimizer = torch.optim.SGD(scaled.model.parameters(), lr=0.1, momentum=0.5)
+    scaler = Scaler("cpu", init_scale=8.0)
+    scaled.step(scaler)
+    scaled.step(scaler, target=float("inf"))
+    for state in scaled.optimizer.state.values():
         state["momentum_buffer"] += 1
-    step(recording, scaler, model, optimizer)
-    first, skipping, last = [event["state"] for event in recording.of_kind("scaler_step")]
-    [skip] = [event["state"] for event in recording.of_kind("skip")]
-    assert skip == skipping
+    scaled.step(scaler)
+    first, skipping, last = scaled.shown("scaler_step", "state")
+    assert scaled.shown("skip", "state") == [skipping]
     assert len({first, skipping, last}) == 3
 
 
-@pytest.fixture
-def recording(record):
-    return record()
-
-
-@pytest.fixture
-def optimizer(recording):
-    return torch.optim.SGD(recording.task.model().parameters(), lr=1.0)
-
-
-def steps(recording):
-    fields = ("scheduler", "initial", "lr_before", "lr_after")
-    return [tuple(event[field] for field in fields) for event in recording.of_kind("schedule")]
-
-
-def test_a_scheduler(recording, optimizer):
-    scheduler = lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    made = here(-1)
-    optimizer.step()
-    scheduler.step()
-    stepped = here(-1)
-    assert steps(recording) == [(0, True, [1.0], [1.0]), (0, False, [1.0], [0.5])]
-    assert [event["where"] for event in recording.of_kind("schedule")] == [made, stepped]
-    assert [event["optimizer"] for event in recording.of_kind("schedule")] == [0, 0]
-
-
-def test_one_that_has_its_own_step(recording, optimizer):
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-    scheduler.step(1.0)
-    scheduler.step(2.0)
-    assert steps(recording) == [(0, False, [1.0], [1.0]), (0, False, [1.0], [0.5])]
-
-
-def test_one_that_calls_the_step_of_its_base(recording, optimizer):
-    class Calling(lr_scheduler.ExponentialLR):
-        def step(self, epoch=None):
-            super().step(epoch)
-
-    scheduler = Calling(optimizer, gamma=0.5)
-    optimizer.step()
-    scheduler.step()
-    assert steps(recording) == [(0, True, [1.0], [1.0]), (0, False, [1.0], [0.5])]
-
-
-def test_one_of_others(recording, optimizer):
+class Chained(lr_scheduler.ChainedScheduler):
     """The outermost alone is noted."""
-    first, second = (lr_scheduler.ExponentialLR(optimizer, gamma=gamma) for gamma in (0.5, 0.25))
-    scheduler = lr_scheduler.ChainedScheduler([first, second])
+
+    def __init__(self, optimizer):
+        super().__init__([lr_scheduler.ExponentialLR(optimizer, gamma=gamma) for gamma in (0.5, 0.25)])
+
+
+class CallingBase(lr_scheduler.ExponentialLR):
+    def step(self, epoch=None):
+        super().step(epoch)
+
+
+@pytest.mark.parametrize(
+    ("make", "losses", "steps"),
+    [
+        (
+            lambda one: lr_scheduler.StepLR(one, step_size=1, gamma=0.5),
+            [()],
+            [(0, True, 1.0, 1.0), (0, False, 1.0, 0.5)],
+        ),
+        (
+            lambda one: lr_scheduler.ReduceLROnPlateau(one, factor=0.5, patience=0),
+            [(1.0,), (2.0,)],
+            [(0, False, 1.0, 1.0), (0, False, 1.0, 0.5)],
+        ),
+        (lambda one: CallingBase(one, gamma=0.5), [()], [(0, True, 1.0, 1.0), (0, False, 1.0, 0.5)]),
+        (Chained, [()], [(0, True, 1.0, 1.0), (1, True, 1.0, 1.0), (2, False, 1.0, 0.125)]),
+    ],
+    ids=["of torch's", "with a step of its own", "that calls its base", "of others"],
+)
+def test_a_scheduler(scaled, make, losses, steps):
+    optimizer = torch.optim.SGD(scaled.model.parameters(), lr=1.0)
+    scheduler = make(optimizer)
     optimizer.step()
-    recording.events.clear()
-    scheduler.step()
-    assert steps(recording) == [(2, False, [1.0], [0.125])]
+    for loss in losses:
+        scheduler.step(*loss)
+        stepped = here(-1)
+    found = scaled.shown("schedule", "scheduler", "initial", "lr_before", "lr_after")
+    assert found == [(*which, [before], [after]) for *which, before, after in steps]
+    assert scaled.recording.of_kind("schedule")[-1]["where"] == stepped
+    assert {event["optimizer"] for event in scaled.recording.of_kind("schedule")} == {0}
 
 
-def test_groups_and_rates_in_tensors(recording):
-    model = recording.task.model()
-    groups = [{"params": [model.weight], "lr": torch.tensor(1.0)}, {"params": [model.bias], "lr": 0.5}]
+def test_groups_and_rates_in_tensors(scaled):
+    """Not those of other models."""
+    groups = [{"params": [scaled.model.weight], "lr": torch.tensor(1.0)}, {"params": [scaled.model.bias], "lr": 0.5}]
     lr_scheduler.LambdaLR(torch.optim.SGD(groups), lambda step: 0.5)
-    assert steps(recording) == [(0, True, [1.0, 0.5], [0.5, 0.25])]
-
-
-def test_another_models(recording):
     lr_scheduler.StepLR(torch.optim.SGD(torch.nn.Linear(3, 3).parameters()), step_size=1)
-    assert steps(recording) == []
+    assert scaled.shown("schedule", "lr_before", "lr_after") == [([1.0, 0.5], [0.5, 0.25])]

@@ -1,13 +1,9 @@
-"""Task specs made by hand, and the weights that they must lead to, in plain float64."""
+"""Task specs made by hand, and one rank that trains in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
-import pytest
-from numpy.typing import NDArray
 
 from conformance.adapter.task import Task
 from conformance.trace.hindsight.placing import placed
@@ -57,11 +53,6 @@ def sgd(**changes: Any) -> dict[str, Any]:
     return {"kind": "sgd", **settings, **changes}
 
 
-def adamw(**changes: Any) -> dict[str, Any]:
-    """AdamW with torch's defaults, but for the learning rate."""
-    return {"kind": "adamw", "lr": 0.125, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, **changes}
-
-
 def scaler(**changes: Any) -> dict[str, float | int]:
     """A GradScaler that keeps its scale, unless a gradient overflows."""
     return {
@@ -71,19 +62,6 @@ def scaler(**changes: Any) -> dict[str, float | int]:
         "growth_interval": 1000,
         **changes,
     }
-
-
-WORKLOADS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "decay": {"optimizer": sgd(weight_decay=0.125, dampening=0.25)},
-    "nesterov": {"optimizer": sgd(nesterov=True)},
-    "adamw": {"optimizer": adamw()},
-    "schedule": {"schedule": [1.0, 0.5, 0.25]},
-    "clip-norm": {"clip": {"kind": "norm", "threshold": 1.0}},
-    "clip-value": {"clip": {"kind": "value", "threshold": 0.5}},
-    "weighted": {"loss": "weighted"},
-}
-"""Changes to a spec, each of which a loop can get wrong on its own."""
 
 
 def overflowing(**shape: Any) -> Spec:
@@ -107,89 +85,3 @@ def train(function: Callable[[Task], None], spec: Spec, rank: int = 0) -> Events
 def of_kind(events: Sequence[dict[str, Any]], kind: str) -> Events:
     """Those of one kind."""
     return [event for event in events if event["event"] == kind]
-
-
-TOLERANCE = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 2e-2, "fp16": 2e-3, "fp16-compression": 2e-3}
-
-
-def check(spec: Spec, events: Sequence[dict[str, Any]], skipped: frozenset[int] = frozenset()) -> None:
-    """Gradients and weights of every step are those of the formulas; the trainer finished."""
-    gradients, weights = trajectory(spec, skipped)
-    steps = of_kind(events, "step")
-    tolerance = TOLERANCE[spec["precision"]]
-    assert len(steps) == len(weights)
-    for step, gradient, weight in zip(steps, gradients, weights, strict=True):
-        assert step["gradients"] == pytest.approx(gradient, rel=10 * tolerance, abs=10 * tolerance)
-        assert step["weights"] == pytest.approx(weight, rel=tolerance, abs=tolerance)
-    assert events[-1]["event"] == "finished"
-    assert events[-1]["weights"] == steps[-1]["weights"]
-
-
-def trajectory(spec: Spec, skipped: frozenset[int] = frozenset()) -> tuple[list[list[float]], list[list[float]]]:
-    """Gradients and weights of each step that is taken, when all ranks and micro-batches act as one batch.
-
-    Windows in `skipped` take no step. Plain formulas of torch's documentation for SGD and AdamW, in float64.
-    """
-    x, y = np.array(spec["samples"]["x"]), np.array(spec["samples"]["y"])
-    weight = np.array(spec["samples"]["weight"]) if spec["loss"] == "weighted" else np.ones(len(y))
-    if spec["model"]["bias"]:
-        x = np.hstack([x, np.ones((len(y), 1))])
-    w = np.array(spec["model"]["weights"][0])
-    state: dict[str, Any] = {"step": 0}
-    gradients, weights = [], []
-    for number, window in enumerate(_windows(spec)):
-        if number in skipped:
-            continue
-        residual = x[window] @ w - y[window]
-        gradient = 2 * (weight[window] * residual) @ x[window] / weight[window].sum()
-        gradient = _clipped(gradient, spec["clip"])
-        schedule = spec["schedule"] or [1.0]
-        multiplier = schedule[min(state["step"], len(schedule) - 1)]
-        w = _stepped(w, gradient, spec["optimizer"], multiplier, state)
-        gradients.append(gradient.tolist())
-        weights.append(w.tolist())
-    return gradients, weights
-
-
-def _windows(spec: Spec) -> list[list[int]]:
-    length = spec["accumulation"]
-    shares = [[share[start : start + length] for start in range(0, len(share), length)] for share in spec["orders"][0]]
-    return [
-        [index for share in ranks for micro_batch in share for index in micro_batch]
-        for ranks in zip(*shares, strict=True)
-    ]
-
-
-def _clipped(gradient: NDArray[np.float64], clip: dict[str, Any] | None) -> NDArray[np.float64]:
-    if clip is None:
-        return gradient
-    if clip["kind"] == "value":
-        return gradient.clip(-clip["threshold"], clip["threshold"])
-    return gradient * min(1.0, clip["threshold"] / (float(np.linalg.norm(gradient)) + 1e-6))
-
-
-def _stepped(
-    w: NDArray[np.float64],
-    gradient: NDArray[np.float64],
-    optimizer: dict[str, Any],
-    multiplier: float,
-    state: dict[str, Any],
-) -> NDArray[np.float64]:
-    lr = optimizer["lr"] * multiplier
-    decay = optimizer["weight_decay"]
-    state["step"] += 1
-    if optimizer["kind"] == "adamw":
-        beta1, beta2 = optimizer["betas"]
-        w = w - lr * decay * w
-        state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * gradient
-        state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * gradient**2
-        m, v = state["m"] / (1 - beta1 ** state["step"]), state["v"] / (1 - beta2 ** state["step"])
-        return w - lr * m / (np.sqrt(v) + optimizer["eps"])
-    gradient = gradient + decay * w
-    if "buffer" in state:
-        gradient_in = (1 - optimizer["dampening"]) * gradient
-        state["buffer"] = optimizer["momentum"] * state["buffer"] + gradient_in
-    else:
-        state["buffer"] = gradient
-    nesterov = gradient + optimizer["momentum"] * state["buffer"]
-    return w - lr * (nesterov if optimizer["nesterov"] else state["buffer"])

@@ -57,6 +57,7 @@ class Wrap(Event, noted="after a watched model is wrapped in DDP"):
 class Zero(
     Event,
     noted="after DeepSpeed has made an engine for a watched model, if its settings leave no doubt what it will send",
+    label="DeepSpeed's engine (ZeRO stage {stage})",
 ):
     stage: Annotated[int, "of ZeRO"]
     in_each_micro_batch: Annotated[bool, "whether it averages gradients in each micro-batch, or in the last one only"]
@@ -65,10 +66,6 @@ class Zero(
     ]
     gradient_width: Annotated[int, "bytes of an element of the gradients that are averaged"]
     weight_width: Annotated[int, "bytes of an element of the weights that are put together"]
-
-    @property
-    def label(self) -> str:
-        return f"DeepSpeed's engine (ZeRO stage {self.stage})"
 
 
 class ApexInitialize(Event, noted="after `apex.amp.initialize`"):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
+from conformance.trace.words import number
+
 Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
 """A string where the number is not finite, which JSON cannot write."""
 Vector: TypeAlias = Sequence[Number | None]
@@ -24,7 +26,7 @@ class Event:
     event: ClassVar[str] = ""
     #: When it is noted; "" for a base class.
     noted: ClassVar[str] = ""
-    #: Its label, where the fields add nothing.
+    #: Its label; the fields in braces are filled in.
     title: ClassVar[str] = ""
 
     rank: Annotated[int, "its rank"]
@@ -62,7 +64,7 @@ class Event:
     @property
     def label(self) -> str:
         """A short phrase: ``clip norm 1 (saw 3.2)``."""
-        return self.title
+        return self.title.format_map(_Shown(self))
 
     @property
     def line(self) -> str:
@@ -75,6 +77,17 @@ class Event:
     def __str__(self) -> str:
         """The label with the line: ``unscale ÷ 1024 (train.py:43)``."""
         return f"{self.label} ({self.line})"
+
+
+class _Shown:
+    """The fields of an event, by name, as a label shows them."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def __getitem__(self, name: str) -> object:
+        value = getattr(self._event, name)
+        return number(value) if isinstance(value, float) else value
 
 
 KINDS: dict[str, type[Event]] = {}

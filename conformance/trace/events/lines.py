@@ -62,19 +62,21 @@ def check_inside(lines: Sequence[dict[str, Any]], rank: int) -> None:
                 raise MalformedEvent(f"event {position} of rank {rank}: {what}, which cannot be")
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: object, hint: Any, *, inside: bool = True) -> bool:
+    """Whether a value is of this type; without `inside`, but for what is in its lists and which of some words it is."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _fits(value, arguments[0])
+        return _fits(value, arguments[0], inside=inside)
     if origin is Literal:
-        return value in arguments
-    if origin is Sequence:
-        return isinstance(value, list | tuple) and all(_fits(one, arguments[0]) for one in value)
-    if origin is tuple:
-        return isinstance(value, list | tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
+        return value in arguments if inside else type(value) in map(type, arguments)
+    if origin in (Sequence, tuple):
+        if not isinstance(value, list | tuple) or not inside:
+            return isinstance(value, list | tuple)
+        types = arguments if origin is tuple else arguments * len(value)
+        return len(value) == len(types) and all(map(_fits, value, types))
     if arguments:
-        return any(_fits(value, one) for one in arguments)
-    return type(value) in _json_types(hint)
+        return any(_fits(value, one, inside=inside) for one in arguments)
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 #: What was found to be right: a kind, and the names and types of the fields.
@@ -85,15 +87,15 @@ def _check(line: Mapping[str, Any]) -> None:
     kind = KINDS.get(line.get("event", ""))
     if kind is None:
         raise MalformedEvent(f"{line.get('event')!r} is not a kind of event")
-    types = {name: frozenset(_json_types(hint)) for name, hint in hints(kind).items()}
-    for name in sorted(types.keys() - line.keys()):
+    fields = hints(kind)
+    for name in sorted(fields.keys() - line.keys()):
         if is_required(kind, name):
             raise MalformedEvent(f"{kind.event} has no field {name!r}")
-    for name, value in line.items():
-        if name != "event" and name not in types:
+    for name in (name for name in line if name != "event"):
+        if name not in fields:
             raise MalformedEvent(f"{kind.event} has an unknown field {name!r}")
-        if name != "event" and type(value) not in types[name]:
-            raise MalformedEvent(f"{kind.event} has {value!r} in the field {name!r}, which has another type")
+        if not _fits(line[name], fields[name], inside=False):
+            raise MalformedEvent(f"{kind.event} has {line[name]!r} in the field {name!r}, which has another type")
 
 
 def hints(kind: type[Event]) -> dict[str, Any]:
@@ -105,18 +107,3 @@ def hints(kind: type[Event]) -> dict[str, Any]:
 def is_required(kind: type[Event], field: str) -> bool:
     """Whether an event of this kind always has the field."""
     return not hasattr(kind, field)
-
-
-def _json_types(hint: Any) -> Iterable[type]:
-    origin = get_origin(hint)
-    if origin is Annotated:
-        yield from _json_types(get_args(hint)[0])
-    elif origin is Literal:
-        yield from map(type, get_args(hint))
-    elif origin in (Sequence, tuple):
-        yield from (list, tuple)
-    elif origin is None:
-        yield from (float, int) if hint is float else (hint,)
-    else:
-        for one in get_args(hint):
-            yield from _json_types(one)

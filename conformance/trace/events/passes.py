@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from conformance.trace.events.event import Event, Number, Numbers, Vector
-from conformance.trace.words import number, size
+from conformance.trace.words import size
 
 
 class _Autocast(Event):
@@ -15,12 +15,8 @@ class _Autocast(Event):
     enabled: bool
 
 
-class AutocastEnter(_Autocast, noted="on entering an enabled `torch.autocast` region"):
+class AutocastEnter(_Autocast, noted="on entering an enabled `torch.autocast` region", label="enter autocast {dtype}"):
     caches: Annotated[bool, "whether it keeps what it casts weights to"] = True
-
-    @property
-    def label(self) -> str:
-        return f"enter autocast {self.dtype}"
 
 
 class AutocastExit(_Autocast, noted="on leaving it", label="leave autocast"):
@@ -54,7 +50,9 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
 
 
 class Buffers(
-    Event, noted="after a forward of a model with buffers that has gradients or changes the buffers, and at the end"
+    Event,
+    noted="after a forward of a model with buffers that has gradients or changes the buffers, and at the end",
+    label="{how}: {after[0]} samples counted",
 ):
     how: Literal["with gradients", "without gradients", "recomputed", "at the end"]
     model: Annotated[int, "the number of the module; at the end, of the one that went forward last"]
@@ -62,34 +60,22 @@ class Buffers(
     before: Annotated[Vector, "their elements; other tensors may be in their place within a functional call"]
     after: Vector
 
-    @property
-    def label(self) -> str:
-        return f"{self.how}: {self.after[0]} samples counted"
-
 
 class Draw(Event, noted="after a forward in which a model with dropout has drawn random numbers"):
-    title = "draws random numbers"
-
     before: Annotated[str, "a digest of the state of the generator before it"]
     after: str
 
 
 class Average(Event, noted="in a case that is resumed, after `torch.optim.swa_utils.AveragedModel.update_parameters`"):
-    title = "averages weights"
-
     average: int
     updates: Annotated[int, "how many came before"]
     before: Annotated[Vector, "the elements of its parameters"]
     after: Vector
 
 
-class LossScaled(Event, noted="after `GradScaler.scale`, unless disabled"):
+class LossScaled(Event, noted="after `GradScaler.scale`, unless disabled", label="loss × {scale}"):
     scaler: int
     scale: Number
-
-    @property
-    def label(self) -> str:
-        return f"loss × {number(self.scale)}"
 
 
 class BackwardBegin(Event, noted="before a backward that accumulates gradients", label="backward"):
@@ -167,13 +153,10 @@ class Collective(Contribution, noted="before it is issued"):
 class Send(
     Contribution,
     noted="before a message to another rank is sent, by `send`, `isend` or `batch_isend_irecv`",
+    label="send to rank {peer} ({payload})",
 ):
     peer: Annotated[int, "the other rank"]
     tag: Annotated[int, "any number", {"type": "integer"}]
-
-    @property
-    def label(self) -> str:
-        return f"send to rank {self.peer} ({self.payload})"
 
 
 class Receive(Exchange, noted="before a message is received, by `recv`, `irecv` or `batch_isend_irecv`"):

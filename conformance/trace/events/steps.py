@@ -169,7 +169,7 @@ class Skip(
     state: Annotated[str | None, "as in `scaler_step`"]
 
 
-class Update(Event, noted="after `GradScaler.update`"):
+class Update(Event, noted="after `GradScaler.update`", label="scale {scale_before} → {scale_after}"):
     scaler: int
     scale_before: Number
     scale_after: Number
@@ -177,10 +177,6 @@ class Update(Event, noted="after `GradScaler.update`"):
     backoff_factor: Annotated[Number, "the scaler's own setting"]
     growth_interval: Annotated[int, "the scaler's own setting"]
     given: Annotated[bool, "whether the trainer gave it the new scale"] = False
-
-    @property
-    def label(self) -> str:
-        return f"scale {number(self.scale_before)} → {number(self.scale_after)}"
 
 
 class Schedule(Event, noted="after `LRScheduler.step`"):
@@ -218,15 +214,15 @@ class ObserverFailed(Event, noted="when a part of the recorder has raised an err
     ] = ()
 
 
-class Report(Event, noted="when the trainer calls `Task.report`, and after a step within `Task.step`"):
+class Report(
+    Event,
+    noted="when the trainer calls `Task.report`, and after a step within `Task.step`",
+    label="reports its weights after window {step}",
+):
     step: Annotated[int, "the window after which it has these weights, by its own account"]
     weights: Annotated[Vector | None, "those that it reports"]
     gradients: Annotated[Vector | None, "those that the step used, by its own account"] = None
     counted: Annotated[bool, "whether `Task.step` has counted: then `step` is the `window`, if that is known"] = False
-
-    @property
-    def label(self) -> str:
-        return f"reports its weights after window {self.step}"
 
 
 class Finished(Event, noted="after the trainer's function has returned"):

@@ -65,30 +65,14 @@ def are_as_planned(
 
 
 def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[int]) -> Iterator[tuple[int, Place]]:
-    """The place of each used forward, with its number.
-
-    Rows that come again before a step, here or by a rank that sends the weights, has ended their window are the same
-    micro-batch going forward again, unless the window has them once more.
-    """
+    """The place of each used forward, with its number. Steps end windows, here or by a rank that sends the weights."""
     position = Position(windows)
-    taken_for: dict[tuple[int | None, ...], int | None] = {}
     by_hand = steps_by_hand(lines) | {*_sent(lines)}
     for index, line in enumerate(lines):
         if line["event"] in ("step", "skip") or index in by_hand:
             position.has_stepped = True
-        if line["event"] != "forward" or line["forward"] not in used:
-            continue
-        rows, window = tuple(line["rows"]), position.window
-        if rows in taken_for and None not in rows and not position.has_stepped and not position.has_next(rows):
-            position.micro_batch = taken_for[rows]
-        else:
-            position.advance(rows)
-            if position.window != window:
-                taken_for.clear()
-            if rows:
-                taken_for[rows] = position.micro_batch
-        assert position.window is not None
-        yield line["forward"], (position.window, position.micro_batch)
+        if line["event"] == "forward" and line["forward"] in used:
+            yield line["forward"], position.take(tuple(line["rows"]))
 
 
 def _sent(lines: Sequence[Line]) -> Iterator[int]:

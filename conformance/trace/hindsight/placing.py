@@ -56,7 +56,8 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
 
     def add(line: Line, **fields: Any) -> None:
         head = {"event": line["event"], "rank": line["rank"], "seq": len(events), "time": line["time"]}
-        events.append({**head, "window": at[0], "micro_batch": at[1], **_without(line, head), **fields})
+        others = {name: value for name, value in line.items() if name not in head}
+        events.append({**head, "window": at[0], "micro_batch": at[1], **others, **fields})
 
     for index, line in enumerate(lines):
         kind, fields = line["event"], dict[str, Any]()
@@ -176,10 +177,6 @@ def _places(
                 found = {at: place for at, place in found.items() if at < end or (has_more and place[0] >= following)}
                 found.setdefault(end, (number + 1, None))
     return places.keys(), found
-
-
-def _without(line: Line, head: Line) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name not in head}
 
 
 def _windows(spec: Mapping[str, Any], rank: int) -> list[MicroBatches]:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, chain
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 Rows: TypeAlias = tuple[int | None, ...]
 """Of a forward; None for a row that is no sample, () when they are unknown."""
@@ -15,19 +15,9 @@ Place: TypeAlias = tuple[int, int | None]
 """A window, and a micro-batch in it."""
 
 
-class _Planned(NamedTuple):
-    """A micro-batch of the plan."""
-
-    window: int
-    micro_batch: int
-    rows: Rows
-
-
 class Position:
-    """Follows windows of micro-batches of rows. Every forward that it is given is of a further micro-batch.
+    """Follows windows of micro-batches of rows.
 
-    window, micro_batch: those of the last rows; None before the first. ``micro_batch`` may be set back for rows that
-    were forwarded again.
     has_stepped: whether an optimizer has stepped in the window, which the caller sets. Rows that come again after that
     are of another window.
 
@@ -39,92 +29,102 @@ class Position:
     """
 
     def __init__(self, windows: Sequence[MicroBatches]) -> None:
-        self.window: int | None = None
-        self.micro_batch: int | None = None
         self.has_stepped = False
         self._windows = windows
         self._plan = [
-            _Planned(number, micro_batch, tuple(rows))
-            for number, window in enumerate(windows)
-            for micro_batch, rows in enumerate(window)
+            *((number, at, tuple(rows)) for number, window in enumerate(windows) for at, rows in enumerate(window)),
+            (len(windows), 0, ()),
         ]
-        self._ends = list(accumulate(len(planned.rows) for planned in self._plan))
-        self._plan.append(_Planned(len(windows), 0, ()))
+        self._ends = list(accumulate(len(rows) for _, _, rows in self._plan[:-1]))
+        self._is_as_planned, self._is_counting = True, False
+        self._window: int | None = None
+        self._micro_batch: int | None = None
+        # How many rows went forward, by the plan.
         self._seen = 0
-        self._is_as_planned = True
-        self._is_counting = False
-        # Of the window, once not as planned: the rows of each micro-batch that are left, and those of each forward.
-        self._left: list[Counter[int]] = []
-        self._forwarded: list[Counter[int]] = []
+        # Of the window, the rows of each micro-batch that are left, those of each forward, and the places of these.
+        self._left: list[Counter[int | None]] = []
+        self._forwarded: list[Counter[int | None]] = []
+        self._taken: dict[Rows, int | None] = {}
 
-    def advance(self, rows: Rows) -> None:
-        """Move to the micro-batch of these rows."""
-        window = self.window
-        self._advance(rows)
-        self.has_stepped &= self.window == window
+    def take(self, rows: Rows) -> Place:
+        """The place of the next forward, of these rows.
+
+        Rows that come again before a step are the same micro-batch going forward again, unless the window has them once
+        more.
+        """
+        window = self._window
+        if rows in self._taken and None not in rows and not self.has_stepped and not self._has_next(rows):
+            self._micro_batch = self._taken[rows]
+        else:
+            self._advance(rows)
+            if self._window != window:
+                self.has_stepped, self._taken = False, {}
+            if rows:
+                self._taken[rows] = self._micro_batch
+        assert self._window is not None
+        return self._window, self._micro_batch
+
+    @property
+    def _next(self) -> tuple[int, int, Rows]:
+        """The micro-batch that follows in the plan, with its rows."""
+        return self._plan[bisect_right(self._ends, self._seen)]
+
+    def _has_next(self, rows: Rows) -> bool:
+        """Whether the window has these rows once more."""
+        if self._is_as_planned or self._is_counting:
+            window, _, planned = self._next
+            return window == self._window and (self._is_counting or planned == rows)
+        return Counter(rows) <= self._rest
+
+    @property
+    def _rest(self) -> Counter[int | None]:
+        """The rows of the window that are left."""
+        return sum(self._left, Counter[int | None]())
 
     def _advance(self, rows: Rows) -> None:
-        following = self._next
+        following, at, planned = self._next
         # Nearly all forwards are as planned: this has to be quick.
-        if self._is_as_planned and rows and rows == following.rows:
-            self._move_to(following, len(rows))
+        if self._is_as_planned and rows and rows == planned:
+            self._window, self._micro_batch, self._seen = following, at, self._seen + len(rows)
             return
         if self._is_as_planned:
             self._leave_plan()
-        known = [row for row in rows if row is not None]
-        number = None if self._is_counting or not known else self._window_of(Counter(known))
-        if number is None:
+        known = Counter[int | None](row for row in rows if row is not None)
+        window = None if self._is_counting or not known else self._window_of(known)
+        if window is None:
             self._is_counting = True
-            self._move_to(following, len(rows or following.rows))
+            self._window, self._micro_batch, self._seen = following, at, self._seen + len(rows or planned)
         else:
-            self._consume(known, number)
-
-    def has_next(self, rows: Rows) -> bool:
-        """Whether the window has these rows once more."""
-        if self._is_as_planned or self._is_counting:
-            return self._next.window == self.window and (self._is_counting or self._next.rows == rows)
-        return Counter(rows) <= sum(self._left, Counter[int | None]())
-
-    @property
-    def _next(self) -> _Planned:
-        return self._plan[bisect_right(self._ends, self._seen)]
-
-    def _move_to(self, planned: _Planned, size: int) -> None:
-        self.window, self.micro_batch = planned.window, planned.micro_batch
-        self._seen += size
+            self._consume(known, window)
 
     def _leave_plan(self) -> None:
         self._is_as_planned = False
-        window = [] if self.window is None else [Counter(micro_batch) for micro_batch in self._windows[self.window]]
-        done = self._plan[: bisect_right(self._ends, self._seen)]
-        self._forwarded = window[: sum(planned.window == self.window for planned in done)]
-        self._left = [Counter[int]() for _ in self._forwarded] + window[len(self._forwarded) :]
+        planned = () if self._window is None else self._windows[self._window]
+        window = [Counter[int | None](micro_batch) for micro_batch in planned]
+        done = sum(number == self._window for number, _, _ in self._plan[: bisect_right(self._ends, self._seen)])
+        self._forwarded, self._left = window[:done], [Counter[int | None]() for _ in window[:done]] + window[done:]
 
-    def _consume(self, rows: Sequence[int], number: int) -> None:
-        if number != self.window:
-            self.window = number
-            self._forwarded = []
-            self._left = [Counter(micro_batch) for micro_batch in self._windows[number]]
-        self.micro_batch = self._micro_batch_of(rows)
-        self._forwarded.append(Counter(rows))
-        for row in rows:
-            left = next((counter for counter in self._left if counter[row] > 0), None)
-            if left is not None:
-                left[row] -= 1
-        planned = sum(len(planned.rows) for planned in self._plan if planned.window <= number)
-        self._seen = planned - sum(counter.total() for counter in self._left)
-
-    def _window_of(self, rows: Counter[int]) -> int | None:
+    def _window_of(self, rows: Counter[int | None]) -> int | None:
         """The window that has all these rows; None if no such window is near."""
-        left = sum(self._left, Counter[int]())
-        if rows <= left or (left and rows in self._forwarded and not self.has_stepped):
-            return self.window
-        found = [n for n, window in enumerate(self._windows) if rows <= Counter(chain(*window))]
-        later = (n for n in found if self.window is None or n > self.window)
-        return next(later, self.window if found else None)
+        rest = self._rest
+        if rows <= rest or (rest and rows in self._forwarded and not self.has_stepped):
+            return self._window
+        found = [number for number, window in enumerate(self._windows) if rows <= Counter(chain(*window))]
+        later = (number for number in found if self._window is None or number > self._window)
+        return next(later, self._window if found else None)
 
-    def _micro_batch_of(self, rows: Sequence[int]) -> int | None:
-        """The first micro-batch that has one of the rows left; else the first that had one."""
-        left = (n for row in rows for n, left in enumerate(self._left) if left[row] > 0)
-        had = (n for n, left in enumerate(self._left) if any(row in left for row in rows))
-        return next(chain(left, had), self.micro_batch)
+    def _consume(self, rows: Counter[int | None], window: int) -> None:
+        if window != self._window:
+            self._window, self._forwarded = window, []
+            self._left = [Counter(micro_batch) for micro_batch in self._windows[window]]
+        # The first micro-batch that has one of the rows left; else the first that had one.
+        has = (at for row in rows for at, left in enumerate(self._left) if left[row] > 0)
+        had = (at for at, left in enumerate(self._left) if not rows.keys().isdisjoint(left))
+        self._micro_batch = next(chain(has, had), self._micro_batch)
+        self._forwarded.append(rows)
+        for row in rows.elements():
+            for left in self._left:
+                if left[row] > 0:
+                    left[row] -= 1
+                    break
+        self._seen = sum(len(rows) for number, _, rows in self._plan if number <= window) - self._rest.total()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -97,11 +97,8 @@ _MARKS = ("copy", "of_copy", "of_models", "own")
 
 def without(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forwards: Set[int] = frozenset()) -> list[Line]:
     """The lines that are not left out. `forwards`: those to which others no longer refer."""
-    return list(_renumbered(lines, is_left_out, forwards))
-
-
-def _renumbered(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forwards: Set[int]) -> Iterator[Line]:
-    last, since, steps = -1, {-1: -1}, 0
+    kept: list[Line] = []
+    since, steps = {-1: -1}, 0
     for line in lines:
         if not is_left_out(line):
             changed: dict[str, Any] = {name: value for name, value in line.items() if name not in _MARKS}
@@ -112,6 +109,6 @@ def _renumbered(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forw
             elif line["event"] == "step":
                 changed["step"] = steps
                 steps += 1
-            last = line["seq"]
-            yield changed
-        since[line["seq"]] = last
+            kept.append(changed)
+        since[line["seq"]] = kept[-1]["seq"] if kept else -1
+    return kept

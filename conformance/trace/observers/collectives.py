@@ -19,26 +19,17 @@ from conformance.trace.seams.probes import group_calls
 from conformance.trace.state.payloads import GRADIENTS
 from conformance.trace.values import tensors_in
 
-PAYLOADS: dict[str, int | None] = {
-    "allreduce_": 0,
-    "allreduce_coalesced_": 0,
-    "broadcast_": 0,
-    "reduce_": 0,
-    "allgather_": 1,
-    "_allgather_base_": 1,
-    "allgather_coalesced_": 1,
-    "allgather_into_tensor_coalesced_": 1,
-    "gather_": 1,
-    "scatter_": 1,
-    "reduce_scatter_": 1,
-    "_reduce_scatter_base_": 1,
-    "reduce_scatter_tensor_coalesced_": 1,
-    "alltoall_": 1,
-    "alltoall_base_": 1,
-    "barrier": None,
-    "monitored_barrier_": None,
-}
+_IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
+_TO_OTHERS = (
+    *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
+    *("gather_", "scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"),
+    *("alltoall_", "alltoall_base_"),
+)
+PAYLOADS = dict.fromkeys(_IN_PLACE, 0) | dict.fromkeys(_TO_OTHERS, 1)
 """The operators that are watched, with the position of the argument that holds what a rank puts in."""
+
+MEETINGS = ("barrier", "monitored_barrier_")
+"""Those in which ranks put in nothing."""
 
 
 def _collectives(recording: Recording) -> Seams:
@@ -53,12 +44,12 @@ def _collectives(recording: Recording) -> Seams:
         with payloads.carrying(None if recording.is_inside("forward") else payloads.seen_in(tensors)):
             return original(group, tensors, *args, **kwargs)
 
-    yield intercepted({name: _noting(recording, name) for name in PAYLOADS})
+    yield intercepted({name: _noting(recording, name) for name in (*PAYLOADS, *MEETINGS)})
     yield replaced(torch.distributed, "_broadcast_coalesced", broadcast)
 
 
 def _noting(recording: Recording, name: str) -> Callable[..., Any]:
-    payload = PAYLOADS[name]
+    payload = PAYLOADS.get(name)
     positions = _positions(name)
 
     def around(original: Callable[..., Any], keys: torch._C.DispatchKeySet, *args: Any) -> Any:
@@ -118,7 +109,7 @@ def _messages(recording: Recording) -> Seams:
             *peers, tag = args
             # A rank may leave its process group before it steps or ends.
             recording.topology()
-            of = recording.payloads.seen_in(tensors) or recording.copies.seen_in(tensors, is_filled=kind == "send")
+            of = recording.payloads.seen_in(tensors) or recording.payloads.copied_in(tensors, is_filled=kind == "send")
             seq = recording.note(
                 kind,
                 peer=group[peers[0]] if peers else None,

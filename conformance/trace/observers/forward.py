@@ -16,14 +16,10 @@ from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.values import values
 
 
-def _seen(recording: Recording) -> Seams:
-    """Records forwards that gradients can flow through, and tracks which of them a backward reaches."""
-    yield _forwards(recording)
-
-
 @contextmanager
 def _forwards(recording: Recording) -> Iterator[None]:
-    """Replaces the `forward` of the watched models' classes, whenever a model is watched.
+    """Records forwards that gradients can flow through, and tracks which of them a backward reaches. Replaces the
+    `forward` of the watched models' classes, whenever a model is watched.
 
     Hooks on a model would be copied and pickled with it; torch's global ones slow down the call of every module there
     is.
@@ -84,7 +80,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     recording.shards()
     if weights is not None and recording.watched.may_be_rounded(used):
         whose["rounded"] = True
-    recording.copies.forget()
+    recording.payloads.forget_copies()
     wrapper = recording.wrappers.enter_model()
     recording.note(
         "forward",
@@ -141,12 +137,7 @@ def _buffers(recording: Recording) -> Seams:
     """Shows which forward changed them, and what changed them in between. Copies of the task's model are of its class,
     and functional calls put other tensors into a model for a while: both count alike. Those that an evaluation only
     reads may be others, such as an average's."""
-    if recording.watched.kind is Counting:
-        yield _with_buffers(recording)
 
-
-@contextmanager
-def _with_buffers(recording: Recording) -> Iterator[None]:
     def run(original: Callable[..., Any], module: Counting, *args: Any, **kwargs: Any) -> Any:
         own = module.samples, module.total
         before = values(own, (1, 1))
@@ -164,12 +155,12 @@ def _with_buffers(recording: Recording) -> Iterator[None]:
                 recording.counting = number, own
                 recording.note("buffers", how=how, model=number, training=module.training, before=before, after=after)
 
-    with replaced(Counting, "forward", run):
-        yield
+    if recording.watched.kind is Counting:
+        yield replaced(Counting, "forward", run)
 
 
 def observe(recording: Recording) -> Seams:
     """Records `forward`, `draw` and `buffers`."""
-    yield from _seen(recording)
+    yield _forwards(recording)
     yield from _draws(recording)
     yield from _buffers(recording)

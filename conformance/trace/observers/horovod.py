@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from conformance.trace.emit import Recording, note_collective
-from conformance.trace.seams.guarding import Surrounded
+from conformance.trace.seams.guarding import surrounded
 from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.state.payloads import GRADIENTS
 from conformance.trace.state.topology import MODULE, OPTIMIZER_MODULE
@@ -42,9 +42,6 @@ POLL = "horovod_torch_poll"
 
 # Seconds.
 _PAUSE = 1e-4
-
-GRADIENT_FUNCTIONS = ("_allreduce_grad_async", "_grouped_allreduce_grad_async", "_sparse_allreduce_grad_async")
-"""Methods of Horovod's optimizer that issue its averages, of gradients or of compressed copies."""
 
 
 def observe(recording: Recording) -> Seams:
@@ -107,10 +104,6 @@ def _optimizers(recording: Recording, module: ModuleType) -> Seams:
     `DistributedOptimizer` makes a class of a copy of these functions for each optimizer that it is given.
     """
 
-    def carry_gradients(original: Callable[..., Any], *args: Any) -> Any:
-        with recording.payloads.carrying(GRADIENTS):
-            return original(*args)
-
     def synchronize(original: Callable[..., None], optimizer: torch.optim.Optimizer) -> None:
         with recording.accounting():
             number = recording.optimizer(optimizer)
@@ -120,14 +113,12 @@ def _optimizers(recording: Recording, module: ModuleType) -> Seams:
 
     def skip_synchronize(
         original: Callable[..., AbstractContextManager[None]], optimizer: torch.optim.Optimizer
-    ) -> Surrounded:
+    ) -> AbstractContextManager[None]:
         number = recording.optimizer(optimizer)
         region = partial(recording.region, "skip_synchronize", optimizer=number)
-        return Surrounded(lambda: original(optimizer), region, __name__)
+        return surrounded(lambda: original(optimizer), region, __name__)
 
     owner = module._DistributedOptimizer
-    for name in GRADIENT_FUNCTIONS:
-        yield replaced(owner, name, carry_gradients)
     yield replaced(owner, "synchronize", synchronize)
     yield replaced(owner, "skip_synchronize", skip_synchronize)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.emit import Recording, note_skip
 from conformance.trace.seams.guarding import caller, harmless
@@ -41,15 +40,18 @@ def _seams_of_wrapper(steps: _Steps, name: str, module: ModuleType) -> Seams:
 
 @dataclass
 class _Running:
-    """A step that has begun and has not ended. Steps nest: Horovod's calls that of the class it wraps."""
+    """A step that was called and has not ended. Steps nest: Horovod's calls that of the class it wraps.
+
+    has_begun: the optimizer's class has its turn. lasting: what ends with the step.
+    """
 
     caller: FrameType | None
     optimizer: torch.optim.Optimizer
     parameters: Found | None
     numbers: list[int]
     synchronizes: bool | None
-    last: RemovableHandle | None = None
-    doing: AbstractContextManager[None] | None = None
+    has_begun: bool = False
+    lasting: ExitStack = field(default_factory=ExitStack)
     gradients: list[Number] | None = None
     is_applied: bool = True
     weights: list[Number] | None = None
@@ -63,22 +65,8 @@ class _Running:
 
     def begin(self, doing: AbstractContextManager[None]) -> None:
         """`doing` lasts as long as the step."""
-        self.doing = doing
-        doing.__enter__()
-
-    def end(self) -> None:
-        """Also takes off the pre-hook that was registered for this step alone."""
-        if self.last is not None:
-            self.last.remove()
-        if self.doing is not None:
-            self.doing.__exit__(None, None, None)
-
-
-class _Here(threading.local):
-    """The steps that this thread is in, the outermost first."""
-
-    def __init__(self) -> None:
-        self.steps: list[_Running] = []
+        self.has_begun = True
+        self.lasting.enter_context(doing)
 
 
 class _Steps:
@@ -86,12 +74,14 @@ class _Steps:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._here = _Here()
+        self._here = threading.local()
         self._parted: dict[int, tuple[object, Parted | None]] = {}
 
     @property
     def _running(self) -> list[_Running]:
-        return self._here.steps
+        """The steps that this thread is in, the outermost first."""
+        steps: list[_Running] = vars(self._here).setdefault("steps", [])
+        return steps
 
     def in_parts(self, original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         """Around a step of a wrapper, in which its optimizer steps parts of masters, perhaps group by group."""
@@ -103,20 +93,17 @@ class _Steps:
         if optimizer is None:
             return original(wrapper, *args, **kwargs)
         optimizer.take()
-        self._begin(optimizer, here)
-        self._running[-1].begin(self._recording.inside("step"))
-        self._recording.scale = scale = deepspeed.loss_scale(wrapper)
-        try:
+        self._begin(optimizer, here).begin(self._recording.inside("step"))
+        scale = deepspeed.loss_scale(wrapper)
+        with self._recording.scaled_by(scale):
             result = original(wrapper, *args, **kwargs)
             if deepspeed.has_skipped(wrapper):
-                self._running.pop().end()
+                self._running.pop().lasting.close()
                 note_skip(self._recording, optimizer, scale, are_cleared=True)
             else:
                 self.after(optimizer, args, kwargs)
             if scale is not None:
                 self._note_update(wrapper, scale)
-        finally:
-            self._recording.scale = None
         return result
 
     def before(
@@ -128,7 +115,8 @@ class _Steps:
             return None
         _have_bases_hooked(type(optimizer))
         # Torch calls the optimizer's own pre-hooks after the global ones: they may still average, clip or unscale.
-        step.last = optimizer.register_step_pre_hook(harmless(partial(self._last, step), __name__))
+        last = optimizer.register_step_pre_hook(harmless(partial(self._last, step), __name__))
+        step.lasting.callback(last.remove)
         return None
 
     def _begin(self, optimizer: torch.optim.Optimizer, running: FrameType | None) -> _Running:
@@ -152,7 +140,7 @@ class _Steps:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The last pre-hook of a step, after which the optimizer's class has its turn."""
         # A step within it has pre-hooks of the same optimizer, this one among them.
-        if step.parameters is None or step.doing is not None:
+        if step.parameters is None or step.has_begun:
             return None
         step.begin(self._recording.inside("step"))
         self._read(optimizer, step.parameters)
@@ -161,7 +149,7 @@ class _Steps:
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch's global post-hook."""
         ended = self._running.pop()
-        ended.end()
+        ended.lasting.close()
         outermost = next(iter(self._running), ended)
         outermost.stepped.append(optimizer)
         if ended.parameters is None or any(step.parameters is not None for step in self._running):
@@ -285,7 +273,7 @@ class _Steps:
             frame = frame.f_back
         for step in self._running:
             if step.caller not in alive:
-                step.end()
+                step.lasting.close()
         self._running[:] = [step for step in self._running if step.caller in alive]
 
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:

@@ -60,12 +60,8 @@ def _scalers(recording: Recording) -> Seams:
                 scale=factor,
                 state=recording.watched.state(optimizer),
             )
-        recording.scale = factor
-        try:
-            with recording.inside("step"):
-                result = original(scaler, optimizer, *args, **kwargs)
-        finally:
-            recording.scale = None
+        with recording.scaled_by(factor), recording.inside("step"):
+            result = original(scaler, optimizer, *args, **kwargs)
         # A step of an optimizer that is not torch's leaves no trace.
         if recording.steps == steps_before and (isinstance(optimizer, Optimizer) or _found_inf(scaler, optimizer)):
             note_skip(recording, optimizer, factor)
@@ -82,9 +78,7 @@ def _scalers(recording: Recording) -> Seams:
             "update",
             scale_before=before,
             scale_after=number(scaler.get_scale()),
-            growth_factor=number(scaler.get_growth_factor()),
-            backoff_factor=number(scaler.get_backoff_factor()),
-            growth_interval=scaler.get_growth_interval(),
+            **_rule(scaler),
             scaler=recording.numbers.of("scaler", scaler),
             **({"given": True} if any(one is not None for one in (*args, *kwargs.values())) else {}),
         )
@@ -93,6 +87,15 @@ def _scalers(recording: Recording) -> Seams:
     # The optimizer that was unscaled last, with the number of steps until then.
     unscaled: dict[int, tuple[Optimizer, int]] = {}
     yield from scaling(recording, {"scale": scale, "unscale_": unscale, "step": step, "update": update})
+
+
+def _rule(scaler: Scaler) -> dict[str, Any]:
+    """How the scale changes."""
+    return {
+        "growth_factor": number(scaler.get_growth_factor()),
+        "backoff_factor": number(scaler.get_backoff_factor()),
+        "growth_interval": scaler.get_growth_interval(),
+    }
 
 
 def _found_inf(scaler: Scaler, optimizer: Optimizer) -> bool | None:

@@ -12,11 +12,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from conformance.trace.emit import Recording
-from conformance.trace.seams.guarding import Surrounded
+from conformance.trace.seams.guarding import surrounded
 from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.seams.probes import unsharding, wrapping
 from conformance.trace.state.deepspeed import exchanges
 from conformance.trace.state.payloads import GRADIENTS, PARAMETERS
+from conformance.trace.state.topology import OPTIMIZER_MODULE
 
 
 def _ddp(recording: Recording) -> Seams:
@@ -40,10 +41,10 @@ def _ddp(recording: Recording) -> Seams:
 
     def no_sync(
         original: Callable[..., AbstractContextManager[None]], wrapper: DistributedDataParallel
-    ) -> AbstractContextManager[None] | Surrounded:
+    ) -> AbstractContextManager[None]:
         if recording.numbers.known("wrapper", wrapper) is None:
             return original(wrapper)
-        return Surrounded(lambda: original(wrapper), lambda: recording.region("no_sync"), __name__)
+        return surrounded(lambda: original(wrapper), lambda: recording.region("no_sync"), __name__)
 
     def register_hook(original: Callable[..., None], reducer: Any, state: object, hook: Callable[..., Any]) -> None:
         # The reducer calls it with buckets of gradients.
@@ -61,20 +62,43 @@ def _ddp(recording: Recording) -> Seams:
 
 
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+ENGINE = "deepspeed.runtime.engine"
+_ZERO = "deepspeed.runtime.zero"
+_STAGE_3 = "DeepSpeedZeroOptimizer_Stage3"
 
-CARRIED = {"unshard": PARAMETERS, "post_backward": GRADIENTS}
-"""Methods of `FSDPParamGroup` that issue collectives, and what these carry."""
+CARRIED = {
+    (FSDP, "FSDPParamGroup", "unshard"): PARAMETERS,
+    (FSDP, "FSDPParamGroup", "post_backward"): GRADIENTS,
+    (f"{_ZERO}.stage_1_and_2", "DeepSpeedZeroOptimizer", "reduce_ipg_grads"): GRADIENTS,
+    (f"{_ZERO}.stage3", _STAGE_3, f"_{_STAGE_3}__reduce_and_partition_ipg_grads"): GRADIENTS,
+    (f"{_ZERO}.stage3", _STAGE_3, "_post_step"): PARAMETERS,
+    (f"{_ZERO}.partitioned_param_coordinator", "PartitionedParameterCoordinator", "fetch_sub_module"): PARAMETERS,
+    # Of gradients, or of compressed copies.
+    (OPTIMIZER_MODULE, "_DistributedOptimizer", "_allreduce_grad_async"): GRADIENTS,
+    (OPTIMIZER_MODULE, "_DistributedOptimizer", "_grouped_allreduce_grad_async"): GRADIENTS,
+    (OPTIMIZER_MODULE, "_DistributedOptimizer", "_sparse_allreduce_grad_async"): GRADIENTS,
+}
+"""Methods of FSDP2, DeepSpeed and Horovod that issue collectives, by module and class, and what these carry."""
 
 
-def _fsdp(recording: Recording) -> Seams:
-    """Keeps watching a model after it is sharded, and tracks what FSDP2's collectives carry."""
+def _carried(recording: Recording) -> Seams:
+    """Tracks what the collectives of FSDP2, DeepSpeed and Horovod carry."""
 
-    def carrying(what: str) -> Callable[..., Any]:
-        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def seams(kind: str, method: str, what: str, module: ModuleType) -> Seams:
+        def carrying(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with recording.payloads.carrying(what):
                 return original(*args, **kwargs)
 
-        return around
+        # Another version may do it in another method.
+        if hasattr(getattr(module, kind, None), method):
+            yield replaced(getattr(module, kind), method, carrying)
+
+    for (module, kind, method), what in CARRIED.items():
+        yield when_imported(module, partial(seams, kind, method, what))
+
+
+def _fsdp(recording: Recording) -> Seams:
+    """Keeps watching a model after it is sharded."""
 
     def construct(original: Callable[..., None], group: Any, *args: Any, **kwargs: Any) -> None:
         before = [(model, dict(model.named_parameters())) for model in recording.numbers.alive("model")]
@@ -88,36 +112,12 @@ def _fsdp(recording: Recording) -> Seams:
         original(parameter)
         recording.watched.stands_for(parameter._unsharded_param, parameter.sharded_param)
 
-    def seams(module: ModuleType) -> Seams:
-        yield replaced(module.FSDPParamGroup, "__init__", construct)
-        for name, what in CARRIED.items():
-            yield replaced(module.FSDPParamGroup, name, carrying(what))
-
     yield from unsharding(unshard)
-    yield when_imported(FSDP, seams)
-
-
-ENGINE = "deepspeed.runtime.engine"
-
-CARRIED_BY_DEEPSPEED = {
-    ("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "reduce_ipg_grads"): GRADIENTS,
-    (
-        "deepspeed.runtime.zero.stage3",
-        "DeepSpeedZeroOptimizer_Stage3",
-        "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
-    ): GRADIENTS,
-    ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "_post_step"): PARAMETERS,
-    (
-        "deepspeed.runtime.zero.partitioned_param_coordinator",
-        "PartitionedParameterCoordinator",
-        "fetch_sub_module",
-    ): PARAMETERS,
-}
-"""Methods that issue collectives, by module and class, and what these carry."""
+    yield when_imported(FSDP, lambda module: [replaced(module.FSDPParamGroup, "__init__", construct)])
 
 
 def _deepspeed(recording: Recording) -> Seams:
-    """Records what engines of a watched model are going to send, and tracks what DeepSpeed's collectives carry."""
+    """Records what engines of a watched model are going to send."""
 
     def construct(original: Callable[..., None], engine: Any, *args: Any, **kwargs: Any) -> None:
         original(engine, *args, **kwargs)
@@ -127,21 +127,7 @@ def _deepspeed(recording: Recording) -> Seams:
             if fields is not None:
                 recording.note("zero", **fields)
 
-    def engines(module: ModuleType) -> Seams:
-        yield replaced(module.DeepSpeedEngine, "__init__", construct)
-
-    def carrying(kind: str, method: str, what: str, module: ModuleType) -> Seams:
-        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with recording.payloads.carrying(what):
-                return original(*args, **kwargs)
-
-        # Another version may do it in another method.
-        if hasattr(getattr(module, kind, None), method):
-            yield replaced(getattr(module, kind), method, around)
-
-    yield when_imported(ENGINE, engines)
-    for (module, kind, method), what in CARRIED_BY_DEEPSPEED.items():
-        yield when_imported(module, partial(carrying, kind, method, what))
+    yield when_imported(ENGINE, lambda module: [replaced(module.DeepSpeedEngine, "__init__", construct)])
 
 
 def observe(recording: Recording) -> Seams:
@@ -149,3 +135,4 @@ def observe(recording: Recording) -> Seams:
     yield from _ddp(recording)
     yield from _fsdp(recording)
     yield from _deepspeed(recording)
+    yield from _carried(recording)

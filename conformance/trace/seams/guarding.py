@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeAlias, TypeVar
@@ -233,29 +233,18 @@ def _code(handler: Any) -> Any:
     return getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
-class Surrounded(ContextDecorator):
+@contextmanager
+def surrounded(
+    inner: Callable[[], AbstractContextManager[Any]], ours: Callable[[], AbstractContextManager[None]], observer: str
+) -> Iterator[Any]:
     """A context of the trainer's, `inner()`, with one of ours, `ours()`, which is entered last and left first."""
-
-    def __init__(
-        self,
-        inner: Callable[[], AbstractContextManager[Any]],
-        ours: Callable[[], AbstractContextManager[Any]],
-        observer: str,
-    ) -> None:
-        self._make, self._observer = (inner, ours), observer
-        self._entered: list[tuple[AbstractContextManager[Any], AbstractContextManager[Any]]] = []
-
-    def __enter__(self) -> Any:
-        inner, ours = (make() for make in self._make)
-        result = inner.__enter__()
-        harmless(ours.__enter__, self._observer)()
-        self._entered.append((inner, ours))
-        return result
-
-    def __exit__(self, *error: Any) -> bool | None:
-        inner, ours = self._entered.pop()
-        harmless(ours.__exit__, self._observer)(None, None, None)
-        return inner.__exit__(*error)
+    with inner() as result:
+        context = ours()
+        harmless(context.__enter__, observer)()
+        try:
+            yield result
+        finally:
+            harmless(context.__exit__, observer)(None, None, None)
 
 
 def caller(frame: FrameType) -> FrameType | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,14 +17,14 @@ from conformance.trace.values import storage
 @dataclass(frozen=True)
 class _Issued:
     """What was issued in a group, and noted as the event ``seq``. Waiting for it also waits for what came before it in
-    the group, if ``ends_all``. ``writes_to``: memory, which is not kept alive. ``by_memory``: who waits names that, and
-    gets no handle."""
+    the group, if ``ends_all``. ``writes_to``: memory, which is not kept alive. ``handle`` gives the trainer's, until it
+    drops it; None where who waits names the memory, and gets no handle."""
 
     seq: int
     group: Hashable
     ends_all: bool
     writes_to: Sequence[StorageWeakRef]
-    by_memory: bool
+    handle: Callable[[], Any] | None
 
 
 class Handles:
@@ -32,9 +32,6 @@ class Handles:
 
     def __init__(self) -> None:
         self._pending: dict[int, _Issued] = {}
-        # A trainer may drop a handle. Horovod's handles are numbers.
-        self._objects: WeakKeyDictionary[Any, _Issued] = WeakKeyDictionary()
-        self._numbers: dict[int, _Issued] = {}
         self._noted: dict[int, int] = {}
 
     def noted(self, seq: int) -> None:
@@ -54,28 +51,29 @@ class Handles:
         if seq is None or not all(tensor.is_cpu for tensor in tensors):
             return
         memory = [StorageWeakRef(storage(tensor)) for tensor in tensors]
-        self._pending[seq] = issued = _Issued(seq, group, ends_all, memory, by_memory=handle is None)
+        given: Callable[[], Any] | None = None
         if handle is not None:
-            self._map(handle)[handle] = issued
+            # Horovod's handles are numbers.
+            given = (lambda: handle) if isinstance(handle, int) else ref(handle)
+        self._pending[seq] = _Issued(seq, group, ends_all, memory, given)
 
     def waited_for(self, tensor: torch.Tensor) -> None:
         """The trainer has waited for whatever torch has kept with this memory."""
         memory = storage(tensor)._cdata
         for issued in list(self._pending.values()):
-            if issued.by_memory and any(reference.cdata == memory for reference in issued.writes_to):
+            if issued.handle is None and any(reference.cdata == memory for reference in issued.writes_to):
                 del self._pending[issued.seq]
 
     def waited(self, handle: Any) -> None:
         """The trainer has waited for a handle, has seen that it is completed, or has asked for its future, which may
         be waited for anywhere."""
-        issued = self._map(handle).pop(handle, None)
+        pending = [*self._pending.values()]
+        issued = next((one for one in reversed(pending) if one.handle is not None and one.handle() == handle), None)
         if issued is None:
             return
-        self._pending.pop(issued.seq, None)
-        if issued.ends_all:
-            for earlier in [one for one in self._pending.values() if one.group == issued.group]:
-                if earlier.seq < issued.seq:
-                    del self._pending[earlier.seq]
+        for one in pending:
+            if one is issued or (issued.ends_all and one.group == issued.group and one.seq < issued.seq):
+                self._pending.pop(one.seq, None)
 
     def unfinished(self, tensors: Iterable[torch.Tensor]) -> dict[str, list[int]]:
         """The fields `unfinished` and `unfinished_elsewhere` of a step that uses `tensors`; without what is empty."""
@@ -87,6 +85,3 @@ class Handles:
             is_here = any(reference.cdata in memory for reference in issued.writes_to)
             found.setdefault("unfinished" if is_here else "unfinished_elsewhere", []).append(issued.seq)
         return found
-
-    def _map(self, handle: Any) -> MutableMapping[Any, _Issued]:
-        return self._numbers if isinstance(handle, int) else self._objects

@@ -24,12 +24,19 @@ _HALF = torch.finfo(torch.bfloat16).eps
 
 
 class Payloads:
-    """Tracks what collectives carry if their payload does not show it, and which may still write to gradients."""
+    """Tracks what collectives carry if their payload does not show it, which may still write to gradients, and which of
+    the trainer's buffers hold copies of gradients or parameters.
+
+    A ring sends a flat copy of the gradients piece by piece, and adds to the pieces between messages. So a buffer that
+    held such a copy counts as one until the next training forward.
+    """
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._carried = Nested[str | None]()
         self._under_way: list[Work] = []
+        # Not by address: the address of a freed buffer may be reused.
+        self._copies: dict[StorageWeakRef, str] = {}
         self.carrying = self._carried.inside
         """Within `carrying(what)` collectives carry `what`: a framework fills buffers of its own with it."""
 
@@ -46,20 +53,43 @@ class Payloads:
         Copies of gradients, of all or of one parameter, count if the collective reduces them.
         """
         with self._watched.reading:
-            return self._seen_in(tensors, reduces)
+            # Looking for memory takes long in a model of many parameters that are averaged one by one.
+            if self._watched.owners(tensors):
+                return GRADIENTS
+            gradients, parameters = self.originals()
+            memory = {_address(tensor) for tensor in tensors} - {0}
+            for what, originals in ((GRADIENTS, gradients), (PARAMETERS, parameters)):
+                if not memory.isdisjoint(map(_address, originals)):
+                    return what
+            copied = _each_and_all(gradients) if reduces and self._watched.is_readable else []
+            return GRADIENTS if any(_is_multiple(tensors, of) for of in copied) else None
 
-    def _seen_in(self, tensors: Sequence[torch.Tensor], reduces: bool) -> str | None:
-        # Looking for memory takes long in a model of many parameters that are averaged one by one.
-        if self._watched.owners(tensors):
-            return GRADIENTS
-        parameters, gradients = self.originals()
-        memory = {_address(tensor) for tensor in tensors} - {0}
-        if not memory.isdisjoint(map(_address, gradients)):
-            return GRADIENTS
-        if not memory.isdisjoint(map(_address, parameters)):
-            return PARAMETERS
-        copied = each_and_all(gradients) if reduces and self._watched.is_readable else []
-        return GRADIENTS if any(_is_copy(tensors, of) for of in copied) else None
+    def copied_in(self, tensors: Sequence[torch.Tensor], *, is_filled: bool) -> str | None:
+        """What the buffers of `tensors` hold copies of. `is_filled`: False for a receive, whose buffer has no content
+        yet."""
+        for tensor in tensors:
+            memory = StorageWeakRef(storage(tensor))
+            if is_filled and memory not in self._copies and (what := self._copied(tensor)) is not None:
+                self._copies[memory] = what
+            if memory in self._copies:
+                return self._copies[memory]
+        return None
+
+    def forget_copies(self) -> None:
+        """A training forward begins."""
+        self._copies.clear()
+
+    def _copied(self, tensor: torch.Tensor) -> str | None:
+        """What the memory of `tensor` copies: gradients or parameters, of all or of one parameter; None if neither."""
+        own = own_part(tensor)
+        if not self._watched.is_readable or not own.is_floating_point():
+            return None
+        whole = torch.empty(0, dtype=own.dtype, device=own.device).set_(own.untyped_storage())
+        with self._watched.reading:
+            for what, originals in zip((GRADIENTS, PARAMETERS), self.originals(), strict=True):
+                if any(_holds(whole, one) for one in _each_and_all(originals)):
+                    return what
+        return None
 
     def zeros(self, tensors: Sequence[torch.Tensor], of: str | None) -> dict[str, bool]:
         """The field ``zeros``: whether these hold nothing else. Without it unless they may be gradients."""
@@ -73,9 +103,9 @@ class Payloads:
         return {}
 
     def originals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The parameters of the watched model, and the gradients that there are."""
+        """The gradients that there are, and the parameters of the watched model."""
         parameters = [parameter for parameter in self._watched.exchanged if parameter is not None]
-        return parameters, [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return [parameter.grad for parameter in parameters if parameter.grad is not None], parameters
 
     def issued(self, work: Work) -> None:
         """The trainer has issued a collective on gradients, which may write to them until it is done."""
@@ -89,7 +119,7 @@ class Payloads:
         return len(self._under_way) > 0 or is_averaging()
 
 
-def each_and_all(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _each_and_all(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """All of `tensors`, and each by itself: what a copy may be one of."""
     return [tensors, *([tensor] for tensor in tensors)]
 
@@ -99,11 +129,12 @@ def _address(tensor: torch.Tensor) -> int:
     return storage(tensor).data_ptr()
 
 
-def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
+def _is_multiple(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
     """Whether `tensors` hold the values of `of`, up to rounding and, if there are several values, up to one factor."""
-    if _count(tensors) != _count(of):
+    copies, originals = ([own_part(one) for one in given if one.is_floating_point()] for given in (tensors, of))
+    if sum(part.numel() for part in copies) != sum(part.numel() for part in originals):
         return False
-    copy, original = _floats(tensors), _floats(of)
+    copy, original = _flat(copies), _flat(originals)
     # Zeros are zero times anything.
     if not original.any() or not copy.any():
         return False
@@ -112,55 +143,8 @@ def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> boo
     return torch.allclose(copy, factor * original, rtol=_HALF, atol=0.0)
 
 
-def _count(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(own_part(tensor).numel() for tensor in tensors if tensor.is_floating_point())
-
-
-def _floats(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The values of all tensors that have a fraction, in one."""
-    parts = [own_part(tensor) for tensor in tensors if tensor.is_floating_point()]
+def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.empty(0, dtype=torch.float64), *(part.flatten().double().cpu() for part in parts)])
-
-
-class Copies:
-    """Tracks which of the trainer's buffers hold copies of gradients or parameters.
-
-    A ring sends a flat copy of the gradients piece by piece, and adds to the pieces between messages. So a buffer that
-    held such a copy counts as one until the next training forward.
-    """
-
-    def __init__(self, watched: Watched, payloads: Payloads) -> None:
-        self._watched = watched
-        self._payloads = payloads
-        # Not by address: the address of a freed buffer may be reused.
-        self._known: dict[StorageWeakRef, str] = {}
-
-    def forget(self) -> None:
-        """A training forward begins."""
-        self._known.clear()
-
-    def seen_in(self, tensors: Sequence[torch.Tensor], *, is_filled: bool) -> str | None:
-        """What the buffers of `tensors` hold. `is_filled`: False for a receive, whose buffer has no content yet."""
-        for tensor in tensors:
-            memory = StorageWeakRef(storage(tensor))
-            if is_filled and memory not in self._known and (what := self._copied(tensor)) is not None:
-                self._known[memory] = what
-            if memory in self._known:
-                return self._known[memory]
-        return None
-
-    def _copied(self, tensor: torch.Tensor) -> str | None:
-        """What the memory of `tensor` copies: gradients or parameters, of all or of one parameter; None if neither."""
-        own = own_part(tensor)
-        if not self._watched.is_readable or not own.is_floating_point():
-            return None
-        whole = torch.empty(0, dtype=own.dtype, device=own.device).set_(own.untyped_storage())
-        with self._watched.reading:
-            parameters, gradients = self._payloads.originals()
-            for what, originals in ((GRADIENTS, gradients), (PARAMETERS, parameters)):
-                if any(_holds(whole, one) for one in each_and_all(originals)):
-                    return what
-        return None
 
 
 def _holds(whole: torch.Tensor, originals: Sequence[torch.Tensor]) -> bool:

@@ -6,7 +6,7 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -69,35 +69,29 @@ class Sites:
         is that of the previous event, the beginning of the backward.
         """
         where: Site | None = None
-        found: tuple[Site | None, Site | None]
+        has_own_files = self.trainer_file is not None or self._whole_project
+        for code, here in self._calls(frame):
+            if not has_own_files or self._is_trainers(code):
+                self._last = (here, None) if where is None else (where, here)
+                return self._last
+            where = where or here
+        if where is not None or threading.get_ident() == self._thread:
+            self._last = where, None
+        return self._last
+
+    def own(self, frame: FrameType | None) -> list[Site]:
+        """All calls in the trainer's own files that led here, the innermost first."""
+        return [here for code, here in self._calls(frame) if self._is_trainers(code)]
+
+    def _calls(self, frame: FrameType | None) -> Iterator[tuple[_Code, Site]]:
+        """All calls in the user's code that led here, the innermost first."""
         while frame is not None:
             # Most frames are of libraries.
             identity = id(frame.f_code)
             code = None if identity in _libraries else self._known.get(identity) or self._of_user(frame)
-            if code is not None and (where is None or self._is_trainers(code)):
-                here: Site = [code.file, frame.f_lineno, code.function]
-                found = (here, None) if where is None else (where, here)
-                if self._is_trainers(code) or (self.trainer_file is None and not self._whole_project):
-                    break
-                where = here
+            if code is not None:
+                yield code, [code.file, frame.f_lineno, code.function]
             frame = frame.f_back
-        else:
-            if where is None and threading.get_ident() != self._thread:
-                return self._last
-            found = where, None
-        self._last = found
-        return found
-
-    def own(self, frame: FrameType | None) -> list[Site]:
-        """All calls in the trainer's own files that led here, the innermost first."""
-        found: list[Site] = []
-        while frame is not None:
-            identity = id(frame.f_code)
-            code = None if identity in _libraries else self._known.get(identity) or self._of_user(frame)
-            if code is not None and self._is_trainers(code):
-                found.append([code.file, frame.f_lineno, code.function])
-            frame = frame.f_back
-        return found
 
     def _is_trainers(self, code: _Code) -> bool:
         return code.path == self.trainer_file or (self._whole_project and not code.is_installed)
