@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import chain
 from math import frexp, isfinite
 
-from conformance.laws.at_outputs import at_outputs
+from conformance.laws.gradients import at_outputs
 from conformance.laws.run import Rank
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
