@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.laws.law import Broken, Law
-from conformance.laws.timeline import STILL, joined
 from conformance.trace.events import Collective, Event
+from conformance.verdict.timeline import STILL, joined
 
 from .text import visible
 

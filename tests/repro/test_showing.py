@@ -25,7 +25,7 @@ from conformance.repro.showing import (
     wrong_numbers,
 )
 from conformance.verdict.evidence import Attempt
-from conformance.verdict.judgement import BUFFERS, DRAWS, Judgement, not_held
+from conformance.verdict.judgement import BUFFERS, DRAWS, Judgement, guard
 
 WINDOWS = 3
 PROBLEM = Case("single", 1, 2, "fp32", "momentum").problem
@@ -165,7 +165,7 @@ def test_laws_that_fail_right_numbers_are_seen():
 
 def test_buffers_and_what_is_resumed():
     problem = Case("ddp", 2, 1, "fp32", "buffers").problem
-    broken = [not_held(name, "expected", "text") for name in (BUFFERS, DRAWS)]
+    broken = [guard(name, "expected", "text") for name in (BUFFERS, DRAWS)]
     counts, draws = shown(right_judgement("FAIL (numerics)", problem, guards=broken), problem)
     samples = sum(len(window.batch) for window in problem.windows)
     assert isinstance(counts, Counts)
