@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,7 +11,7 @@ from math import hypot, prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from conformance.laws.expected import Expectations, Gradient, held
+from conformance.laws.gradients import Expectations, Gradient, held
 from conformance.laws.loss_scale import all_finite
 from conformance.laws.run import Run, Window, fact
 from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchronize, Vector
@@ -98,12 +97,8 @@ def _sizes(window: Window) -> tuple[tuple[int, ...], int, int, str, int]:
 
 def _repetitions(window: Window) -> int:
     """How many backwards with the same gradients went through each forward: of one loss, or of as many equal parts."""
-    ends = window.of(BackwardEnd)
-    reached = list(chain.from_iterable(end.forwards for end in ends))
-    if len(set(reached)) == len(reached):
-        return 1
     through: dict[int, list[tuple[object, ...]]] = {event.forward: [] for event in window.forwards}
-    for end in ends:
+    for end in window.of(BackwardEnd):
         for forward, gradients in zip_longest(end.forwards, end.output_gradients, fillvalue=()):
             if forward in through:
                 through[forward].append(tuple(gradients))
@@ -139,12 +134,15 @@ _ONCE = Mistake((), (), Fraction(1))
 
 
 def _wrong_times(count: int, what: str) -> list[Mistake]:
-    if count == 1:
-        return []
-    return [
-        Mistake((f"{what} added up",), (f"adding up the {count} {what} without dividing by {count}",), Fraction(count)),
-        Mistake((f"{what} divided twice",), (f"dividing by the {count} {what} twice",), Fraction(1, count)),
-    ]
+    added, twice = f"adding up the {count} {what} without dividing by {count}", f"dividing by the {count} {what} twice"
+    return (
+        []
+        if count == 1
+        else [
+            Mistake((f"{what} added up",), (added,), Fraction(count)),
+            Mistake((f"{what} divided twice",), (twice,), Fraction(1, count)),
+        ]
+    )
 
 
 def _together(choice: Sequence[Mistake]) -> Mistake:
@@ -195,9 +193,8 @@ def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, boo
     if window.plan.clip is not None and not _clips(window) and (right is None or not _within(window.plan.clip, seen)):
         return None
     if right is not None:
-        return None if any(_fitting(known, right, seen)) else (Averaged(window, event, seen, right, ()), True)
-    fits = [(one, tuple(_fitting(known, one, seen))) for one in rights]
-    right, fitting = max(fits, key=lambda fit: len(fit[1]))
+        return None if _fitting(known, right, seen) else (Averaged(window, event, seen, right, ()), True)
+    right, fitting = max(((one, _fitting(known, one, seen)) for one in rights), key=lambda fit: len(fit[1]))
     # Gradients may be off by the loss scale, which is a power of two as well.
     scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
     if any(scale in (mistake.factor, 1 / mistake.factor) for mistake in fitting for scale in scales):
@@ -215,11 +212,8 @@ def _within(clip: Mapping[str, Any], seen: Sequence[float | None]) -> bool:
     return bool((max(known) if clip["kind"] == "value" else hypot(*known)) < clip["threshold"])
 
 
-def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Iterator[Mistake]:
-    least, most = right.possible_times(seen)
-    first = bisect_left(mistakes, least, key=attrgetter("times"))
-    last = bisect_right(mistakes, most, first, key=attrgetter("times"))
-    return (one for one in mistakes[first:last] if right.is_times(one.times, seen))
+def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> tuple[Mistake, ...]:
+    return tuple(one for one in mistakes if right.is_times(one.times, seen))
 
 
 def seen_gradients(window: Window) -> tuple[Clip | Attempt, Sequence[float | None]] | None:

@@ -168,7 +168,8 @@ class _Judgement:
         judges, needs, kept = self._judges, self._needs, 0
         try:
             for subject in [one for one in subjects if one.has(needs)] if needs else subjects:
-                for outcome in judges(subject):
+                found = judges(subject)
+                for outcome in found if isinstance(found, Iterator) else (found,):
                     if outcome is OK:
                         kept += 1
                     elif isinstance(outcome, Broken):

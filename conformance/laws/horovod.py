@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeGuard
 
 from conformance.laws.law import OK, Broken, Outcomes
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.run import E, Rank, Window, fact
 from conformance.laws.sharing import brings_together
-from conformance.trace.events import Collective, Event, Optimizer, Synchronize
+from conformance.trace.events import Attempt, Collective, Event, Optimizer, Synchronize
 
 
 @dataclass(frozen=True)
@@ -19,17 +20,22 @@ class Use:
     window: Window
     noted: Optimizer
 
-    @property
-    def optimizer(self) -> int:
-        return self.noted.optimizer
-
     def holds(self, parameters: Sequence[int]) -> bool:
         """Whether the optimizer holds some of these parameters."""
         return not set(parameters).isdisjoint(self.noted.parameters)
 
+    def is_of(self, event: Event, kinds: type[E] | tuple[type[E], ...]) -> TypeGuard[E]:
+        """Whether an event is of one of these kinds, and of this optimizer."""
+        return isinstance(event, kinds) and getattr(event, "optimizer", None) == self.noted.optimizer
+
     @cached_property
     def synchronizes(self) -> Sequence[Synchronize]:
-        return [event for event in self.window.of(Synchronize) if event.optimizer == self.optimizer]
+        return [event for event in self.window.of(Synchronize) if self.is_of(event, Synchronize)]
+
+    @cached_property
+    def calls(self) -> Sequence[Synchronize]:
+        """Those that the trainer calls; a step without them synchronizes by itself."""
+        return [event for event in self.synchronizes if not event.in_step]
 
     @cached_property
     def after(self) -> Sequence[Event]:
@@ -39,21 +45,49 @@ class Use:
     @cached_property
     def synchronize(self) -> Synchronize | None:
         """The first synchronize after the window's last backward."""
-        last = self.window.backwards[-1].seq if self.window.backwards else None
-        return next((event for event in self.synchronizes if last is not None and event.seq > last), None)
+        return next((event for event in self.after if self.is_of(event, Synchronize)), None)
 
-    def precedes_synchronize(self, event: Event) -> bool:
-        return self.synchronize is None or event.seq < self.synchronize.seq
+    def early(self, events: Sequence[E]) -> E | None:
+        """The first of these that came before the synchronize."""
+        return next((one for one in events if self.synchronize is None or one.seq < self.synchronize.seq), None)
 
-    @property
-    def before_synchronize(self) -> str:
-        """``before synchronize (train.py:43)``."""
-        return "without it" if self.synchronize is None else f"before {self.synchronize}"
+    def came_early(self, event: Event, must: str, because: str, effect: str | None) -> Broken:
+        """What is wrong with an event that came before the synchronize, or without one."""
+        ends = [] if self.synchronize is None else [self.synchronize]
+        however = f"{event} came " + (f"before {ends[0]}" if ends else "without it")
+        return Broken(event, must, because, however, (*self.window.backwards[-1:], event, *ends), effect)
 
-    def slice(self, early: Event) -> Sequence[Event]:
-        """The last backward, the event that came too early, and the synchronize that it should have followed."""
-        end = [event for event in (self.synchronize,) if event is not None]
-        return (*self.window.backwards[-1:], early, *end)
+    def synchronized_again(self, among: Sequence[Synchronize]) -> Broken | None:
+        """The first of these that follows a call for the same step, which reduces the gradients once more."""
+        for again in among:
+            steps = [one.seq for one in self.window.attempts if self.is_of(one, Attempt) and one.seq < again.seq]
+            before = [call for call in self.calls if max(steps, default=-1) < call.seq < again.seq]
+            if before:
+                return self._reduced_again(before[-1], again)
+        return None
+
+    def _reduced_again(self, first: Synchronize, again: Synchronize) -> Broken:
+        after = [event for event in self.window.between(Collective, after=first) if brings_together(event)]
+        once = [event for event in after if event.seq < again.seq]
+        twice = [event for event in after if event.seq > again.seq]
+        effect: str | None = None
+        if twice and twice[0].reduce == "sum":
+            ranks = len(twice[0].group)
+            effect = f"Summed over {ranks} ranks twice, the gradients are {ranks} times too large."
+        elif twice:
+            total = sum(event.bytes for event in twice)
+            effect = f"Averaging equal gradients changes nothing: {total} bytes are sent for nothing."
+        return Broken(
+            again,
+            must="a step after `synchronize()` must be inside `skip_synchronize()`"
+            if again.in_step
+            else "`synchronize()` must be called at most once for each step",
+            because="each call reduces the gradients over the ranks again",
+            however=f"after {first} "
+            + (f"the step synchronized by itself ({again.line})" if again.in_step else f"came {again}"),
+            shows=(first, *once[:1], again, *twice[:1]),
+            effect=effect,
+        )
 
 
 @fact
@@ -69,48 +103,11 @@ def horovod_optimizers(rank: Rank) -> Sequence[Optimizer]:
     return () if found and any(event.reduce == "adasum" for event in rank.of(Collective)) else found
 
 
-def stepped_inside(use: Use) -> Outcomes:
+def stepped_inside(window: Window) -> Outcomes:
     """Checks that a step after an explicit `synchronize()` does not synchronize again."""
-    calls = [event for event in use.synchronizes if not event.in_step]
-    if not calls:
-        return
-    for event in use.synchronizes:
-        if event.in_step and (before := since_the_step(use, event, calls)):
-            yield reduced_again(use, before[-1], event)
-            return
-    if any(attempt.optimizer == use.optimizer for attempt in use.window.attempts):
-        yield OK
-
-
-def since_the_step(use: Use, event: Event, calls: Sequence[Synchronize]) -> Sequence[Synchronize]:
-    """The ``calls`` between the optimizer's last step before ``event`` and ``event``."""
-    steps = [step.seq for step in use.window.attempts if step.optimizer == use.optimizer and step.seq < event.seq]
-    return [call for call in calls if max(steps, default=-1) < call.seq < event.seq]
-
-
-def reduced_again(use: Use, first: Synchronize, again: Synchronize) -> Broken:
-    after = [event for event in use.window.between(Collective, after=first) if brings_together(event)]
-    once = [event for event in after if event.seq < again.seq]
-    twice = [event for event in after if event.seq > again.seq]
-    ranks = len(twice[0].group) if twice else 0
-    if twice and twice[0].reduce == "sum":
-        effect: str | None = f"Summed over {ranks} ranks twice, the gradients are {ranks} times too large."
-    elif twice:
-        total = sum(event.bytes for event in twice)
-        effect = f"Averaging equal gradients changes nothing: {total} bytes are sent for nothing."
-    else:
-        effect = None
-    if again.in_step:
-        must = "a step after `synchronize()` must be inside `skip_synchronize()`"
-        however = f"after {first} the step synchronized by itself ({again.line})"
-    else:
-        must = "`synchronize()` must be called at most once for each step"
-        however = f"after {first} came {again}"
-    return Broken(
-        again,
-        must=must,
-        because="each call reduces the gradients over the ranks again",
-        however=however,
-        shows=(first, *once[:1], again, *twice[:1]),
-        effect=effect,
-    )
+    for use in uses(window):
+        broken = use.synchronized_again([event for event in use.synchronizes if event.in_step])
+        if use.calls and broken is not None:
+            yield broken
+        elif use.calls and any(use.is_of(attempt, Attempt) for attempt in window.attempts):
+            yield OK

@@ -61,15 +61,16 @@ class Broken:
         return f"{must}, because {self.because}. However, {self.however}: a contradiction."
 
 
+Outcome: TypeAlias = Broken | Kept | None
 Outcomes: TypeAlias = Iterator[Broken | Kept]
 Subject: TypeAlias = "Window | Rank | GlobalWindow | Run"
-Judge: TypeAlias = Callable[[Any], Outcomes]
+Judge: TypeAlias = Callable[[Any], Outcome | Outcomes]
 J = TypeVar("J", bound=Judge)
 
 
-def by_a_watch(_: Any) -> Outcomes:
+def by_a_watch(_: Any) -> Outcome:
     """Judges nothing: without a plan, `conformance watch` judges what a script does."""
-    yield from ()
+    return None
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class Law:
     unless: ids of laws that explain the same mistake better. If one of them is broken too, by the same subject or in an
         earlier step of the script, this law is not reported.
     source: the document that states the rule.
-    judges: checks one subject against its plan. Yields a `Broken` or OK; yields nothing if the law does not apply or
-        the trace does not show enough to decide.
+    judges: checks one subject against its plan. Returns a `Broken` or OK, or yields several; returns None if the law
+        does not apply or the trace does not show enough to decide.
     scope: the class of its subjects; None for scripts, which have no plan.
     needs: classes of events; windows without an event of any of them are not judged. () for every window.
     latent: how another run goes wrong where the numbers of this one are right. "" if the numbers of a run show all harm

@@ -9,33 +9,14 @@ from operator import attrgetter
 from typing import Any, TypeGuard, TypeVar
 
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
-from conformance.trace.events import (
-    Attempt,
-    BackwardEnd,
-    Collective,
-    Contribution,
-    Event,
-    Exchange,
-    GradientChange,
-    LossScaled,
-    Number,
-    Optimizer,
-    Receive,
-    ScaleLossExit,
-    ScalerStep,
-    Skip,
-    Step,
-    Unscale,
-    Vector,
-    ZeroGrad,
-)
+from conformance.trace import events as trace
 
 #: The rounding error of dividing gradients in half precision, at most.
 _ROUNDING = 1e-2
 #: A collective of at most so many elements may be the ranks' exchange of overflow flags.
 _A_FLAG = 8
 
-T = TypeVar("T", Step, Unscale, ScalerStep)
+T = TypeVar("T", trace.Step, trace.Unscale, trace.ScalerStep)
 
 
 class Scaling:
@@ -47,31 +28,31 @@ class Scaling:
     def __init__(self, window: Window) -> None:
         self.window = window
         self.run, self.plan = window.run, window.plan
-        self.is_scaled = any(end.forwards and is_scale(end.scaled) for end in window.of(BackwardEnd))
+        self.is_scaled = any(end.forwards and is_scale(end.scaled) for end in window.of(trace.BackwardEnd))
 
-    def accumulated(self, until: Event | None) -> Sequence[BackwardEnd]:
+    def accumulated(self, until: trace.Event | None) -> Sequence[trace.BackwardEnd]:
         """The ends of the model's backward passes whose gradients have not been cleared before ``until``.
 
         Clearing the gradients of one of several optimizers counts as clearing all.
         """
-        ends: list[BackwardEnd] = []
+        ends: list[trace.BackwardEnd] = []
         for event in self._passes:
             if until is not None and event.seq >= until.seq:
                 break
-            if isinstance(event, BackwardEnd):
+            if isinstance(event, trace.BackwardEnd):
                 ends.append(event)
             else:
                 ends.clear()
         return ends
 
     @cached_property
-    def _passes(self) -> Sequence[Event]:
+    def _passes(self) -> Sequence[trace.Event]:
         """The ends of backward passes, and the events that clear their gradients or show them cleared."""
-        ends = [event for event in self.window.of(BackwardEnd) if event.forwards]
+        ends = [event for event in self.window.of(trace.BackwardEnd) if event.forwards]
         cleared = [event for event in self.window.backwards if event.gradients in ("none", "zero")]
-        return sorted((*ends, *cleared, *self.window.of(ZeroGrad)), key=attrgetter("seq"))
+        return sorted((*ends, *cleared, *self.window.of(trace.ZeroGrad)), key=attrgetter("seq"))
 
-    def carried(self, at: Event, parameters: Collection[int]) -> float | None:
+    def carried(self, at: trace.Event, parameters: Collection[int]) -> float | None:
         """The loss scale that the gradients of ``parameters`` carry at ``at``.
 
         None if they carry none, if only some of them do, or if a change to them makes it unknown.
@@ -81,32 +62,32 @@ class Scaling:
         scale = scales.pop() if len(scales) == 1 else None
         if not is_scale(scale):
             return None
-        since = [*self.window.between(Event, after=ends[0], before=at)]
+        since = [*self.window.between(trace.Event, after=ends[0], before=at)]
         if self.window.rank.shard is not None:
             # A shard of zeros shows no factor; what leaves them as they are shows on ranks that hold something else.
-            if isinstance(at, Attempt) and not any(self.window.rank.own(at.gradients) or ()):
+            if isinstance(at, trace.Attempt) and not any(self.window.rank.own(at.gradients) or ()):
                 return None
-            since += [change for one in self.window.counterparts for change in one.of(GradientChange)]
+            since += [change for one in self.window.counterparts for change in one.of(trace.GradientChange)]
         return None if any(self._may_take_off(event, scale, parameters) for event in since) else scale
 
-    def _may_take_off(self, event: Event, scale: float, parameters: Collection[int]) -> bool:
+    def _may_take_off(self, event: trace.Event, scale: float, parameters: Collection[int]) -> bool:
         """Whether gradients of ``parameters`` may have lost their scale by this event."""
-        if isinstance(event, GradientChange) and touches(event.parameters, parameters):
+        if isinstance(event, trace.GradientChange) and touches(event.parameters, parameters):
             # A factor this small may include the division by the scale.
             return not isinstance(event.factor, int | float) or abs(event.factor) * scale <= 1 + _ROUNDING
-        if isinstance(event, Collective | Receive):
+        if isinstance(event, trace.Collective | trace.Receive):
             # A trace does not show what a trainer does to gradients while it sends them itself.
             return event.of == "gradients" and event.during not in ("backward", "synchronize", "step")
-        if isinstance(event, ScaleLossExit):
+        if isinstance(event, trace.ScaleLossExit):
             return not event.delay_unscale
-        return isinstance(event, Unscale | Attempt) and touches(self.held(event.optimizer), parameters)
+        return isinstance(event, trace.Unscale | trace.Attempt) and touches(self.held(event.optimizer), parameters)
 
-    def is_unscaled(self, at: Event, parameters: Collection[int]) -> bool:
+    def is_unscaled(self, at: trace.Event, parameters: Collection[int]) -> bool:
         """Whether a scaler unscaled gradients of ``parameters`` before ``at``."""
-        unscales = self.window.between(Unscale, before=at)
+        unscales = self.window.between(trace.Unscale, before=at)
         return any(touches(self.held(event.optimizer), parameters) for event in unscales)
 
-    def next(self, after: Event, kind: type[T], parameters: Collection[int]) -> T | None:
+    def next(self, after: trace.Event, kind: type[T], parameters: Collection[int]) -> T | None:
         """The first event of this kind after ``after`` whose optimizer holds some of ``parameters``."""
         found = self.window.between(kind, after=after)
         return next((event for event in found if touches(self.held(event.optimizer), parameters)), None)
@@ -125,20 +106,20 @@ def scaling(window: Window) -> Scaling:
 def overflowed(window: Window) -> bool:
     """Whether some gradients of this window were seen to be infinite or NaN."""
     return (
-        bool(window.of(Skip))
-        or any(unscale.found_inf for unscale in window.of(Unscale))
-        or not all(all_finite(step.gradients or ()) for step in window.of(Step))
+        bool(window.of(trace.Skip))
+        or any(unscale.found_inf for unscale in window.of(trace.Unscale))
+        or not all(all_finite(step.gradients or ()) for step in window.of(trace.Step))
     )
 
 
 @fact
 def _held(rank: Rank) -> Mapping[int, Sequence[int]]:
-    return {event.optimizer: event.parameters for event in reversed(rank.of(Optimizer))}
+    return {event.optimizer: event.parameters for event in reversed(rank.of(trace.Optimizer))}
 
 
-def scale_of(event: LossScaled | BackwardEnd) -> Number | None:
+def scale_of(event: trace.LossScaled | trace.BackwardEnd) -> trace.Number | None:
     """The factor of a scaled loss; None if it was not scaled."""
-    return event.scale if isinstance(event, LossScaled) else event.scaled
+    return event.scale if isinstance(event, trace.LossScaled) else event.scaled
 
 
 def is_scale(value: Any) -> TypeGuard[float]:
@@ -146,7 +127,7 @@ def is_scale(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and value not in (0, 1)
 
 
-def all_finite(values: Vector) -> TypeGuard[Sequence[float | None]]:
+def all_finite(values: trace.Vector) -> TypeGuard[Sequence[float | None]]:
     """Whether all recorded numbers are finite."""
     return str not in map(type, values)
 
@@ -162,7 +143,7 @@ def touches(some: Collection[int], others: Collection[int]) -> bool:
 
 
 @fact
-def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
+def unscaled_before_sync(window: Window) -> tuple[trace.Event, trace.Event] | None:
     """An unscale, and the averaging of gradients between it and the step; None if there is no such pair.
 
     If the gradients were averaged after the last backward began, what is averaged later is something else, such as a
@@ -170,14 +151,13 @@ def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
     what is finite on all of them.
     """
     last = window.backwards[-1] if window.backwards else None
-    for unscale in window.of(Unscale):
-        earlier = window.between(Contribution, after=last, before=unscale)
+    for unscale in window.of(trace.Unscale):
+        earlier = window.between(trace.Contribution, after=last, before=unscale)
         if any(averages_gradients(event) or (_is_flag(event) and event.during == "unscale") for event in earlier):
             continue
-        step = next(
-            (event for event in window.between(Event, after=unscale) if isinstance(event, Attempt | ZeroGrad)), None
-        )
-        between = window.between(Contribution, after=unscale, before=step)
+        later = window.between(trace.Event, after=unscale)
+        step = next((event for event in later if isinstance(event, trace.Attempt | trace.ZeroGrad)), None)
+        between = window.between(trace.Contribution, after=unscale, before=step)
         # If the averaging is part of a backward, amp/unscale-after-last-backward reports it.
         late = [event for event in between if averages_gradients(event) and event.during != "backward"]
         if late and not any(map(_is_flag, between)):
@@ -185,22 +165,22 @@ def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
     return None
 
 
-def averages_gradients(event: Contribution) -> bool:
+def averages_gradients(event: trace.Contribution) -> bool:
     """Whether an event averages gradients through torch.distributed, or sends them to be averaged."""
-    reduces = not isinstance(event, Collective) or "reduce" in event.op
+    reduces = not isinstance(event, trace.Collective) or "reduce" in event.op
     return reduces and event.of == "gradients" and event.via == "c10d"
 
 
-def _is_flag(event: Event) -> bool:
+def _is_flag(event: trace.Event) -> bool:
     """Whether this exchange may have reported to all ranks that one of them found an overflow."""
-    return isinstance(event, Exchange) and event.of is None and 0 < event.elements <= _A_FLAG
+    return isinstance(event, trace.Exchange) and event.of is None and 0 < event.elements <= _A_FLAG
 
 
-def decisions(windows: Sequence[Window]) -> list[list[Step | None]]:
+def decisions(windows: Sequence[Window]) -> list[list[trace.Step | None]]:
     """For each optimizer, the step that each rank took, or None. In torch one optimizer may skip while others step."""
     optimizers = sorted({step.optimizer for window in windows for step in window.attempts})
     return [
-        [next((step for step in window.of(Step) if step.optimizer == number), None) for window in windows]
+        [next((step for step in window.of(trace.Step) if step.optimizer == number), None) for window in windows]
         for number in optimizers
     ]
 
@@ -208,7 +188,7 @@ def decisions(windows: Sequence[Window]) -> list[list[Step | None]]:
 @fact
 def disagree(here: GlobalWindow) -> bool:
     """Whether one rank stepped in its window and another did not."""
-    stepped = [{step.optimizer for step in window.of(Step)} for window in here.stepping]
+    stepped = [{step.optimizer for step in window.of(trace.Step)} for window in here.stepping]
     return any(one != stepped[0] for one in stepped)
 
 

@@ -17,29 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 from conformance.adapter.backends import BACKENDS
 from conformance.laws.plan import Plan
+from conformance.trace import events as trace
 from conformance.trace.assembler import Assembler
-from conformance.trace.events import (
-    KINDS,
-    Attempt,
-    AutogradGrad,
-    BackwardBegin,
-    BackwardEnd,
-    Event,
-    Finished,
-    ForeignOptimizer,
-    Forward,
-    Optimizer,
-    Report,
-    Schedule,
-    Shards,
-    Step,
-    Update,
-    Vector,
-    read,
-)
 from conformance.trace.lives import by_life
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=trace.Event)
 S = TypeVar("S")
 R = TypeVar("R")
 
@@ -76,18 +58,18 @@ def fact(compute: Callable[[S], R]) -> Callable[[S], R]:
 _seq = attrgetter("seq")
 
 
-_NONE: dict[type[Event], Sequence[Event]] = dict.fromkeys(KINDS.values(), ())
+_NONE: dict[type[trace.Event], Sequence[trace.Event]] = dict.fromkeys(trace.KINDS.values(), ())
 #: The kinds of event that are subclasses of each class.
-_KINDS_OF: dict[type, list[type[Event]]] = {
-    base: [kind for kind in KINDS.values() if issubclass(kind, base)]
-    for base in {base for kind in KINDS.values() for base in kind.__mro__}
+_KINDS_OF: dict[type, list[type[trace.Event]]] = {
+    base: [kind for kind in trace.KINDS.values() if issubclass(kind, base)]
+    for base in {base for kind in trace.KINDS.values() for base in kind.__mro__}
 }
 
 
-class _ByClass(dict[type[Event], Any]):
+class _ByClass(dict[type[trace.Event], Any]):
     """Events by their classes."""
 
-    def __missing__(self, base: type[Event]) -> Sequence[Event]:
+    def __missing__(self, base: type[trace.Event]) -> Sequence[trace.Event]:
         several = [events for kind in _KINDS_OF[base] if (events := self[kind])]
         found = self[base] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
         return found
@@ -105,19 +87,21 @@ class Events:
 
     of: _Of
 
-    def __init__(self, events: tuple[Event, ...]) -> None:
+    def __init__(self, events: tuple[trace.Event, ...]) -> None:
         self.events = events
-        of: defaultdict[type[Event], Any] = defaultdict(list)
+        of: defaultdict[type[trace.Event], Any] = defaultdict(list)
         for event in events:
             of[type(event)].append(event)
         self._kinds = of.keys()
         by_class = _ByClass(_NONE)
         by_class.update(of)
-        by_class[Event] = events
+        by_class[trace.Event] = events
         # Laws ask some fifty times a window.
         self.of = by_class.__getitem__
 
-    def between(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
+    def between(
+        self, kind: type[E], *, after: trace.Event | None = None, before: trace.Event | None = None
+    ) -> Sequence[E]:
         """As `of`; ``after`` and ``before`` exclude the events named."""
         found = self.of(kind)
         if not found:
@@ -125,18 +109,18 @@ class Events:
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
 
-    def first(self, kind: type[E], *, after: Event | None = None) -> E | None:
+    def first(self, kind: type[E], *, after: trace.Event | None = None) -> E | None:
         """The first event of a class and its subclasses; ``after`` excludes the events up to the one named."""
         found = self.of(kind)
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start] if start < len(found) else None
 
     @cached_property
-    def forwards(self) -> Sequence[Forward]:
+    def forwards(self) -> Sequence[trace.Forward]:
         """The training forwards."""
-        return [event for event in self.of(Forward) if not event.extra]
+        return [event for event in self.of(trace.Forward) if not event.extra]
 
-    def has(self, kinds: Iterable[type[Event]]) -> bool:
+    def has(self, kinds: Iterable[type[trace.Event]]) -> bool:
         """Whether some event is of one of these classes, which have no subclasses."""
         return not self._kinds.isdisjoint(kinds)
 
@@ -153,7 +137,7 @@ class Window(Events):
     attempts: optimizer steps, including those that a GradScaler skipped.
     """
 
-    def __init__(self, rank: Rank, index: int, events: tuple[Event, ...], ended: bool) -> None:
+    def __init__(self, rank: Rank, index: int, events: tuple[trace.Event, ...], ended: bool) -> None:
         super().__init__(events)
         number = events[0].window
         assert number is not None
@@ -161,8 +145,8 @@ class Window(Events):
         self.run, self.plan = rank.run, rank.run.plan
         self.ended = ended and not (self.plan.spec.get("resumed_inside") and number == self.plan.spec["resumed_at"])
         others = backwards_of_others(rank)
-        self.backwards = [event for event in self.of(BackwardBegin) if event.backward not in others]
-        self.attempts = self.of(Attempt)
+        self.backwards = [event for event in self.of(trace.BackwardBegin) if event.backward not in others]
+        self.attempts = self.of(trace.Attempt)
 
     @property
     def planned(self) -> int:
@@ -178,7 +162,7 @@ class Window(Events):
         return self.rank.windows[self.index + 1] if self.index + 1 < len(self.rank.windows) else None
 
     @property
-    def gap_before(self) -> tuple[Event, ...]:
+    def gap_before(self) -> tuple[trace.Event, ...]:
         """The events between the end of the previous window (its last forward, backward, step or update) and the first
         forward of this one. They are also at the end of the previous window's ``events``."""
         return _after_the_end(self.previous.events if self.previous else self.rank.setup)
@@ -207,14 +191,14 @@ class Window(Events):
         return len(shown) == 2 and None not in shown and shown[0] != shown[1]
 
     @property
-    def shown_after(self) -> Forward | Finished | Report | None:
+    def shown_after(self) -> trace.Forward | trace.Finished | trace.Report | None:
         """The event that shows what came of this window's weights: the next one's first forward, or the end; where
         neither a step nor a forward of the model is seen, the trainer's report."""
         if self.rank.steps_by_hand and not self.forwards:
-            return next((event for event in self.rank.of(Report) if event.step == self.number), None)
+            return next((event for event in self.rank.of(trace.Report) if event.step == self.number), None)
         following = self.following
         if following is None:
-            return next(iter(self.of(Finished)), None)
+            return next(iter(self.of(trace.Finished)), None)
         if self.rank.has_run_out(self.number + 1):
             return None
         return following.forwards[0] if following.forwards else None
@@ -226,10 +210,10 @@ class Rank(Events):
     Windows in which it has run out of data, and other ranks have not, are none of its ``windows``.
     """
 
-    def __init__(self, run: Run, number: int, events: tuple[Event, ...]) -> None:
+    def __init__(self, run: Run, number: int, events: tuple[trace.Event, ...]) -> None:
         super().__init__(events)
         self.run, self.number = run, number
-        self.finished = bool(self.of(Finished))
+        self.finished = bool(self.of(trace.Finished))
         self.setup = tuple(takewhile(lambda event: event.window is None, events))
         self.windows: Sequence[Window] = ()
 
@@ -241,29 +225,29 @@ class Rank(Events):
     @cached_property
     def shard(self) -> Sequence[int] | None:
         """The positions of the elements that it holds, where parameters are split over the ranks; else None."""
-        return next((event.held for event in self.of(Shards) if event.held is not None), None)
+        return next((event.held for event in self.of(trace.Shards) if event.held is not None), None)
 
-    def own(self, weights: Vector | None) -> Vector | None:
+    def own(self, weights: trace.Vector | None) -> trace.Vector | None:
         """Those of the ``weights`` that it holds itself."""
         return weights if weights is None or self.shard is None else [weights[position] for position in self.shard]
 
     @cached_property
     def owns_nothing(self) -> bool:
         """Whether several other ranks step parameters, each its own, and none is left for this one."""
-        if any(optimizer.parameters for optimizer in self.of(Optimizer)) or self.of(ForeignOptimizer):
+        if any(optimizer.parameters for optimizer in self.of(trace.Optimizer)) or self.of(trace.ForeignOptimizer):
             return False
-        owned = [{number for step in rank.of(Step) for number in step.parameters} for rank in self.run.ranks]
+        owned = [{number for step in rank.of(trace.Step) for number in step.parameters} for rank in self.run.ranks]
         return sum(map(bool, owned)) > 1 and sum(map(len, owned)) == len(set[int]().union(*owned))
 
     @cached_property
     def steps_by_hand(self) -> bool:
         """Whether weights change, or are reported, and no step of an optimizer of torch's ever changes them, here or on
         a server. A rank that holds none sees those of others."""
-        if self.run.server is not None or any(not step.idle for step in self.of(Step)):
+        if self.run.server is not None or any(not step.idle for step in self.of(trace.Step)):
             return False
-        events: list[Forward | Finished] = [*self.of(Forward), *self.of(Finished)]
+        events: list[trace.Forward | trace.Finished] = [*self.of(trace.Forward), *self.of(trace.Finished)]
         shown = [self.own(event.weights) or event.weights for event in events if event.weights is not None]
-        return bool(self.of(Report)) or any(weights != shown[0] for weights in shown)
+        return bool(self.of(trace.Report)) or any(weights != shown[0] for weights in shown)
 
 
 class ByNumber:
@@ -271,10 +255,10 @@ class ByNumber:
 
     def __init__(self, rank: Rank) -> None:
         self._rank, self._count = rank, 0
-        self._begun: list[Event] = []
+        self._begun: list[trace.Event] = []
         self._number: int | None = None
 
-    def feed(self, event: Event) -> Iterable[Window]:
+    def feed(self, event: trace.Event) -> Iterable[Window]:
         found: Iterable[Window] = ()
         if event.window != self._number and event.window is not None:
             found = self._window(ended=True)
@@ -307,10 +291,10 @@ class GlobalWindow:
 class Run:
     """The plan, and what each rank did."""
 
-    def __init__(self, plan: Plan, ranks: Iterable[tuple[Event, ...]]) -> None:
+    def __init__(self, plan: Plan, ranks: Iterable[tuple[trace.Event, ...]]) -> None:
         self.plan = plan
         self.ranks = tuple(Rank(self, number, events) for number, events in enumerate(ranks))
-        self._assembler = Assembler[Event, Window, None](len(self.ranks), lambda _: None)
+        self._assembler = Assembler[trace.Event, Window, None](len(self.ranks), lambda _: None)
         for rank in self.ranks:
             self._assembler.cuts[rank.number] = ByNumber(rank)
             windows = self._assembler.feed(rank.number, rank.events)
@@ -320,7 +304,7 @@ class Run:
     @no_cyclic_collection()
     def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> Run:
         """From a case's spec and the lines of each rank, in the order of ranks, which were checked."""
-        return cls(Plan(spec), (tuple(map(read, lines)) for lines in ranks))
+        return cls(Plan(spec), (tuple(map(trace.read, lines)) for lines in ranks))
 
     @classmethod
     def lives(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> tuple[Run, ...]:
@@ -359,15 +343,21 @@ class Run:
         """The parameter server: the one rank that takes optimizer steps for all; None if there is none."""
         if not BACKENDS[self.plan.backend].one_rank_steps:
             return None
-        stepping = [rank.number for rank in self.ranks if rank.of(Attempt)]
+        stepping = [rank.number for rank in self.ranks if rank.of(trace.Attempt)]
         return stepping[0] if len(stepping) == 1 else None
 
 
 @fact
 def with_gradients(rank: Rank) -> set[int]:
     """The forwards through which gradients were computed."""
-    events: list[BackwardEnd | AutogradGrad] = [*rank.of(BackwardEnd), *rank.of(AutogradGrad)]
+    events: list[trace.BackwardEnd | trace.AutogradGrad] = [*rank.of(trace.BackwardEnd), *rank.of(trace.AutogradGrad)]
     return {forward for event in events for forward in event.forwards}
+
+
+@fact
+def forwards_by_number(rank: Rank) -> Mapping[int, trace.Forward]:
+    """The forwards of a rank, by number."""
+    return {event.forward: event for event in rank.of(trace.Forward)}
 
 
 @fact
@@ -377,18 +367,18 @@ def backwards_of_others(rank: Rank) -> frozenset[int]:
     If forwards train, these are the backwards that reached others only; else no backward can be told from another.
     """
     trained = {event.forward for event in rank.forwards}
-    ends = rank.of(BackwardEnd)
+    ends = rank.of(trace.BackwardEnd)
     if all(trained.isdisjoint(end.forwards) for end in ends):
         return frozenset()
     return frozenset(end.backward for end in ends if end.forwards and trained.isdisjoint(end.forwards))
 
 
-_ENDS = (Forward, BackwardEnd, Attempt, Update, Schedule)
+_ENDS = (trace.Forward, trace.BackwardEnd, trace.Attempt, trace.Update, trace.Schedule)
 
 
-def _after_the_end(events: tuple[Event, ...]) -> tuple[Event, ...]:
+def _after_the_end(events: tuple[trace.Event, ...]) -> tuple[trace.Event, ...]:
     for index in range(len(events), 0, -1):
         event = events[index - 1]
-        if isinstance(event, _ENDS) and not (isinstance(event, Forward) and event.extra):
+        if isinstance(event, _ENDS) and not (isinstance(event, trace.Forward) and event.extra):
             return events[index:]
     return events

@@ -8,18 +8,7 @@ from typing import NamedTuple
 
 from conformance.laws.plan import Plan
 from conformance.laws.run import Rank, Run, Window, fact
-from conformance.trace.events import (
-    BackwardBegin,
-    Collective,
-    Contribution,
-    Event,
-    Exchange,
-    GradientChange,
-    Model,
-    Optimizer,
-    Receive,
-    Vector,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import enumerated, vector
 
 #: Collectives whose result one rank alone gets.
@@ -37,8 +26,8 @@ class Sharing(NamedTuple):
     """
 
     window: Window
-    backward: BackwardBegin
-    shared: Sequence[Exchange]
+    backward: trace.BackwardBegin
+    shared: Sequence[trace.Exchange]
     is_missing: bool | None
 
 
@@ -58,9 +47,13 @@ def sharing(window: Window) -> Sharing | None:
     is_missing: bool | None = None
     if shared:
         is_missing = False
-    # Equal numbers mean that the ranks shared them in a way that leaves no trace, and others may, too.
-    elif not agree(window.counterparts) and not all(map(_replaced, window.counterparts)):
-        counterparts = window.counterparts
+    # Equal numbers mean that the ranks shared them in a way that leaves no trace, and others may, too. So do gradients
+    # of all ranks that are neither those of their backwards nor multiples of them.
+    elif not agree(counterparts := window.counterparts) and not all(
+        one.backwards
+        and any(change.factor is None for change in one.between(trace.GradientChange, after=one.backwards[-1]))
+        for one in counterparts
+    ):
         is_known = len(counterparts) == window.plan.with_data(window.number) and all(
             other.ended for other in counterparts
         )
@@ -68,18 +61,12 @@ def sharing(window: Window) -> Sharing | None:
     return Sharing(window, window.backwards[-1], shared, is_missing)
 
 
-def _replaced(window: Window) -> bool:
-    """Whether other gradients than those of its backwards, or multiples of them, came from somewhere."""
-    changes = window.between(GradientChange, after=window.backwards[-1]) if window.backwards else ()
-    return any(change.factor is None for change in changes)
-
-
-def brings_together(event: Event) -> bool:
+def brings_together(event: trace.Event) -> bool:
     """Whether an event is a collective or a sent message that can combine numbers of several ranks."""
     return (
-        isinstance(event, Contribution)
+        isinstance(event, trace.Contribution)
         and len(event.group) > 1
-        and not (isinstance(event, Collective) and event.op.strip("_").startswith(_ONE_WAY))
+        and not (isinstance(event, trace.Collective) and event.op.strip("_").startswith(_ONE_WAY))
         # One byte for each element means text or pickled objects.
         and (event.of is not None or event.bytes > event.elements)
     )
@@ -102,26 +89,25 @@ def agree(windows: Iterable[Window]) -> bool:
 def averages_weights(run: Run) -> bool:
     """Whether every rank averages something of the size of its weights after each step."""
     return all(
-        any(_may_average_weights(event) for event in window.between(Collective, after=window.attempts[-1]))
+        any(
+            "reduce" in event.op and event.of != "gradients" and event.elements > 1 and brings_together(event)
+            for event in window.between(trace.Collective, after=window.attempts[-1])
+        )
         for window in run.windows
         if window.attempts
     )
 
 
-def _may_average_weights(event: Collective) -> bool:
-    return "reduce" in event.op and event.of != "gradients" and event.elements > 1 and brings_together(event)
-
-
 @fact
 def trainable(rank: Rank) -> dict[int, frozenset[int]]:
     """By optimizer, the numbers of its parameters that require gradients."""
-    return {event.optimizer: frozenset(event.trainable) for event in rank.of(Optimizer)}
+    return {event.optimizer: frozenset(event.trainable) for event in rank.of(trace.Optimizer)}
 
 
 @fact
 def trained_elements(rank: Rank) -> int:
     """How many elements of the model the optimizers of this rank train; all of them if that is unknown."""
-    models = rank.of(Model)
+    models = rank.of(trace.Model)
     trained = frozenset[int]().union(*trainable(rank).values())
     if not models or not trained:
         return rank.run.plan.model.numel
@@ -129,54 +115,42 @@ def trained_elements(rank: Rank) -> int:
 
 
 @fact
-def _shared(window: Window) -> Sequence[Exchange]:
+def _shared(window: Window) -> Sequence[trace.Exchange]:
     if not window.backwards:
         return ()
+    rank, after = window.rank, window.between(trace.Exchange, after=window.backwards[-1])
     # A server that broadcasts the weights may send no gradients.
-    serves = window.rank.number == window.run.server
-    found = [
+    serves = rank.number == window.run.server
+    found = [event for event in after if _combines(rank, event) or (serves and isinstance(event, trace.Receive))]
+    passed_on = [
         event
-        for event in window.between(Exchange, after=window.backwards[-1])
-        if (brings_together(event) and not (_compares(event) or _gathers_shards(window.rank, event)))
-        or (serves and isinstance(event, Receive))
+        for event in after
+        if not isinstance(event, trace.Collective) or event.op.strip("_").startswith(("broadcast", "scatter"))
     ]
-    is_kept = all(map(gives_to_one, found)) and not any(
-        map(_passes_on, window.between(Exchange, after=window.backwards[-1]))
-    )
-    if is_kept and not _needs_no_passing_on(window):
+    *before, last = rank.windows
+    # The last step needs no passing on, of ranks that have passed on what came of those before.
+    is_last = last is window and bool(before) and all(any(map(gives_to_one, _shared(one))) for one in before)
+    if all(map(gives_to_one, found)) and not passed_on and not is_last:
         return ()
     carries = any(event.of == "gradients" for event in found)
-    return found if carries or sum(event.elements for event in found) >= trained_elements(window.rank) else ()
+    return found if carries or sum(event.elements for event in found) >= trained_elements(rank) else ()
 
 
-def _needs_no_passing_on(window: Window) -> bool:
-    """Whether a step is the last one, of ranks that have passed on what came of those before."""
-    *before, last = window.rank.windows
-    return last is window and bool(before) and all(any(map(gives_to_one, _shared(one))) for one in before)
+def _combines(rank: Rank, event: trace.Exchange) -> bool:
+    """Whether it combines gradients or weights of several ranks."""
+    if not isinstance(event, trace.Collective):
+        return brings_together(event)
+    # By the largest or smallest number of all, ranks agree on something; and shards that are gathered are no averages.
+    is_gather = event.op.strip("_").startswith("allgather") and event.of == "parameters" and rank.shard is not None
+    return brings_together(event) and event.reduce not in ("max", "min") and not is_gather
 
 
-def gives_to_one(event: Event) -> bool:
+def gives_to_one(event: trace.Event) -> bool:
     """Whether it is a collective whose result one rank alone gets."""
-    return isinstance(event, Collective) and event.op.strip("_") in _TO_ONE
+    return isinstance(event, trace.Collective) and event.op.strip("_") in _TO_ONE
 
 
-def _passes_on(event: Exchange) -> bool:
-    """Whether it may give others what one rank has got."""
-    return not isinstance(event, Collective) or event.op.strip("_").startswith(("broadcast", "scatter"))
-
-
-def _gathers_shards(rank: Rank, event: Exchange) -> bool:
-    """Whether it puts together parameters that are split over the ranks, which averages nothing."""
-    is_gather = isinstance(event, Collective) and event.op.strip("_").startswith("allgather")
-    return is_gather and rank.shard is not None and event.of == "parameters"
-
-
-def _compares(event: Event) -> bool:
-    """Whether it is a collective by which ranks agree on something: it finds the largest or smallest number of all."""
-    return isinstance(event, Collective) and event.reduce in ("max", "min")
-
-
-def where_apart(plan: Plan, one: Vector, other: Vector) -> tuple[list[str], str]:
+def where_apart(plan: Plan, one: trace.Vector, other: trace.Vector) -> tuple[list[str], str]:
     """The numbers in which two vectors differ, and of which elements these are, if not of all."""
     at = [place for place, (first, second) in enumerate(zip(one, other, strict=False)) if first != second]
     if len(at) in (0, len(one)) or len(one) != len(other) or len(one) != plan.model.size:

@@ -28,17 +28,24 @@ def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvi
     """What each rank did; ``runs``: one for each life, or the only one. Each life is read by itself, as all that a
     process counts begins anew in it."""
     parts = by_life(case.spec(), [rank.events for rank in outcome.ranks])
-    found = [
+    lives = [
         of_life([_read(case, rank, own, number) for rank, own in zip(outcome.ranks, life, strict=False)], run)
         for number, ((_, life), run) in enumerate(zip(parts, runs, strict=True))
     ]
-    ranks = found[0]
-    if len(found) > 1:
+    ranks = lives[0]
+    if len(lives) > 1:
+        # For a rank in a life that does not have it stand the numbers of the first rank, which are those of all.
+        absent = [replace(life[0], trained=life[0].trained and {}, changes=()) for life in lives]
         ranks = [
-            _joined(rank, [life[at] if at < len(life) else _in_place_of_none(life[0]) for life in found])
+            _joined(rank, [life[at] if at < len(life) else none for life, none in zip(lives, absent, strict=True)])
             for at, rank in enumerate(outcome.ranks)
         ]
-    return _with_idle_windows(with_reports(case, ranks, runs), case.problem.windows)
+    told = with_reports(case, ranks, runs)
+    idle = [[one for window in case.problem.windows for one in _served(rank, told, window, case)] for rank in told]
+    return tuple(
+        replace(rank, attempts=_in_order(*rank.attempts, *served)) if served else rank
+        for rank, served in zip(told, idle, strict=True)
+    )
 
 
 def of_life(ranks: Sequence[RankEvidence], run: Run) -> list[RankEvidence]:
@@ -48,7 +55,7 @@ def of_life(ranks: Sequence[RankEvidence], run: Run) -> list[RankEvidence]:
     Where the only rank that steps serves the others, those get its gradients and loss scales, which changed their
     weights. They see nothing of earlier steps in a window, which a right server does not make.
     """
-    served = () if run.server is None else [_of_another(attempt) for attempt in ranks[run.server].attempts]
+    served = () if run.server is None else tuple(map(_of_another, ranks[run.server].attempts))
     stepped = {attempt.seen_in: attempt for rank in ranks for attempt in rank.steps}
     # The windows that all ranks with an optimizer of torch's skipped: those without one had nothing to step.
     skipped = {attempt.seen_in for rank in ranks for attempt in rank.attempts} - stepped.keys()
@@ -57,9 +64,13 @@ def of_life(ranks: Sequence[RankEvidence], run: Run) -> list[RankEvidence]:
     ]
     attempts = [attempt for of_rank, _ in shown for attempt in of_rank]
     return [
-        replace(rank, attempts=tuple(_with_gradients(rank, own, attempts)), changes=tuple(changes))
+        replace(rank, attempts=tuple(_with_gradients(rank, own, attempts)), changes=(*_within(rank), *changes))
         for rank, (own, changes) in zip(ranks, shown, strict=True)
     ]
+
+
+def _in_order(*attempts: Attempt) -> tuple[Attempt, ...]:
+    return tuple(sorted(attempts, key=lambda attempt: attempt.window))
 
 
 def _of_another(attempt: Attempt) -> Attempt:
@@ -78,24 +89,29 @@ def _shown(
     attempts: Sequence[Attempt],
     elsewhere: Mapping[int | None, Attempt],
     skipped: Set[int | None],
-) -> tuple[list[Attempt], list[str]]:
-    """The attempts of a rank with the weights that forwards show, and where weights changed outside of them.
+) -> tuple[Sequence[Attempt], list[str]]:
+    """The attempts of a rank with the weights that forwards show, and where weights changed after them.
 
     ``attempts``: those that optimizers' events show; ``elsewhere``: the steps of all ranks.
     """
+    used = {window.number: shown_by(next(iter(window.forwards), None)) for window in seen.windows}
     shown = {window.number: shown_by(window.shown_after) for window in seen.windows}
-    held = {window: weights for window, weights in shown.items() if weights is not None}
-    if seen.shard is not None:
+    held: dict[int | None, Vector] = {
+        window: weights
+        for window, weights in shown.items()
         # What a rank has gathered shows no step that came later.
-        used = {window.number: shown_by(next(iter(window.forwards), None)) for window in seen.windows}
-        held = {window: weights for window, weights in held.items() if weights != used[window]}
+        if weights is not None and (seen.shard is None or weights != used[window])
+    }
     attempted = {attempt.seen_in for attempt in attempts}
-    within = list(_within(rank))
-    by_hand = [] if any(one.stepped for one in attempts) else [*_by_hand(seen, held, skipped - attempted, elsewhere)]
+    by_hand = (
+        [] if any(one.stepped for one in attempts) else [*_by_hand(seen, used, held, skipped - attempted, elsewhere)]
+    )
     if by_hand:
-        return _in_order(*attempts, *by_hand), within
+        return _in_order(*attempts, *by_hand), []
     if rank.attempts:
-        attempts = _in_order(*attempts, *_sent(seen, held, elsewhere))
+        sent = [window.number for window in seen.windows if not window.attempts and window.step_is_unseen]
+        others = [number for number in sent if number in held and number in elsewhere]
+        attempts = _in_order(*attempts, *(_as_shown(_of_another(elsewhere[one]), held[one]) for one in others))
     last = {attempt.seen_in: attempt for attempt in attempts}
     moved = {
         window
@@ -115,15 +131,10 @@ def _shown(
         return _as_shown(replace(attempt, gradients=gradients), held[attempt.seen_in])
 
     changes = [
-        f"rank {rank.outcome.rank}, after the step of window {number}"
-        + _still(seen, attempts, last[number], held[number])
+        f"rank {rank.number}, after the step of window {number}" + _still(seen, attempts, last[number], held[number])
         for number in sorted(moved - by_design, key=str)
     ]
-    return [after(one) for one in attempts if rank.attempts or one.seen_in in held], within + changes
-
-
-def _in_order(*attempts: Attempt) -> list[Attempt]:
-    return sorted(attempts, key=lambda attempt: attempt.window)
+    return [after(one) for one in attempts if rank.attempts or one.seen_in in held], changes
 
 
 def _still(seen: Rank, attempts: Sequence[Attempt], attempt: Attempt, shown: Vector) -> str:
@@ -158,25 +169,25 @@ def _exchanged(rank: RankEvidence, size: int) -> set[int | None]:
             stepped = event.window
         elif isinstance(event, Forward) and not event.extra:
             stepped = None
-        elif stepped is not None and _may_carry_weights(event, size):
+        elif stepped is None or not isinstance(event, trace.Collective | trace.Receive):
+            continue
+        elif event.of == "parameters" or (event.of is None and event.elements >= size):
             found.add(stepped)
     return found
 
 
-def _may_carry_weights(event: trace.Event, size: int) -> bool:
-    if not isinstance(event, trace.Collective | trace.Receive):
-        return False
-    return event.of == "parameters" or (event.of is None and event.elements >= size)
-
-
 def _by_hand(
-    rank: Rank, held: Mapping[int, Vector], skipped: Collection[int | None], elsewhere: Collection[int | None]
+    rank: Rank,
+    used: Mapping[int, Vector | None],
+    held: Mapping[int | None, Vector],
+    skipped: Collection[int | None],
+    elsewhere: Collection[int | None],
 ) -> Iterator[Attempt]:
     """An attempt for each window whose weights came out other than they went in, or that the ranks that step skipped:
     another one that is skipped leaves no trace, unless a GradScaler has skipped it. A rank that owns nothing is to get
     what others have stepped ``elsewhere``."""
     for window in rank.windows:
-        number, before = window.number, shown_by(next(iter(window.forwards), None))
+        number, before = window.number, used[window.number]
         if before is None or number not in held:
             continue
         has_moved = not same(held[number], before) or (rank.owns_nothing and number in elsewhere)
@@ -184,14 +195,6 @@ def _by_hand(
             scales = [float(step.scale) for step in window.of(ScalerStep)]
             scale = scales[-1] if scales else None
             yield Attempt(number, number, has_moved, None, held[number], scale, weights_by="shown")
-
-
-def _sent(rank: Rank, held: Mapping[int, Vector], elsewhere: Mapping[int | None, Attempt]) -> Iterator[Attempt]:
-    """The attempt of another rank for each window that this one does not step, and whose weights it is sent."""
-    for window in rank.windows:
-        number = window.number
-        if not window.attempts and window.step_is_unseen and number in held and number in elsewhere:
-            yield _as_shown(_of_another(elsewhere[number]), held[number])
 
 
 def _within(rank: RankEvidence) -> Iterator[str]:
@@ -203,20 +206,12 @@ def _within(rank: RankEvidence) -> Iterator[str]:
         has_stepped |= isinstance(event, trace.Attempt)
         if isinstance(event, Forward) and not event.extra:
             shown = event.weights
-            if shown is not None and event.window == window and not has_stepped and _differ(before, shown):
-                yield f"rank {rank.outcome.rank}, window {window}, before micro-batch {event.micro_batch}"
+            # One that is gathered only later was not seen before.
+            pairs = [] if shown is None or event.window != window or has_stepped else zip(before, shown, strict=True)
+            if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+                yield f"rank {rank.number}, window {window}, before micro-batch {event.micro_batch}"
             before = before if shown is None else shown
             window, has_stepped = event.window, False
-
-
-def _differ(before: Sequence[Any], shown: Sequence[Any]) -> bool:
-    """Whether a weight that was seen is seen to be another. One that is gathered only later was not seen before."""
-    return any(None not in pair and pair[0] != pair[1] for pair in zip(before, shown, strict=True))
-
-
-def _in_place_of_none(first: RankEvidence) -> RankEvidence:
-    """What stands for a rank in a life that does not have it: the numbers of the first rank, which are those of all."""
-    return replace(first, trained=first.trained and {}, changes=())
 
 
 def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvidence:
@@ -228,97 +223,72 @@ def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvide
     elif case.resumed_at is not None:
         windows = windows[: case.resumed_at + bool(case.resumed_inside)]
     found = read(replace(rank, events=events), windows)
-    if not any(tensor.frozen or tensor.block is not None for tensor in case.problem.workload.model.tensors):
+    workload, planned = case.problem.workload, case.problem.windows
+    optional = [at for at, tensor in enumerate(workload.model.tensors) if tensor.frozen or tensor.block is not None]
+    if not optional:
         return found
-    return replace(found, attempts=tuple(_with_missing(case, attempt) for attempt in found.attempts))
 
+    def filled(attempt: Attempt) -> Attempt:
+        """With gradients of zero for the parameters that may have none: those that are frozen, or not used."""
+        # Who steps more often than there are windows has steps that no batch is known for.
+        if attempt.gradients is None or attempt.window >= len(planned):
+            return attempt
+        batch = planned[attempt.window].batch
+        without = {at for at in optional if not (workload.trains(at, attempt.window) and workload.uses(at, batch))}
+        pairs = zip(workload.model.tensor_of, attempt.gradients, strict=True)
+        return replace(attempt, gradients=tuple(0.0 if seen is None and at in without else seen for at, seen in pairs))
 
-def _with_missing(case: Case, attempt: Attempt) -> Attempt:
-    """With gradients of zero for the parameters that may have none: those that are frozen, or not used."""
-    workload, windows = case.problem.workload, case.problem.windows
-    # Who steps more often than there are windows has steps that no batch is known for.
-    if attempt.gradients is None or attempt.window >= len(windows):
-        return attempt
-    batch = windows[attempt.window].batch
-    needed = [
-        workload.trains(tensor, attempt.window) and workload.uses(tensor, batch)
-        for tensor in range(len(workload.model.tensors))
-    ]
-    gradients = tuple(
-        0.0 if seen is None and not needed[tensor] else seen
-        for tensor, seen in zip(workload.model.tensor_of, attempt.gradients, strict=True)
-    )
-    return replace(attempt, gradients=gradients)
+    return replace(found, attempts=tuple(map(filled, found.attempts)))
 
 
 def _joined(rank: RankOutcome, parts: Sequence[RankEvidence]) -> RankEvidence:
+    trained = [part.trained for part in parts if part.trained is not None]
+    rows = {
+        window: frozenset[int]().union(*(one.get(window, ()) for one in trained)) for one in trained for window in one
+    }
     return replace(
         parts[-1],
         outcome=rank,
         attempts=tuple(attempt for part in parts for attempt in part.attempts),
         updates=tuple(update for part in parts for update in part.updates),
-        trained=_united([part.trained for part in parts]),
+        trained=rows if len(trained) == len(parts) else None,
         changes=tuple(change for part in parts for change in part.changes),
         lives=tuple(parts),
     )
 
 
-def _united(trained: Sequence[Mapping[int, frozenset[int]] | None]) -> dict[int, frozenset[int]] | None:
-    known = [one for one in trained if one is not None]
-    if len(known) < len(trained):
-        return None
-    return {window: frozenset().union(*(one.get(window, ()) for one in known)) for one in known for window in one}
-
-
-def _with_idle_windows(ranks: Sequence[RankEvidence], windows: Sequence[Window]) -> tuple[RankEvidence, ...]:
-    """The ranks, with attempts for the windows in which they have run out of data and take no step: those of the ranks
-    that go on, with the weights that they begin the next epoch or end with, and without a loss scale, which they need
-    none of."""
-    idle = [[one for window in windows for one in _served(rank, ranks, window, windows)] for rank in ranks]
-    return tuple(
-        replace(rank, attempts=tuple(_in_order(*rank.attempts, *served))) if served else rank
-        for rank, served in zip(ranks, idle, strict=True)
-    )
-
-
-def _served(
-    rank: RankEvidence, ranks: Sequence[RankEvidence], window: Window, windows: Sequence[Window]
-) -> Iterator[Attempt]:
-    number, taken = rank.outcome.rank, {attempt.window for attempt in rank.attempts}
-    others = {attempt.window: attempt for other in ranks for attempt in other.attempts if attempt.window not in taken}
-    weights = _weights_after(rank, window)
+def _served(rank: RankEvidence, ranks: Sequence[RankEvidence], window: Window, case: Case) -> Iterator[Attempt]:
+    """The attempts of a rank in a window in which it has run out of data and takes no step: those of the ranks that go
+    on, with the weights that it begins the next epoch or ends with, and without a loss scale, which it needs none
+    of."""
+    number, taken = rank.number, {attempt.window for attempt in rank.attempts}
     # A rank that is not there in a life of the run has not run out of data.
-    if number >= window.world_size or window.shares[number] or window.index not in others or weights is None:
+    if number >= window.world_size or window.shares[number]:
+        return
+    others = {attempt.window: attempt for other in ranks for attempt in other.attempts if attempt.window not in taken}
+    later = (event for event in rank.events.of(Forward) if (event.window or 0) > window.index and event.weights)
+    weights = next(map(shown_by, later), rank.final_weights)
+    if window.index not in others or weights is None:
         return
     # Only a next forward shows what came of a step without an optimizer of torch's. What a rank ends with counts.
-    own = max(one.index for one in windows if one.index < window.index and one.shares[number])
+    own = max(one.index for one in case.problem.windows if one.index < window.index and one.shares[number])
     if own in others and rank.steps_by_hand:
         yield _of_another(others[own])
     yield _as_shown(replace(_of_another(others[window.index]), scale=None), weights)
 
 
-def _weights_after(rank: RankEvidence, window: Window) -> Vector | None:
-    """The weights with which a rank goes on after a window in which it has no samples."""
-    forwards = (event for event in rank.events.of(trace.Forward) if (event.window or 0) > window.index)
-    return next((values(event.weights) for event in forwards if event.weights), rank.final_weights)
-
-
 def as_it_ran(case: Case, outcome: Outcome) -> Case:
-    """The case; of one that is killed between two files, with the checkpoint that it goes on from, or with no stop if
-    its checkpoints are one file."""
+    """The case with the stop that it had: of one that is killed between two files, that of the checkpoint that it goes
+    on from, or none if its checkpoints are one file; of a trainer that drops short windows and counts those that it
+    steps, that after which it stopped."""
     first, *others = lives(case.resumed_at, outcome.ranks[0].events)
     windows = [event["window"] for event in first if event["window"] is not None]
-    if case.resumed != BETWEEN_FILES:
-        return replace(case, resumed_at=_stop_of_steps(case, first, windows))
-    return replace(case, resumed_at=windows[-1] + 1 if windows else 0) if others else replace(case, resumed_at=None)
-
-
-def _stop_of_steps(case: Case, first: Events, windows: Sequence[int]) -> int | None:
-    """After how many windows training stopped, for a trainer that drops short ones and counts those that it steps; else
-    as the case asks."""
+    if case.resumed == BETWEEN_FILES:
+        return replace(case, resumed_at=(windows[-1] + 1 if windows else 0) if others else None)
     stop, planned = case.resumed_at, case.problem.windows
     short = {window.index for window in planned if window.length < window.nominal}
     whole = [window for window in dict.fromkeys(windows) if window not in short]
     asked = [window.index for window in planned if window.index not in short][:stop]
     stepped = {event["window"] for event in first if event["event"] in ("step", "skip")}
-    return whole[-1] + 1 if stop is not None and whole == asked and not stepped & short else stop
+    is_otherwise = stop is not None and whole == asked and not stepped & short
+    return replace(case, resumed_at=whole[-1] + 1) if is_otherwise else case

@@ -12,7 +12,7 @@ from conformance.cases.case import INSIDE_WINDOW, Case
 from conformance.laws.run import Rank, Run
 from conformance.results.records import PASSED, Reason
 from conformance.trace.events import Average, Buffers, Draw, Forward, Vector
-from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, not_held
+from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, guard
 from conformance.verdict.resuming import other_bits
 from conformance.workloads.behaviour import Way
 from conformance.workloads.model import Counting, WithDropout
@@ -55,7 +55,7 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
         if found.unknown is not None and judgement.verdict in PASSED:
             judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
         if found.wrong is not None:
-            judgement.guards += (not_held(name, expected, found.wrong),)
+            judgement.guards += (guard(name, expected, found.wrong),)
             judgement.overrule("FAIL (numerics)", found.wrong)
 
 

@@ -32,6 +32,16 @@ class Difference:
         observed = exactly(self.observed)
         return None if observed is None else abs(observed - self.expected)
 
+    def described(self, parameters: Sequence[str], window: int) -> str:
+        """In a line. ``window``: that of its step."""
+        parameter, expected = parameters[self.index], float(self.expected)
+        what = f"the gradient of {parameter} is" if self.quantity == "gradient" else f"{parameter} becomes"
+        when = f"step {self.step}" + (f" (window {window})" if window != self.step else "")
+        digits = 9 if self.observed is None or f"{self.observed:.9g}" != f"{expected:.9g}" else 17
+        seen = "missing" if self.observed is None else f"{self.observed:.{digits}g}"
+        allowed = f" ± {float(self.bound):.2g}" if self.bound else ""
+        return f"{when}, rank {self.rank}: {what} {seen}, expected {expected:.{digits}g}{allowed}"
+
 
 def other_than(starts: Sequence[Sequence[float]], weights: Sequence[Number | None]) -> tuple[Number, float] | None:
     """The first of the weights that lies outside of what all ``starts`` have there, also when that is cut to bfloat16,

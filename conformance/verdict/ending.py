@@ -64,11 +64,17 @@ _OF_BATCHES = re.compile(r"batch|data|loader|next\(", re.I)
 def what_there_is(workload: Workload, message: str, line: str) -> str:
     """Of what is not as the trainer expected, in words that follow the headline. ``line``: the text of that in which it
     crashed."""
-    if parts := _parts_of_batches(workload, message):
+    is_weighted, of_batch = workload.loss == "weighted", _OF_BATCHES.search(line) is not None
+    loss, parts = ("weighted", "inputs, targets, weights") if is_weighted else ("not weighted", "inputs, targets")
+    unpacked = f"; in this case the loss is {loss}, and a batch is unpacked as `{parts} = batch`"
+    other = (
+        r"too many values to unpack \(expected 2" if is_weighted else r"not enough values .*\(expected [3-9], got 2\)"
+    )
+    if re.search(other, message):
         # A line that unpacks a batch is not about parameters.
-        return parts if _OF_BATCHES.search(line) else parts + _parameters_of(workload.model, message)
-    if "to unpack (expected 1" in message and _OF_BATCHES.search(line):
-        return _unpacked(workload)
+        return unpacked if of_batch else unpacked + _parameters_of(workload.model, message)
+    if "to unpack (expected 1" in message and of_batch:
+        return unpacked
     if _OF_SHAPES.search(message):
         return (
             f"; in this case the model takes inputs of (m, {workload.model.features}) alone, and predictions and "
@@ -101,19 +107,6 @@ def _parameters_of(model: Model, message: str) -> str:
     )
 
 
-def _parts_of_batches(workload: Workload, message: str) -> str:
-    """How many there are, if a trainer may have crashed on the weights."""
-    if workload.loss == "weighted":
-        return _unpacked(workload) if "too many values to unpack (expected 2" in message else ""
-    return _unpacked(workload) if re.search(r"not enough values to unpack \(expected [3-9], got 2\)", message) else ""
-
-
-def _unpacked(workload: Workload) -> str:
-    if workload.loss == "weighted":
-        return "; in this case the loss is weighted, and a batch is unpacked as `inputs, targets, weights = batch`"
-    return "; in this case the loss is not weighted, and a batch is unpacked as `inputs, targets = batch`"
-
-
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _TOO_LATE = "this was after an optimizer step, which may have been a wrong one: decline a case before its first"
 _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parents[1]), *LIBRARIES)))
@@ -137,8 +130,7 @@ def ending(
     if outcome.timed_out:
         places = groupby(missing, lambda rank: (rank.outcome.exit, _stopped(rank.outcome.stack or "")))
         said = "; ".join(
-            f"{named([rank.outcome.rank for rank in alike])} did not finish: {how}{where}"
-            for (how, where), alike in places
+            f"{named([rank.number for rank in alike])} did not finish: {how}{where}" for (how, where), alike in places
         )
         stopped = {_stopped(rank.outcome.stack or "") for rank in missing}
         return "HANG", said, Reason(" and ".join(["hung", *sorted(stopped)]))
@@ -204,9 +196,9 @@ def _ended(rank: RankEvidence) -> str:
     was = "was " if how.startswith("killed") else ""
     if how.startswith("killed by"):
         # faulthandler wrote the stack when a signal killed the process.
-        return f"rank {rank.outcome.rank} was {how}{_at(_innermost(output))}"
+        return f"rank {rank.number} was {how}{_at(_innermost(output))}"
     last_words = _last_words(output)
-    return f"rank {rank.outcome.rank} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
+    return f"rank {rank.number} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
 
 
 def _last_words(output: str) -> str:

@@ -87,6 +87,10 @@ class RankEvidence:
     lives: tuple[RankEvidence, ...] = ()
     """Of each life, in a case that was stopped and resumed."""
 
+    @property
+    def number(self) -> int:
+        return self.outcome.rank
+
     def holds(self, element: int) -> bool:
         """Whether it has this element of the weights itself."""
         return self.shard is None or element in self.shard
@@ -103,15 +107,7 @@ class RankEvidence:
 
     @property
     def raised(self) -> trace.Raised | None:
-        return next(iter(self.events.of(trace.Raised)), None)
-
-    @property
-    def other_optimizer(self) -> trace.ForeignOptimizer | None:
-        return next(iter(self.events.of(trace.ForeignOptimizer)), None)
-
-    @property
-    def observer_failed(self) -> trace.ObserverFailed | None:
-        return next(iter(self.events.of(trace.ObserverFailed)), None)
+        return self.events.first(trace.Raised)
 
     @property
     def took_gradients(self) -> bool:
@@ -193,14 +189,13 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
     """The evidence in ``outcome``, of one life; ``windows`` are those that the case plans for it."""
     events = _events(outcome)
     apex_scales, apex_updates = _scaled_by_apex(events)
-    # None if they could not be read: then a part of the recorder has failed.
-    final_weights = next((event.weights for event in events.of(trace.Finished)), None)
     return RankEvidence(
         outcome=outcome,
         attempts=_attempts(events.of(trace.Attempt), apex_scales, outcome.rank, windows),
         world_size=next((one.world_size for one in events.of(trace.Topology) if one.via), None),
         updates=(*map(_update, _updates(events)), *apex_updates),
-        final_weights=values(final_weights) if final_weights else None,
+        # None if they could not be read: then a part of the recorder has failed.
+        final_weights=shown_by(events.first(trace.Finished)),
         trained=_trained(events, cleared(outcome.events)),
         shard=next((frozenset(event.held) for event in events.of(trace.Shards) if event.held is not None), None),
     )
@@ -227,7 +222,7 @@ def _attempts(
             window = last.window
         else:
             window = windows[ends.index(last.forwards)].index if last.forwards in ends else following
-        gradients = [values(part.gradients) for part in (*working, *parts) if part.gradients is not None]
+        layers = [part.gradients for part in (*working, *parts)]
         assert last.weights is not None
         scale = apex_scales.get(last.seq) if last.scale is None else last.scale
         attempts.append(
@@ -235,9 +230,7 @@ def _attempts(
                 window=window,
                 seen_in=last.window,
                 stepped=all(isinstance(part, trace.Step) for part in working),
-                gradients=overlaid(list(map(values, gradients)))
-                if len(gradients) == len(working) + len(parts)
-                else None,
+                gradients=None if None in layers else overlaid([values(one) for one in layers if one is not None]),
                 weights=values(last.weights),
                 scale=None if scale is None else float(scale),
                 gradients_finite=all(part.gradients_finite for part in parts if isinstance(part, trace.Skip)),
@@ -289,10 +282,9 @@ def _without_idle(events: Sequence[trace.Attempt]) -> Iterator[trace.Attempt]:
     at_work = {forwards for forwards, _ in known} | {0}
     for event in events:
         step = event.forwards, event.optimizer
-        if _is_idle(event) and event.forwards in at_work:
-            if step in known or not event.forwards:
-                continue
-            known.add(step)
+        if _is_idle(event) and event.forwards in at_work and (step in known or not event.forwards):
+            continue
+        known.add(step)
         yield event
 
 
@@ -355,7 +347,7 @@ def _update(event: trace.Update) -> Update:
 
 def shown_by(event: trace.Forward | trace.Finished | trace.Report | None) -> Vector | None:
     """The weights that an event shows, if it shows them."""
-    return None if event is None or event.weights is None else values(event.weights)
+    return None if event is None or not event.weights else values(event.weights)
 
 
 def values(recorded: Sequence[float | str | None]) -> Vector:
@@ -367,6 +359,16 @@ def named(ranks: Sequence[int]) -> str:
     """Ranks in words: ``rank 0``, ``ranks 0 and 2``."""
     *most, last = [str(rank) for rank in ranks] or ["none"]
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+
+
+def place(event: trace.Event) -> str | None:
+    """Its line, as ``train.py:41``."""
+    return "{}:{}".format(*event.where) if event.where else None
+
+
+def at(where: str | None) -> str:
+    """A line in brackets, to follow what happened there."""
+    return f" ({where})" if where else ""
 
 
 def exactly(value: float | None) -> Fraction | None:

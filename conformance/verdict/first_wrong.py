@@ -12,7 +12,7 @@ from conformance.oracle.recurrence import Trajectory
 from conformance.trace.events import Collective, Start, StateInit
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
-from conformance.verdict.evidence import RankEvidence, exactly, values
+from conformance.verdict.evidence import RankEvidence, at, exactly, place, values
 from conformance.verdict.judgement import (
     LEFT_OUT,
     MULTIPLE,
@@ -25,7 +25,7 @@ from conformance.verdict.judgement import (
     WEIGHTS,
     Guard,
     adds_to,
-    not_held,
+    guard,
 )
 from conformance.verdict.observability import kept_over_step, split_apart
 from conformance.verdict.orders import in_first_order, resumed_in_other_order
@@ -42,10 +42,10 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
 
 
 def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
-    early = _changed_early(case, ranks) if difference.step == 0 else None
-    if early is not None:
+    if difference.step == 0 and (early := _changed_early(case, ranks)) is not None:
         return early
-    if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
+    rank, expected = ranks[difference.rank], right.steps[difference.step]
+    if case.resumed_at is not None and expected.window >= case.resumed_at:
         model, is_missing = case.problem.workload.model, difference.observed is None
         restored: dict[str, Callable[[], str | None]] = {
             "weights": lambda: other_weights(ranks),
@@ -55,89 +55,85 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
         }
         for what, look in restored.items():
             if (other := look()) is not None:
-                return not_held(RESTORED, "on every rank", other, diagnosis=f"resumed with other {what}")
-    kept = kept_over_step(ranks[difference.rank], difference.step)
-    if kept is not None:
-        return not_held("forwards use what was stepped", "in each window", kept, "what was gathered before")
-    left = left_over(case, ranks, right.steps[difference.step].window)
-    if left is not None:
+                return guard(RESTORED, "on every rank", other, diagnosis=f"resumed with other {what}")
+    if (kept := kept_over_step(rank, difference.step)) is not None:
+        return guard("forwards use what was stepped", "in each window", kept, "what was gathered before")
+    if (left := left_over(case, ranks, expected.window)) is not None:
         return adds_to(*left)
-    order = in_first_order(case, ranks) or resumed_in_other_order(case, ranks)
-    if order is not None:
-        return not_held("order of each epoch", "another one", order, "that of another one", OTHER_ORDER)
+    if (order := in_first_order(case, ranks) or resumed_in_other_order(case, ranks)) is not None:
+        return guard("order of each epoch", "another one", order, "that of another one", OTHER_ORDER)
     if (off := between_windows(case, ranks)) is not None:
-        return not_held(PLACE, f"window {case.resumed_at}", off, diagnosis=POSITION)
-    lost = unread(case, ranks)
-    if lost is not None:
+        return guard(PLACE, f"window {case.resumed_at}", off, diagnosis=POSITION)
+    if (lost := unread(case, ranks)) is not None:
         text = f"{lost}; each sample must be trained on once in an epoch"
-        return not_held(SAMPLES, "in each epoch", text, lost, LEFT_OUT)
+        return guard(SAMPLES, "in each epoch", text, lost, LEFT_OUT)
     if difference.quantity == "gradient":
         if difference.observed is None:
             return _stepped_in_part(case, ranks, difference)
-        rank = ranks[difference.rank]
         return _multiplied(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
-    taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]
-    if taken is None:
-        return _wrong_in_part(case, ranks[difference.rank], difference, right)
-    rate, asked = taken.lr, _rate(case, difference.step, right)
+    return _stepped_wrongly(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
+
+
+def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
+    """A step at another learning rate, or weights that were right when it was over."""
+    taken, expected = rank.taken(difference.step), right.steps[difference.step]
+    rate, asked = taken.lr if taken is not None else None, _rate(case, difference.step, right)
     if rate is not None and asked is not None and not isclose(float(rate), asked, rel_tol=1e-6):
         window, seen = expected.window, number(float(rate))
         text = f"the step of window {window} has the learning rate {seen}, and not {number(asked)}"
-        return not_held("learning rate of each step", f"{number(asked)} in window {window}", text, seen)
-    if taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
-        return _wrong_in_part(case, ranks[difference.rank], difference, right)
+        return guard("learning rate of each step", f"{number(asked)} in window {window}", text, seen)
+    if taken is None or taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
+        return None
     text = (
         f"the optimizer's step of window {expected.window} is right, but after it the weights of rank "
         f"{difference.rank} become others; only steps may change them"
     )
     where = f"rank {difference.rank}, after the step of window {expected.window}"
-    return not_held("weights stay as they are stepped", "until the next step", text, where)
+    return guard("weights stay as they are stepped", "until the next step", text, where)
 
 
 def _changed_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
-    apart = split_apart(case, ranks)
-    if apart is not None:
-        return not_held(WEIGHTS, "not before training", apart, "before training", "ranks apart before training")
-    return _stepped_early(case, ranks) or _reduced_early(case, ranks)
+    if (apart := split_apart(case, ranks)) is not None:
+        return _early(apart, "before training", "ranks apart before training")
+    starts = [[float(value) for value in case.problem.workload.start_of(at)] for at in range(len(ranks))]
+    return _stepped_early(ranks, starts) or _reduced_early(ranks, starts[: case.world_size])
 
 
-def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
-    for rank in ranks:
-        planned = [float(value) for value in case.problem.workload.start_of(rank.outcome.rank)]
+def _early(text: str, observed: str, diagnosis: str, where: str | None = None) -> Guard:
+    return guard(WEIGHTS, "not before training", text, observed, diagnosis, where=where)
+
+
+def _stepped_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[float]]) -> Guard | None:
+    for rank, planned in zip(ranks, starts, strict=True):
         for event in rank.events.of(StateInit):
             if event.weights and other_than([planned], event.weights):
-                line = "{}:{}".format(*event.where) if event.where else None
-                at = f" ({line})" if line else ""
                 text = (
-                    f"a step with gradients of zero changed the weights before training{at}: it decays them, and "
-                    "AdamW counts it; so with the one by which Horovod's `broadcast_optimizer_state` makes the state "
-                    "of a new optimizer"
+                    f"a step with gradients of zero changed the weights before training{at(place(event))}: it decays "
+                    "them, and AdamW counts it; so with the one by which Horovod's `broadcast_optimizer_state` makes "
+                    "the state of a new optimizer"
                 )
-                where = f"rank {rank.outcome.rank}, before training"
-                return not_held(WEIGHTS, "not before training", text, where, "a step before training", line)
+                seen = f"rank {rank.number}, before training"
+                return _early(text, seen, "a step before training", place(event))
     return None
 
 
-def _reduced_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
+def _reduced_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[float]]) -> Guard | None:
     """Weights that ranks have reduced before training, to neither the mean of the task's nor those of one rank."""
-    starts = [[float(value) for value in case.problem.workload.start_of(rank)] for rank in range(case.world_size)]
     mean = [sum(column) / len(starts) for column in zip(*starts, strict=True)]
     for rank in ranks:
-        begun = next(iter(rank.events.of(Start)), None)
+        begun = rank.events.first(Start)
         before = rank.events.between(Collective, before=begun)
         reduced = [event for event in before if event.of == "parameters" and event.reduce]
-        if begun is None or not begun.weights or not reduced:
+        other = other_than([mean], begun.weights) if begun is not None and begun.weights and reduced else None
+        if begun is None or other is None or not all(other_than([start], begun.weights or ()) for start in starts):
             continue
-        other = other_than([mean], begun.weights)
-        if other and all(other_than([start], begun.weights) for start in starts):
-            line = "{}:{}".format(*reduced[-1].where) if reduced[-1].where else None
-            at = f" ({line})" if line else ""
-            text = (
-                f"before training the ranks reduced their weights{at}, of which one became {number(other[0])} in place "
-                f"of {number(other[1])}: divide a sum by the number of ranks, or broadcast the weights of one rank"
-            )
-            where = f"rank {rank.outcome.rank}, before training"
-            return not_held(WEIGHTS, "not before training", text, where, "weights reduced before training", line)
+        where = place(reduced[-1])
+        text = (
+            f"before training the ranks reduced their weights{at(where)}, of which one became {number(other[0])} in "
+            f"place of {number(other[1])}: divide a sum by the number of ranks, or broadcast the weights of one rank"
+        )
+        seen = f"rank {rank.number}, before training"
+        return _early(text, seen, "weights reduced before training", where)
     return None
 
 
@@ -152,12 +148,12 @@ def _rate(case: Case, step: int, right: Trajectory) -> float | None:
 
 
 def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Difference) -> Guard | None:
-    at = [rank.steps[difference.step].gradients for rank in ranks if difference.step < len(rank.steps)]
+    taken = [rank.steps[difference.step].gradients for rank in ranks if difference.step < len(rank.steps)]
     model = case.problem.workload.model
     without = {
         tensor
         for index, tensor in enumerate(model.tensor_of)
-        if all(gradients is not None and gradients[index : index + 1] == (None,) for gradients in at)
+        if all(gradients is not None and gradients[index : index + 1] == (None,) for gradients in taken)
     }
     if not without:
         return None
@@ -167,7 +163,7 @@ def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Diff
         f"{names} had no gradient in the step of window {window}, or no optimizer that stepped; what the forwards use "
         "must be stepped in each window, by an optimizer that holds it"
     )
-    return not_held("all parameters stepped", "in each window", text, f"not {names} in window {window}")
+    return guard("all parameters stepped", "in each window", text, f"not {names} in window {window}")
 
 
 def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
@@ -189,7 +185,7 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
     )
     if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
         text += "; a loss scale that changes must be divided out as it was when the loss was multiplied by it"
-    return not_held(MULTIPLE, "right", text, f"{said} times the right ones")
+    return guard(MULTIPLE, "right", text, f"{said} times the right ones")
 
 
 def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
@@ -215,4 +211,4 @@ def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right
         text += "; only elements are wrong that the model does not use, and whose gradients are zero"
     if all(model.tensors[tensor].places > 1 for tensor in wrong):
         text += f"; the model uses {names} in several places, and it is one parameter for all that"
-    return not_held(PARAMETERS, "right", text, f"not of {names}")
+    return guard(PARAMETERS, "right", text, f"not of {names}")

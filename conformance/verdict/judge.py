@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.laws.checking import Finding, check_all, without_harmless
@@ -17,7 +16,7 @@ from conformance.laws.run import Run, no_cyclic_collection
 from conformance.oracle.power import shows_least_harm
 from conformance.results.records import PASSED, Reason
 from conformance.runner.outcome import Outcome, malformed
-from conformance.trace.events import MalformedEvent, check_inside
+from conformance.trace.events import MalformedEvent, ObserverFailed, check_inside
 from conformance.trace.hindsight.shards import joined
 from conformance.trace.lives import by_life
 from conformance.verdict.attempts import as_it_ran
@@ -31,7 +30,7 @@ from conformance.verdict.judgement import (
     SHARDS,
     WEIGHTS,
     Judgement,
-    not_held,
+    guard,
 )
 from conformance.verdict.loss import rounded_loss
 from conformance.verdict.numbers import by_numbers
@@ -46,34 +45,30 @@ from conformance.verdict.setup import Mistake, mistake
 def look_for_mistake(case: Case, judgement: Judgement) -> None:
     """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
     broken = judgement.broken
-    if not judgement.has_ended_early and (stopped := other_stop(case, judgement.ranks)) is not None:
-        judgement.mistake = Mistake("stop", stopped)
-        judgement.overrule("SETUP", stopped)
-        return
-    is_seen_right = judgement.verdict in PASSED or (not broken and _is_reported(judgement))
-    if is_seen_right and (denied := judgement.denied):
-        judgement.mistake = Mistake("report", denied[0])
-        judgement.overrule("SETUP", denied[0])
-        return
-    if judgement.verdict != "FAIL (numerics)":
-        return
-    if judgement.difference is None and not broken:
-        return
-    found = mistake(judgement.runs, judgement.suspects.explained_by)
+    found = None if judgement.has_ended_early else other_stop(case, judgement.ranks)
+    if found is not None:
+        judgement.mistaken(Mistake("stop", found))
+    elif judgement.denied and (judgement.verdict in PASSED or (not broken and _is_reported(judgement))):
+        judgement.mistaken(Mistake("report", judgement.denied[0]))
+    elif judgement.verdict == "FAIL (numerics)" and (judgement.difference is not None or broken):
+        _explain_by_mistake(judgement)
+
+
+def _explain_by_mistake(judgement: Judgement) -> None:
+    broken, found = judgement.broken, mistake(judgement.runs, judgement.suspects.explained_by)
     if found is not None and found.kind == "start" and any(g.name == WEIGHTS and not g.holds for g in judgement.guards):
         # What changes them later may have changed them at the start as well.
         return
     of_rows = found is not None and found.kind == "rows" and judgement.difference is not None
     ground: Ground = "other rows" if of_rows else "adapter"
     if found is not None and (not broken or overrules(ground, broken[0].ground)):
-        judgement.mistake = found
-        judgement.overrule("SETUP", found.text, Reason(where=found.where))
-        return
-    if judgement.allows("loss"):
-        for text, where in filter(None, map(rounded_loss, judgement.runs[0].ranks)):
-            judgement.guards += (not_held(LOSS, "right to the last bit", text, where=where),)
+        judgement.mistaken(found, Reason(where=found.where))
+    elif judgement.allows("loss"):
+        lost = next(filter(None, map(rounded_loss, judgement.runs[0].ranks)), None)
+        if lost is not None:
+            text, where = lost
+            judgement.guards += (guard(LOSS, "right to the last bit", text, where=where),)
             judgement.overrule("FAIL (numerics)", text, Reason(where=where))
-            return
 
 
 def _is_reported(judgement: Judgement) -> bool:
@@ -111,9 +106,8 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
         case, outcome = as_read(case, outcome)
         found = _judged(case, outcome, declares)
         # A law is broken by right numbers alone.
-        if found.verdict in (*PASSED, "FAIL (law)") or (other := as_one(case)) is None:
-            return found
-        if not all(life.recorded for life in outcome.lives or (outcome,)):
+        other = None if found.verdict in (*PASSED, "FAIL (law)") else as_one(case)
+        if other is None or not all(life.recorded for life in outcome.lives or (outcome,)):
             return found
         again = _judged(other, outcome.placed(other.spec()), declares)
         return again if again.verdict in PASSED or crosses(case, other, outcome) else found
@@ -129,7 +123,9 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
 
 @no_cyclic_collection()
 def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
-    whole = _joined(case, outcome)
+    # With whole weights; in each life other ranks may hold other parts of them.
+    lives = [joined(life) for _, life in by_life(case.spec(), [rank.events for rank in outcome.ranks])]
+    whole = [[*chain(*(life[at] for life in lives if at < len(life)))] for at in range(len(outcome.ranks))]
     ranks = zip(outcome.ranks, whole, strict=True)
     outcome = replace(outcome, ranks=tuple(replace(rank, events=events) for rank, events in ranks))
     case = as_it_ran(case, outcome)
@@ -150,14 +146,18 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
         judgement.notes.append(_REPORTED)
     if case.resumed == BETWEEN_FILES and case.resumed_at is None:
         judgement.notes.append(_ONE_FILE)
-    if judgement.mistake is None or judgement.mistake.kind != "report":
+    kind = judgement.mistake and judgement.mistake.kind
+    if kind != "report":
         judgement.notes += judgement.denied
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
-    if (judgement.mistake is not None and judgement.mistake.kind == "rows") or any(
-        guard.name in (SHARDS, SAMPLES) and not guard.holds for guard in judgement.guards
-    ):
-        return judgement
-    judgement.laws = check_all(runs)
+    if kind != "rows" and all(guard.holds for guard in judgement.guards if guard.name in (SHARDS, SAMPLES)):
+        _by_laws(case, judgement, declares)
+    return judgement
+
+
+def _by_laws(case: Case, judgement: Judgement, declares: Mapping[str, str]) -> None:
+    """Asks the laws, looks at what a model has beside its weights, and compares with what the trainer declares."""
+    judgement.laws = check_all(judgement.runs)
     has_right_numbers = judgement.verdict in PASSED
     if has_right_numbers:
         look_beside_weights(case, judgement)
@@ -173,12 +173,11 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
             judgement.ways = (*judgement.ways, *epoch_ways(case))
         elif not case.problem.in_order:
             judgement.ways = (*judgement.ways, "epoch_end=crossed")
-        judgement.behaviour, against = observed(judgement.ways, runs[-1], declares)
+        judgement.behaviour, against = observed(judgement.ways, judgement.runs[-1], declares)
         if against and judgement.verdict in PASSED:
             judgement.overrule("FAIL (law)", against[0])
     if judgement.verdict == "FAIL (numerics)" and (unknown := rounded(case, judgement)) is not None:
         judgement.overrule("INCONCLUSIVE", unknown, Reason("rounded"))
-    return judgement
 
 
 def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, str | None]]:
@@ -192,16 +191,18 @@ def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, str | None]
             yield "changed after training", changed_after_training(judgement.ranks, judgement.trajectory)
 
 
-def _joined(case: Case, outcome: Outcome) -> Sequence[Sequence[dict[str, Any]]]:
-    """The events of each rank with whole weights. In each life other ranks may hold other parts of them."""
-    lives = [joined(life) for _, life in by_life(case.spec(), [rank.events for rank in outcome.ranks])]
-    return [[*chain(*(life[at] for life in lives if at < len(life)))] for at in range(len(outcome.ranks))]
-
-
 def _give_way_to_numbers(judgement: Judgement) -> None:
     """Drop broken laws that right numbers prove harmless: exact ones, and bounded ones if the least harm would show."""
-    doubtful = next((one for one in judgement.findings if one.law.gives_way and _may_hide(judgement, one)), None)
-    if doubtful is None or judgement.verdict not in PASSED:
+    right, reading = judgement.trajectory, judgement.reading
+
+    def may_hide(one: Finding) -> bool:
+        """Whether the bounds may hide what breaking a law does."""
+        if not one.law.gives_way or right is None or reading is None or right.certificate.exact:
+            return False
+        return not shows_least_harm(reading, right, one.window or 0, HORIZON, by_weights=judgement.by_weights)
+
+    doubtful = next(filter(may_hide, judgement.findings if judgement.verdict in PASSED else ()), None)
+    if doubtful is None:
         judgement.laws = without_harmless(judgement.laws)
         return
     judgement.overrule(
@@ -212,27 +213,18 @@ def _give_way_to_numbers(judgement: Judgement) -> None:
     )
 
 
-def _may_hide(judgement: Judgement, finding: Finding) -> bool:
-    """Whether the bounds may hide what breaking a law does."""
-    right, reading = judgement.trajectory, judgement.reading
-    if right is None or reading is None or right.certificate.exact:
-        return False
-    return not shows_least_harm(reading, right, finding.window or 0, HORIZON, by_weights=judgement.by_weights)
-
-
 def _failed(ranks: Sequence[RankEvidence]) -> str | None:
     """Which part of the recorder failed in the trainer's process, if one did."""
-    for rank in ranks:
-        failed = rank.observer_failed
+    for rank, failed in ((rank.number, rank.events.first(ObserverFailed)) for rank in ranks):
         if failed is not None and failed.replaced:
             return (
-                f"the trainer replaces {', '.join(failed.replaced)}, which the recorder calls, so rank "
-                f"{rank.outcome.rank} cannot be read: {failed.error}; replace it on import, not while training"
+                f"the trainer replaces {', '.join(failed.replaced)}, which the recorder calls, so rank {rank} cannot "
+                f"be read: {failed.error}; replace it on import, not while training"
             )
         if failed is not None:
             return (
-                f"the recorder's part `{failed.observer}` failed in rank {rank.outcome.rank} and was "
-                f"switched off, so the trainer cannot be judged: {failed.error}; this is a mistake of "
-                "ours, please report it with the traceback below"
+                f"the recorder's part `{failed.observer}` failed in rank {rank} and was switched off, so the trainer "
+                f"cannot be judged: {failed.error}; this is a mistake of ours, please report it with the traceback "
+                "below"
             )
     return None

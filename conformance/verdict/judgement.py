@@ -13,7 +13,7 @@ from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Behaviour, Reason, Verdict
 from conformance.verdict.comparison import Difference, Divergence
 from conformance.verdict.diagnosis import Suspects
-from conformance.verdict.evidence import RankEvidence, named
+from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.precedence import Ground, overrules
 from conformance.verdict.setup import Mistake
 from conformance.workloads.behaviour import Way
@@ -60,21 +60,24 @@ class Guard:
         return overrules("right numbers", self.ground) and self.ground != "exchange"
 
 
-def on_every_rank(name: str, without: Sequence[int], text: str) -> Guard:
-    """A guard that holds if no rank is ``without`` what it asks for."""
-    everywhere = "on every rank"
-    return Guard(name, not without, everywhere, f"not on {named(without)}" if without else everywhere, text)
-
-
-def not_held(
-    name: str, expected: str, text: str, observed: str = "", diagnosis: str = "", where: str | None = None
+def guard(
+    name: str,
+    expected: str,
+    text: str | None,
+    observed: str | None = None,
+    diagnosis: str = "",
+    *,
+    ground: Ground = "guard",
+    where: str | None = None,
 ) -> Guard:
-    """A guard that does not hold. ``observed``: the text, if nothing shorter says it."""
-    return Guard(name, False, expected, observed or text, text, diagnosis=diagnosis, where=where)
+    """A guard that holds unless there is a ``text``. ``observed``: the text, or what is expected, if nothing shorter
+    says it."""
+    seen = (text or expected) if observed is None else observed
+    return Guard(name, not text, expected, seen, text or "", ground, diagnosis, where)
 
 
 def adds_to(left: str, where: str | None) -> Guard:
-    return not_held("gradients of no window", "none", left, where=where)
+    return guard("gradients of no window", "none", left, where=where)
 
 
 @dataclass
@@ -130,8 +133,7 @@ class Judgement:
     def denied(self) -> list[str]:
         """What ranks report otherwise than it is seen."""
         return [
-            f"rank {rank.outcome.rank} reports {rank.denied}: report what the step of that window leaves, under its "
-            "number"
+            f"rank {rank.number} reports {rank.denied}: report what the step of that window leaves, under its number"
             for rank in self.ranks
             if rank.denied
         ][:1]
@@ -140,3 +142,8 @@ class Judgement:
         """Replace the verdict and its headline, which becomes the first note."""
         self.notes.insert(0, self.headline)
         self.verdict, self.headline, self.reason = verdict, headline, reason
+
+    def mistaken(self, mistake: Mistake, reason: Reason | None = None) -> None:
+        """The adapter's mistake decides."""
+        self.mistake = mistake
+        self.overrule("SETUP", mistake.text, reason)

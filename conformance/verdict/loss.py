@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import copysign
 
-from conformance.laws.at_outputs import FORMATS, AtOutputs, Term, at_outputs
+from conformance.laws.gradients import FORMATS, AtOutputs, Term, at_outputs
 from conformance.laws.run import Rank
 
 #: One of them may fit where it was the other.

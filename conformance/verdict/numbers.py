@@ -13,7 +13,7 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, bounded, power
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
-from conformance.results.records import PASSED, Reason
+from conformance.results.records import PASSED, Reason, Verdict
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
 from conformance.verdict.attempts import evidence
@@ -23,7 +23,7 @@ from conformance.verdict.ending import ending, parameters_without_gradients, rai
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
 from conformance.verdict.guards import guards
-from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, not_held
+from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard
 from conformance.verdict.precedence import Ground, overrules, spoken
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
@@ -98,22 +98,16 @@ _BEGAN_HIGHER = (
 
 def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapping[str, str]) -> Judgement:
     ranks = evidence(case, outcome, runs)
-    ended, context = ending(ranks, outcome), how_resumed(case, outcome.altered)
-    if ended is not None:
-        lost = other_window(case, ranks) if len(runs) > 1 else None
-        after = "this was after training had been stopped and resumed"
-        notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
-        if ended[0] == "CRASH":
-            notes += parameters_without_gradients(case.problem.workload.model)
-        verdict, headline, reason = ended
-        if verdict == "CRASH":
-            headline += what_there_is(case.problem.workload, *raised_by(ranks))
-        if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
-            headline += f"; {context}"
-        return Judgement(verdict, headline, reason, ranks, notes=notes)
+    context = how_resumed(case, outcome.altered)
+    if (ended := ending(ranks, outcome)) is not None:
+        return _ended_early(case, ranks, context if len(runs) > 1 else None, *ended, is_resumed=len(runs) > 1)
     judgement = Judgement("FAIL (numerics)", "", ranks=ranks, guards=guards(case, ranks))
-    judgement.divergence = first_divergence(ranks)
-    wrong = _without_oracle(judgement)
+    # Wrong whatever the right numbers are: a guard that does not hold, or ranks that differ.
+    seen = [guard for guard in judgement.broken if guard.ground != "exchange"]
+    wrong: list[Claim] = [(guard.ground, guard.text) for guard in seen[:1]]
+    if (divergence := first_divergence(ranks)) is not None:
+        judgement.divergence, judgement.verdict = divergence, "DIVERGED"
+        wrong.append(("divergence", f"the ranks hold different weights after window {divergence.window}"))
     try:
         _numbers(case, judgement, wrong, declares)
     except Unbounded as error:
@@ -121,34 +115,46 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
         judgement.reason = Reason("no error bound")
         wrong.append(("precision", f"no finite error bound: {error}; take the cases that are exact for an answer"))
     _make_up_for_unseen(judgement, wrong)
-    _explain(judgement, wrong)
+    # Some guards only explain wrong numbers.
+    explaining = [guard for guard in judgement.guards if not guard.holds and guard.explains]
+    if judgement.verdict in PASSED:
+        judgement.guards = tuple(guard for guard in judgement.guards if guard not in explaining)
     if wrong:
+        wrong += [(guard.ground, guard.text) for guard in explaining if judgement.verdict not in PASSED]
         judgement.headline, *judgement.notes = spoken(wrong)
         known = (guard.where for guard in judgement.guards if guard.text == judgement.headline and guard.where)
-        judgement.reason = next(map(_at, known), judgement.reason)
+        judgement.reason = next((Reason(where=where) for where in known), judgement.reason)
     at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.holds]
     if context is not None and judgement.headline in at_seam:
         judgement.headline += f"; {context}"
     judgement.notes += [
-        f"rank {rank.outcome.rank} {rank.outcome.exit}; its evidence was complete, so the verdict stands"
+        f"rank {rank.number} {rank.outcome.exit}; its evidence was complete, so the verdict stands"
         for rank in ranks
         if rank.outcome.exit != "exited 0"
     ]
     return judgement
 
 
-def _at(where: str) -> Reason:
-    return Reason(where=where)
-
-
-def _without_oracle(judgement: Judgement) -> list[Claim]:
-    """What is wrong whatever the right numbers are: guards that do not hold, or ranks that differ."""
-    seen = [guard for guard in judgement.broken if guard.ground != "exchange"]
-    wrong: list[Claim] = [(guard.ground, guard.text) for guard in seen[:1]]
-    if judgement.divergence is not None:
-        judgement.verdict = "DIVERGED"
-        wrong.append(("divergence", f"the ranks hold different weights after window {judgement.divergence.window}"))
-    return wrong
+def _ended_early(
+    case: Case,
+    ranks: tuple[RankEvidence, ...],
+    context: str | None,
+    verdict: Verdict,
+    headline: str,
+    reason: Reason,
+    *,
+    is_resumed: bool,
+) -> Judgement:
+    """``context``: what came before the resume, where that may be why a rank failed."""
+    notes = ["this was after training had been stopped and resumed"] if is_resumed else []
+    if is_resumed and (lost := other_window(case, ranks)):
+        notes = [f"{notes[0]}: {lost}"]
+    if verdict == "CRASH":
+        notes += parameters_without_gradients(case.problem.workload.model)
+        headline += what_there_is(case.problem.workload, *raised_by(ranks))
+    if context is not None and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
+        headline += f"; {context}"
+    return Judgement(verdict, headline, reason, ranks, notes=notes)
 
 
 def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:
@@ -171,15 +177,6 @@ def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:
             f"{unseen[0].text}, and which samples each rank trained on cannot be seen either; average through "
             "torch.distributed, or pass the model the inputs as they are in the batch"
         )
-
-
-def _explain(judgement: Judgement, wrong: list[Claim]) -> None:
-    """Let guards explain wrong numbers, and drop them where the numbers are right."""
-    explaining = [guard for guard in judgement.guards if not guard.holds and guard.explains]
-    if judgement.verdict in PASSED:
-        judgement.guards = tuple(guard for guard in judgement.guards if guard not in explaining)
-    elif wrong:
-        wrong += [(guard.ground, guard.text) for guard in explaining]
 
 
 def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Mapping[str, str]) -> None:
@@ -208,25 +205,17 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
                 passed(reading, trajectory, judgement)
             return
     answers = [(reading, trajectory_of(reading, history)) for reading in accepted]
-    strictest, right = _closest(answers, ranks)
-    judgement.trajectory = right
-    judgement.difference = first_difference(ranks, right.steps)
-    if judgement.difference is not None:
-        window = right.steps[judgement.difference.step].window
-        wrong.append(("difference", _describe(judgement.difference, workload.model.elements, window)))
-        diverged = judgement.divergence is not None
-        judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
-        # Who has as few steps as one that drops short windows may have done something else with them.
-        if not judgement.suspects.explained_by and len(right.steps) < len(answers[0][1].steps):
-            judgement.suspects = _otherwise(*answers[0], ranks, diverged) or judgement.suspects
-        # The gradients may have in them what an optimizer would add.
-        if right.certificate.exact and not judgement.suspects.explained_by:
-            alone = _otherwise(strictest, right, without_gradients(ranks), diverged)
-            judgement.suspects = alone or judgement.suspects
-        is_known = judgement.suspects.names_one
-        guard = first_wrong(case, ranks, judgement.difference, right)
+    closest = _closest(answers, ranks)
+    judgement.trajectory = right = closest[1]
+    judgement.difference = difference = first_difference(ranks, right.steps)
+    if difference is not None:
+        window = right.steps[difference.step].window
+        wrong.append(("difference", difference.described(workload.model.elements, window)))
+        judgement.suspects = _suspected(judgement, difference, closest, answers[0])
+        guard = first_wrong(case, ranks, difference, right)
         # One factor for all windows says more.
-        is_known |= guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
+        is_known = guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
+        is_known |= judgement.suspects.names_one
         is_open = guard is not None and not (is_known and overrules("known bug", guard.ground))
         if guard is not None and is_open and all(other.holds for other in judgement.guards):
             judgement.guards += (guard,)
@@ -238,13 +227,34 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
         _judge_scaler(right, workload.clip, judgement, wrong)
 
 
+def _suspected(
+    judgement: Judgement, difference: Difference, closest: tuple[Reading, Trajectory], first: tuple[Reading, Trajectory]
+) -> Suspects:
+    """What the wrong numbers say; if nothing, what another reading or less of the evidence says of them."""
+    ranks, diverged = judgement.ranks, judgement.divergence is not None
+    found = suspects(*closest, difference, ranks, diverged)
+    others = []
+    # Who has as few steps as one that drops short windows may have done something else with them.
+    if len(closest[1].steps) < len(first[1].steps):
+        others.append((*first, ranks))
+    # The gradients may have in them what an optimizer would add.
+    if closest[1].certificate.exact:
+        others.append((*closest, without_gradients(ranks)))
+    for reading, right, own in others if not found.explained_by else ():
+        differs = first_difference(own, right.steps)
+        other = None if differs is None else suspects(reading, right, differs, own, diverged)
+        if other is not None and other.names_one:
+            return other
+    return found
+
+
 def _judge_scaler(
     right: Trajectory, clip: Clip | None, judgement: Judgement, wrong: list[Claim], *, fit: bool = False
 ) -> None:
     """A step along gradients that overflowed explains what is wrong in the numbers. ``fit``: the numbers are right."""
     stepped = stepped_overflow(right, judgement.ranks)
     if stepped is not None:
-        judgement.guards += (not_held("overflows are skipped", "always", stepped),)
+        judgement.guards += (guard("overflows are skipped", "always", stepped),)
         wrong.append(("overflow", stepped))
     faults = [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault != stepped]
     if faults and not wrong:
@@ -281,21 +291,3 @@ def _fits(judgement: Judgement, trajectory: Trajectory, *, is_linear: bool) -> b
         return False
     judgement.ranks = without
     return True
-
-
-def _otherwise(reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence], diverged: bool) -> Suspects | None:
-    """What another reading, or less of the evidence, says of the numbers; None if no known fault alone makes them."""
-    difference = first_difference(ranks, right.steps)
-    found = None if difference is None else suspects(reading, right, difference, ranks, diverged)
-    return found if found is not None and found.names_one else None
-
-
-def _describe(difference: Difference, parameters: Sequence[str], window: int) -> str:
-    parameter = parameters[difference.index]
-    what = f"the gradient of {parameter} is" if difference.quantity == "gradient" else f"{parameter} becomes"
-    when = f"step {difference.step}" + (f" (window {window})" if window != difference.step else "")
-    expected = float(difference.expected)
-    digits = 9 if difference.observed is None or f"{difference.observed:.9g}" != f"{expected:.9g}" else 17
-    seen = "missing" if difference.observed is None else f"{difference.observed:.{digits}g}"
-    allowed = f" ± {float(difference.bound):.2g}" if difference.bound else ""
-    return f"{when}, rank {difference.rank}: {what} {seen}, expected {expected:.{digits}g}{allowed}"

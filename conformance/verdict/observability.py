@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from conformance.cases.case import Case
@@ -15,7 +15,7 @@ from conformance.trace.events import Collective, Finished, Start
 from conformance.verdict.answers import row_numbers
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import RankEvidence, named, values
-from conformance.verdict.reported import is_at_start, never_written, unreported
+from conformance.verdict.reported import ends_unstepped, is_at_start, never_written, unreported
 from conformance.verdict.resuming import resumed_unseen
 
 
@@ -87,10 +87,7 @@ def kept_over_step(rank: RankEvidence, step: int) -> str | None:
     if rank.shard is None or step == 0:
         return None
     last, now = rank.steps[step - 1 : step + 1]
-    used: dict[int | None, Vector] = {}
-    for event in rank.events.forwards:
-        if event.weights:
-            used.setdefault(event.window, values(event.weights))
+    used = {event.window: values(event.weights) for event in reversed(rank.events.forwards) if event.weights}
     weights = used.get(now.seen_in)
     if weights is None or used.get(last.seen_in) != weights or same(weights, last.weights):
         return None
@@ -106,67 +103,77 @@ _TRAINING = (trace.BackwardBegin, trace.AutogradGrad, trace.Step, trace.Skip)
 
 def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Why the numbers of a run cannot be judged, and what would make that possible; None if they can be."""
+    return next(_unobserved(case, ranks), None)
+
+
+def _unobserved(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[str]:
     if any(rank.shard is not None for rank in ranks) and (missing := hole(case, ranks)) is not None:
-        return (
+        yield (
             f"the shards that the ranks hold leave {missing} out, so the weights cannot be put together; shard with "
             "`fully_shard`, or with DTensors that are placed by `Shard` and `Replicate`"
         )
     if case.resumed == "killed" and not ranks[0].lives:
-        return (
+        yield (
             "rank 0 wrote no file of more than 64 bytes in its own process after it was to save again, so it was not "
             "killed while it saved: save in rank 0, after each of `task.save_after` windows"
         )
     if case.problem.workload.own_order and case.orders is None:
-        return (
+        yield (
             "the order of the samples is the trainer's own, and the forwards do not show which samples went in, so the "
             "numbers cannot be compared; pass the model the inputs as they are in the batch"
         )
     if (unseen := resumed_unseen(ranks)) is not None:
-        return unseen
+        yield unseen
     for rank in ranks:
-        held = [attempt.weights for attempt in rank.attempts] + ([rank.final_weights] if rank.final_weights else [])
-        took_model = bool(rank.events.of(trace.Model))
-        is_split = rank.shard is None and any(None in weights for weights in held)
-        if took_model and is_split and not rank.reported:
-            return (
-                f"the parameters are split over the ranks: rank {rank.outcome.rank} does not hold whole weights, so "
+        is_split = any(
+            None in weights for weights in (*(one.weights for one in rank.attempts), rank.final_weights or ())
+        )
+        if rank.events.of(trace.Model) and rank.shard is None and is_split and not rank.reported:
+            yield (
+                f"the parameters are split over the ranks: rank {rank.number} does not hold whole weights, so "
                 "they cannot be compared, and nothing says which part it holds; shard them with `fully_shard` (FSDP2), "
                 "run a path that keeps whole weights, such as DDP, or report them with `task.report`"
             )
     for rank in ranks:
         if rank.events.of(trace.Fork) and not rank.attempts and not rank.events.has(_TRAINING):
-            return (
-                f"rank {rank.outcome.rank} started another process and computed no gradients in its own; what another "
+            yield (
+                f"rank {rank.number} started another process and computed no gradients in its own; what another "
                 "process does cannot be seen, so train in the one that calls the function under `@trainer`"
             )
     if (missing := unreported(ranks, must_step(case.problem))) is not None:
-        return missing
-    processes = [life for rank in ranks if not rank.reported for life in rank.lives or (rank,)]
-    for rank in processes:
-        final = rank.final_weights
+        yield missing
+    yield from _unseen_steps(case, ranks)
+
+
+def _unseen_steps(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[str]:
+    """Of lives without a step of an optimizer of torch's: which weights came of what, if that does not show."""
+    has_stepped = any(rank.steps for rank in ranks)
+    for life in (life for rank in ranks if not rank.reported for life in rank.lives or (rank,)):
         # A rank without the model has no weights.
-        if not final or None in final or rank.events.of(trace.Step):
+        if not ends_unstepped(life):
             continue
-        if never_written(case, rank):
-            return (
-                f"the forwards of rank {rank.outcome.rank} used weights that the model's own parameters never had, so "
+        other = life.events.first(trace.ForeignOptimizer)
+        if never_written(case, life):
+            yield (
+                f"the forwards of rank {life.number} used weights that the model's own parameters never had, so "
                 "its last step cannot be seen; write them back at the end, with `model.load_state_dict(weights)`, or "
                 "report them with `task.report`"
             )
-        if any(rank.steps for rank in ranks) or is_at_start(case, rank):
+        elif has_stepped or is_at_start(case, life):
             continue
-        if rank.other_optimizer:
-            return (
-                f"rank {rank.outcome.rank} stepped parameters of shape {rank.other_optimizer.shapes} beside the "
+        elif other is not None:
+            yield (
+                f"rank {life.number} stepped parameters of shape {other.shapes} beside the "
                 "task's model, whose weights changed afterwards, so the steps cannot be compared; put an adapter on "
                 "the module that task.model() returns with `torch.nn.utils.parametrize`, or train its own weights"
             )
-        return (
-            f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, and no "
-            "forward showed when, so the steps cannot be compared; call the module that task.model() returns, or "
-            "derive the optimizer from torch.optim.Optimizer, in the process that calls the function under `@trainer`"
-        )
-    return None
+        else:
+            yield (
+                f"the weights of rank {life.number} changed, but no step of torch's Optimizer changed them, and "
+                "no forward showed when, so the steps cannot be compared; call the module that task.model() returns, "
+                "or derive the optimizer from torch.optim.Optimizer, in the process that calls the function under "
+                "`@trainer`"
+            )
 
 
 def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
@@ -175,13 +182,11 @@ def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     Windows that a loss scaler of the trainer's own skips leave no trace. Where also the rows are not those planned, the
     places of forwards are a guess, which shows in rows that are not of their window.
     """
-    if not case.arithmetic.scaled:
-        return None
-    for rank in ranks:
+    for rank in ranks if case.arithmetic.scaled else ():
         has_gaps = 0 < len(rank.attempts) < len(must_step(case.problem))
         if has_gaps and all(attempt.scale is None for attempt in rank.attempts) and not _are_placed(case, rank):
             return (
-                f"rank {rank.outcome.rank} took {len(rank.attempts)} steps in {len(case.problem.windows)} windows, and "
+                f"rank {rank.number} took {len(rank.attempts)} steps in {len(case.problem.windows)} windows, and "
                 "nothing shows which it skipped, as its forwards are of other rows than planned; pass the model the "
                 "inputs as they are in the batch, call `optimizer.zero_grad()` in each window, or step with "
                 "`torch.amp.GradScaler`"
@@ -197,7 +202,7 @@ def _are_placed(case: Case, rank: RankEvidence) -> bool:
             rows[event.window] += event.rows
     windows, of = case.problem.windows, row_numbers(case.problem)
     batches = {window.index: {of[sample.x] for sample in window.batch} for window in windows}
-    number = rank.outcome.rank
+    number = rank.number
     planned = {window.index: sum(map(len, window.shares[number])) for window in windows if number < window.world_size}
     return all(
         len(seen) == planned.get(at) if None in seen else batches.get(at, set()).issuperset(seen)
@@ -209,20 +214,20 @@ def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | No
     """Why the weights that training ends with say nothing of its steps, where these are right; None if they do."""
     if right is None or not all(rank.attempts and rank.final_weights for rank in ranks):
         return None
-    stepped = [_as_stepped(rank) for rank in ranks]
-    if stepped == list(ranks) or not matches(stepped, right.steps):
+    stepped = []
+    for rank in ranks:
+        # With what the optimizer's last step made of the weights, whatever training ends with.
+        *earlier, last = rank.attempts
+        for step in rank.events.of(trace.Attempt)[-1:]:
+            if step.window == last.seen_in and step.weights is not None:
+                last = replace(last, weights=values(step.weights))
+        stepped.append(replace(rank, attempts=(*earlier, last)))
+    if all(one.attempts == rank.attempts for one, rank in zip(stepped, ranks, strict=True)):
+        return None
+    if not matches(stepped, right.steps):
         return None
     return (
         "all steps are right, but after the last one the weights become others, and it is not known what for; return "
         "from the function under `@trainer` before averaged or earlier weights are loaded, adapters are merged, or the "
         "model is cast to another type, and after what the last step made of masters is copied to the model"
     )
-
-
-def _as_stepped(rank: RankEvidence) -> RankEvidence:
-    """With what the optimizer's last step made of the weights, whatever training ends with."""
-    *earlier, last = rank.attempts
-    for step in rank.events.of(trace.Attempt)[-1:]:
-        if step.window == last.seen_in and step.weights is not None:
-            return replace(rank, attempts=(*earlier, replace(last, weights=values(step.weights))))
-    return rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain, combinations, pairwise, product
+from itertools import accumulate, chain, combinations, pairwise, product, zip_longest
 from typing import Any
 
 from conformance.cases.case import Case
@@ -18,11 +18,9 @@ from conformance.verdict.answers import row_numbers
 from conformance.verdict.evidence import RankEvidence, cleared, named
 from conformance.verdict.judgement import OTHER_ORDER, POSITION
 from conformance.workloads.behaviour import Way
-from conformance.workloads.layout import Orders, Shares, Window, micro_batches
+from conformance.workloads.layout import Orders, Shares, micro_batches
 from conformance.workloads.plan import order_of, rows
 from conformance.workloads.workload import Workload
-
-_Rows = frozenset[int]
 
 
 def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
@@ -30,9 +28,8 @@ def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     read = [rank.trained for rank in ranks if rank.trained is not None]
     if not (case.problem.workload.shuffle and case.problem.in_order) or len(read) < len(ranks):
         return None
-    planned = [frozenset(rows) for rows in _planned(case)]
-    found = [_Rows().union(*(of_rank.get(window, ()) for of_rank in read)) for window in range(len(planned))]
-    batches = case.problem.workload.windows_of_epoch
+    planned, batches = [frozenset(rows) for rows in _planned(case)], case.problem.workload.windows_of_epoch
+    found = [frozenset[int]().union(*(of_rank.get(at, ()) for of_rank in read)) for at in range(len(planned))]
     other = [window for window, rows in enumerate(found) if rows != planned[window]]
     if not other or any(found[window] != planned[window % batches] for window in other):
         return None
@@ -56,10 +53,8 @@ def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> str | N
     for number, life in enumerate(lives):
         read = [row for event in life.events.forwards for row in event.rows]
         done = sum(len(micro_batch) for window in before for micro_batch in window.shares[number])
-        for other in list(found):
-            own = [row_of[sample] for sample in order_of(spec, number, other)[done:]]
-            if not read or read[: len(own)] != own:
-                found.discard(other)
+        owns = {other: [row_of[sample] for sample in order_of(spec, number, other)[done:]] for other in found}
+        found = {other for other, own in owns.items() if read and read[: len(own)] == own}
     if epoch in found or len(found) != 1:
         return None
     return (
@@ -72,40 +67,36 @@ def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | N
     """Which ranks read samples of each other, but in other windows of an epoch, while no rank reads some others; None
     if no two do, or the rows do not show it. Where steps are too many, windows are not those of the plan."""
     too_many = any(len(rank.attempts) > len(case.problem.windows) for rank in ranks)
-    if not case.problem.in_order or too_many or all(_is_its_own(case, rank) for rank in ranks):
+    if not case.problem.in_order or too_many or any(rank.trained is None for rank in ranks):
+        return None
+    if all(_reads_its_own(case, rank) for rank in ranks):
         return None
     planned, batches = _planned(case), case.problem.workload.windows_of_epoch
     # A last window may be filled up by repeating samples.
     whole = [window for window, rows in enumerate(planned) if rows.total() == case.problem.workload.batch_size]
     for epoch in range(case.problem.workload.epochs):
         often = sum(planned[epoch * batches : (epoch + 1) * batches], Counter[int]())
-        places = [
-            {row: at for at in whole if at // batches == epoch for row in (rank.trained or {}).get(at, ())}
-            for rank in ranks
-        ]
-        unread = often.keys() - chain.from_iterable(
-            rows for rank in ranks for at, rows in (rank.trained or {}).items() if at // batches == epoch
-        )
-        if any(rank.trained is None for rank in ranks) or not unread:
-            continue
-        for (one, mine), (two, others) in combinations(zip(ranks, places, strict=True), 2):
+        read = [{at: rows for at, rows in (one.trained or {}).items() if at // batches == epoch} for one in ranks]
+        unread = often.keys() - chain.from_iterable(rows for own in read for rows in own.values())
+        places = [{row: at for at in whole for row in own.get(at, ())} for own in read]
+        for (one, mine), (two, others) in combinations(zip(ranks, places, strict=True), 2) if unread else ():
             both = [row for row in mine.keys() & others.keys() if often[row] == 1 and mine[row] != others[row]]
             if both:
                 return (
-                    f"{named([one.outcome.rank, two.outcome.rank])} go through epoch {epoch} in different orders: "
+                    f"{named([one.number, two.number])} go through epoch {epoch} in different orders: "
                     f"{len(both)} samples are read by both, in different windows, and {len(unread)} by no rank; give "
                     "the samplers of all ranks the same seed, and the same epoch with `set_epoch`"
                 )
     return None
 
 
-def _is_its_own(case: Case, rank: RankEvidence) -> bool:
+def _reads_its_own(case: Case, rank: RankEvidence) -> bool:
     """Whether a rank reads its own windows of one epoch after the other, though it may leave some out, or read on."""
     row_of, epoch = row_numbers(case.problem), 0
     own: dict[int, list[set[int]]] = defaultdict(list)
     for window in case.problem.windows:
-        if rank.outcome.rank < window.world_size:
-            own[window.epoch].append({row_of[window.batch[at].x] for at in chain(*window.shares[rank.outcome.rank])})
+        if rank.number < window.world_size:
+            own[window.epoch].append({row_of[window.batch[at].x] for at in chain(*window.shares[rank.number])})
     for event in rank.events.forwards:
         while epoch in own and not any(share.issuperset(event.rows) for share in own[epoch]):
             epoch += 1
@@ -114,7 +105,7 @@ def _is_its_own(case: Case, rank: RankEvidence) -> bool:
 
 def _planned(case: Case) -> list[Counter[int]]:
     """The rows of each window."""
-    row_of: Mapping[tuple[object, ...], int] = row_numbers(case.problem)
+    row_of = row_numbers(case.problem)
     return [Counter(row_of[sample.x] for sample in window.batch) for window in case.problem.windows]
 
 
@@ -151,19 +142,18 @@ def _read(
     in a forward that is recomputed; else it is read twice. ``without_cleared``: forwards whose gradients were cleared
     do not count. Trainers that keep gradients elsewhere clear those that train, too.
     """
-    found = []
+    found, length = [], spec["accumulation"] * spec["micro_batch_size"]
     for life_of_rank in ranks:
         own = list[int | None]()
         for first, events in zip((0, spec["resumed_at"]), life_of_rank, strict=False):
             end = spec["steps"] if len(life_of_rank) == 1 or first else spec["resumed_at"]
             lines = without_rehearsals(without_copies(events), end - first, end - first)
-            trains = trained(lines) - (cleared(events) if without_cleared else set())
-            rows = forwarded(lines)
-            for stretch in stretches(lines, trains):
+            rows, unused = forwarded(lines), cleared(events) if without_cleared else set()
+            for stretch in stretches(lines, trained(lines) - unused):
                 forwards = [rows[forward] or (None,) for forward in stretch.forwards]
                 of_step = list(chain.from_iterable(dict.fromkeys(forwards) if is_once else forwards))
                 if is_last:
-                    of_step = [] if stretch.end is None else of_step[-spec["accumulation"] * spec["micro_batch_size"] :]
+                    of_step = [] if stretch.end is None else of_step[-length:]
                 own += of_step
         found.append([number for number in own if number is not None])
         if not own or None in own:
@@ -216,12 +206,10 @@ def _cuts(shares: Shares, epochs: int) -> Iterator[Orders]:
 def _wrong(workload: Workload, orders: Orders) -> tuple[int, int]:
     """How many samples are read too often in all epochs together, or too seldom, whichever are more; and how many are
     read too often."""
-    asked: list[Counter[int]] = [Counter(range(workload.samples))] * workload.epochs
+    asked = [Counter(range(workload.samples))] * workload.epochs
     found = [Counter(chain.from_iterable(chain(*order))) for order in orders]
-    length = max(len(asked), len(found))
-    asked, found = ([*one, *[Counter[int]()] * (length - len(one))] for one in (asked, found))
-    both = ((found, asked), (asked, found))
-    repeated, unread = (sum((one - other).total() for one, other in zip(*two, strict=True)) for two in both)
+    pairs = list(zip_longest(found, asked, fillvalue=Counter[int]()))
+    repeated, unread = sum((one - two).total() for one, two in pairs), sum((two - one).total() for one, two in pairs)
     return max(repeated, unread), repeated
 
 
@@ -250,25 +238,23 @@ def lost_at_stop(case: Case) -> str | None:
     if stop is None or len({*case.world_sizes}) > 1:
         return None
     read = [list(chain(*chain(*of_rank))) for of_rank in zip(*orders, strict=True)]
-    lives: tuple[list[int], list[int]] = [], []
+    lives = Counter[int](), Counter[int]()
     for rank, own in enumerate(read):
         before = sum(len(share) for window in case.problem.windows[:stop] for share in window.shares[rank])
-        lives[0].extend(own[:before])
-        lives[1].extend(own[before:])
-    for life in lives:
-        times = Counter(life)
-        often = [times[sample] for sample in range(case.problem.workload.samples)]
-        if max(often) - min(often) > 1:
-            return None
+        lives[0].update(own[:before])
+        lives[1].update(own[before:])
+    often = [[times[sample] for sample in range(case.problem.workload.samples)] for times in lives]
+    if any(max(one) - min(one) > 1 for one in often):
+        return None
     return OTHER_ORDER if _is_as_much(case, read) else POSITION
 
 
 def each_rank_reads_all(case: Case) -> bool:
     """Whether samples are not shared out over the ranks in some epoch."""
-    return any(_is_whole(case.problem.workload, order) for order in case.orders or ())
+    return any(_is_read_by_each(case.problem.workload, order) for order in case.orders or ())
 
 
-def _is_whole(workload: Workload, order: Shares) -> bool:
+def _is_read_by_each(workload: Workload, order: Shares) -> bool:
     return len(order) > 1 and all(len(Counter(chain(*share))) == workload.samples for share in order)
 
 
@@ -277,7 +263,7 @@ def _not_once_in(workload: Workload, epoch: str, order: Shares) -> str | None:
     times = sum(own, Counter[int]())
     repeated, unread = sum(count > 1 for count in times.values()), workload.samples - len(times)
     rest = f", and no rank reads {unread}" if unread else ""
-    if _is_whole(workload, order):
+    if _is_read_by_each(workload, order):
         return f"each rank reads all samples of {epoch}; give each its own, as by `DistributedSampler`"
     for rank, one in enumerate(own):
         if twice := sum(count > 1 for count in one.values()):
@@ -337,17 +323,18 @@ def as_one(case: Case) -> Case | None:
 def crosses(case: Case, other: Case, outcome: Outcome) -> bool:
     """Whether the steps of each rank end the windows of ``other``, all of them but a short last one, which may be
     dropped, and not those of ``case``. Who drops the short windows of each epoch may end some of both."""
-    ranks = zip(*(life.recorded for life in outcome.lives or (outcome,)), strict=True)
-    shown = [set(_rows_before_steps([one.events for one in of_rank])) for of_rank in ranks]
-    own, others = ([_ends(one.problem.windows, rank) for rank in range(len(shown))] for one in (case, other))
-    last = other.problem.windows[-1]
-    dropped = [{max(ends)} if last.length < last.nominal else set[int]() for ends in others]
-    ends_all = all(ends - may <= rows <= ends for rows, ends, may in zip(shown, others, dropped, strict=True))
-    return ends_all and not all(rows <= ends for rows, ends in zip(shown, own, strict=True))
 
+    def ends(one: Case, rank: int) -> set[int]:
+        return set(accumulate(sum(map(len, window.shares[rank])) for window in one.problem.windows))
 
-def _ends(windows: Sequence[Window], rank: int) -> set[int]:
-    return set(accumulate(len(list(chain(*window.shares[rank]))) for window in windows))
+    is_own, last = True, other.problem.windows[-1]
+    for rank, of_rank in enumerate(zip(*(life.recorded for life in outcome.lives or (outcome,)), strict=True)):
+        rows, planned = set(_rows_before_steps([one.events for one in of_rank])), ends(other, rank)
+        dropped = {max(planned)} if last.length < last.nominal else set[int]()
+        if not planned - dropped <= rows <= planned:
+            return False
+        is_own &= rows <= ends(case, rank)
+    return not is_own
 
 
 def _rows_before_steps(lives: Sequence[Sequence[dict[str, Any]]]) -> Iterator[int]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from conformance.adapter.loading import place_of
 from conformance.cases.case import Case
 from conformance.laws import checking
-from conformance.laws import timeline as drawn
 from conformance.laws.fitting import fitted
 from conformance.laws.run import Run
 from conformance.oracle.affine import Enclosure, Gap
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
-from conformance.results.records import PASSED, CaseRecord, Finding, Join, Moment, Timeline, Vector, Verdict
-from conformance.trace.events import BackwardBegin, Event
+from conformance.results.records import PASSED, CaseRecord, Finding, Timeline, Vector, Verdict
+from conformance.trace.events import BackwardBegin, Event, ObserverFailed
+from conformance.verdict import timeline as drawn
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.paths import shortened, text_of
@@ -39,13 +39,7 @@ def timeline(judgement: Judgement) -> Timeline | None:
         return None
     window = _window(judgement)
     run = next((run for run in judgement.runs if any(one.number == window for one in run.windows)), judgement.runs[0])
-    shown = drawn.timeline(run, window, judgement.findings)
-    return Timeline(
-        moments=tuple(map(_moment, shown.moments)),
-        window=shown.window,
-        joins=tuple(Join(tuple(group)) for group in shown.joins),
-        cut=shown.cut,
-    )
+    return drawn.timeline(run, window, judgement.findings)
 
 
 def _finding(finding: checking.Finding, observed: str | None, run: Run, target: str) -> Finding:
@@ -64,7 +58,7 @@ def _finding(finding: checking.Finding, observed: str | None, run: Run, target: 
         window=finding.window,
         where=None if broken.event.where is None else broken.event.line,
         source=source_of(broken.event, target),
-        slice=tuple(map(_moment, drawn.in_words(shown, [broken.event]))),
+        slice=drawn.moments(shown, [broken.event]),
     )
 
 
@@ -100,19 +94,6 @@ def _window(judgement: Judgement) -> int | None:
     if judgement.divergence is not None:
         return judgement.divergence.window
     return max((window.number for run in judgement.runs for window in run.windows), default=None)
-
-
-def _moment(moment: drawn.Moment) -> Moment:
-    event = moment.event
-    return Moment(
-        rank=event.rank,
-        time=round(moment.time, 3),
-        event=event.event,
-        label=moment.label,
-        where=None if event.where is None else "{}:{}".format(*event.where),
-        micro_batch=event.micro_batch,
-        marked=moment.marked,
-    )
 
 
 #: Steps of a long run that the results file keeps: all of the first ones, then one in so many.
@@ -272,9 +253,9 @@ def _taken(rank: RankEvidence, number: int) -> Event | None:
 
 
 def _rank(rank: RankEvidence) -> records.Rank:
-    failed = rank.raised or rank.observer_failed
+    failed = rank.raised or rank.events.first(ObserverFailed)
     return records.Rank(
-        rank=rank.outcome.rank,
+        rank=rank.number,
         exit=rank.outcome.exit,
         delivered=rank.outcome.finished and rank.outcome.exit != "exited 0",
         output=shortened(rank.outcome.output),

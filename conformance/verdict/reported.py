@@ -5,35 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 
 from conformance.cases.case import Case
-from conformance.laws.run import Rank, Run, Window
+from conformance.laws.run import Rank, Run
 from conformance.oracle.rounding import nearest
 from conformance.results.records import Vector
 from conformance.trace.events import Forward, Report, Step
 from conformance.trace.events import Vector as Reported
 from conformance.verdict.comparison import same
-from conformance.verdict.evidence import Attempt, RankEvidence, exactly, overlaid, values
+from conformance.verdict.evidence import Attempt, RankEvidence, exactly, overlaid, shown_by, values
 from conformance.workloads.precision import Format
 
 
 def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
     """The same evidence, completed by what the ranks report. What a rank does not report of a window, but others, is
     that of the first rank that does."""
-    reports = [
-        [event for run in runs for rank in _of_life(run, at) for event in rank.of(Report)] for at in range(len(ranks))
-    ]
+    # A life that does not have a rank stands for it with its first one, whose numbers are those of all.
+    lives = [[*chain(*(run.ranks[at : at + 1] or run.ranks[:1] for run in runs))] for at in range(len(ranks))]
+    reports = [[event for life in own for event in life.of(Report)] for own in lives]
     weights = _together([{event.step: event.weights for event in own} for own in reports])
     # The step itself may unscale or clip them.
     uses = not case.arithmetic.scaled and case.problem.workload.clip is None
     gradients = _together([{event.step: event.gradients for event in own if uses} for own in reports])
-    each = zip(ranks, weights, gradients, strict=True)
-    return tuple(_completed(case, rank, runs, own, used) if own else rank for rank, own, used in each)
-
-
-def _of_life(run: Run, rank: int) -> Sequence[Rank]:
-    """The rank as it is in a life; the first one, whose numbers stand for all, where a life does not have it."""
-    return run.ranks[rank : rank + 1] or run.ranks[:1]
+    each = zip(ranks, lives, weights, gradients, strict=True)
+    return tuple(_completed(case, rank, own, said, used) if said else rank for rank, own, said, used in each)
 
 
 def _together(reports: Sequence[Mapping[int, Reported | None]]) -> Sequence[Mapping[int, Vector]]:
@@ -55,39 +51,42 @@ def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None
         missing = sorted(trained - known)
         if missing:
             return (
-                f"rank {rank.outcome.rank} does not report all of its weights after window {missing[0]}, which cannot "
+                f"rank {rank.number} does not report all of its weights after window {missing[0]}, which cannot "
                 "be seen either; call `task.report`, or go through `task.step`, after each window, skipped ones "
                 "included, on every rank"
             )
     return None
 
 
-def never_written(case: Case, rank: RankEvidence) -> bool:
-    """Whether the model's own parameters end as they began, though the rank has trained: forwards get others then."""
-    final = rank.final_weights
-    if not final or None in final or rank.events.of(Step):
-        return False
-    return is_at_start(case, rank) and any(not same(step.weights, final) for step in rank.steps)
-
-
 def is_at_start(case: Case, rank: RankEvidence) -> bool:
     """Whether its last weights are those that training began with; ranks that start apart are made equal to rank 0."""
     final = rank.final_weights or ()
-    return any(same(final, tuple(map(float, case.problem.workload.start_of(of)))) for of in (0, rank.outcome.rank))
+    return any(same(final, tuple(map(float, case.problem.workload.start_of(of)))) for of in (0, rank.number))
+
+
+def never_written(case: Case, rank: RankEvidence) -> bool:
+    """Whether the model's own parameters end as they began, though the rank has trained: forwards get others then."""
+    return ends_unstepped(rank) and is_at_start(case, rank) and _are_others(rank, [one.weights for one in rank.steps])
+
+
+def ends_unstepped(rank: RankEvidence) -> bool:
+    """Whether it ends with known weights, and without a step of an optimizer of torch's."""
+    return bool(rank.final_weights) and None not in (rank.final_weights or ()) and not rank.events.of(Step)
+
+
+def _are_others(rank: RankEvidence, shown: Sequence[Vector]) -> bool:
+    """Whether some of these weights are not those that it ends with."""
+    return any(not same(one, rank.final_weights or ()) for one in shown)
 
 
 def _completed(
-    case: Case,
-    rank: RankEvidence,
-    runs: Sequence[Run],
-    reported: Mapping[int, Vector],
-    used: Mapping[int, Vector],
+    case: Case, rank: RankEvidence, lives: Sequence[Rank], reported: Mapping[int, Vector], used: Mapping[int, Vector]
 ) -> RankEvidence:
-    hidden = _hidden(case, rank, runs)
+    hidden = _hidden(case, rank, lives)
     attempts = {attempt.window: attempt for attempt in rank.attempts if attempt.window not in hidden}
     is_rounded = any(event.rounded for event in rank.events.of(Forward))
     compute = case.arithmetic.compute if case.arithmetic.mixed else None
-    shown = {} if rank.shard is not None else _shown(rank, runs, hidden)
+    shown = {} if rank.shard is not None else _shown(lives, hidden)
     unseen: Vector = (None,) * case.problem.workload.model.size
     before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
     denied = list[str]()
@@ -114,61 +113,44 @@ def _completed(
         if not attempt.gradients and None not in used.get(step, unseen):
             attempt = replace(attempt, gradients=used[step], gradients_by="reported")
         attempts[step], before = attempt, weights
+
+    def ended(life: RankEvidence) -> RankEvidence:
+        """With the weights that were reported of its last window, if those that it ends with are not shown."""
+        windows = {event.window for event in life.events.events if event.window is not None}
+        known = [attempts[step].weights for step in sorted(attempts) if not windows or step <= max(windows)]
+        is_unseen = None in (life.final_weights or (None,)) or not windows.isdisjoint(hidden)
+        return replace(life, final_weights=known[-1]) if is_unseen and known else life
+
     return replace(
-        rank,
+        ended(rank),
         attempts=tuple(attempts[step] for step in sorted(attempts)),
-        final_weights=_left(rank, hidden, attempts),
-        lives=tuple(replace(life, final_weights=_left(life, hidden, attempts)) for life in rank.lives),
+        lives=tuple(map(ended, rank.lives)),
         hidden=frozenset(hidden),
-        denied=next(iter(denied), None),
+        denied=denied[0] if denied else None,
     )
 
 
-def _hidden(case: Case, rank: RankEvidence, runs: Sequence[Run]) -> set[int]:
-    """The last windows of the lives that end with the model's own parameters as they were, where forwards used others:
-    what came of these windows is not shown by the end."""
+def _hidden(case: Case, rank: RankEvidence, lives: Sequence[Rank]) -> set[int]:
+    """The last windows of the lives that end with the model's own parameters as they were when training began, where
+    forwards used others: what came of these windows is not shown by the end."""
     found = set[int]()
-    for life, run in zip(rank.lives or (rank,), runs, strict=True):
-        windows = [window for own in _of_life(run, rank.outcome.rank) for window in own.windows]
-        if windows and (never_written(case, life) or _stays(case, life, windows)):
-            found.add(windows[-1].number)
+    for life, own in zip(rank.lives or (rank,), lives, strict=True):
+        if not own.windows or not ends_unstepped(life):
+            continue
+        forward = next(iter(own.windows[0].forwards), None)
+        begun = shown_by(forward)
+        after = [weights for one in own.windows[:-1] if (weights := shown_by(one.shown_after))]
+        has_stayed = begun and (is_at_start(case, life) or not _are_others(life, [begun]))
+        if never_written(case, life) or (has_stayed and (not after or _are_others(life, after))):
+            found.add(own.windows[-1].number)
     return found
 
 
-def _stays(case: Case, life: RankEvidence, windows: Sequence[Window]) -> bool:
-    """Whether the parameters end as they were when training began, and forwards of later windows, if there are any,
-    used others, in a life without a step of an optimizer of torch's."""
-    final = life.final_weights
-    if not final or None in final or life.events.of(Step):
-        return False
-    begun = windows[0].forwards[0].weights if windows[0].forwards else None
-    if begun is None:
-        return False
-    after = [values(event.weights) for event in (one.shown_after for one in windows[:-1]) if event and event.weights]
-    has_stayed = is_at_start(case, life) or same(values(begun), final)
-    return has_stayed and (not after or any(not same(one, final) for one in after))
-
-
-def _left(life: RankEvidence, hidden: Set[int], attempts: Mapping[int, Attempt]) -> Vector | None:
-    """The weights that a life ends with, those reported of its last window if these are not shown."""
-    final = life.final_weights
-    windows = {event.window for event in life.events.events if event.window is not None}
-    known = [attempts[step].weights for step in sorted(attempts) if step <= max(windows, default=step)]
-    is_unseen = final is None or None in final or not windows.isdisjoint(hidden)
-    return known[-1] if is_unseen and known else final
-
-
-def _shown(rank: RankEvidence, runs: Sequence[Run], hidden: Set[int]) -> dict[int, Vector]:
+def _shown(lives: Sequence[Rank], hidden: Set[int]) -> dict[int, Vector]:
     """The weights that the next window's first forward, or the end, shows after a window that was trained here."""
-    windows = [
-        window
-        for run in runs
-        for own in _of_life(run, rank.outcome.rank)
-        for window in own.windows
-        if window.forwards and window.backwards and window.number not in hidden
-    ]
-    after = {window.number: window.shown_after for window in windows}
-    return {number: values(event.weights) for number, event in after.items() if event and event.weights}
+    windows = [window for own in lives for window in own.windows if window.forwards and window.backwards]
+    after = {window.number: shown_by(window.shown_after) for window in windows if window.number not in hidden}
+    return {number: weights for number, weights in after.items() if weights}
 
 
 def _is_seen(seen: float | None, said: float | None, compute: Format | None, is_rounded: bool) -> bool:

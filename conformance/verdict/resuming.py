@@ -3,7 +3,7 @@ loss scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
@@ -24,18 +24,18 @@ def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
     Windows that are missing before the stop, and do not come after it, are lost, which is another mistake.
     """
-    for rank in ranks:
-        before, after = map(_windows, rank.lives) if rank.lives else ([], [])
-        stop = case.resumed_at or 0
-        if case.resumed_inside:
-            last = _micro_batches(rank.lives[0])[-1:] if rank.lives else []
-            if last and last != [(stop, case.resumed_inside - 1)]:
-                return (
-                    f"Your last micro-batch before the stop was number {last[0][1]} of window {last[0][0]}, and should "
-                    f"be number {case.resumed_inside - 1} of window {stop}: train `task.stop_after` windows and "
-                    "`task.stop_inside` micro-batches of the next one, save in `task.checkpoint_dir`, and return."
-                )
-        elif before and (before[-1] >= stop or after[:1] == [before[-1] + 1] != [stop]):
+    stop, inside = case.resumed_at or 0, case.resumed_inside
+    for first, second in (rank.lives for rank in ranks if rank.lives):
+        before, after = _windows(first), _windows(second)
+        places = [(event.window, event.micro_batch) for event in first.events.of(trace.BackwardBegin)]
+        last = [(window, number) for window, number in places if None not in (window, number)][-1:]
+        if inside and last and last != [(stop, inside - 1)]:
+            return (
+                f"Your last micro-batch before the stop was number {last[0][1]} of window {last[0][0]}, and should "
+                f"be number {inside - 1} of window {stop}: train `task.stop_after` windows and "
+                "`task.stop_inside` micro-batches of the next one, save in `task.checkpoint_dir`, and return."
+            )
+        if not inside and before and (before[-1] >= stop or after[:1] == [before[-1] + 1] != [stop]):
             return (
                 f"You stopped after {_count(before[-1] + 1)}; this case asks for a stop after {stop}: train "
                 "`task.stop_after` windows, skipped ones included, save in `task.checkpoint_dir`, and return."
@@ -45,18 +45,18 @@ def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
 def how_resumed(case: Case, altered: Sequence[str]) -> str | None:
     """What came before the resume, where that may be why it failed. ``altered``: as in `Outcome`."""
+    before, after = case.world_sizes
+    was_whole = f"the next checkpoint, and the one of {_count(case.resumed_at or 0)} was whole"
     if case.resumed == "killed":
         return (
-            "before that the processes were killed while they saved the next checkpoint, and the one of "
-            f"{_count(case.resumed_at or 0)} was whole: write each beside the last one, and rename it when it is whole"
+            f"before that the processes were killed while they saved {was_whole}: write each beside the last one, and "
+            "rename it when it is whole"
         )
     if case.resumed == BETWEEN_FILES:
         return (
-            "before that the processes were killed between two files of the next checkpoint, and the one of "
-            f"{_count(case.resumed_at or 0)} was whole: write the files of each into a new folder, and rename that "
-            "last; if it is one file, rename it over the last one, and do not copy it"
+            f"before that the processes were killed between two files of {was_whole}: write the files of each into a "
+            "new folder, and rename that last; if it is one file, rename it over the last one, and do not copy it"
         )
-    before, after = case.world_sizes
     if before != after:
         return (
             f"it was stopped on {before} ranks, and resumed on {after}: what a rank saves or counts for itself "
@@ -84,11 +84,8 @@ def may_come_of_it(case: Case, ranks: Sequence[RankEvidence]) -> bool:
 def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """With which other window training went on, or that it did not; None if it went on with the next one, or if that
     cannot be seen."""
-    if (
-        resumed_unseen(ranks) is None
-        and any(rank.lives for rank in ranks)
-        and not any(rank.lives and _windows(rank.lives[1]) for rank in ranks)
-    ):
+    lives = [rank.lives[1] for rank in ranks if rank.lives]
+    if lives and not any(map(_windows, lives)) and resumed_unseen(ranks) is None:
         return (
             "no window was trained after the resume: what was saved may say that training, or its last epoch, was over"
         )
@@ -105,13 +102,13 @@ def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
             continue
         if not second.of(trace.Model):
             return (
-                f"rank {rank.outcome.rank} resumed without calling task.model(), so what it trained cannot be seen; "
+                f"rank {rank.number} resumed without calling task.model(), so what it trained cannot be seen; "
                 "load the weights of the checkpoint into the module that task.model() returns"
             )
         # Those of the watched model have windows.
         if second.has((trace.BackwardBegin, trace.AutogradGrad, trace.ForeignOptimizer)):
             return (
-                f"rank {rank.outcome.rank} resumed, and trained another module than task.model() returned, which "
+                f"rank {rank.number} resumed, and trained another module than task.model() returned, which "
                 "cannot be seen; load the weights of the checkpoint into the one that it returned"
             )
     return None
@@ -119,104 +116,100 @@ def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
 
 def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """With which other window a rank went on; None if all that went on did so with the next one."""
-    first = {rank.outcome.rank: windows[0] for rank in ranks if rank.lives and (windows := _windows(rank.lives[1]))}
-    for rank, window in first.items():
-        if _is_in_first_epoch(case, _windows(ranks[rank].lives[1])):
+    stop, inside = case.resumed_at, case.resumed_inside
+    for rank in ranks:
+        before, after = rank.lives or (None, None)
+        windows = _windows(after) if after else []
+        if not before or not after or not windows:
+            continue
+        stopped = f"rank {rank.number} was stopped before window {stop}, and"
+        if in_first_epoch(case, [rank]):
             return (
-                f"rank {rank} was stopped before window {case.resumed_at}, and goes on from there in the order of "
-                "epoch 0: save the epoch, too, and tell the sampler with `set_epoch`"
+                f"{stopped} goes on from there in the order of epoch 0: save the epoch, too, and tell the sampler with "
+                "`set_epoch`"
             )
-        stepped = {attempt.window for attempt in ranks[rank].lives[0].attempts}
-        if case.resumed_inside and case.resumed_at in stepped and window != case.resumed_at:
+        if inside and stop in {attempt.window for attempt in before.attempts} and windows[0] != stop:
             return (
-                f"rank {rank} was stopped inside window {case.resumed_at}, which it ended with {case.resumed_inside} "
-                f"of its {len(case.problem.windows[case.resumed_at].shares[rank])} micro-batches, and resumed with "
-                f"window {window}: save the gradients and how many micro-batches of it were trained, or train it again "
+                f"rank {rank.number} was stopped inside window {stop}, which it ended with {inside} of its "
+                f"{len(case.problem.windows[stop].shares[rank.number])} micro-batches, and resumed with window "
+                f"{windows[0]}: save the gradients and how many micro-batches of it were trained, or train it again "
                 "from its beginning"
             )
-        if window != case.resumed_at:
+        if windows[0] != stop:
             return (
-                f"rank {rank} was stopped before window {case.resumed_at}, and resumed with window {window}: "
-                "save how many windows were trained, and skip those, no more and no fewer"
+                f"{stopped} resumed with window {windows[0]}: save how many windows were trained, and skip those, no "
+                "more and no fewer"
             )
-        if case.resumed_inside and window not in {one.window for one in ranks[rank].lives[1].attempts}:
+        if inside and stop not in {one.window for one in after.attempts}:
             return (
-                f"rank {rank} was stopped inside window {window}, and after the resume no step ends it: windows begin "
-                "where training is resumed; save how many micro-batches of the window were trained, too"
+                f"rank {rank.number} was stopped inside window {stop}, and after the resume no step ends it: "
+                "windows begin where training is resumed; save how many micro-batches of the window were trained, too"
             )
     return None
 
 
 def in_first_epoch(case: Case, ranks: Sequence[RankEvidence]) -> bool:
-    """Whether a rank goes on where it was stopped, but in the order of the first epoch."""
+    """Whether a rank goes on where it was stopped, but in the order of the first epoch: whether as many windows as were
+    left, and at the same place of an epoch, are those of the first one."""
+    workload, stop = case.problem.workload, case.resumed_at or 0
+    place = stop % workload.windows_of_epoch
     lives = (_windows(rank.lives[1]) for rank in ranks if rank.lives)
-    return any(windows and _is_in_first_epoch(case, windows) for windows in lives)
+    return any(
+        workload.shuffle and windows[:1] == [place] != [stop] and len(windows) == workload.steps - stop
+        for windows in lives
+    )
 
 
 def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """With which micro-batch, that begins no window, a rank went on; None if none did, or if its rows are not planned
     so."""
     spec = as_resumed(case.spec())
-    for rank in ranks if spec["resumed_at"] is not None and not case.resumed_inside else ():
+    stop, row_of = spec["resumed_at"], rows(spec)
+    for rank in ranks if stop is not None and not case.resumed_inside else ():
         first = next((event.rows for event in rank.lives[1].events.forwards), None) if rank.lives else None
-        found = _micro_batches_of(spec, rank.outcome.rank, first) if first else []
+        windows = planned_windows(spec, rank.number) if first and rank.number < spec["world_size"] else ()
+        epoch = next((window.epoch for window in windows if window.number == stop), None)
+        # Those of the epoch that goes on which have these rows: their windows, and their numbers in these.
+        found = [
+            (window.number, number)
+            for window in windows
+            for number, micro_batch in enumerate(window.micro_batches)
+            if window.epoch == epoch and [row_of[sample] for sample in micro_batch] == list(first or ())
+        ]
         if found and all(number for _, number in found):
-            window, number = min(found, key=lambda one: abs(one[0] - spec["resumed_at"]))
+            window, number = min(found, key=lambda one: abs(one[0] - stop))
             return (
-                f"rank {rank.outcome.rank} was stopped before window {spec['resumed_at']}, and resumed with "
-                f"micro-batch {number} of window {window}: save how many micro-batches of the epoch were read, which "
-                "are fewer than windows times `task.accumulation` if a window was short, and skip those"
+                f"rank {rank.number} was stopped before window {stop}, and resumed with micro-batch {number} of "
+                f"window {window}: save how many micro-batches of the epoch were read, which are fewer than windows "
+                "times `task.accumulation` if a window was short, and skip those"
             )
     return None
-
-
-def _micro_batches_of(spec: Mapping[str, Any], rank: int, asked: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Those of the epoch that goes on which have the rows that are ``asked`` for: their windows, and their numbers in
-    these."""
-    if rank >= spec["world_size"]:
-        return []
-    row_of, windows = rows(spec), planned_windows(spec, rank)
-    epoch = next((window.epoch for window in windows if window.number == spec["resumed_at"]), None)
-    return [
-        (window.number, number)
-        for window in windows
-        for number, micro_batch in enumerate(window.micro_batches)
-        if window.epoch == epoch and [row_of[sample] for sample in micro_batch] == list(asked)
-    ]
-
-
-def _is_in_first_epoch(case: Case, windows: Sequence[int]) -> bool:
-    """Whether as many windows as were left, and at the same place of an epoch, are those of the first one."""
-    workload, stop = case.problem.workload, case.resumed_at or 0
-    is_there = windows[0] == stop % workload.windows_of_epoch != stop
-    return workload.shuffle and is_there and len(windows) == workload.steps - stop
 
 
 def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
     """On which ranks training went on with other weights than it was stopped with; None if on none."""
     found = {}
     for rank in ranks:
-        before, after = rank.lives or (None, None)
-        if before and after and before.final_weights and (begun := _begun(rank)):
-            ended = [value or 0.0 for value in before.final_weights]
-            if other := other_than([ended], begun):
-                found[rank.outcome.rank] = other
-    if not found:
-        return None
-    return _with_other_weights(list(found), _in_place(*next(iter(found.values()))))
+        ended, begun = rank.lives[0].final_weights if rank.lives else None, _begun(rank)
+        if ended and begun and (other := other_than([[value or 0.0 for value in ended]], begun)):
+            found[rank.number] = _in_place(*other)
+    return _OTHER_WEIGHTS.format(named(list(found)), next(iter(found.values()))) if found else None
 
 
-def _with_other_weights(ranks: Sequence[int], other: str) -> str:
-    return (
-        f"{named(ranks)} resumed with other weights than those of the stop: one of them is {other}; save when the last "
-        "step is over, in the types that they have, and load on every rank, after all else that sets weights"
-    )
+_OTHER_WEIGHTS = (
+    "{} resumed with other weights than those of the stop: one of them is {}; save when the last step is over, in the "
+    "types that they have, and load on every rank, after all else that sets weights"
+)
+_OTHER_STATE = (
+    "rank {} resumed with another `{}` of {} in the optimizer's state, {}: save and load all of "
+    "`optimizer.state_dict()`, and in the types that it has"
+)
 
 
 def other_gradients(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """On which ranks the first backward of the second life adds to gradients; None if on none."""
     found = [
-        rank.outcome.rank
+        rank.number
         for rank in ranks
         for first in (rank.lives[1].events.of(trace.BackwardBegin)[:1] if rank.lives else ())
         if first.gradients == "some"
@@ -239,11 +232,11 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             then, now = before[parameter], after[parameter]
             for what, values in then["state"].items():
                 if (other := _other(values, now["state"].get(what))) is not None:
-                    return _with_another(what, name, rank, other)
+                    return _OTHER_STATE.format(rank.number, what, name, other)
             for what, value in then["settings"].items():
                 if now["settings"].get(what, value) != value:
                     return (
-                        f"rank {rank.outcome.rank} resumed with other settings of parameter groups: {name} has "
+                        f"rank {rank.number} resumed with other settings of parameter groups: {name} has "
                         f"{what}={now['settings'][what]} in place of {value}"
                     )
             # Weights may change after the last step, as where each is sent by the rank that steps it.
@@ -251,7 +244,7 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             ended = final and [final[at] for at, owner in enumerate(model.tensor_of) if owner == parameter]
             if (other := _other(then["values"], now["values"])) is not None and now["values"] != ended:
                 return (
-                    f"the optimizer of rank {rank.outcome.rank} resumed with other values of {name} than those of the "
+                    f"the optimizer of rank {rank.number} resumed with other values of {name} than those of the "
                     f"stop, {other}: save and load what the optimizer steps, in the type that it has, also where it "
                     "holds copies of the model's parameters"
                 )
@@ -267,18 +260,11 @@ def left_behind(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             used = [begun[at] for at, owner in enumerate(model.tensor_of) if owner == parameter]
             if len(used) == len(held["values"]) and _other(used, held["values"]) is not None:
                 return (
-                    f"after the resume the optimizer of rank {rank.outcome.rank} holds parameters that the model has "
+                    f"after the resume the optimizer of rank {rank.number} holds parameters that the model has "
                     f"no longer, as {model.tensors[parameter].name} is used with other values: make it after the "
                     "weights are loaded, or load them without `assign=True`"
                 )
     return None
-
-
-def _with_another(what: str, of: str, rank: RankEvidence, other: str) -> str:
-    return (
-        f"rank {rank.outcome.rank} resumed with another `{what}` of {of} in the optimizer's state, {other}: save and "
-        "load all of `optimizer.state_dict()`, and in the types that it has"
-    )
 
 
 def other_bits(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
@@ -297,48 +283,41 @@ def other_bits(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             name, then, now = model.tensors[parameter].name, before[parameter], after[parameter]
             for what in sorted(KEPT_BY_TORCH & then["state"].keys() & now["state"].keys()):
                 if (other := _other(then["state"][what], now["state"][what])) is not None:
-                    return _with_another(what, name, rank, other)
+                    return _OTHER_STATE.format(rank.number, what, name, other)
             if forwards is not None and _other(then["values"], now["values"]) is not None:
-                return _with_other_weights([rank.outcome.rank], forwards)
+                return _OTHER_WEIGHTS.format(named([rank.number]), forwards)
     return None
 
 
 def _begun(rank: RankEvidence) -> Vector:
     """The weights with which a rank goes on after a resume; none if no forward shows them."""
-    starts = rank.lives[1].events.of(trace.Start) if rank.lives else ()
-    return next((event.weights for event in starts), None) or ()
+    start = rank.lives[1].events.first(trace.Start) if rank.lives else None
+    return (start and start.weights) or ()
 
 
 def _kept(model: Model, ranks: Sequence[RankEvidence], rank: RankEvidence, number: int) -> dict[int, dict[str, Any]]:
     """What was last noted of each parameter in a life of a rank. Of one that is split over the ranks, what they hold
     together, as it may be split otherwise in another life."""
+
+    def noted(life: RankEvidence) -> dict[int, dict[str, Any]]:
+        return {one["parameter"]: one for event in life.events.of(trace.OptimizerState) for one in event.kept}
+
     if not rank.lives or rank.lives[number].shard is None:
-        return _noted(rank.lives[number]) if rank.lives else {}
-    return _put_together(model, [(one.lives[number].shard, _noted(one.lives[number])) for one in ranks if one.lives])
-
-
-def _noted(life: RankEvidence) -> dict[int, dict[str, Any]]:
-    return {one["parameter"]: one for event in life.events.of(trace.OptimizerState) for one in event.kept}
-
-
-def _put_together(
-    model: Model, parts: Sequence[tuple[frozenset[int] | None, dict[int, dict[str, Any]]]]
-) -> dict[int, dict[str, Any]]:
+        return noted(rank.lives[number]) if rank.lives else {}
+    parts = [(one.lives[number].shard or (), noted(one.lives[number])) for one in ranks if one.lives]
     found: dict[int, dict[str, Any]] = {}
     for parameter in range(len(model.tensors)):
         own = [
-            (sorted(at for at in shard or () if model.tensor_of[at] == parameter), noted[parameter])
-            for shard, noted in parts
-            if parameter in noted
+            (sorted(at for at in shard if model.tensor_of[at] == parameter), of_rank[parameter])
+            for shard, of_rank in parts
+            if parameter in of_rank
         ]
         names = {name for _, one in own for name in one["state"]}
         if own:
             found[parameter] = {
                 "settings": own[0][1]["settings"],
                 "values": _whole([(places, one["values"]) for places, one in own]),
-                "state": {
-                    name: _whole([(places, one["state"].get(name, ())) for places, one in own]) for name in names
-                },
+                "state": {name: _whole([(at, one["state"].get(name, ())) for at, one in own]) for name in names},
             }
     return found
 
@@ -369,15 +348,6 @@ def _in_place(new: Number, old: Number) -> str:
 def _windows(life: RankEvidence) -> list[int]:
     """Those in which a life trained, in order."""
     return list(dict.fromkeys(event.window for event in life.events.events if event.window is not None))
-
-
-def _micro_batches(life: RankEvidence) -> list[tuple[int, int]]:
-    """Those in which a life trained, in order, each with its window before it."""
-    return [
-        (event.window, event.micro_batch)
-        for event in life.events.of(trace.BackwardBegin)
-        if event.window is not None and event.micro_batch is not None
-    ]
 
 
 def _count(windows: int) -> str:

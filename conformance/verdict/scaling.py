@@ -9,13 +9,13 @@ from fractions import Fraction
 from itertools import chain
 from math import frexp, isfinite
 
-from conformance.laws.at_outputs import at_outputs
+from conformance.laws.gradients import at_outputs
 from conformance.laws.run import Rank
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
 from conformance.trace.events import BackwardBegin
-from conformance.verdict.evidence import Attempt, RankEvidence, Update
+from conformance.verdict.evidence import Attempt, RankEvidence, Update, at, place
 from conformance.workloads.precision import FP32
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Clip, LossScale
@@ -60,7 +60,7 @@ def scaler_faults(
     for rank in ranks:
         # The server keeps the loss scale for its workers.
         if not rank.steps_by_hand:
-            faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
+            faults += (f"rank {rank.number} {fault}" for fault in _of_rank(rank, clamped))
     scales = defaultdict[int, set[float]](set)
     for attempt in chain.from_iterable(rank.attempts for rank in ranks):
         # A rank whose weights another one changes has no scale.
@@ -76,8 +76,8 @@ def _left_over(ranks: Sequence[RankEvidence], window: int) -> str | None:
     for rank in ranks:
         backwards = (one for one in rank.events.of(BackwardBegin) if one.window == window)
         if (first := next(backwards, None)) is not None and first.gradients == "some":
-            at = " ({}:{})".format(*first.where) if first.where else ""
-            return f"its gradients{at} were added to those of window {window - 1}, which nobody cleared"
+            added = f"were added to those of window {window - 1}, which nobody cleared"
+            return f"its gradients{at(place(first))} {added}"
     return None
 
 
@@ -178,7 +178,7 @@ def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
         if next_.before != last.after:
             when = ", after `scaler.update()`" if next_.before == last.before else ""
             return (
-                f"rank {rank.outcome.rank} was stopped at a loss scale of {last.after:g}, and resumed at one of "
+                f"rank {rank.number} was stopped at a loss scale of {last.after:g}, and resumed at one of "
                 f"{next_.before:g}: save{when} and load `scaler.state_dict()`"
             )
         rule = _rule(before.updates[0])
@@ -188,7 +188,7 @@ def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
         as_stopped = replace(rule, init_scale=scaler.scale), scaler.clean
         if (window := _first_other(Scaler(*as_stopped), after)) is not None:
             return (
-                f"after window {window}, the loss scale of rank {rank.outcome.rank} is not what it had been without a "
+                f"after window {window}, the loss scale of rank {rank.number} is not what it had been without a "
                 f"stop: the count of windows since it last changed {_other_count(*as_stopped, after)}"
             )
     return None

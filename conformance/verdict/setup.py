@@ -16,17 +16,7 @@ from typing import Any
 
 from conformance.laws.run import Rank, Run
 from conformance.results.records import Mistake as Kind
-from conformance.trace.events import (
-    BackwardBegin,
-    Clip,
-    Collective,
-    Forward,
-    Optimizer,
-    Start,
-    StateInit,
-    Step,
-    Unscale,
-)
+from conformance.trace import events as trace
 from conformance.trace.events import Number as Recorded
 from conformance.trace.words import number
 from conformance.verdict.comparison import other_than
@@ -54,7 +44,7 @@ def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
     text = _other_rows(runs)
     if text is not None:
         return Mistake("rows", text)
-    stepping = [rank for rank in run.ranks if rank.of(Step)]
+    stepping = [rank for rank in run.ranks if rank.of(trace.Step)]
     for kind, check in _CHECKS.items():
         texts = [check(rank, explained_by) for rank in stepping]
         if texts and texts[0] is not None and all(texts):
@@ -154,11 +144,11 @@ def _other_batch_size(
     """The right rows in order, but in forwards of another size, as many in a window as micro-batches are planned."""
     for rank, forwards, windows in zip(run.ranks, read, planned, strict=True):
         sizes = [len(rows) for window in windows for rows in window]
-        if [len(rows) for rows in forwards] == sizes or not rank.of(Step):
+        if [len(rows) for rows in forwards] == sizes or not rank.of(trace.Step):
             return None
         # Forwards of a whole window are right, if the window is stepped with the rows that are planned for it.
         ends = set(accumulate(sum(map(len, window)) for window in windows))
-        if set(_rows_before_steps(rank)) <= ends and len(rank.of(Step)) == len(windows):
+        if set(_rows_before_steps(rank)) <= ends and len(rank.of(trace.Step)) == len(windows):
             return None
     asked, got = run.plan.micro_batch_size, len(read[0][0])
     if got == asked:
@@ -172,9 +162,9 @@ def _other_batch_size(
 def _rows_before_steps(rank: Rank) -> Iterator[int]:
     rows = 0
     for event in rank.events:
-        if isinstance(event, Forward) and not event.extra:
+        if isinstance(event, trace.Forward) and not event.extra:
             rows += len(event.rows)
-        elif isinstance(event, Step):
+        elif isinstance(event, trace.Step):
             yield rows
 
 
@@ -183,15 +173,15 @@ def _rows_before_steps(rank: Rank) -> Iterator[int]:
 
 def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
     """Weights that are none of the task's, and none of these in 16 bits."""
-    start = next(iter(rank.of(Start)), None)
+    start = rank.first(trace.Start)
     if start is None or start.weights is None:
         return None
     # What trained before may have changed them, and so may a step that makes the optimizer's state, or a sum of all
     # ranks' weights.
     before = [event for event in rank.events if event.seq < start.seq]
-    if any(isinstance(event, Forward | BackwardBegin | Step | StateInit) for event in before):
+    if any(isinstance(event, trace.Forward | trace.BackwardBegin | trace.Step | trace.StateInit) for event in before):
         return None
-    if any(isinstance(event, Collective) and event.of == "parameters" and event.reduce for event in before):
+    if any(isinstance(event, trace.Collective) and event.of == "parameters" and event.reduce for event in before):
         return None
     # Ranks that start apart may begin with what they make of their weights together.
     other = other_than(rank.run.plan.spec["model"]["weights"], start.weights)
@@ -209,8 +199,12 @@ def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
 
 def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
     asked = rank.run.plan.clip
-    clips = [clip for clip in rank.of(Clip) if not isinstance(clip.threshold, str) and not _as_asked(rank, clip)]
-    clips = [clip for clip in clips if _has_effect(clip)] if asked is None or len(clips) < len(rank.of(Clip)) else clips
+    clips = [clip for clip in rank.of(trace.Clip) if not isinstance(clip.threshold, str) and not _as_asked(rank, clip)]
+    clips = (
+        [clip for clip in clips if _has_effect(clip)]
+        if asked is None or len(clips) < len(rank.of(trace.Clip))
+        else clips
+    )
     if not clips:
         return None
     wanted = "no clipping" if asked is None else f"clipping {_by(asked['kind'], asked['threshold'])}"
@@ -221,7 +215,7 @@ def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
     )
 
 
-def _as_asked(rank: Rank, clip: Clip) -> bool:
+def _as_asked(rank: Rank, clip: trace.Clip) -> bool:
     """Whether it is the task's clip. While gradients carry the loss scale, so may the threshold."""
     asked = rank.run.plan.clip
     if asked is None or clip.kind != asked["kind"] or (clip.kind == "norm" and clip.norm_type not in (None, 2)):
@@ -229,17 +223,17 @@ def _as_asked(rank: Rank, clip: Clip) -> bool:
     return any(_same(clip.threshold, factor * asked["threshold"]) for factor in (1.0, *_carried(rank, clip)))
 
 
-def _carried(rank: Rank, clip: Clip) -> Iterator[float]:
+def _carried(rank: Rank, clip: trace.Clip) -> Iterator[float]:
     """The loss scale, if gradients still carry it when they are clipped."""
-    backwards = rank.between(BackwardBegin, before=clip)
+    backwards = rank.between(trace.BackwardBegin, before=clip)
     since = backwards[-1] if backwards else None
-    if not rank.between(Unscale, after=since, before=clip):
-        for later in rank.between(Unscale, after=clip)[:1]:
+    if not rank.between(trace.Unscale, after=since, before=clip):
+        for later in rank.between(trace.Unscale, after=clip)[:1]:
             if not isinstance(later.scale, str):
                 yield later.scale
 
 
-def _has_effect(clip: Clip) -> bool:
+def _has_effect(clip: trace.Clip) -> bool:
     """Whether it changed any gradient; a clip whose gradients are unknown may have."""
     threshold = clip.threshold
     assert not isinstance(threshold, str)
@@ -263,7 +257,7 @@ def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     are other rates in a few of its steps, such as that of a short window, or those that come after right ones."""
     plan = rank.run.plan
     asked, base = list(dict.fromkeys(chain(*zip(*plan.learning_rates, strict=True)))), plan.spec["optimizer"]["lr"]
-    steps = rank.of(Step)
+    steps = rank.of(trace.Step)
     others = [
         step.lr
         for step in steps
@@ -285,9 +279,9 @@ _ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW", "adagrad": "Adagrad"}
 def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
     """Another one of torch's optimizers, or other settings. What an optimizer of the trainer's own does is its own."""
     asked = rank.run.plan.spec["optimizer"]
-    steps = rank.of(Step)
+    steps = rank.of(trace.Step)
     used = {step.optimizer for step in steps}
-    for optimizer in rank.of(Optimizer):
+    for optimizer in rank.of(trace.Optimizer):
         if optimizer.optimizer not in used or optimizer.algorithm is None:
             continue
         changed = next((step.groups for step in steps if step.optimizer == optimizer.optimizer and step.groups), None)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from conformance.cases.case import Case
 from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Forward, ZeroGrad
 from conformance.verdict.answers import row_numbers
-from conformance.verdict.evidence import RankEvidence
+from conformance.verdict.evidence import RankEvidence, at, place
 from conformance.workloads.outliers import has_infinite_loss
 from conformance.workloads.plan import rows
 
@@ -27,17 +27,21 @@ def left_over(
     ``repeats``: they must be of samples that the rank also reads in the window. Who reads the samples of other ranks
     has no reason to read its own twice.
     """
+    row_of = row_numbers(case.problem)
     for rank in ranks:
-        planned = _planned_rows(case, rank, window)
+        number = rank.number
+        planned = Counter(
+            row_of[one.batch[index].x]
+            for one in case.problem.windows[window : window + 1]
+            for share in one.shares[number : number + 1]
+            for index in chain(*share)
+        )
         left = _left(rank, window, planned)
-        again = any(row in planned for _, rows in left for row in rows)
-        if left and (again or not repeats):
-            event = left[0][0]
-            where = "{}:{}".format(*event.where) if event.where else None
-            at = f" ({where})" if where else ""
+        if left and (not repeats or any(row in planned for _, rows in left for row in rows)):
+            where = place(left[0][0])
             several = f"{len(left)} backwards" if left[1:] else "a backward"
             text = (
-                f"in window {window}, rank {rank.outcome.rank} adds its gradients to those of {several}{at} before it, "
+                f"in window {window}, rank {number} adds its gradients to those of {several}{at(where)} before it, "
                 "which no step has used; clear these, or evaluate under `torch.no_grad()`"
             )
             return text, where
@@ -55,32 +59,17 @@ def _left(rank: RankEvidence, window: int, planned: Counter[int]) -> Sequence[Ba
             elif isinstance(event, BackwardEnd) and event.forwards:
                 waiting.append((event, [*chain.from_iterable(rows.get(forward, ()) for forward in event.forwards)]))
             elif isinstance(event, Attempt) and event.window == window:
-                return _before(planned, waiting)
+                # Those before the last ones, which have the rows that are planned; none if these have others.
+                left = Counter[int | None](planned)
+                while waiting and left and Counter(waiting[-1][1]) <= left:
+                    left -= Counter(waiting.pop()[1])
+                return () if left or not planned else waiting
             elif isinstance(event, Attempt | ZeroGrad) or (
                 # A backward that finds none shows that those before left none, as with frozen parameters.
                 isinstance(event, BackwardBegin) and event.gradients in ("none", "zero")
             ):
                 waiting.clear()
     return ()
-
-
-def _before(planned: Counter[int], backwards: list[Backward]) -> Sequence[Backward]:
-    """Those before the last ones, which have the rows that are planned; none if these have others or none are."""
-    left = Counter[int | None](planned)
-    while backwards and left and Counter(backwards[-1][1]) <= left:
-        left -= Counter(backwards.pop()[1])
-    return () if left or not planned else backwards
-
-
-def _planned_rows(case: Case, rank: RankEvidence, window: int) -> Counter[int]:
-    """The rows of a rank in a window."""
-    row_of, number = row_numbers(case.problem), rank.outcome.rank
-    return Counter(
-        row_of[one.batch[index].x]
-        for one in case.problem.windows[window : window + 1]
-        for share in one.shares[number : number + 1]
-        for index in chain(*share)
-    )
 
 
 _NONE = frozenset[int]()
@@ -113,28 +102,40 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
 def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redundant | None:
     """``asked``: the number of windows that they should train."""
     allowed, planned = _planned(case)
-    windows = _full_windows(case, ranks)
+    reached = sorted(set[int]().union(*(rank.trained or () for rank in ranks)))
+    short = {one.index for one in case.problem.windows if len(one.batch) < case.problem.workload.batch_size}
+    windows = [window for window in reached if window not in short]
     # A window that no step ends, as where a scaler of the trainer's own skips it, is counted with the next one.
-    are_whole = len(set[int]().union(*(rank.trained or () for rank in ranks))) == asked
+    are_whole = len(reached) == asked
     for one, two in combinations(ranks, 2):
         mine, others = one.trained or {}, two.trained or {}
-        together = [at for at in windows if _repeated(mine.get(at, _NONE) & others.get(at, _NONE), allowed)]
+        together = [
+            window
+            for window in windows
+            if any(allowed[row] < 2 for row in mine.get(window, _NONE) & others.get(window, _NONE))
+        ]
         if together and (are_whole or together == windows):
-            return Redundant(_both(one, two, together, _in(together, windows)), together[0], together == windows)
+            first, second, when = one.number, two.number, _in(together, windows)
+            is_more = len(mine[together[0]]) >= len(others[together[0]])
+            more, fewer = (first, second) if is_more else (second, first)
+            text = f"rank {more} read its own samples and those of rank {fewer}{when}"
+            if all(mine[window] == others[window] for window in together):
+                text = f"ranks {first} and {second} read the same samples{when}"
+            return Redundant(f"{text}; every rank must read its own shard", together[0], together == windows)
     for idle, busy in permutations(ranks, 2):
         trained, others = idle.trained, busy.trained or {}
-        if trained is None:
-            continue
-        theirs, its_own = planned[idle.outcome.rank], planned[busy.outcome.rank]
+        theirs, its_own = planned[idle.number], planned[busy.number]
         instead = [
-            at
-            for at in windows
-            if at not in trained and others.get(at, _NONE) & theirs.get(at, _NONE) - its_own.get(at, _NONE)
+            window
+            for window in windows
+            if trained is not None
+            and window not in trained
+            and others.get(window, _NONE) & theirs.get(window, _NONE) - its_own.get(window, _NONE)
         ]
         if instead and (are_whole or instead == windows):
             text = (
-                f"rank {busy.outcome.rank} trained on the samples of rank {idle.outcome.rank}, and rank "
-                f"{idle.outcome.rank} on none{_in(instead, windows)}; every rank must compute the gradients of its own "
+                f"rank {busy.number} trained on the samples of rank {idle.number}, and rank "
+                f"{idle.number} on none{_in(instead, windows)}; every rank must compute the gradients of its own "
                 "shard"
             )
             return Redundant(text, instead[0], instead == windows)
@@ -169,32 +170,11 @@ def unread(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return f"{lost} sample{'s' * (lost > 1)} went into no forward" if lost else None
 
 
-def _full_windows(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
-    """The windows in which a rank trained, without those that have fewer samples than the others."""
-    size = case.problem.workload.batch_size
-    small = {window.index for window in case.problem.windows if len(window.batch) < size}
-    return sorted(set[int]().union(*(rank.trained or () for rank in ranks)) - small)
-
-
 def _in(windows: Sequence[int], of: Sequence[int]) -> str:
     """In which windows, unless in all."""
     if len(windows) == len(of):
         return ""
     return f" in window{'s' if windows[1:] else ''} {', '.join(map(str, windows))}"
-
-
-def _both(one: RankEvidence, two: RankEvidence, windows: Sequence[int], when: str) -> str:
-    assert one.trained and two.trained
-    first, second = one.outcome.rank, two.outcome.rank
-    mine, others = ([trained[at] for at in windows] for trained in (one.trained, two.trained))
-    if mine == others:
-        return f"ranks {first} and {second} read the same samples{when}; every rank must read its own shard"
-    more, fewer = (first, second) if len(mine[0]) >= len(others[0]) else (second, first)
-    return f"rank {more} read its own samples and those of rank {fewer}{when}; every rank must read its own shard"
-
-
-def _repeated(shared: frozenset[int], allowed: Counter[int]) -> bool:
-    return any(allowed[row] < 2 for row in shared)
 
 
 def _planned(case: Case) -> tuple[Counter[int], list[dict[int, frozenset[int]]]]:
@@ -209,7 +189,7 @@ def _planned(case: Case) -> tuple[Counter[int], list[dict[int, frozenset[int]]]]
     return allowed, planned
 
 
-def gave_nothing(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
+def gave_nothing(case: Case, ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
     """The ranks that put nothing but zeros into every exchange of gradients, though their samples count."""
     counting = {
         rank
@@ -217,4 +197,4 @@ def gave_nothing(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
         for rank, share in enumerate(window.shares)
         if any(case.problem.workload.loss == "mean" or window.batch[index].weight for index in chain(*share))
     }
-    return [rank.outcome.rank for rank in ranks if rank.contributed is False and rank.outcome.rank in counting]
+    return [rank for rank in ranks if rank.contributed is False and rank.number in counting]

@@ -79,7 +79,29 @@ class Run:
         return Outcome(tuple(ranks), 0.1, ended.get("timed_out", False), ended.get("altered", ()))
 
     def judged(self, **ended: Any) -> Judgement:
-        return judge(self.case, self.outcome(**ended))
+        """Raises AssertionError: a law raised on this trace, and nothing is known of it."""
+        found = judge(self.case, self.outcome(**ended))
+        assert not {one.law.id: one.failure for one in found.laws if one.failure}
+        return found
+
+    def expect(
+        self,
+        verdict: str,
+        says: str = "",
+        *,
+        has: str = "",
+        headline: str | None = None,
+        broken: list[str] | None = None,
+        **ended: Any,
+    ) -> Judgement:
+        """The judgement, with this verdict. ``says``: how its headline begins; ``has``: what is in it; ``broken``: the
+        guards that do not hold."""
+        found = self.judged(**ended)
+        assert found.verdict == verdict, (found.headline, found.notes)
+        assert found.headline.startswith(says) and has in found.headline, found.headline
+        assert headline is None or found.headline == headline
+        assert broken is None or [guard.name for guard in found.guards if not guard.holds] == broken
+        return found
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +162,7 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
     steps = iter(right.steps)
     forwards = list(accumulate(len(window.shares[rank]) if rank < window.world_size else 0 for window in windows))
     weights = [float(value) for value in workload.start]
-    parameters = list(range(len(weights)))
+    parameters = list(range(len(workload.model.tensors)))
     rows: dict[Any, int] = {}
     for batch in workload.batches:
         for sample in batch:
@@ -154,12 +176,12 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
         fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
         events.append({**told, "micro_batch": micro_batch, "where": ["train.py", len(events), "train"], **fields})
 
-    def begin() -> None:
+    def begin(ranks: int) -> None:
         if events:
             note("finished", weights=weights)
         note("started", pid=1)
         if wrapper:
-            note("collective", **_collective("broadcast_", "construction", case))
+            note("collective", **_collective("broadcast_", "construction", ranks))
             note("wrap", model=0, wrapper=wrapper, find_unused=False)
         note("start", weights=weights)
 
@@ -169,10 +191,10 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
             weights = weights if events else _rounded(next(steps).weights, case)
             continue
         if turn == 0 or (turn == case.resumed_at and not case.resumed_inside):
-            begin()
+            begin(window.world_size)
         for number, micro_batch in enumerate(window.shares[rank]):
             if (turn, number) == (case.resumed_at, case.resumed_inside) and number:
-                begin()
+                begin(window.world_size)
             at = {"window": window.index, "micro_batch": number}
             last = number == len(window.shares[rank]) - 1
             forward = forwards[turn] - len(window.shares[rank]) + number
@@ -185,13 +207,13 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
             held = "some" if number else "none"
             note("backward_begin", **at, backward=forward, root=forward, syncs=syncs, gradients=held)
             if wrapper and last:
-                note("collective", **at, **_collective("allreduce_", "training", case))
+                note("collective", **at, **_collective("allreduce_", "training", window.world_size))
             scale = float(right.scales[window.index]) if scaled else None
             note("backward_end", **at, backward=forward, forwards=[forward], scaled=scale)
         if not window.shares[rank]:
             # A rank that has run out of data answers the others.
             at = {"window": window.index, "micro_batch": None}
-            note("collective", **at, **_collective("allreduce_", "training", case))
+            note("collective", **at, **_collective("allreduce_", "training", window.world_size))
         if turn in (0, case.resumed_at):
             note("topology", **at, world_size=window.world_size, rank_reached=rank, via="torch.distributed")
             note(
@@ -230,14 +252,14 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
     return events
 
 
-def _collective(op: str, phase: str, case: Case) -> Event:
+def _collective(op: str, phase: str, ranks: int) -> Event:
     training = phase == "training"
     return {
         "op": op,
         "bytes": 12,
         "elements": 3,
         "reduce": "sum" if training else None,
-        "group": list(range(case.world_size)),
+        "group": list(range(ranks)),
         "via": "c10d",
         "phase": phase,
         "during": "backward" if training else None,

@@ -214,22 +214,19 @@ UNEVEN_BATCHES = ("single-acc2-fp32-uneven-batch", "ddp-w2-acc2-fp32-uneven-batc
 
 @pytest.mark.parametrize("name", SHORT_WINDOWS)
 def test_short_window_averaged_by_its_true_length(follow, name):
-    judgement = follow(name).judged()
-    assert judgement.verdict == "PASS (exact)"
+    judgement = follow(name).expect("PASS (exact)")
     assert judgement.ways == ("last_window=step",)
 
 
 @pytest.mark.parametrize("name", SHORT_WINDOWS)
 def test_short_window_dropped(follow, name):
-    judgement = follow(name, windows=5).judged()
-    assert judgement.verdict == "PASS (exact)", judgement.headline
+    judgement = follow(name, windows=5).expect("PASS (exact)")
     assert judgement.ways == ("last_window=drop",)
 
 
 @pytest.mark.parametrize("name", SHORT_WINDOWS)
 def test_short_window_divided_by_the_nominal_length(follow, name):
-    judgement = follow(name, NominalLength).judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = follow(name, NominalLength).expect("FAIL (numerics)")
     assert judgement.difference.step == 5
     assert judgement.suspects.explained_by == ("nominal-length",)
     assert judgement.ways == ()
@@ -265,12 +262,10 @@ def test_ranks_that_average_in_every_micro_batch(within_the_wider_bound):
     for events in within_the_wider_bound.ranks:
         early = [{**event, "micro_batch": 0} for event in events if event["event"] == "collective"]
         events[:] = [{**event, "seq": seq} for seq, event in enumerate([*events[:-1], *early, events[-1]])]
-    judgement = within_the_wider_bound.judged()
-    assert judgement.verdict == "PASS (bounded)", judgement.headline
+    judgement = within_the_wider_bound.expect("PASS (bounded)")
     assert judgement.ways[-1] == "averaging=in every micro-batch"
 
 
 def test_ranks_that_average_once_have_no_wider_bound(within_the_wider_bound):
-    judgement = within_the_wider_bound.judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = within_the_wider_bound.expect("FAIL (numerics)")
     assert judgement.difference.step == 5

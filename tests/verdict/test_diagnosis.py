@@ -57,8 +57,7 @@ CASES = (
 def test_each_fault_explains_its_own_numbers(follow, case, fault):
     shown = [name for name in CASES if fault in applicable(case(name).problem)]
     assert shown, f"no case of this test shows {fault.name}: add one"
-    judgement = follow(shown[0], fault.textbook).judged()
-    assert judgement.verdict == "FAIL (numerics)", judgement.headline
+    judgement = follow(shown[0], fault.textbook).expect("FAIL (numerics)")
     assert fault.name in judgement.suspects.explained_by
     assert fault.name not in judgement.suspects.ruled_out
 
@@ -99,8 +98,7 @@ def test_the_first_steps_alone_explain_nothing(follow):
 )
 def test_two_faults_at_once_explain_their_numbers(follow, name, one, two):
     faults = [fault for fault in CATALOGUE if fault.name in (one, two)]
-    judgement = follow(name, deviating(faults)).judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = follow(name, deviating(faults)).expect("FAIL (numerics)")
     assert " + ".join(fault.name for fault in faults) in judgement.suspects.explained_by
 
 
@@ -228,6 +226,5 @@ def test_nothing_explains_nonsense(follow):
 def test_the_rank_that_is_wrong_is_looked_at(follow):
     run, wrong = follow("ddp-w2-acc3-fp32-momentum"), follow("ddp-w2-acc3-fp32-momentum", SumOverWindow)
     run.ranks[1] = wrong.ranks[1]
-    judgement = run.judged()
-    assert judgement.verdict == "DIVERGED"
+    judgement = run.expect("DIVERGED")
     assert judgement.suspects.explained_by == ("sum-over-window",)

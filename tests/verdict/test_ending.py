@@ -44,10 +44,11 @@ def raises(run, rank, kind, message, traceback=TRACEBACK):
 def test_raised(follow):
     run = follow("single-batched-fp32-sgd")
     raises(run, 0, "ValueError", "  what\nin detail")
-    judgement = run.judged(finished=False, exit="exited 1 before it finished")
-    assert (judgement.verdict, judgement.headline) == (
+    run.expect(
         "CRASH",
-        "rank 0 raised ValueError: what | in detail (loop.py:14)",
+        headline="rank 0 raised ValueError: what | in detail (loop.py:14)",
+        finished=False,
+        exit="exited 1 before it finished",
     )
 
 
@@ -57,9 +58,9 @@ def test_a_model_that_the_trainer_cannot_take(follow):
     run = follow("single-batched-fp32-sgd")
     run.remove(*run.of("finished"), *run.of("step"), *run.of("forward"))
     run.end(0, "raised", **described(raised.value))
-    judgement = run.judged(finished=False, exit="exited 1")
-    assert judgement.verdict == "UNSUPPORTED"
-    assert "'ManyTensors' object has no attribute 'weight'" in judgement.headline
+    judgement = run.expect(
+        "UNSUPPORTED", finished=False, exit="exited 1", has="'ManyTensors' object has no attribute 'weight'"
+    )
     assert '`@trainer(models=["linear"])`' in judgement.headline
 
 
@@ -146,15 +147,13 @@ def declines(run, rank, error, *, after=()):
 def test_a_case_that_the_trainer_declines(follow, error):
     run = follow("single-batched-fp32-sgd")
     declines(run, 0, error, after=run.of("forward")[:1])
-    judgement = run.judged(finished=False, exit="exited 1")
-    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "no dampening")
+    run.expect("UNSUPPORTED", headline="no dampening", finished=False, exit="exited 1")
 
 
 def test_a_case_that_the_trainer_declines_without_a_reason(follow):
     run = follow("single-batched-fp32-sgd")
     declines(run, 0, Unsupported())
-    judgement = run.judged(finished=False, exit="exited 1")
-    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "the trainer declines this case")
+    run.expect("UNSUPPORTED", headline="the trainer declines this case", finished=False, exit="exited 1")
 
 
 def test_one_rank_declines_for_all(follow):
@@ -162,8 +161,7 @@ def test_one_rank_declines_for_all(follow):
     declines(run, 1, Unsupported("no dampening"))
     run.end(0, "raised", type=LOST[0], message=LOST[1], traceback=TRACEBACK)
     ended = {"exit": "exited 1, after rank 1 failed", "after": 1, "rank1_exit": "exited 1", "rank1_after": None}
-    judgement = run.judged(finished=False, **ended)
-    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "no dampening")
+    run.expect("UNSUPPORTED", headline="no dampening", finished=False, **ended)
 
 
 class OfAFramework(Unsupported):
@@ -176,9 +174,12 @@ def test_who_declines_after_a_step_hides_nothing(follow, kind, shown):
     """Of one that is not seen, the window that follows tells."""
     run = follow("single-batched-fp32-sgd")
     declines(run, 0, kind("no dampening"), after=run.of(shown)[:2])
-    judgement = run.judged(finished=False, exit="exited 1")
-    assert judgement.verdict == "CRASH"
-    assert judgement.headline.startswith(f"rank 0 raised {kind.__name__}: no dampening; this was after an optimizer")
+    run.expect(
+        "CRASH",
+        f"rank 0 raised {kind.__name__}: no dampening; this was after an optimizer",
+        finished=False,
+        exit="exited 1",
+    )
 
 
 @pytest.mark.parametrize(("moved", "verdict"), [(0.0, "UNSUPPORTED"), (0.5, "CRASH")])
@@ -219,9 +220,7 @@ def test_an_attribute_that_no_model_has(follow):
         module({"kind": "many-tensors", "features": 18, "scalars": True}).generate()
     run = follow("single-batched-fp32-sgd")
     raises(run, 0, type(raised.value).__name__, str(raised.value))
-    judgement = run.judged(finished=False, exit="exited 1")
-    assert judgement.verdict == "CRASH"
-    assert "'ManyTensors' object has no attribute 'generate'" in judgement.headline
+    run.expect("CRASH", finished=False, exit="exited 1", has="'ManyTensors' object has no attribute 'generate'")
 
 
 def test_raised_without_a_message_or_a_place(follow):
@@ -234,23 +233,23 @@ def test_the_rank_that_failed_first_is_blamed_and_not_its_peers(follow):
     run = follow("ddp-w2-fp32-sgd")
     raises(run, 0, *LOST)
     raises(run, 1, "ValueError", "what")
-    judgement = run.judged(
+    run.expect(
+        "CRASH",
+        headline="rank 1 raised ValueError: what (loop.py:14)",
         finished=False,
         exit="exited 1 before it finished, after rank 1 failed",
         after=1,
         rank1_exit="exited 1 before it finished",
         rank1_after=None,
     )
-    assert (judgement.verdict, judgement.headline) == (
-        "CRASH",
-        "rank 1 raised ValueError: what (loop.py:14)",
-    )
 
 
 def test_a_silent_exit_is_blamed_and_not_its_peers(follow):
     run = follow("ddp-w2-fp32-sgd")
     raises(run, 0, *LOST)
-    judgement = run.judged(
+    run.expect(
+        "CRASH",
+        headline="rank 1 exited 3 before it finished; it last printed: config is missing",
         finished=False,
         exit="exited 1 before it finished, after rank 1 failed",
         after=1,
@@ -258,12 +257,12 @@ def test_a_silent_exit_is_blamed_and_not_its_peers(follow):
         rank1_after=None,
         rank1_output="config is missing\n\n",
     )
-    assert judgement.verdict == "CRASH"
-    assert judgement.headline == "rank 1 exited 3 before it finished; it last printed: config is missing"
 
 
 def test_killed_by_a_signal(follow):
-    judgement = follow("ddp-w2-fp32-sgd").judged(
+    follow("ddp-w2-fp32-sgd").expect(
+        "CRASH",
+        headline="rank 1 was killed by SIGSEGV, at loop.py:14",
         finished=False,
         exit="killed after rank 1 failed",
         after=1,
@@ -271,15 +270,13 @@ def test_killed_by_a_signal(follow):
         rank1_after=None,
         rank1_output="Fatal Python error: Segmentation fault\n\n" + STACK,
     )
-    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 was killed by SIGSEGV, at loop.py:14")
 
 
 def test_the_server_died(follow):
     run = follow("ddp-w2-fp32-sgd")
     run.ranks = [[], []]
     exit = "the trainer's server died (killed by SIGKILL); it last printed: out of memory"
-    judgement = run.judged(finished=False, exit=exit)
-    assert (judgement.verdict, judgement.headline) == ("CRASH", exit)
+    run.expect("CRASH", headline=exit, finished=False, exit=exit)
 
 
 @pytest.mark.parametrize(
@@ -296,8 +293,9 @@ def test_the_server_died(follow):
     ],
 )
 def test_where_ranks_were_at_the_time_limit(follow, ended, headline):
-    judgement = follow("ddp-w3-fp32-sgd").judged(finished=False, timed_out=True, exit="killed", stack=STACK, **ended)
-    assert (judgement.verdict, judgement.headline) == ("HANG", headline)
+    follow("ddp-w3-fp32-sgd").expect(
+        "HANG", headline=headline, finished=False, timed_out=True, exit="killed", stack=STACK, **ended
+    )
 
 
 @pytest.mark.parametrize(
@@ -321,17 +319,23 @@ def test_what_a_rank_that_timed_out_waits_for(follow, file, function, what):
 
 
 def test_only_the_rank_that_hangs_is_named(follow):
-    judgement = follow("ddp-w2-fp32-sgd").judged(
-        timed_out=True, rank1_finished=False, rank1_exit="killed at the time limit of 3 s"
+    follow("ddp-w2-fp32-sgd").expect(
+        "HANG",
+        "rank 1 did not finish",
+        timed_out=True,
+        rank1_finished=False,
+        rank1_exit="killed at the time limit of 3 s",
     )
-    assert judgement.verdict == "HANG"
-    assert judgement.headline.startswith("rank 1 did not finish")
 
 
 def test_dead_before_it_delivered_never_passes(follow):
     """Even where every number that arrived is right."""
-    judgement = follow("ddp-w2-fp32-momentum").judged(rank1_finished=False, rank1_exit="exited 0 before it finished")
-    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 exited 0 before it finished")
+    follow("ddp-w2-fp32-momentum").expect(
+        "CRASH",
+        headline="rank 1 exited 0 before it finished",
+        rank1_finished=False,
+        rank1_exit="exited 0 before it finished",
+    )
 
 
 @pytest.mark.parametrize(
@@ -343,8 +347,7 @@ def test_dead_before_it_delivered_never_passes(follow):
     ],
 )
 def test_what_becomes_of_a_rank_after_it_delivered_is_a_note(follow, exit):
-    judgement = follow("ddp-w2-fp32-momentum").judged(rank1_exit=exit)
-    assert judgement.verdict == "PASS (exact)"
+    judgement = follow("ddp-w2-fp32-momentum").expect("PASS (exact)", rank1_exit=exit)
     assert judgement.notes == [f"rank 1 {exit}; its evidence was complete, so the verdict stands"]
 
 
@@ -358,10 +361,7 @@ FORGED = "ddp-w2-acc2-fp32-momentum"
 def test_a_field_with_something_else_inside(follow, kind, field, value):
     run = follow(FORGED)
     run.of(kind, rank=1)[0][field] = value
-    judgement = run.judged()
-    assert judgement.verdict == "CRASH"
-    assert judgement.headline.startswith("the evidence of rank 1 has event ")
-    assert f"in the field {field!r}, which cannot be" in judgement.headline
+    run.expect("CRASH", "the evidence of rank 1 has event ", has=f"in the field {field!r}, which cannot be")
 
 
 def test_an_event_that_fits_no_class(follow):

@@ -23,8 +23,7 @@ EXACT = (
 
 @pytest.mark.parametrize("name", EXACT)
 def test_right_numbers_pass_exactly(follow, name):
-    judgement = follow(name).judged()
-    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.notes)
+    judgement = follow(name).expect("PASS (exact)")
     assert all(guard.holds for guard in judgement.guards)
     assert judgement.power.sufficient
     assert judgement.notes == []
@@ -38,8 +37,7 @@ def test_one_ulp_in_one_weight_fails(follow, ulp, step):
     event["weights"][1] += ulp(event["weights"][1], run.case)
     if step == 5:
         run.of("finished")[0]["weights"] = event["weights"]
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = run.expect("FAIL (numerics)")
     found = judgement.difference
     assert (found.step, found.rank, found.quantity, found.index, found.bound) == (step, 0, "weights", 1, 0)
     assert judgement.headline.startswith(f"step {step}, rank 0: weight[1] becomes ")
@@ -49,8 +47,7 @@ def test_one_ulp_on_one_rank_diverges(follow, ulp):
     run = follow("ddp-w3-fp32-momentum")
     weights = run.of("step", rank=2)[3]["weights"]
     weights[0] += ulp(weights[0], run.case)
-    judgement = run.judged()
-    assert judgement.verdict == "DIVERGED"
+    judgement = run.expect("DIVERGED")
     assert (judgement.divergence.window, judgement.divergence.step) == (3, 3)
     assert judgement.divergence.weights[0] == judgement.divergence.weights[1] != judgement.divergence.weights[2]
     assert judgement.headline == "the ranks hold different weights after window 3"
@@ -116,9 +113,7 @@ def test_exact_weights_decide_where_a_gradient_does_not_fit(follow):
     run = follow("ddp-w2-acc2-fp32-momentum")
     for event in run.everywhere("step", 1):
         event["gradients"] = [-gradient for gradient in event["gradients"]]
-    judgement = run.judged()
-    assert judgement.verdict == "PASS (exact)", judgement.headline
-    assert "weights equal to the oracle" in judgement.headline
+    judgement = run.expect("PASS (exact)", has="weights equal to the oracle")
     assert any("gradients that the steps used could not be read" in note for note in judgement.notes)
 
 
@@ -130,8 +125,7 @@ def test_without_gradients_weights_are_compared(follow, ulp, known):
     assert run.judged().verdict == "PASS (exact)"
     for event in run.everywhere("step", 1):
         event["weights"][0] += ulp(event["weights"][0], run.case)
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = run.expect("FAIL (numerics)")
     assert (judgement.difference.step, judgement.difference.quantity) == (1, "weights")
 
 
@@ -153,8 +147,7 @@ def test_within_the_bound_passes_as_bounded(follow):
     assert right.radius[1] > 0
     for event in run.everywhere("step", 4):
         event["weights"][1] = float(right.center[1]) + 0.99 * float(right.radius[1])
-    judgement = run.judged()
-    assert judgement.verdict == "PASS (bounded)", judgement.headline
+    judgement = run.expect("PASS (bounded)")
     assert judgement.power.gap > 1
 
 
@@ -163,8 +156,7 @@ def test_just_outside_the_bound_fails(follow):
     right = run.trajectory.steps[4].weights
     for event in run.everywhere("step", 4):
         event["weights"][1] = float(right.center[1]) - 1.01 * float(right.radius[1])
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = run.expect("FAIL (numerics)")
     found = judgement.difference
     assert (found.step, found.quantity, found.index) == (4, "weights", 1)
     assert 0 < found.bound < found.error
@@ -174,9 +166,7 @@ def test_just_outside_the_bound_fails(follow):
 def test_numbers_of_another_precision_fail(follow, case):
     run = follow("single-acc2-fp32-adamw")
     run.case = case("single-acc2-bf16-adamw")
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "the numbers are those of fp32: the trainer computes in fp32, not in bf16"
+    run.expect("FAIL (numerics)", headline="the numbers are those of fp32: the trainer computes in fp32, not in bf16")
 
 
 @pytest.mark.parametrize(("value", "said"), [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf")])
@@ -193,17 +183,14 @@ def test_weights_that_are_no_numbers_fail(follow, value, said):
 def test_nan_on_one_rank_diverges(follow):
     run = follow("ddp-w2-fp32-momentum")
     run.of("step", rank=1)[3]["weights"][0] = "nan"
-    judgement = run.judged()
-    assert judgement.verdict == "DIVERGED"
+    judgement = run.expect("DIVERGED")
     assert math.isnan(judgement.divergence.weights[1][0])
 
 
 def test_a_missing_gradient_fails_where_weights_have_a_bound(follow):
     run = follow("single-batched-fp32-adamw")
     run.of("step")[0]["gradients"] = [None] * 3
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("weight had no gradient in the step of window 0, or no optimizer")
+    judgement = run.expect("FAIL (numerics)", "weight had no gradient in the step of window 0, or no optimizer")
     assert judgement.notes[0].startswith("step 0, rank 0: the gradient of weight[0] is missing, expected ")
 
 
@@ -212,6 +199,5 @@ def test_vectors_of_another_length_fail(follow, length):
     run = follow("single-batched-fp32-momentum")
     weights = run.of("step")[0]["weights"]
     run.of("step")[0]["weights"] = [*weights, 0.0][:length]
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = run.expect("FAIL (numerics)")
     assert judgement.difference.step == 0

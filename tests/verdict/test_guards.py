@@ -21,9 +21,7 @@ def test_world_size_one_reached(follow):
     run = follow("ddp-w2-fp32-momentum")
     for event in run.everywhere("topology", 0):
         event |= {"world_size": 1, "rank_reached": 0}
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["world size reached"])
-    assert judgement.headline.startswith("the trainer has world size 1 instead of 2; ")
+    run.expect("FAIL (numerics)", "the trainer has world size 1 instead of 2; ", broken=["world size reached"])
 
 
 def test_ranks_may_meet_without_a_process_group(follow):
@@ -31,8 +29,7 @@ def test_ranks_may_meet_without_a_process_group(follow):
     run = follow("ddp-w2-fp32-momentum")
     for event in run.everywhere("topology", 0):
         event |= {"world_size": 1, "rank_reached": 0, "via": None}
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("PASS (exact)", [])
+    run.expect("PASS (exact)", broken=[])
 
 
 def test_no_collective_while_training(follow):
@@ -42,9 +39,11 @@ def test_no_collective_while_training(follow):
     assert run.judged().verdict == "PASS (exact)", "right numbers of ranks with a share of their own show an exchange"
     for event in run.everywhere("step", 0):
         event["weights"][0] += 1
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["collectives while training"])
-    assert judgement.headline.startswith("ranks 0 and 1 took part in no collective or message that could average")
+    judgement = run.expect(
+        "FAIL (numerics)",
+        "ranks 0 and 1 took part in no collective or message that could average",
+        broken=["collectives while training"],
+    )
     assert judgement.headline.endswith("while training, only in broadcast")
 
 
@@ -54,18 +53,18 @@ def test_no_collective_and_no_sample_seen(follow):
         run.remove(*(event for event in run.of("collective", rank) if event["phase"] == "training"))
     for event in run.of("forward", rank=1):
         event["rows"] = [None for _ in event["rows"]]
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("INCONCLUSIVE", ["collectives while training"])
-    assert "which samples each rank trained on cannot be seen" in judgement.headline
+    run.expect(
+        "INCONCLUSIVE", broken=["collectives while training"], has="which samples each rank trained on cannot be seen"
+    )
 
 
 def test_rank_that_contributes_zeros(follow):
     run = follow("ddp-w2-fp32-momentum")
     for event in run.of("collective", rank=1):
         event["zeros"] = True
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["gradients contributed"])
-    assert judgement.headline.startswith("rank 1 put only zeros into every exchange of gradients")
+    run.expect(
+        "FAIL (numerics)", "rank 1 put only zeros into every exchange of gradients", broken=["gradients contributed"]
+    )
     next(event for event in run.of("collective", rank=1) if event["phase"] == "training")["zeros"] = False
     assert run.judged().verdict == "PASS (exact)"
 
@@ -75,9 +74,9 @@ def test_rank_that_trains_on_the_samples_of_an_idle_one(follow):
     for mine, other in zip(run.of("forward"), run.of("forward", rank=1), strict=True):
         mine["rows"] += other["rows"]
     run.remove(*run.of("forward", rank=1))
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
-    assert judgement.headline.startswith("rank 0 trained on the samples of rank 1, and rank 1 on none")
+    run.expect(
+        "FAIL (numerics)", "rank 0 trained on the samples of rank 1, and rank 1 on none", broken=["shards differ"]
+    )
 
 
 def test_gradients_from_nowhere_else(follow):
@@ -87,27 +86,29 @@ def test_gradients_from_nowhere_else(follow):
         backward = run.of("backward_end", rank)[0]
         change = {"event": "gradient_change", "parameters": [0, 1, 2], "factor": factor, "since": backward["seq"]}
         run.after(backward, {**backward, **change})
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["gradients from elsewhere"])
-    assert judgement.headline.startswith("rank 1 never exchanged gradients")
+    run.expect("FAIL (numerics)", "rank 1 never exchanged gradients", broken=["gradients from elsewhere"])
 
 
 def test_same_shard_on_two_ranks(follow):
     run = follow("ddp-w3-acc2-fp32-momentum")
     for mine, other in zip(run.of("forward", rank=2), run.of("forward", rank=0), strict=True):
         mine["rows"] = other["rows"]
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
-    assert judgement.headline == "ranks 0 and 2 read the same samples; every rank must read its own shard"
+    run.expect(
+        "FAIL (numerics)",
+        headline="ranks 0 and 2 read the same samples; every rank must read its own shard",
+        broken=["shards differ"],
+    )
 
 
 def test_one_rank_reads_the_shard_of_another_too(follow):
     run = follow("ddp-w2-fp32-momentum")
     for mine, other in zip(run.of("forward", rank=0), run.of("forward", rank=1), strict=True):
         mine["rows"] = mine["rows"] + other["rows"]
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
-    assert judgement.headline == "rank 0 read its own samples and those of rank 1; every rank must read its own shard"
+    run.expect(
+        "FAIL (numerics)",
+        headline="rank 0 read its own samples and those of rank 1; every rank must read its own shard",
+        broken=["shards differ"],
+    )
 
 
 @pytest.mark.parametrize("clears", [False, True])
@@ -135,9 +136,11 @@ def test_ranks_that_do_the_same_work_in_some_windows(follow, windows, when):
     for mine, other in zip(run.of("forward", rank=0), run.of("forward", rank=1), strict=True):
         if mine["window"] in windows:
             mine["rows"] = other["rows"] = mine["rows"] + other["rows"]
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
-    assert judgement.headline == f"ranks 0 and 1 read the same samples {when}; every rank must read its own shard"
+    run.expect(
+        "FAIL (numerics)",
+        headline=f"ranks 0 and 1 read the same samples {when}; every rank must read its own shard",
+        broken=["shards differ"],
+    )
 
 
 @pytest.mark.parametrize("window", [0, 2, 5])
@@ -146,10 +149,10 @@ def test_rank_that_is_idle_in_one_window(follow, window):
     mine, other = (run.of("forward", rank)[window] for rank in (0, 1))
     mine["rows"] += other["rows"]
     run.remove(other)
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
-    assert judgement.headline.startswith(
-        f"rank 0 trained on the samples of rank 1, and rank 1 on none in window {window};"
+    run.expect(
+        "FAIL (numerics)",
+        f"rank 0 trained on the samples of rank 1, and rank 1 on none in window {window};",
+        broken=["shards differ"],
     )
 
 
@@ -181,43 +184,38 @@ def test_missing_step(follow, name):
     run.remove(*run.everywhere("step", 5))
     for event, last in zip(run.everywhere("finished", 0), run.everywhere("step", 4), strict=True):
         event["weights"] = last["weights"]
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps tried"])
-    assert judgement.headline == "5 optimizer steps instead of 6, one per accumulation window"
+    run.expect(
+        "FAIL (numerics)",
+        headline="5 optimizer steps instead of 6, one per accumulation window",
+        broken=["optimizer steps tried"],
+    )
 
 
 def test_extra_step(follow):
     run = follow("ddp-w2-fp32-momentum")
     for last in run.everywhere("step", 5):
         run.after(last, dict(last))
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps tried"])
-    assert judgement.headline.startswith("7 optimizer steps instead of 6")
+    run.expect("FAIL (numerics)", "7 optimizer steps instead of 6", broken=["optimizer steps tried"])
 
 
 def test_extra_step_on_one_rank(follow):
     run = follow("ddp-w2-fp32-momentum")
     last = run.of("step", rank=1)[-1]
     run.after(last, dict(last))
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps tried"])
-    assert judgement.headline.startswith("6 or 7 optimizer steps instead of 6")
+    run.expect("FAIL (numerics)", "6 or 7 optimizer steps instead of 6", broken=["optimizer steps tried"])
 
 
 def test_short_window_that_only_one_rank_drops(follow):
     run = follow("ddp-w2-acc2-fp32-short-window")
     run.remove(run.of("step", rank=1)[-1])
     run.of("finished", rank=1)[0]["weights"] = run.of("step", rank=1)[-1]["weights"]
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps tried"])
-    assert judgement.headline.startswith("5 or 6 optimizer steps")
+    run.expect("FAIL (numerics)", "5 or 6 optimizer steps", broken=["optimizer steps tried"])
 
 
 def test_never_stepped(follow):
     run = follow("ddp-w2-fp32-momentum")
     run.remove(*run.of("step", rank=1))
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = run.expect("FAIL (numerics)")
     assert broken(judgement)[0] == "optimizer steps seen"
     assert judgement.headline == "rank 1 never stepped the task's model; call optimizer.step() on its parameters"
 
@@ -248,11 +246,10 @@ def test_never_moved(follow):
 def test_weights_changed_after_the_last_step(follow):
     run = follow("ddp-w2-fp32-momentum")
     run.of("finished", rank=1)[0]["weights"][0] += 1
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("DIVERGED", ["weights change in steps only"])
-    assert (
-        judgement.headline
-        == "the weights are not those that the optimizer's steps have left: rank 1, after the step of window 5"
+    run.expect(
+        "DIVERGED",
+        headline="the weights are not those that the optimizer's steps have left: rank 1, after the step of window 5",
+        broken=["weights change in steps only"],
     )
 
 
@@ -289,8 +286,7 @@ def test_weights_changed_within_a_window(follow):
     assert run.judged().verdict == "PASS (exact)", "right numbers are right"
     run.of("step")[2]["weights"][0] += 1
     next(event for event in run.of("forward") if event["window"] == 3)["weights"][0] += 1
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["weights change in steps only"])
+    judgement = run.expect("FAIL (numerics)", broken=["weights change in steps only"])
     text = "the weights are not those that the optimizer's steps have left: rank 0, window 2, before micro-batch 1"
     assert judgement.headline == text
 
@@ -319,17 +315,18 @@ def test_weights_that_another_rank_brings_after_the_step_count(follow):
             seen = list(before)
             seen[own] = [value + 7 for value in seen[own]]
             step["weights"] = seen
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("PASS (exact)", [])
+    run.expect("PASS (exact)", broken=[])
 
 
 def test_weights_changed_in_a_skipped_window(follow):
     run = follow("ddp-w2-fp16-overflow")
     for event in run.everywhere("skip", 0):
         event["weights"][0] += 1
-    judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["weights change in steps only"])
-    assert "rank 0, skipped window 2; rank 1, skipped window 2" in judgement.headline
+    run.expect(
+        "FAIL (numerics)",
+        broken=["weights change in steps only"],
+        has="rank 0, skipped window 2; rank 1, skipped window 2",
+    )
 
 
 def test_not_a_number_is_not_said_to_change_outside_a_step(follow):
@@ -396,6 +393,5 @@ def test_steps_beyond_the_last_window_of_a_model_of_which_some_parameters_have_n
     run = follow(name)
     *_, last = run.of("step")
     run.after(last, copy.deepcopy(last))
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = run.expect("FAIL (numerics)")
     assert "7 optimizer steps instead of 6" in " ".join([judgement.headline, *judgement.notes])

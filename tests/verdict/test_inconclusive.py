@@ -22,9 +22,7 @@ def test_perturbed_answer_that_also_fits(follow, monkeypatch):
     run = follow("ddp-w2-acc2-fp32-momentum")
     assert run.judged().verdict == "PASS (exact)"
     monkeypatch.setattr(OneSampleMoved, "counted", Recurrence.counted)
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline == TOO_WIDE
+    judgement = run.expect("INCONCLUSIVE", headline=TOO_WIDE)
     assert judgement.notes == ["a trainer that reads one sample in place of a neighbour could pass"]
 
 
@@ -36,9 +34,7 @@ def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
 
     run = follow("ddp-w2-fp32-adamw")
     monkeypatch.setattr(OneSampleMoved, "counted", unbounded)
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline == TOO_WIDE
+    judgement = run.expect("INCONCLUSIVE", headline=TOO_WIDE)
     assert judgement.notes == ["a trainer that reads one sample in place of a neighbour could pass"]
     assert judgement.trajectory is not None
 
@@ -47,9 +43,7 @@ def test_gap_that_is_too_small(follow, monkeypatch):
     run = follow("ddp-w2-fp32-adamw")
     found = run.judged().power
     monkeypatch.setattr(numbers, "power", lambda *arguments, **options: Power(Fraction(99, 100), found.fault))
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline == TOO_WIDE
+    judgement = run.expect("INCONCLUSIVE", headline=TOO_WIDE)
     assert judgement.notes == [f"a trainer that {found.fault.text} could pass"]
 
 
@@ -59,8 +53,7 @@ def test_gradients_that_alone_would_show_mistakes_and_cannot_be_read(follow, nam
     run = follow(name)
     for step in run.of("step"):
         step["gradients"] = None
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
+    judgement = run.expect("INCONCLUSIVE")
     way_out = "step with one optimizer of torch's that holds all parameters, or take the cases with SGD for an answer"
     assert judgement.headline.endswith(way_out)
     assert judgement.notes[0].startswith("a trainer that ")
@@ -72,9 +65,7 @@ def test_long_sum_in_a_short_format(follow, case):
     run.case = case("single-batched-bf16-multivariate")
     for forward in run.of("forward"):
         forward["computes"] = "bfloat16"
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("no finite error bound: ")
+    judgement = run.expect("INCONCLUSIVE", "no finite error bound: ")
     assert judgement.headline.endswith("; take the cases that are exact for an answer")
     assert judgement.trajectory is None
     assert all(guard.holds for guard in judgement.guards)
@@ -93,8 +84,7 @@ def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken
             event["world_size"] = 1
     else:
         run.of("step", rank=1)[0]["weights"][0] += 1
-    judgement = run.judged()
-    assert judgement.verdict == ("FAIL (numerics)" if broken == "guard" else "DIVERGED")
+    judgement = run.expect("FAIL (numerics)" if broken == "guard" else "DIVERGED")
     assert judgement.notes == ["no finite error bound: no bound; take the cases that are exact for an answer"]
 
 
@@ -120,11 +110,10 @@ def test_a_part_of_the_recorder_failed_by_a_replacement(follow):
     failed = {"observer": "optimizer", "error": "KeyError: 7", "traceback": "", "replaced": ["torch.Tensor.tolist"]}
     run.after(run.of("start", rank=1)[0], {**run.of("start", rank=1)[0], "event": "observer_failed", **failed})
     del run.of("observer_failed", rank=1)[0]["weights"]
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline == (
-        "the trainer replaces torch.Tensor.tolist, which the recorder calls, so rank 1 cannot be read: KeyError: 7; "
-        "replace it on import, not while training"
+    run.expect(
+        "INCONCLUSIVE",
+        headline="the trainer replaces torch.Tensor.tolist, which the recorder calls, so rank 1 cannot be read: "
+        "KeyError: 7; replace it on import, not while training",
     )
 
 
@@ -149,8 +138,7 @@ def test_weights_that_no_step_of_torchs_has_changed(follow, moves):
     run.remove(*run.of("step"))
     if not moves:
         run.of("finished")[0]["weights"] = start
-    judgement = run.judged()
-    assert judgement.verdict == ("INCONCLUSIVE" if moves else "FAIL (numerics)")
+    judgement = run.expect("INCONCLUSIVE" if moves else "FAIL (numerics)")
     if moves:
         assert "derive the optimizer from torch.optim.Optimizer" in judgement.headline
 
@@ -166,9 +154,7 @@ def test_what_another_process_trains_cannot_be_seen(follow, moves):
     run.remove(*(event for kind in ("forward", "backward_begin", "backward_end", "step") for event in run.of(kind)))
     if not moves:
         run.of("finished")[0]["weights"] = start["weights"]
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("rank 0 started another process and computed no gradients in its own; ")
+    run.expect("INCONCLUSIVE", "rank 0 started another process and computed no gradients in its own; ")
 
 
 @pytest.mark.parametrize(("kept", "verdict"), [(True, "INCONCLUSIVE"), (False, "FAIL (numerics)")])
@@ -183,8 +169,7 @@ def test_weights_that_are_rounded_until_the_end(follow, kept, verdict):
         if step is not steps[-1] or not kept:
             step["weights"] = torch.tensor(step["weights"]).bfloat16().tolist()
     run.of("finished")[0]["weights"] = steps[-1]["weights"]
-    judgement = run.judged()
-    assert judgement.verdict == verdict
+    judgement = run.expect(verdict)
     assert not kept or "show the right weights rounded to bf16, and what they were" in judgement.headline
 
 
@@ -216,8 +201,7 @@ def test_weights_that_change_after_the_last_step(follow, are_right):
         finished["weights"][0] += 1
     for step in run.everywhere("step", -1):
         step["weights"][0] += 0 if are_right else 2
-    judgement = run.judged()
-    assert judgement.verdict == ("INCONCLUSIVE" if are_right else "FAIL (numerics)")
+    judgement = run.expect("INCONCLUSIVE" if are_right else "FAIL (numerics)")
     if are_right:
         assert judgement.headline.startswith("all steps are right, but after the last one the weights become others")
         assert judgement.laws == ()
@@ -230,9 +214,7 @@ def test_an_adapter_that_is_merged_at_the_end(follow):
     run.remove(*(event for kind in ("forward", "backward_begin", "backward_end", "step") for event in run.of(kind)))
     stepped = {name: value for name, value in finished.items() if name != "weights"}
     run.before(finished, {**stepped, "event": "foreign_optimizer", "optimizer": "SGD", "shapes": [[1, 3]]})
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("rank 0 stepped parameters of shape [[1, 3]] beside the task's model")
+    run.expect("INCONCLUSIVE", "rank 0 stepped parameters of shape [[1, 3]] beside the task's model")
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
@@ -243,6 +225,4 @@ def test_a_skip_at_a_scale_that_is_not_seen(follow, is_seen):
         run.remove(*(event for kind in ("skip", "unscale", "scaler_step", "update") for event in run.of(kind)))
         for step in run.of("step"):
             step["scale"] = None
-    judgement = run.judged()
-    assert judgement.verdict == ("FAIL (numerics)" if is_seen else "INCONCLUSIVE")
-    assert judgement.headline.startswith("window 0 was skipped, though nothing ")
+    run.expect("FAIL (numerics)" if is_seen else "INCONCLUSIVE", "window 0 was skipped, though nothing ")

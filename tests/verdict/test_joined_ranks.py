@@ -120,6 +120,5 @@ class TestRanksThatDealThemselves:
         assert (judgement.verdict, judgement.ways) == ("PASS (exact)", ("last_window=step",)), judgement.headline
 
     def test_and_divided_by_the_nominal_length(self, follow):
-        judgement = self.dealt(follow, CountsJoinedRanks).judged()
-        assert judgement.verdict == "FAIL (numerics)"
+        judgement = self.dealt(follow, CountsJoinedRanks).expect("FAIL (numerics)")
         assert judgement.suspects.explained_by == ("nominal-length",)

@@ -8,6 +8,7 @@ from conformance.laws import checking
 from conformance.laws.fitting import fitted
 from conformance.laws.law import OK, Broken, Law, laws
 from conformance.laws.run import Window
+from conformance.verdict.judge import judge
 
 
 @pytest.fixture
@@ -17,7 +18,8 @@ def judged_by(follow, monkeypatch):
     def judged(judges, case="single-acc2-fp32-momentum", **more):
         law = Law("acc/by-hand", "A window MUST step.", "", "", judges=judges, scope=Window, **more)
         monkeypatch.setattr(checking, "laws", lambda: (law,))
-        return follow(case).judged()
+        run = follow(case)
+        return judge(run.case, run.outcome())
 
     return judged
 

@@ -24,8 +24,7 @@ def with_rule(run, rule):
 def test_skipping_the_overflow_together_passes(follow):
     run = follow(OVERFLOW)
     assert run.trajectory.skips == {2}
-    judgement = run.judged()
-    assert judgement.verdict == "PASS (exact)", judgement.headline
+    run.expect("PASS (exact)")
 
 
 def test_growing_scale_passes(follow):
@@ -38,9 +37,7 @@ def test_skip_with_finite_gradients_fails(follow):
     run = follow(OVERFLOW)
     for event in run.everywhere("skip", 0):
         event["gradients_finite"] = True
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "rank 0 skipped window 2 with finite gradients"
+    judgement = run.expect("FAIL (numerics)", headline="rank 0 skipped window 2 with finite gradients")
     assert judgement.notes == ["rank 1 skipped window 2 with finite gradients"]
 
 
@@ -108,9 +105,7 @@ def test_what_no_scaler_does_fails(follow, name, history, tamper, headline):
     run = follow(name, **history)
     if tamper is not None:
         tamper(run)
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith(headline)
+    run.expect("FAIL (numerics)", headline)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -144,8 +139,7 @@ def test_own_scaler_with_another_initial_scale_passes(follow):
     for event in run.everywhere("update", -1):
         event["scale_after"] = 128.0
     with_rule(run, LossScale(Fraction(256)))
-    judgement = run.judged()
-    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.notes)
+    judgement = run.expect("PASS (exact)")
     assert judgement.trajectory.scales[:6] == scales
 
 
@@ -172,16 +166,13 @@ def test_skipping_every_window_shows_nothing(follow):
     run = follow("single-acc2-fp16-momentum", skips=set(range(6)), scales=scales)
     with_rule(run, LossScale(high))
     run.of("update")[-1]["scale_after"] = float(high / 64)
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("every window was skipped")
+    run.expect("INCONCLUSIVE", "every window was skipped")
 
 
 def test_scaler_that_is_not_torchs_is_followed_by_its_forwards(follow):
     run = unseen(follow(OVERFLOW))
     assert len(run.of("step")) == 5
-    judgement = run.judged()
-    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.notes)
+    judgement = run.expect("PASS (exact)")
     assert judgement.trajectory.skips == {2}
 
 
@@ -196,8 +187,7 @@ def test_a_scale_that_nobody_asked_for_may_round(follow, scale, verdict):
     for event in (last, finished):
         event["weights"][0] -= least / 2
     run.remove(*run.of("update"))
-    judgement = run.judged()
-    assert judgement.verdict == verdict, judgement.headline
+    judgement = run.expect(verdict)
     assert ("a loss scale of 1000" in judgement.headline) is (scale == 1000)
 
 
@@ -243,16 +233,14 @@ def by_apex(run, delayed=True):
 def test_an_overflow_that_is_skipped_and_halves_the_scale_passes(follow, delayed):
     """On one rank without `delay_unscale` too: then each pass updates the scale."""
     name = WITH_APEX if delayed else "single-acc2-apex-O1-overflow"
-    judgement = by_apex(follow(name, skips={2}, scales=SCALES), delayed).judged()
-    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.findings)
+    judgement = by_apex(follow(name, skips={2}, scales=SCALES), delayed).expect("PASS (exact)")
     assert judgement.trajectory.scales[:6] == SCALES
 
 
 def test_a_scale_that_stays_fails(follow):
-    judgement = by_apex(follow(WITH_APEX, skips={2}, scales=(Fraction(128),) * 6)).judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == (
-        "rank 0 has a loss scale of 128 after the overflow in window 2, where GradScaler's rule gives 64"
+    by_apex(follow(WITH_APEX, skips={2}, scales=(Fraction(128),) * 6)).expect(
+        "FAIL (numerics)",
+        headline="rank 0 has a loss scale of 128 after the overflow in window 2, where GradScaler's rule gives 64",
     )
 
 

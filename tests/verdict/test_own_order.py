@@ -29,8 +29,7 @@ def test_any_order_in_which_all_are_read_once_passes(follow):
         rows = [event["rows"] for event in epoch]
         for event, other in zip(epoch, [*rows[2:], *rows[:2]], strict=True):
             event["rows"] = other
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)", "the numbers are those of the order before"
+    judgement = run.expect("FAIL (numerics)")
     assert judgement.difference.step == 0
     assert all(guard.holds for guard in judgement.guards)
 
@@ -40,24 +39,19 @@ def test_samples_that_forwards_do_not_show_prove_nothing(follow, rows):
     run = follow(NAME)
     for event in run.of("forward", 1):
         event["rows"] = rows
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
+    judgement = run.expect("INCONCLUSIVE")
     assert judgement.headline.endswith("pass the model the inputs as they are in the batch")
 
 
 def test_an_epoch_that_is_never_read(follow):
-    judgement = follow(NAME, windows=3).judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "epoch 1 is never read, and this case asks for 2 epochs"
+    follow(NAME, windows=3).expect("FAIL (numerics)", headline="epoch 1 is never read, and this case asks for 2 epochs")
 
 
 def test_windows_that_are_lost_in_each_epoch_are_not_taken_from_the_next(follow):
     """Two of three windows: what is left is as much as an epoch and a third."""
     run = follow(NAME)
     run.remove(*(event for rank in run.ranks for event in rank if event["window"] in (2, 5)))
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("no rank reads 8 samples of epoch 0; ")
+    run.expect("FAIL (numerics)", "no rank reads 8 samples of epoch 0; ")
 
 
 def test_windows_are_lost_in_the_epoch_that_lacks_them(follow):
@@ -74,9 +68,7 @@ def test_steps_that_are_too_many_come_before_what_they_read(follow):
         last = [event for event in events if event["window"] == 3]
         at = events.index(last[-1]) + 1
         events[at:at] = [dict(event) for event in last]
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "7 optimizer steps instead of 6, one per accumulation window"
+    run.expect("FAIL (numerics)", headline="7 optimizer steps instead of 6, one per accumulation window")
 
 
 @pytest.mark.parametrize(

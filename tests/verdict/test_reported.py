@@ -44,9 +44,7 @@ def test_wrong_weights_that_are_reported(follow):
     hide(run)
     for event in run.everywhere("report", 3):
         event["weights"][1] += 1
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("step 3, rank 0: weight[1] becomes ")
+    judgement = run.expect("FAIL (numerics)", "step 3, rank 0: weight[1] becomes ")
     assert any("as the trainer reports them" in note for note in judgement.notes)
 
 
@@ -59,9 +57,7 @@ def test_gradients_that_are_reported_are_compared(follow):
     for event in run.everywhere("report", 3):
         event["gradients"][1] += 1
         event["weights"][1] -= 0.5
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("step 3, rank 0: the gradient of weight[1] is ")
+    run.expect("FAIL (numerics)", "step 3, rank 0: the gradient of weight[1] is ")
 
 
 def test_gradients_that_the_step_did_not_use(follow):
@@ -111,9 +107,7 @@ def test_a_window_that_is_not_reported(follow, window):
     report(run)
     hide(run)
     run.remove(*run.everywhere("report", window))
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith(f"rank 0 does not report all of its weights after window {window}, ")
+    run.expect("INCONCLUSIVE", f"rank 0 does not report all of its weights after window {window}, ")
 
 
 def test_a_parameter_that_no_rank_reports(follow):
@@ -123,18 +117,14 @@ def test_a_parameter_that_no_rank_reports(follow):
     hide(run)
     for event in [*run.of("report", 0), *run.of("report", 1), *run.everywhere("finished", 0)]:
         event["weights"][-1] = None
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("rank 0 does not report all of its weights after window 0, ")
+    run.expect("INCONCLUSIVE", "rank 0 does not report all of its weights after window 0, ")
 
 
 def test_a_rank_that_reports_nothing(follow):
     run = follow(CASE)
     report(run, ranks=(0,))
     hide(run)
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("rank 1 does not report ")
+    run.expect("INCONCLUSIVE", "rank 1 does not report ")
 
 
 def test_a_report_against_what_is_seen(follow):
@@ -178,9 +168,7 @@ def test_wrong_weights_with_right_ones_reported(follow):
         event["weights"][1] += 1
     run.of("finished")[0]["weights"][1] += 1
     run.of("finished", rank=1)[0]["weights"][1] += 1
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("step 5, rank 0: weight[1] becomes ")
+    judgement = run.expect("FAIL (numerics)", "step 5, rank 0: weight[1] becomes ")
     assert any(note.startswith("rank 0 reports ") for note in judgement.notes)
 
 

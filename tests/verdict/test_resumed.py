@@ -29,8 +29,7 @@ GROWING = "single-acc2-fp16-growing-scale-resumed-at-3"
     "name", [MOMENTUM, f"{MOMENTUM}-inside-window", GROWING, "single-acc2-fp16-overflow-resumed-at-4"]
 )
 def test_a_run_that_goes_on_where_it_stopped_passes(follow, name):
-    judgement = follow(name).judged()
-    assert judgement.verdict == "PASS (exact)", judgement.headline
+    judgement = follow(name).expect("PASS (exact)")
     assert len(judgement.runs) == 2
     assert {window.number for window in judgement.runs[1].windows} == set(range(judgement.runs[1].windows[0].number, 6))
     assert judgement.findings == ()
@@ -63,9 +62,9 @@ def test_a_window_that_is_lost_before_the_stop_is_no_mistake_of_the_adapter(foll
 
 
 def test_another_place_in_the_data(follow):
-    judgement = follow("single-acc2-fp32-momentum-resumed-at-3", WindowLeftOut).judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
+    judgement = follow("single-acc2-fp32-momentum-resumed-at-3", WindowLeftOut).expect(
+        "FAIL (numerics)", "rank 0 was stopped before window 3, and resumed with window 4"
+    )
     assert judgement.suspects.explained_by == ("window-left-out",)
     assert {*broken(judgement)} == {POSITION}
 
@@ -80,9 +79,7 @@ def test_nothing_is_trained_after_the_resume(follow, workload):
     """In an order of its own, an epoch is never read, too."""
     run = follow(f"single-acc2-fp32-{workload}-resumed-at-3")
     run.remove(*second_life(run, 0)[1:-1])
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("no window was trained after the resume")
+    judgement = run.expect("FAIL (numerics)", "no window was trained after the resume")
     assert broken(judgement)[0] == POSITION
 
 
@@ -94,9 +91,7 @@ def test_other_weights_on_one_rank(follow):
     for event in second_life(run, 1):
         if event["event"] in ("step", "finished"):
             event["weights"] = [weight + 1 for weight in event["weights"]]
-    judgement = run.judged()
-    assert judgement.verdict == "DIVERGED"
-    assert judgement.headline.startswith("rank 1 resumed with other weights than those of the stop")
+    judgement = run.expect("DIVERGED", "rank 1 resumed with other weights than those of the stop")
     assert broken(judgement) == ["resumed with other weights"]
 
 
@@ -119,9 +114,7 @@ def scaled(run, change):
 def test_another_loss_scale(follow):
     run = follow(GROWING)
     scaled(run, lambda window, scale: scale / 2)
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("rank 0 was stopped at a loss scale of 32, and resumed at one of 16")
+    run.expect("FAIL (numerics)", "rank 0 was stopped at a loss scale of 32, and resumed at one of 16")
 
 
 def test_a_loss_scale_that_counts_from_zero_again(follow):
@@ -135,9 +128,7 @@ def test_a_loss_scale_that_counts_from_zero_again(follow):
                 event[name] = begins[window]
         if "scale_after" in event:
             event["scale_after"] = {3: 32.0, 4: 64.0, 5: 64.0}[window]
-    judgement = run.judged()
-    assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("after window 3, the loss scale of rank 0 is not what it had been")
+    run.expect("FAIL (numerics)", "after window 3, the loss scale of rank 0 is not what it had been")
 
 
 def test_a_loss_scale_that_the_trainer_gives_is_its_own(follow):
@@ -157,8 +148,7 @@ def test_what_another_model_is_resumed_for_cannot_be_seen(follow, took_model):
     if took_model:
         run.before(run.ranks[0][-1], dict(begun), backward)
     run.before(run.of("start")[0], begun)
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
+    judgement = run.expect("INCONCLUSIVE")
     how = "and trained another module than" if took_model else "without calling"
     assert how in judgement.headline.replace("resumed, ", "")
     assert not any("no window was trained" in guard.text for guard in judgement.guards)
@@ -177,8 +167,7 @@ def test_steps_that_only_forwards_show(follow, written_back):
             event["weights"] = weights
     if not written_back:
         run.of("finished")[0]["weights"] = begun
-    judgement = run.judged()
-    assert judgement.verdict == ("PASS (exact)" if written_back else "INCONCLUSIVE"), judgement.headline
+    judgement = run.expect("PASS (exact)" if written_back else "INCONCLUSIVE")
     if not written_back:
         assert "that the model's own parameters never had, so its last step cannot be seen" in judgement.headline
 
@@ -187,8 +176,9 @@ def test_a_rank_that_fails_after_the_resume(follow):
     run = follow("single-acc2-fp32-momentum-resumed-at-3")
     run.remove(*second_life(run, 0)[1:])
     run.end(0, "raised", type="ValueError", message="no file", traceback="", at=None)
-    judgement = run.judged(finished=False, exit="exited 1 before it finished")
-    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 0 raised ValueError: no file")
+    judgement = run.expect(
+        "CRASH", headline="rank 0 raised ValueError: no file", finished=False, exit="exited 1 before it finished"
+    )
     assert judgement.notes == ["this was after training had been stopped and resumed"]
 
 
@@ -278,8 +268,7 @@ def test_ranks_that_wait_for_each_other_since_one_lost_its_place(follow):
     run = follow(MOMENTUM)
     run.remove(*(event for event in second_life(run, 1) if event["window"] == 3))
     del run.ranks[1][-1]
-    judgement = run.judged(rank1_finished=False, timed_out=True, rank1_exit="killed")
-    assert judgement.verdict == "HANG"
+    judgement = run.expect("HANG", rank1_finished=False, timed_out=True, rank1_exit="killed")
     assert "rank 1 was stopped before window 3, and resumed with window 4" in judgement.notes[0]
 
 
@@ -314,9 +303,7 @@ def fails(run):
 def test_what_came_before_a_resume_that_fails(follow, how, altered, text):
     name = f"single-acc2-fp32-momentum-resumed-at-3-{how}"
     run = follow(name)
-    judgement = run.judged(**fails(run), altered=altered)
-    assert judgement.verdict == "CRASH"
-    assert judgement.headline.startswith(f"rank 0 raised ValueError: no file{text}")
+    run.expect("CRASH", f"rank 0 raised ValueError: no file{text}", **fails(run), altered=altered)
     assert follow(name).judged(altered=altered).verdict == "PASS (exact)"
     judgement = follow(name, WindowLeftOut).judged(altered=altered)
     assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
@@ -368,7 +355,7 @@ def test_with_which_count_a_loss_scale_goes_on(stop, clean, text):
         return SimpleNamespace(updates=updates, attempts=attempts)
 
     lives = life(stop - 1, 8, 0), life(6, 8, clean)
-    rank = SimpleNamespace(lives=lives, updates=lives[0].updates, outcome=SimpleNamespace(rank=0))
+    rank = SimpleNamespace(lives=lives, updates=lives[0].updates, number=0)
     other = other_scale([rank])
     assert other is None if text is None else text in other
 
@@ -383,8 +370,9 @@ def test_the_first_of_two_runs_from_one_checkpoint_is_judged_too(follow):
 
 
 def test_a_mistake_before_the_stop_has_nothing_to_do_with_the_kill(follow):
-    judgement = follow("ddp-w2-acc2-fp32-momentum-resumed-at-3-killed", FAULTS["sum-over-ranks"].textbook).judged()
-    assert judgement.verdict == "FAIL (numerics)"
+    judgement = follow("ddp-w2-acc2-fp32-momentum-resumed-at-3-killed", FAULTS["sum-over-ranks"].textbook).expect(
+        "FAIL (numerics)"
+    )
     assert "killed" not in judgement.headline
 
 
@@ -398,17 +386,14 @@ def test_a_checkpoint_whose_other_files_are_not_there_may_be_gone_on_from(follow
 def test_a_checkpoint_of_one_file_is_not_killed_between_two(follow, wrong):
     run = follow("single-acc2-fp32-momentum", FAULTS["momentum-lost"].textbook if wrong else Recurrence)
     run.case = replace(run.case, resumed_at=3, resumed="killed-between-files")
-    judgement = run.judged()
-    assert judgement.verdict == ("FAIL (numerics)" if wrong else "PASS (exact)")
+    judgement = run.expect("FAIL (numerics)" if wrong else "PASS (exact)")
     assert any("nothing was killed between two files" in note for note in judgement.notes)
 
 
 def test_a_process_that_was_not_killed_shows_nothing(follow):
     run = follow("single-acc2-fp32-momentum-resumed-at-3-killed")
     run.remove(*run.of("finished")[:1], *second_life(run, 0)[:1])
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("rank 0 wrote no file of more than 64 bytes")
+    run.expect("INCONCLUSIVE", "rank 0 wrote no file of more than 64 bytes")
 
 
 INSIDE = "single-acc2-fp32-momentum-resumed-at-3-inside-window"
@@ -450,8 +435,7 @@ FEWER = "ddp-w3-acc2-fp32-many-tensors-resumed-at-4-on-2-ranks"
 
 @pytest.mark.parametrize("name", [MORE, FEWER, MORE.replace("4-on-3-ranks", "3-on-1-rank")])
 def test_a_run_that_goes_on_with_other_ranks_passes(follow, name):
-    judgement = follow(name).judged()
-    assert judgement.verdict == "PASS (exact)", judgement.headline
+    judgement = follow(name).expect("PASS (exact)")
     assert [len(run.ranks) for run in judgement.runs] == list(follow(name).case.world_sizes)
     assert judgement.findings == ()
 
@@ -481,9 +465,7 @@ def test_a_rank_that_was_not_there_before_the_stop_may_diverge(follow):
     run = follow(MORE)
     for event in (*run.of("start", 2), *run.of("step", 2), *run.of("finished", 2)):
         event["weights"] = [weight + 1 for weight in event["weights"]]
-    judgement = run.judged()
-    assert judgement.verdict == "DIVERGED"
-    assert judgement.headline.startswith("rank 2 resumed with other weights than those of the stop")
+    run.expect("DIVERGED", "rank 2 resumed with other weights than those of the stop")
 
 
 def test_ranks_that_read_the_same_once_there_are_others(follow):
@@ -503,7 +485,7 @@ def holding(number, *lives):
         events = Events((read({"event": "optimizer_state", "kept": kept}),))
         return SimpleNamespace(shard=frozenset(shard), events=events, final_weights=None)
 
-    return SimpleNamespace(lives=tuple(life(*one) for one in lives), outcome=SimpleNamespace(rank=number))
+    return SimpleNamespace(lives=tuple(life(*one) for one in lives), number=number)
 
 
 def test_weights_that_another_rank_sends_after_the_last_step(case):

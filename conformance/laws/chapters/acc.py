@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from conformance.laws.averaging import Averaged, averages
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.averaging import averages
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.loss_scale import scale_of
 from conformance.laws.run import Window, with_gradients
-from conformance.trace.events import (
-    Attempt,
-    BackwardBegin,
-    BackwardEnd,
-    Clip,
-    Contribution,
-    Event,
-    ForeignOptimizer,
-    Forward,
-    GradientChange,
-    LossScaled,
-    Receive,
-    Skip,
-    Step,
-    Update,
-    ZeroGrad,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import number
 
 
@@ -42,16 +25,13 @@ from conformance.trace.words import number
             loss.backward()
         """,
 )
-def one_backward_per_loss(window: Window) -> Outcomes:
+def one_backward_per_loss(window: Window) -> Outcome:
     broken = _backpropagated_twice(window) or (_never_backpropagated(window) if window.ended else None)
-    if broken is not None:
-        yield broken
-    elif window.ended and window.backwards:
-        yield OK
+    return broken or (OK if window.ended and window.backwards else None)
 
 
 def _backpropagated_twice(window: Window) -> Broken | None:
-    seen: dict[int, BackwardBegin] = {}
+    seen: dict[int, trace.BackwardBegin] = {}
     for event in window.backwards:
         root = next((root for root in (event.root, *event.contains) if root in seen), None)
         if root is None:
@@ -59,7 +39,7 @@ def _backpropagated_twice(window: Window) -> Broken | None:
             continue
         first = seen[root]
         # Such as for the norm of a micro-batch's own gradient.
-        if window.between(ZeroGrad, after=first, before=event):
+        if window.between(trace.ZeroGrad, after=first, before=event):
             seen[root] = event
         else:
             return Broken(
@@ -108,15 +88,11 @@ def _never_backpropagated(window: Window) -> Broken | None:
             loss.backward()  # DDP and Horovod average over the ranks
         """,
 )
-def averaged_once(window: Window) -> Outcomes:
+def averaged_once(window: Window) -> Outcome:
     average = averages(window.run).get(window)
-    if average is not None:
-        yield _not_averaged_once(average) if average.mistakes else OK
-
-
-def _not_averaged_once(average: Averaged) -> Broken:
-    window, event = average.window, average.event
-    length, ranks = window.planned, window.plan.world_size
+    if average is None or not average.mistakes:
+        return None if average is None else OK
+    event, length, ranks = average.event, window.planned, window.plan.world_size
     over = f"the {length} micro-batches of window {window.number}" if length > 1 else f"window {window.number}"
     over += f" and the {ranks} ranks" if ranks > 1 else ""
     known = {index: one for index, one in enumerate(average.seen) if one is not None}
@@ -124,22 +100,19 @@ def _not_averaged_once(average: Averaged) -> Broken:
     mean, seen = number(average.right.value[shown]), number(known[shown])
     times = f"{average.mistakes[0].factor} times"
     reasons = ", or by ".join(" and ".join(mistake.says) for mistake in average.mistakes)
+    # What may have averaged them.
+    collectives = [one for one in window.between(trace.Contribution, before=event) if one.of == "gradients"][-1:]
+    changes = window.between(trace.GradientChange, before=event)[-1:]
     return Broken(
         event,
         must=f"gradients must be averaged exactly once, over {over}",
         because=f"a step must go along the mean over all their samples, which is {mean} in element {shown}",
         however=f"{event} saw {seen} there: {times} the mean in every element, as {reasons} would make it",
-        shows=(*window.backwards[-1:], *_averaging(window, event), event),
+        shows=(*window.backwards[-1:], *collectives, *changes, event),
         effect=f"Clipping compares {times} the norm with its threshold."
-        if isinstance(event, Clip)
+        if isinstance(event, trace.Clip)
         else f"Window {window.number} steps as if its gradients were {times} as large.",
     )
-
-
-def _averaging(window: Window, until: Event) -> Sequence[Event]:
-    """The events that may have averaged the gradients."""
-    collectives = [event for event in window.between(Contribution, before=until) if event.of == "gradients"]
-    return (*collectives[-1:], *window.between(GradientChange, before=until)[-1:])
 
 
 @law(
@@ -156,29 +129,26 @@ def _averaging(window: Window, until: Event) -> Sequence[Event]:
             optimizer.zero_grad()
         """,
 )
-def step_after_all_backwards(window: Window) -> Outcomes:
+def step_after_all_backwards(window: Window) -> Outcome:
     broken = _second_step(window) or (_backward_after(window) or _no_step(window) if window.ended else None)
-    if broken is not None:
-        yield broken
-    elif window.attempts:
-        yield OK
+    return broken or (OK if window.attempts else None)
 
 
 def _second_step(window: Window) -> Broken | None:
     if len(window.attempts) < 2:
         return None
-    first: dict[int, Attempt] = {}
+    first: dict[int, trace.Attempt] = {}
     for event in window.attempts:
         # A step without any gradients changes nothing.
-        if isinstance(event, Step) and event.idle:
+        if isinstance(event, trace.Step) and event.idle:
             continue
         if event.gradients is not None and all(one is None for one in event.gradients):
             continue
         earlier = first.setdefault(event.optimizer, event)
         if earlier is event:
             continue
-        inside = window.between(Event, after=earlier, before=event)
-        between = [one for one in inside if isinstance(one, BackwardBegin | Receive)]
+        inside = window.between(trace.Event, after=earlier, before=event)
+        between = [one for one in inside if isinstance(one, trace.BackwardBegin | trace.Receive)]
         return Broken(
             event,
             must="an optimizer must step once in a window",
@@ -188,7 +158,7 @@ def _second_step(window: Window) -> Broken | None:
             effect="Each of these steps goes along the gradients of a part of the window."
             if between
             else f"Window {window.number} is stepped all the same, along gradients that overflow."
-            if isinstance(earlier, Skip)
+            if isinstance(earlier, trace.Skip)
             else "At least one of them does not go along the gradients of the window."
             if None not in (earlier.gradients, event.gradients) and earlier.gradients != event.gradients
             else f"The gradients of window {window.number} are applied twice.",
@@ -201,7 +171,7 @@ def _backward_after(window: Window) -> Broken | None:
         return None
     last = window.attempts[-1]
     own = {event.forward for event in window.forwards}
-    ends = [end for end in window.of(BackwardEnd) if own.intersection(end.forwards)]
+    ends = [end for end in window.of(trace.BackwardEnd) if own.intersection(end.forwards)]
     late = [end for end in ends if end.seq > last.seq]
     # One more than the window has is another loss's.
     if not late or len(ends) - len(late) >= window.planned:
@@ -228,7 +198,7 @@ def _no_step(window: Window) -> Broken | None:
     # A trainer with its own loss scaling may skip steps that overflow, and the trace does not show why.
     if plan.spec["scaler"] is not None and any(other.attempts for other in window.rank.windows):
         return None
-    others = window.rank.of(ForeignOptimizer)
+    others = window.rank.of(trace.ForeignOptimizer)
     instead = f"; the optimizer that stepped, {others[0].line}, holds none of the model's parameters" if others else ""
     last = window.backwards[-1]
     return Broken(
@@ -259,29 +229,27 @@ def _micro_batches(window: Window) -> str:
         scaler.update()  # once a window, after the loop
         """,
 )
-def one_scale_per_window(window: Window) -> Outcomes:
+def one_scale_per_window(window: Window) -> Outcome:
     # Losses that are scaled after a step do not belong to it.
-    first = window.attempts[0] if window.attempts else None
-    pairs = [pair for scaled in _scaled(window, first) for pair in pairwise(scaled)]
-    differing = next((pair for pair in pairs if scale_of(pair[0]) != scale_of(pair[1])), None)
-    if differing is not None:
-        yield _scales_differ(window, *differing)
-    elif pairs:
-        yield OK
+    until = window.attempts[0] if window.attempts else None
+    by_scaler = window.between(trace.LossScaled, before=until)
+    scaled: list[list[trace.LossScaled | trace.BackwardEnd]] = [
+        [event for event in by_scaler if event.scaler == scaler] for scaler in {event.scaler for event in by_scaler}
+    ]
+    # Without a scaler, the trainer may have scaled them by hand.
+    ends = window.between(trace.BackwardEnd, before=until)
+    pairs = [pair for one in scaled or [[end for end in ends if end.scaled is not None]] for pair in pairwise(one)]
+    apart = next((pair for pair in pairs if scale_of(pair[0]) != scale_of(pair[1])), None)
+    if apart is None:
+        return OK if pairs else None
+    return _scales_differ(window, *apart)
 
 
-def _scaled(window: Window, until: Event | None) -> Iterator[Sequence[LossScaled | BackwardEnd]]:
-    """The scaled losses of each scaler; without a scaler, the losses that the trainer scaled by hand."""
-    by_scaler = window.between(LossScaled, before=until)
-    for scaler in {event.scaler for event in by_scaler}:
-        yield [event for event in by_scaler if event.scaler == scaler]
-    if not by_scaler:
-        yield [event for event in window.between(BackwardEnd, before=until) if event.scaled is not None]
-
-
-def _scales_differ(window: Window, first: LossScaled | BackwardEnd, second: LossScaled | BackwardEnd) -> Broken:
+def _scales_differ(
+    window: Window, first: trace.LossScaled | trace.BackwardEnd, second: trace.LossScaled | trace.BackwardEnd
+) -> Broken:
     one, other = scale_of(first), scale_of(second)
-    changes = window.between(Update, after=first, before=second)[-1:]
+    changes = window.between(trace.Update, after=first, before=second)[-1:]
     after = f", after {changes[0]}" if changes else ""
     effect = None
     if isinstance(one, int | float) and isinstance(other, int | float) and other:
@@ -315,47 +283,35 @@ def _scales_differ(window: Window, first: LossScaled | BackwardEnd, second: Loss
         accuracy = metric(outputs.detach(), batch.targets)  # reuses the outputs
         """,
 )
-def one_forward_per_loss(window: Window) -> Outcomes:
+def one_forward_per_loss(window: Window) -> Outcome:
     # Without any backward, gradients have another source.
-    if window.ended and window.backwards:
-        pair = _idle(window)
-        yield OK if pair is None else _wasted(window, *pair)
-
-
-def _idle(window: Window) -> tuple[Forward, Forward] | None:
-    """A forward without a backward, and the forward of the same micro-batch that has one.
-
-    If no forward of the micro-batch has a backward, acc/one-backward-per-loss reports it. Forwards before the first
-    backward of the training do not count: they happen once, for example to inspect the model. Nor do those whose
-    backward raised: the trainer goes forward again.
-    """
-    used = with_gradients(window.rank)
-    idle = [event for event in window.of(Forward) if event.extra and event.training and event.forward not in used]
-    if not idle:
+    if not window.ended or not window.backwards:
         return None
+    used = with_gradients(window.rank)
+    idle = [event for event in window.of(trace.Forward) if event.extra and event.training and event.forward not in used]
     # What goes forward before the first training forward of a window is still in the window before.
     nearby = (*window.forwards, *(window.following.forwards if window.following else ()))
-    trained = {tuple(event.rows): event for event in nearby if event.forward in used}
-    began = window.rank.of(BackwardBegin)[0].seq
+    trained = {tuple(event.rows): event for event in nearby if event.forward in used} if idle else {}
+    # If no forward of a micro-batch has a backward, acc/one-backward-per-loss reports it. Forwards before the first
+    # backward happen once, as to inspect the model. After a backward that raised, the trainer goes forward again.
+    began = window.rank.of(trace.BackwardBegin)[0].seq
     for event in idle:
-        rows = tuple(event.rows)
-        if event.seq > began and None not in rows and rows and rows in trained and not _raised(window, event):
-            return event, trained[rows]
-    return None
+        other = trained.get(tuple(event.rows)) if event.rows and None not in event.rows else None
+        if other is not None and event.seq > began and not _raised(window, event):
+            return Broken(
+                event,
+                must="a micro-batch should go forward once for each of its losses",
+                because="metrics can reuse the existing outputs, or run their own forward under `torch.no_grad()`",
+                however=f"no backward reached {event} of micro-batch {event.micro_batch}, on which {other} trained",
+                shows=tuple(sorted((event, other), key=lambda event: event.seq)),
+                effect=f"Window {window.number} takes longer; its gradients are right.",
+            )
+    return OK
 
 
-def _raised(window: Window, forward: Forward) -> bool:
+def _raised(window: Window, forward: trace.Forward) -> bool:
     """Whether the backward that came next never ended."""
-    following = window.rank.first(BackwardBegin, after=forward)
-    return following is not None and all(end.backward != following.backward for end in window.rank.of(BackwardEnd))
-
-
-def _wasted(window: Window, idle: Forward, trained: Forward) -> Broken:
-    return Broken(
-        idle,
-        must="a micro-batch should go forward once for each of its losses",
-        because="metrics can reuse the existing outputs, or run their own forward under `torch.no_grad()`",
-        however=f"no backward reached {idle} of micro-batch {idle.micro_batch}, on which {trained} trained",
-        shows=tuple(sorted((idle, trained), key=lambda event: event.seq)),
-        effect=f"Window {window.number} takes longer; its gradients are right.",
+    following = window.rank.first(trace.BackwardBegin, after=forward)
+    return following is not None and all(
+        end.backward != following.backward for end in window.rank.of(trace.BackwardEnd)
     )

@@ -70,9 +70,11 @@ def schedule_per_step(window: Window) -> Outcomes:
         """,
 )
 def schedule_per_epoch(window: Window) -> Outcomes:
-    plan = window.plan
-    for taken in _taken(window.rank)[window.number] if plan.schedule_by == "epoch" else ():
-        epoch = plan.epochs[window.number]
+    plan, epoch = window.plan, window.plan.epochs.get(window.number)
+    # Who steps more often than there are windows is in no epoch then.
+    if plan.schedule_by != "epoch" or epoch is None:
+        return
+    for taken in _taken(window.rank)[window.number]:
         before = epoch if taken.previous is None else epoch - plan.epochs[taken.previous.window or 0]
         # If the learning rate is right, it was set in another way, or the scheduler was resumed.
         if len(taken.calls) == before:

@@ -6,25 +6,14 @@ disabled scaler leaves no events, so they check nothing then.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection
 
-from conformance.laws.at_outputs import is_of_mean, terms_of
 from conformance.laws.averaging import saw_right_gradients
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.gradients import is_of_mean, terms_of
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.loss_scale import Scaling, all_finite, disagree, is_scale, scaling
 from conformance.laws.run import Rank, Window, fact
-from conformance.trace.events import (
-    Attempt,
-    BackwardEnd,
-    Event,
-    GradientChange,
-    Raised,
-    ScalerStep,
-    Step,
-    Unscale,
-    Update,
-    ZeroGrad,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import number
 
 SEVERAL = (
@@ -47,54 +36,49 @@ SEVERAL = (
         scaler.step(optimizer)
         scaler.update()
         """,
-    needs=(ScalerStep,),
+    needs=(trace.ScalerStep,),
 )
-def backward_on_scaled_loss(window: Window) -> Outcomes:
-    steps = [step for step in window.of(ScalerStep) if is_scale(step.scale)]
+def backward_on_scaled_loss(window: Window) -> Outcome:
+    steps = [step for step in window.of(trace.ScalerStep) if is_scale(step.scale)]
     # With a bare step beside the scaler's, the trace does not show which step used the gradients of a backward.
-    if not steps or any(step.scale is None for step in window.of(Step)):
-        return
+    if not steps or any(step.scale is None for step in window.of(trace.Step)):
+        return None
     ends = scaling(window).accumulated(steps[-1])
-    changes = window.between(GradientChange, after=ends[0], before=steps[-1]) if ends else ()
+    changes = window.between(trace.GradientChange, after=ends[0], before=steps[-1]) if ends else ()
     # The trainer may have multiplied the gradients instead of the loss.
     if not ends or any(isinstance(event.factor, int | float) and event.factor > 1 for event in changes):
-        return
+        return None
     # The scale may have entered in another way, such as `backward(gradient=scale)`.
     bare = next((end for end in ends if end.scaled is None and not _carries_scale(window, end)), None)
     if bare is None:
-        yield OK
-    elif not saw_right_gradients(window):
-        scale = number(steps[-1].scale)
-        yield Broken(
-            bare,
-            "the loss must go through `scaler.scale` before `backward()`",
-            f"the scaler divides the gradients by {scale} before the step",
-            f"the loss of the backward pass at {bare.line} was not scaled, and the scaler stepped ({steps[-1].line})",
-            (bare, steps[-1]),
-            f"The gradient of this backward is 1/{scale} of what it should be.",
-        )
+        return OK
+    if saw_right_gradients(window):
+        return None
+    scale = number(steps[-1].scale)
+    return Broken(
+        bare,
+        "the loss must go through `scaler.scale` before `backward()`",
+        f"the scaler divides the gradients by {scale} before the step",
+        f"the loss of the backward pass at {bare.line} was not scaled, and the scaler stepped ({steps[-1].line})",
+        (bare, steps[-1]),
+        f"The gradient of this backward is 1/{scale} of what it should be.",
+    )
 
 
-def _carries_scale(window: Window, end: BackwardEnd) -> bool:
+def _carries_scale(window: Window, end: trace.BackwardEnd) -> bool:
     """Whether the gradients at the model's outputs show the loss scale; where they show nothing, those of other
     backwards at this place."""
-    if terms_of(window, end):
-        return _shows_scale(window, end)
-    return _place(end) in _places_with_scale(window.rank)
+    return _shows_scale(window, end) if terms_of(window, end) else end.where in _places_with_scale(window.rank)
 
 
 @fact
-def _places_with_scale(rank: Rank) -> Set[tuple[str | int, ...]]:
+def _places_with_scale(rank: Rank) -> Collection[object]:
     """Where backwards are called whose gradients at the model's outputs show the loss scale."""
-    return {_place(end) for window in rank.windows for end in window.of(BackwardEnd) if _shows_scale(window, end)}
+    return [end.where for window in rank.windows for end in window.of(trace.BackwardEnd) if _shows_scale(window, end)]
 
 
-def _place(end: BackwardEnd) -> tuple[str | int, ...]:
-    return tuple(end.where or ())
-
-
-def _shows_scale(window: Window, end: BackwardEnd) -> bool:
-    scales = [float(step.scale) for step in window.of(ScalerStep)]
+def _shows_scale(window: Window, end: trace.BackwardEnd) -> bool:
+    scales = [float(step.scale) for step in window.of(trace.ScalerStep)]
     return bool(scales) and is_of_mean(window, end, scales[-1]) and not is_of_mean(window, end)
 
 
@@ -111,44 +95,33 @@ def _shows_scale(window: Window, end: BackwardEnd) -> bool:
         scaler.update()
         """,
 )
-def step_through_scaler(window: Window) -> Outcomes:
+def step_through_scaler(window: Window) -> Outcome:
     if not scaling(window).is_scaled:
-        return
-    bare = [step for step in window.of(Step) if step.scale is None]
+        return None
+    bare = [step for step in window.of(trace.Step) if step.scale is None]
     found = next((found for step in bare if (found := _stepped_bare(scaling(window), step))), None)
-    if found is not None:
-        yield found
-    elif len(bare) < len(window.attempts):
-        yield OK
+    return found or (OK if len(bare) < len(window.attempts) else None)
 
 
-def _stepped_bare(scaling: Scaling, step: Step) -> Broken | None:
+def _stepped_bare(scaling: Scaling, step: trace.Step) -> Broken | None:
     ends = scaling.accumulated(step)
     if not ends or not all(is_scale(end.scaled) for end in ends):
         return None
-    scale = scaling.carried(step, step.parameters)
-    must = "`scaler.step(optimizer)` must take the step"
+    scale, must = scaling.carried(step, step.parameters), "`scaler.step(optimizer)` must take the step"
+    however = f"`optimizer.step()` took it, {step.line}"
     if scale is not None:
-        return Broken(
-            step,
-            must,
+        because, effect = (
             f"the gradients still carry the factor {number(scale)}",
-            f"`optimizer.step()` took it, {step.line}",
-            (ends[-1], step),
             f"The step is {number(scale)} times too large.",
         )
+        return Broken(step, must, because, however, (ends[-1], step), effect)
     # Gradients may be unscaled and checked by hand. If only some ranks stepped, they did check.
     together = scaling.run.together.get(scaling.window.number)
     if all_finite(step.gradients or ()) or (together is not None and disagree(together)):
         return None
-    return Broken(
-        step,
-        must,
-        "these gradients have overflowed, and the scaler would have skipped the step",
-        f"`optimizer.step()` took it, {step.line}",
-        (*scaling.window.of(Unscale)[-1:], step),
-        "Weights become infinite or NaN, and never recover.",
-    )
+    because = "these gradients have overflowed, and the scaler would have skipped the step"
+    effect = "Weights become infinite or NaN, and never recover."
+    return Broken(step, must, because, however, (*scaling.window.of(trace.Unscale)[-1:], step), effect)
 
 
 @law(
@@ -163,45 +136,36 @@ def _stepped_bare(scaling: Scaling, step: Step) -> Broken | None:
         scaler.step(optimizer)
         scaler.update()
         """,
-    needs=(Unscale,),
+    needs=(trace.Unscale,),
 )
-def scaler_steps(window: Window) -> Outcomes:
-    unscales = window.of(Unscale)
+def scaler_steps(window: Window) -> Outcome:
     # Stepping on an overflow is a worse mistake, which other laws report.
     if _steps_on_overflow(window.rank):
-        return
-    steps = [(unscale, step) for unscale in unscales if (step := _step_after(window, unscale))]
-    bare = next(((one, step) for one, step in steps if _is_bare(window, one, step)), None)
-    if bare is not None:
-        unscale, step = bare
-        yield Broken(
-            step,
-            "`scaler.step(optimizer)` should take the step",
-            "only this skips the step if `unscale_` found an overflow",
-            f"after {unscale} `optimizer.step()` took it, {step.line}",
-            bare,
-            "Nothing changes until gradients overflow; then weights become infinite or NaN.",
-        )
-    elif steps:
-        yield OK
+        return None
+    found: Outcome = None
+    for unscale in window.of(trace.Unscale):
+        later = window.between(trace.Attempt, after=unscale)
+        step = next((event for event in later if event.optimizer == unscale.optimizer), None)
+        if step is None:
+            continue
+        found = OK
+        # Without an update of the scaler, it is not in use.
+        updates = [one for one in window.between(trace.Update, after=step) if one.scaler == unscale.scaler]
+        if isinstance(step, trace.Step) and step.scale is None and updates:
+            return Broken(
+                step,
+                "`scaler.step(optimizer)` should take the step",
+                "only this skips the step if `unscale_` found an overflow",
+                f"after {unscale} `optimizer.step()` took it, {step.line}",
+                (unscale, step),
+                "Nothing changes until gradients overflow; then weights become infinite or NaN.",
+            )
+    return found
 
 
 @fact
 def _steps_on_overflow(rank: Rank) -> bool:
-    return any(step.scale is None and not all_finite(step.gradients or ()) for step in rank.of(Step))
-
-
-def _step_after(window: Window, unscale: Unscale) -> Attempt | None:
-    """The step or skip that used the gradients unscaled there."""
-    later = window.between(Attempt, after=unscale)
-    return next((event for event in later if event.optimizer == unscale.optimizer), None)
-
-
-def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
-    """Whether the scaler is updated after a step that it did not take. Without an update, the scaler is not in use."""
-    if not isinstance(step, Step) or step.scale is not None:
-        return False
-    return any(update.scaler == unscale.scaler for update in window.between(Update, after=step))
+    return any(step.scale is None and not all_finite(step.gradients or ()) for step in rank.of(trace.Step))
 
 
 @law(
@@ -217,26 +181,22 @@ def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
         """,
     latent="""As long as no update changes the scale, its place does not matter. In a window in which the scale grows or
         backs off, S ≠ S′.""",
-    needs=(ScalerStep, Raised),
+    needs=(trace.ScalerStep, trace.Raised),
 )
-def update_once(window: Window) -> Outcomes:
-    found = _refused(window) or _updated_early(window)
-    if found is not None:
-        yield found
-    elif window.ended and window.of(ScalerStep):
-        yield OK
+def update_once(window: Window) -> Outcome:
+    return _refused(window) or _updated_early(window) or (OK if window.ended and window.of(trace.ScalerStep) else None)
 
 
 def _updated_early(window: Window) -> Broken | None:
     """An update between the backward passes, or the step of one optimizer, and the step of this one or another."""
-    for update in window.of(Update):
-        step = next(iter(window.between(ScalerStep, after=update)), None)
+    for update in window.of(trace.Update):
+        step = next(iter(window.between(trace.ScalerStep, after=update)), None)
         if step is None or step.scaler != update.scaler:
             continue
         ends = scaling(window).accumulated(update)
         # Another backward or a clearing changes these gradients.
-        between = window.between(Event, after=update, before=step)
-        if not ends or any(isinstance(one, BackwardEnd | ZeroGrad) for one in between):
+        between = window.between(trace.Event, after=update, before=step)
+        if not ends or any(isinstance(one, trace.BackwardEnd | trace.ZeroGrad) for one in between):
             continue
         before, after = number(update.scale_before), number(update.scale_after)
         return Broken(
@@ -246,7 +206,7 @@ def _updated_early(window: Window) -> Broken | None:
             if before == after
             else f"gradients that were scaled by {before} are unscaled by {after} after it",
             f"{update} came before the scaler's step at {step.line}",
-            (*window.between(Event, after=ends[-1], before=update)[-1:], update, step),
+            (*window.between(trace.Event, after=ends[-1], before=update)[-1:], update, step),
             None if before == after else f"The step is off by the factor {before}/{after}.",
         )
     return None
@@ -254,10 +214,11 @@ def _updated_early(window: Window) -> Broken | None:
 
 def _refused(window: Window) -> Broken | None:
     """GradScaler raised an error because an update is missing, or because an update came before any step."""
-    for error in window.of(Raised):
+    for error in window.of(trace.Raised):
         message = error.message
-        rank = window.rank
-        calls = [event for event in rank.events if isinstance(event, ScalerStep | Unscale | Update)]
+        calls = [
+            event for event in window.rank.events if isinstance(event, trace.ScalerStep | trace.Unscale | trace.Update)
+        ]
         if message.startswith("step() has already been called"):
             # The last one is the call that was refused.
             calls.pop()
@@ -268,12 +229,12 @@ def _refused(window: Window) -> Broken | None:
                 "`update()` must come after the step of the window",
                 "it adjusts the scale by the overflows that this step found",
                 f"it came before {'any' if last is None else 'another'} step, and GradScaler reported {message!r}",
-                (*window.of(BackwardEnd)[-1:], error),
+                (*window.of(trace.BackwardEnd)[-1:], error),
             )
         if last is None or last.window == window.number or not message.startswith(("unscale_() ", "step() has")):
             continue
         # An update in that window came too early, which `_updated_early` reports.
-        if not any(isinstance(call, Update) and call.window == last.window for call in calls):
+        if not any(isinstance(call, trace.Update) and call.window == last.window for call in calls):
             return Broken(
                 last,
                 "`update()` must end every window",

@@ -6,28 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, overflowed, scale_of, scaling
 from conformance.laws.run import GlobalWindow, Window
-from conformance.trace.events import (
-    Attempt,
-    BackwardEnd,
-    Collective,
-    Contribution,
-    Event,
-    Finished,
-    Forward,
-    LossScaled,
-    Number,
-    Receive,
-    ScalerStep,
-    Skip,
-    Start,
-    StateInit,
-    Step,
-    Update,
-    Vector,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import number
 
 GRADIENT_SCALING = 'PyTorch, torch.amp, section "Gradient Scaling"'
@@ -57,31 +39,25 @@ _ROUNDING = 1e-6
         "hvd/synchronize-before-unscale",
     ),
 )
-def all_ranks_skip(here: GlobalWindow) -> Outcomes:
+def all_ranks_skip(here: GlobalWindow) -> Outcome:
     windows = here.stepping
-    if len(windows) < 2 or not any(map(overflowed, windows)):
-        return
-    if not all(scaling(window).is_scaled and _averages(window) for window in windows):
-        return
+    if len(windows) < 2 or not any(map(overflowed, windows)) or not all(scaling(one).is_scaled for one in windows):
+        return None
+    if not all(any(event.of == "gradients" for event in one.of(trace.Contribution)) for one in windows):
+        return None
     parted = next((steps for steps in decisions(windows) if any(steps) and not all(steps)), None)
     if parted is None:
-        yield OK
-        return
+        return OK
     step = next(step for step in parted if step is not None)
     stayed = next(window for window, step in zip(windows, parted, strict=True) if step is None)
-    yield Broken(
+    return Broken(
         step,
         "every rank must skip the step",
         "gradients have overflowed, and their average is infinite for all",
         f"rank {step.rank} took {step}, and rank {stayed.rank.number} did not step",
-        (*(stayed.of(Skip)[:1] or stayed.of(BackwardEnd)[-1:]), step),
+        (*(stayed.of(trace.Skip)[:1] or stayed.of(trace.BackwardEnd)[-1:]), step),
         "The ranks' weights differ from here on.",
     )
-
-
-def _averages(window: Window) -> bool:
-    """Whether the trace shows that the rank averages gradients with others."""
-    return any(event.of == "gradients" for event in window.of(Contribution))
 
 
 @law(
@@ -95,14 +71,20 @@ def _averages(window: Window) -> bool:
         scaler.step(optimizer)
         scaler.update()  # without an argument: halves the scale after a skip
         """,
-    needs=(Skip,),
+    needs=(trace.Skip,),
 )
-def back_off(window: Window) -> Outcomes:
-    pairs = list(_updates_after_skips(window))
-    for skip, update in pairs:
+def back_off(window: Window) -> Outcome:
+    found: Outcome = None
+    for skip in window.of(trace.Skip):
+        asked, later = window.between(trace.ScalerStep, before=skip), window.between(trace.Update, after=skip)
+        update = next((event for event in later if asked and event.scaler == asked[-1].scaler), None)
+        # The scale need not fall below 1.
+        if update is None or not is_scale(update.scale_before) or update.scale_before <= 1:
+            continue
+        found = OK
         before, after = update.scale_before, update.scale_after
-        if isinstance(before, str) or isinstance(after, str) or after >= before:
-            yield Broken(
+        if isinstance(after, str) or after >= before:
+            return Broken(
                 update,
                 "the scale must come down after an overflow",
                 f"what overflows at {number(before)} overflows again at {number(after)}",
@@ -110,20 +92,7 @@ def back_off(window: Window) -> Outcomes:
                 (skip, update),
                 "The next steps are skipped too, until the gradients become smaller.",
             )
-            return
-    if pairs:
-        yield OK
-
-
-def _updates_after_skips(window: Window) -> Iterator[tuple[Skip, Update]]:
-    """Each skip with the first update of its scaler after it."""
-    for skip in window.of(Skip):
-        asked = window.between(ScalerStep, before=skip)
-        later = window.between(Update, after=skip)
-        update = next((event for event in later if asked and event.scaler == asked[-1].scaler), None)
-        # The scale need not fall below 1.
-        if update is not None and is_scale(update.scale_before) and update.scale_before > 1:
-            yield skip, update
+    return found
 
 
 @law(
@@ -142,93 +111,78 @@ def _updates_after_skips(window: Window) -> Iterator[tuple[Skip, Update]]:
                 for parameter in model.parameters():
                     parameter.mul_(1 - lr * decay)
         """,
-    needs=(Skip,),
+    needs=(trace.Skip,),
 )
-def skip_changes_nothing(window: Window) -> Outcomes:
-    if window.of(Step):
-        return
+def skip_changes_nothing(window: Window) -> Outcome:
+    if window.of(trace.Step):
+        return None
+    skip, because = window.of(trace.Skip)[0], "the gradients of its window were lost"
     pairs = list(pairwise(_weights_along(window)))
-    moved = next((pair for pair in pairs if _differs(pair[0][1], pair[1][1])), None)
+    for (one, before), (other, after) in pairs:
+        shown = zip(before, after, strict=True)
+        changes = [(old, new) for old, new in shown if old is not None and new is not None and old != new]
+        if all(_alike(*pair) for pair in changes):
+            continue
+        old, new = map(number, changes[0])
+        return Broken(
+            other,
+            "a skipped step must not change the weights",
+            because,
+            f"around {skip} a weight changed from {old} to {new}, between {one.line} and {other.line}",
+            tuple(sorted({one, skip, other}, key=lambda event: event.seq)),
+            f"A weight is {new} instead of {old}.",
+        )
     states = list(_changes_of_state(window))
-    changed = next(filter(None, states), None)
-    if moved is not None:
-        yield _moved(window, *moved)
-    elif changed is not None:
-        yield _changed(window, *changed)
-    elif pairs or states:
-        yield OK
+    for one, other in filter(None, states):
+        return Broken(
+            other,
+            "a skipped step must not change the optimizer's state",
+            because,
+            f"around {skip} the state changed between {one.line} and {other.line}",
+            tuple(sorted({one, skip, other}, key=lambda event: event.seq)),
+            "The next step continues from a momentum, or from averages, that no step produced.",
+        )
+    return OK if pairs or states else None
 
 
-_Shown: TypeAlias = tuple[Event, Vector]
+_Shown: TypeAlias = tuple[trace.Event, trace.Vector]
 
 
 def _weights_along(window: Window) -> Sequence[_Shown]:
     """The events that show weights, from the beginning of a window to that of the next, and the weights."""
     # Averaging the weights over the ranks may change them, and is independent of the skip.
-    if any(one.of == "parameters" for kind in (Collective, Receive) for one in window.of(kind)):
+    if any(one.of == "parameters" for kind in (trace.Collective, trace.Receive) for one in window.of(kind)):
         return []
-    start = [] if window.index else [event for event in window.rank.setup if isinstance(event, Start)]
+    start = [] if window.index else [event for event in window.rank.setup if isinstance(event, trace.Start)]
     events = [*start, *window.events, *(window.following.forwards[:1] if window.following else ())]
     return [
         (event, event.weights)
         for event in events
-        if isinstance(event, Start | Forward | Attempt | StateInit | Finished) and event.weights
+        if isinstance(event, trace.Start | trace.Forward | trace.Attempt | trace.StateInit | trace.Finished)
+        and event.weights
     ]
 
 
-def _changes_of_state(window: Window) -> Iterator[tuple[Event, Event] | None]:
+def _changes_of_state(window: Window) -> Iterator[tuple[trace.Event, trace.Event] | None]:
     """Of each skip and each event around it that shows the state of the same optimizer: the two if it has changed.
 
     What changes after the next forward belongs to another window.
     """
-    forwards = [*window.of(Forward), *(window.following.forwards[:1] if window.following else ())]
-    for order, skip in enumerate(window.of(Skip)):
-        steps = [step for step in window.between(ScalerStep, before=skip) if step.optimizer == skip.optimizer]
+    forwards = [*window.of(trace.Forward), *(window.following.forwards[:1] if window.following else ())]
+    for order, skip in enumerate(window.of(trace.Skip)):
+        steps = [step for step in window.between(trace.ScalerStep, before=skip) if step.optimizer == skip.optimizer]
         for step in steps[-1:]:
             yield None if step.state == skip.state else (step, skip)
         later = next((event for event in forwards if event.seq > skip.seq and event.states), None)
         if later is not None:
-            noted = order - len(window.between(Skip, before=later))
+            noted = order - len(window.between(trace.Skip, before=later))
             yield None if later.states[noted] == skip.state else (skip, later)
 
 
-def _differs(before: Vector, after: Vector) -> bool:
-    return any(not _alike(one, other) for one, other in zip(before, after, strict=True))
-
-
-def _alike(one: Number | None, other: Number | None) -> bool:
-    if one is None or other is None:
-        return True
+def _alike(one: trace.Number, other: trace.Number) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     return abs(one - other) <= _ROUNDING * max(abs(one), abs(other))
-
-
-def _moved(window: Window, before: _Shown, after: _Shown) -> Broken:
-    skip = window.of(Skip)[0]
-    pairs = zip(before[1], after[1], strict=True)
-    old, new = next((one, other) for one, other in pairs if one is not None and other is not None and one != other)
-    return Broken(
-        after[0],
-        "a skipped step must not change the weights",
-        "the gradients of its window were lost",
-        f"around {skip} a weight changed from {number(old)} to {number(new)}, between {before[0].line} "
-        f"and {after[0].line}",
-        tuple(sorted({before[0], skip, after[0]}, key=lambda event: event.seq)),
-        f"A weight is {number(new)} instead of {number(old)}.",
-    )
-
-
-def _changed(window: Window, before: Event, after: Event) -> Broken:
-    skip = window.of(Skip)[0]
-    return Broken(
-        after,
-        "a skipped step must not change the optimizer's state",
-        "the gradients of its window were lost",
-        f"around {skip} the state changed between {before.line} and {after.line}",
-        tuple(sorted({before, skip, after}, key=lambda event: event.seq)),
-        "The next step continues from a momentum, or from averages, that no step produced.",
-    )
 
 
 @law(
@@ -243,17 +197,19 @@ def _changed(window: Window, before: Event, after: Event) -> Broken:
         for epoch in range(epochs):
             ...
         """,
-    needs=(ScalerStep, Update),
+    needs=(trace.ScalerStep, trace.Update),
 )
-def one_scaler(window: Window) -> Outcomes:
+def one_scaler(window: Window) -> Outcome:
     if window.previous is None:
-        return
-    left = {update.scaler: update for update in window.previous.of(Update)}
-    earlier = {step.optimizer: left[step.scaler] for step in window.previous.of(ScalerStep) if step.scaler in left}
-    pairs = [(earlier[step.optimizer], step) for step in window.of(ScalerStep) if step.optimizer in earlier]
+        return None
+    left = {update.scaler: update for update in window.previous.of(trace.Update)}
+    earlier = {
+        step.optimizer: left[step.scaler] for step in window.previous.of(trace.ScalerStep) if step.scaler in left
+    }
+    pairs = [(earlier[step.optimizer], step) for step in window.of(trace.ScalerStep) if step.optimizer in earlier]
     for update, step in pairs:
         if step.scaler != update.scaler and step.scale != update.scale_after:
-            yield Broken(
+            return Broken(
                 step,
                 "one scaler should serve an optimizer throughout",
                 "a new one knows nothing of earlier overflows",
@@ -262,9 +218,7 @@ def one_scaler(window: Window) -> Outcomes:
                 (update, step),
                 "Windows that overflow at that scale are skipped once more.",
             )
-            return
-    if pairs:
-        yield OK
+    return OK if pairs else None
 
 
 @law(
@@ -280,29 +234,28 @@ def one_scaler(window: Window) -> Outcomes:
         """,
     unless=("amp/unscale-after-sync",),
 )
-def same_scale_on_all_ranks(here: GlobalWindow) -> Outcomes:
+def same_scale_on_all_ranks(here: GlobalWindow) -> Outcome:
     # After ranks have skipped different steps, their scales differ for that reason.
     if here.plan.world_size == 1 or here.number > first_disagreement(here.run):
-        return
-    scaled = [window.of(LossScaled) or _by_hand(window) for window in here.windows]
+        return None
+    scaled: list[Sequence[trace.LossScaled | trace.BackwardEnd]] = [
+        window.of(trace.LossScaled)
+        or [end for end in window.of(trace.BackwardEnd) if end.forwards and end.scaled is not None]  # By hand.
+        for window in here.windows
+    ]
     if not all(scaled):
-        return
+        return None
     scales = [set(map(scale_of, events)) for events in scaled]
-    other = next((rank for rank, some in enumerate(scales) if some != scales[0]), None)
-    yield OK if other is None else _scales_differ(scaled[0][-1], scaled[other][-1])
-
-
-def _by_hand(window: Window) -> Sequence[BackwardEnd]:
-    return [end for end in window.of(BackwardEnd) if end.forwards and end.scaled is not None]
-
-
-def _scales_differ(first: LossScaled | BackwardEnd, second: LossScaled | BackwardEnd) -> Broken:
-    one, other = number(scale_of(first) or 0), number(scale_of(second) or 0)
+    apart = next((events[-1] for events, some in zip(scaled, scales, strict=True) if some != scales[0]), None)
+    if apart is None:
+        return OK
+    first = scaled[0][-1]
+    one, other = (number(scale_of(event) or 0) for event in (first, apart))
     return Broken(
-        second,
+        apart,
         "the loss scale must be the same on all ranks",
         "each rank divides the common average by its own scale",
-        f"rank {first.rank} scaled its loss by {one} ({first.line}) and rank {second.rank} by {other} ({second.line})",
-        (first, second),
-        f"Rank {first.rank}'s gradients weigh {one} and rank {second.rank}'s {other}, and the ranks step differently.",
+        f"rank {first.rank} scaled its loss by {one} ({first.line}) and rank {apart.rank} by {other} ({apart.line})",
+        (first, apart),
+        f"Rank {first.rank}'s gradients weigh {one} and rank {apart.rank}'s {other}, and the ranks step differently.",
     )

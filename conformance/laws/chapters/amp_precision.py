@@ -7,22 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from conformance.laws.at_outputs import exceeds_mean, is_of_mean
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.gradients import exceeds_mean, is_of_mean
+from conformance.laws.law import OK, Broken, Outcome, law
 from conformance.laws.run import Rank, Window, fact
-from conformance.trace.events import (
-    AutocastEnter,
-    AutocastExit,
-    BackwardEnd,
-    Forward,
-    LossScaled,
-    ScaleLossEnter,
-    ScalerStep,
-    Unscale,
-    Update,
-)
+from conformance.trace import events as trace
 
-_SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
+_SCALING = (trace.LossScaled, trace.Unscale, trace.ScalerStep, trace.Update, trace.ScaleLossEnter)
 
 
 @law(
@@ -40,26 +30,23 @@ _SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
     latent="""Data that the type holds exactly give the same numbers in a wider type. Other data are rounded where the
         type is used, and in float16 they overflow beyond 65504.""",
 )
-def autocast_around_forward(window: Window) -> Outcomes:
+def autocast_around_forward(window: Window) -> Outcome:
     if window.plan.precision.amp != "torch":
-        return
+        return None
+    found: Outcome = None
     wanted = window.plan.precision.compute.dtype
-    seen = False
     # The forwards of reentrant checkpointing build no graph before the backward.
-    for end in () if window.forwards else window.of(BackwardEnd):
+    for end in () if window.forwards else window.of(trace.BackwardEnd):
         if end.recomputed and wanted not in end.recomputed and None not in end.recomputed:
-            yield _not_autocast(end, end.recomputed[0], wanted)
-            return
-        seen |= wanted in end.recomputed
+            return _in_other(end, ", which computed a forward again,", end.recomputed[0], f"under autocast of {wanted}")
+        found = OK if wanted in end.recomputed else found
     # A penalty, say, may go forward in float32 beside the forward that trains in half precision.
     for forwards in _by_micro_batch(window):
         types = {forward.computes for forward in forwards}
         if wanted not in types and None not in types:
-            yield _not_autocast(forwards[0], forwards[0].computes, wanted)
-            return
-        seen |= wanted in types
-    if seen:
-        yield OK
+            return _in_other(forwards[0], "", forwards[0].computes, f"under autocast of {wanted}")
+        found = OK if wanted in types else found
+    return found
 
 
 @law(
@@ -76,38 +63,27 @@ def autocast_around_forward(window: Window) -> Outcomes:
     latent="""Data that the narrow type holds exactly give the same numbers in it. Other data are rounded, and in
         float16 they overflow beyond 65504.""",
 )
-def autocast_only_if_asked(window: Window) -> Outcomes:
+def autocast_only_if_asked(window: Window) -> Outcome:
     if window.plan.precision.mixed:
-        return
+        return None
     # A look at the model in half precision, say, may stand beside the forward that trains.
     for forwards in _by_micro_batch(window):
         if all(forward.computes in ("bfloat16", "float16") for forward in forwards):
-            first = forwards[0]
-            yield Broken(
-                first,
-                must=f"the forward must run in {window.plan.precision.compute.dtype}",
-                because="the case asks for this precision",
-                however=f"{first} of micro-batch {first.micro_batch} ran in {first.computes}",
-                shows=(first,),
-                effect=f"Its gradients are those of a run in {first.computes}.",
-            )
-            return
-    if any(forward.computes for forward in window.forwards):
-        yield OK
+            return _in_other(forwards[0], "", forwards[0].computes, f"in {window.plan.precision.compute.dtype}")
+    return OK if any(forward.computes for forward in window.forwards) else None
 
 
-def _by_micro_batch(window: Window) -> Iterable[Sequence[Forward]]:
-    found: defaultdict[int | None, list[Forward]] = defaultdict(list)
+def _by_micro_batch(window: Window) -> Iterable[Sequence[trace.Forward]]:
+    found: defaultdict[int | None, list[trace.Forward]] = defaultdict(list)
     for forward in window.forwards:
         found[forward.micro_batch].append(forward)
     return found.values()
 
 
-def _not_autocast(event: Forward | BackwardEnd, computes: str | None, wanted: str) -> Broken:
-    again = "" if isinstance(event, Forward) else ", which computed a forward again,"
+def _in_other(event: trace.Forward | trace.BackwardEnd, again: str, computes: str | None, asked: str) -> Broken:
     return Broken(
         event,
-        must=f"the forward must run under autocast of {wanted}",
+        must=f"the forward must run {asked}",
         because="the case asks for this precision",
         however=f"{event}{again} of micro-batch {event.micro_batch} ran in {computes}",
         shows=(event,),
@@ -130,47 +106,40 @@ def _not_autocast(event: Forward | BackwardEnd, computes: str | None, wanted: st
         scaler.update()
         """,
 )
-def autocast_ends_in_window(window: Window) -> Outcomes:
+def autocast_ends_in_window(window: Window) -> Outcome:
     following = window.following
     if not (window.forwards and window.attempts and following and following.forwards):
-        return
-    last, first = window.forwards[-1], following.forwards[0]
-    region = _around(window, last, first)
-    if region is not None:
-        step = window.attempts[-1]
-        yield Broken(
-            region,
-            must="autocast must end between the forwards of two windows",
-            because="it keeps what it has cast weights to until its outermost region ends",
-            however=f"{region} was followed by {last}, {step} and {first} without an end",
-            shows=(region, last, step, first),
-            effect="Forwards go on with the weights as they were when a forward in this region first used them.",
-        )
-    elif (ended := window.rank.first(AutocastExit)) is not None and ended.seq < first.seq:
-        yield OK
-
-
-def _around(window: Window, last: Forward, first: Forward) -> AutocastEnter | None:
-    """The outermost autocast that is open in both forwards and all the time between them."""
+        return None
+    last, first, step = window.forwards[-1], following.forwards[0], window.attempts[-1]
     places, open_from = _outermost(window.rank)
     at = bisect_left(places, first.seq) - 1
-    outermost = open_from[at] if at >= 0 else None
-    return outermost if outermost is not None and outermost.caches and outermost.seq < last.seq else None
+    region = open_from[at] if at >= 0 else None
+    if region is None or not region.caches or region.seq >= last.seq:
+        ended = window.rank.first(trace.AutocastExit)
+        return OK if ended is not None and ended.seq < first.seq else None
+    return Broken(
+        region,
+        must="autocast must end between the forwards of two windows",
+        because="it keeps what it has cast weights to until its outermost region ends",
+        however=f"{region} was followed by {last}, {step} and {first} without an end",
+        shows=(region, last, step, first),
+        effect="Forwards go on with the weights as they were when a forward in this region first used them.",
+    )
 
 
 @fact
-def _outermost(rank: Rank) -> tuple[list[int], list[AutocastEnter | None]]:
+def _outermost(rank: Rank) -> tuple[list[int], list[trace.AutocastEnter | None]]:
     """The places of all enters and exits in the trace, and the outermost autocast that is open from each on."""
-    found: list[AutocastEnter | None] = []
-    open_regions: list[AutocastEnter] = []
+    found: list[trace.AutocastEnter | None] = []
+    open_regions: list[trace.AutocastEnter] = []
     balance = 0
-    events = sorted((*rank.of(AutocastEnter), *rank.of(AutocastExit)), key=attrgetter("seq"))
+    events = sorted((*rank.of(trace.AutocastEnter), *rank.of(trace.AutocastExit)), key=attrgetter("seq"))
     for event in events:
-        if isinstance(event, AutocastEnter):
+        if isinstance(event, trace.AutocastEnter):
             open_regions.append(event)
         elif open_regions:
             open_regions.pop()
-        balance += 1 if isinstance(event, AutocastEnter) else -1
+        balance += 1 if isinstance(event, trace.AutocastEnter) else -1
         found.append(open_regions[0] if open_regions and balance > 0 else None)
     return [event.seq for event in events], found
 
@@ -191,17 +160,28 @@ def _outermost(rank: Rank) -> tuple[list[int], list[AutocastEnter | None]]:
         scaler.update()
         """,
 )
-def scaler_with_fp16(window: Window) -> Outcomes:
+def scaler_with_fp16(window: Window) -> Outcome:
     if window.plan.spec["scaler"] is None:
-        return
+        return None
     half, ends = _in_half(window)
     if any(end.scaled is not None for end in ends):
-        yield OK
+        return OK
     # A trainer may scale the loss by hand, and unscale gradients where nobody sees it.
-    elif not window.rank.has(_SCALING) and (plain := next((end for end in ends if is_of_mean(window, end)), None)):
-        # Such a scale may come down to 1.
-        forward = next(half[number] for number in plain.forwards if number in half)
-        yield OK if _scales_by_hand(window.rank) else _not_scaled(forward, plain)
+    plain = next((end for end in ends if is_of_mean(window, end)), None)
+    if plain is None or window.rank.has(_SCALING):
+        return None
+    # Such a scale may come down to 1.
+    if _scales_by_hand(window.rank):
+        return OK
+    forward = next(half[number] for number in plain.forwards if number in half)
+    return Broken(
+        plain,
+        must="the loss should be scaled before `backward()`",
+        because="gradients are computed in float16, where numbers smaller than 6e-8 become zero",
+        however=f"{forward} ran in float16, and {plain} on its unscaled loss",
+        shows=(forward, plain),
+        effect="Small gradients are lost; large ones are right.",
+    )
 
 
 @fact
@@ -210,18 +190,7 @@ def _scales_by_hand(rank: Rank) -> bool:
     return any(exceeds_mean(window, end) for window in rank.windows for end in _in_half(window)[1])
 
 
-def _in_half(window: Window) -> tuple[Mapping[int, Forward], Sequence[BackwardEnd]]:
+def _in_half(window: Window) -> tuple[Mapping[int, trace.Forward], Sequence[trace.BackwardEnd]]:
     """The forwards in float16, and the backwards through them."""
     half = {forward.forward: forward for forward in window.forwards if forward.computes == "float16"}
-    return half, [end for end in window.of(BackwardEnd) if not half.keys().isdisjoint(end.forwards)]
-
-
-def _not_scaled(forward: Forward, end: BackwardEnd) -> Broken:
-    return Broken(
-        end,
-        must="the loss should be scaled before `backward()`",
-        because="gradients are computed in float16, where numbers smaller than 6e-8 become zero",
-        however=f"{forward} ran in float16, and {end} on its unscaled loss",
-        shows=(forward, end),
-        effect="Small gradients are lost; large ones are right.",
-    )
+    return half, [end for end in window.of(trace.BackwardEnd) if not half.keys().isdisjoint(end.forwards)]

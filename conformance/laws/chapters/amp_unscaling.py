@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from math import hypot, isclose
 from typing import TypeVar
 
-from conformance.laws.law import OK, Broken, Kept, Outcomes, law
+from conformance.laws.law import OK, Broken, Outcome, law
 from conformance.laws.loss_scale import (
-    Scaling,
     averages_gradients,
     divides_by,
     is_scale,
@@ -20,29 +18,12 @@ from conformance.laws.loss_scale import (
 )
 from conformance.laws.run import Run, Window, fact
 from conformance.laws.sharing import brings_together
-from conformance.trace.events import (
-    Attempt,
-    BackwardEnd,
-    Clip,
-    Collective,
-    Contribution,
-    Event,
-    Exchange,
-    GradientChange,
-    Norm,
-    Raised,
-    Receive,
-    ScalerStep,
-    Step,
-    Unscale,
-    Update,
-    ZeroGrad,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import number
 
 UNSCALED_GRADIENTS = 'PyTorch, "Automatic Mixed Precision examples", section "Working with Unscaled Gradients"'
 
-T = TypeVar("T", Clip, Norm, GradientChange)
+T = TypeVar("T", trace.Clip, trace.Norm, trace.GradientChange)
 
 
 @law(
@@ -58,45 +39,38 @@ T = TypeVar("T", Clip, Norm, GradientChange)
         scaler.step(optimizer)
         scaler.update()
         """,
-    needs=(Clip,),
+    needs=(trace.Clip,),
 )
-def unscale_before_clip(window: Window) -> Outcomes:
-    yield from _each(window, Clip, _clip)
+def unscale_before_clip(window: Window) -> Outcome:
+    return _each(window, trace.Clip, _clip)
 
 
-def _clip(scaling: Scaling, clip: Clip, still: _StillScaled) -> Broken | None:
-    threshold = clip.threshold
-    if isinstance(threshold, str) or not _is_plain(threshold, still.scale, scaling.window):
+def _clip(window: Window, clip: trace.Clip, scale: float, unscale: trace.Event) -> Outcome:
+    threshold, asked = clip.threshold, window.plan.clip
+    if isinstance(threshold, str):
+        return None
+    # It ignores the scale if it is the plan's or, if the plan has none, too small to have been multiplied by the scale.
+    if not (threshold < scale if asked is None else isclose(threshold, asked["threshold"], rel_tol=1e-6)):
         return None
     what = "the norm" if clip.kind == "norm" else "each value"
+    effect: str | None = f"The unscaled gradients are in effect clipped at {number(threshold / scale)}"
+    if clip.kind != "norm":
+        effect = f"{effect}."
+    elif not isinstance(clip.norm, int | float):
+        effect = None
+    elif clip.norm <= threshold:
+        effect = "Nothing is clipped in this window: even the scaled norm is within the threshold."
+    else:
+        right = number(min(clip.norm / scale, threshold))
+        effect = f"{effect}; their norm becomes {number(threshold / scale)} instead of {right}."
     return Broken(
         clip,
         f"`unscale_` must come before `{clip.function}`",
-        f"clipping compares {what} with {number(threshold)} while gradients still carry the factor "
-        f"{number(still.scale)}",
-        f"{clip} came before {still.unscale}",
-        (clip, still.unscale),
-        _effect_of_clip(clip, threshold, still.scale),
+        f"clipping compares {what} with {number(threshold)} while gradients still carry the factor {number(scale)}",
+        f"{clip} came before {unscale}",
+        (clip, unscale),
+        effect,
     )
-
-
-def _is_plain(threshold: float, scale: float, window: Window) -> bool:
-    """Whether the threshold of a clip ignores the scale: it is the one in the plan or, if the plan has none, too small
-    to have been multiplied by the scale."""
-    asked = window.plan.clip
-    return threshold < scale if asked is None else isclose(threshold, asked["threshold"], rel_tol=1e-6)
-
-
-def _effect_of_clip(clip: Clip, threshold: float, scale: float) -> str | None:
-    in_effect = f"The unscaled gradients are in effect clipped at {number(threshold / scale)}"
-    if clip.kind != "norm":
-        return f"{in_effect}."
-    if not isinstance(clip.norm, int | float):
-        return None
-    if clip.norm <= threshold:
-        return "Nothing is clipped in this window: even the scaled norm is within the threshold."
-    right = min(clip.norm / scale, threshold)
-    return f"{in_effect}; their norm becomes {number(threshold / scale)} instead of {number(right)}."
 
 
 @law(
@@ -112,19 +86,19 @@ def _effect_of_clip(clip: Clip, threshold: float, scale: float) -> str | None:
         scaler.step(optimizer)
         scaler.update()
         """,
-    needs=(Norm,),
+    needs=(trace.Norm,),
 )
-def unscale_before_inspection(window: Window) -> Outcomes:
-    yield from _each(window, Norm, _inspection)
+def unscale_before_inspection(window: Window) -> Outcome:
+    return _each(window, trace.Norm, _inspection)
 
 
-def _inspection(scaling: Scaling, look: Norm, still: _StillScaled) -> Broken:
+def _inspection(window: Window, look: trace.Norm, scale: float, unscale: trace.Event) -> Outcome:
     return Broken(
         look,
         "`unscale_` should come before the norm is taken",
-        f"gradients still carry the factor {number(still.scale)}",
-        f"the norm of {number(look.norm)} ({look.line}) was taken before {still.unscale}",
-        (look, still.unscale),
+        f"gradients still carry the factor {number(scale)}",
+        f"the norm of {number(look.norm)} ({look.line}) was taken before {unscale}",
+        (look, unscale),
         "The weights are right, unless the trainer decides something by this norm.",
     )
 
@@ -143,43 +117,44 @@ def _inspection(scaling: Scaling, look: Norm, still: _StillScaled) -> Broken:
         scaler.step(optimizer)
         scaler.update()
         """,
-    needs=(GradientChange,),
+    needs=(trace.GradientChange,),
 )
-def unscale_before_change(window: Window) -> Outcomes:
-    yield from _each(window, GradientChange, _change)
+def unscale_before_change(window: Window) -> Outcome:
+    return _each(window, trace.GradientChange, _change)
 
 
-def _change(scaling: Scaling, change: GradientChange, still: _StillScaled) -> Broken | Kept | None:
-    step = scaling.next(change, Step, change.parameters)
+def _change(window: Window, change: trace.GradientChange, scale: float, unscale: trace.Event) -> Outcome:
+    step = scaling(window).next(change, trace.Step, change.parameters)
     # Overflowed gradients are not used for a step, and the factor of a change to them is unknown. So is masters'.
-    if step is None or overflowed(scaling.window) or change.of_masters or _is_sync(change, scaling.window):
+    if step is None or overflowed(window) or change.of_masters or _is_sync(change, window):
         return None
-    what = _changed_how(change, step, still.scale, scaling.window)
+    what = _changed_how(change, step, scale, window)
     if what is None:
         return OK
     return Broken(
         change,
         "`unscale_` must come before gradients are changed",
-        f"they still carry the factor {number(still.scale)} until then",
-        f"they were {what} before {still.unscale}",
-        (change, still.unscale),
+        f"they still carry the factor {number(scale)} until then",
+        f"they were {what} before {unscale}",
+        (change, unscale),
         "`unscale_` finds no overflow any more, so the step is not skipped."
         if isinstance(change.factor, str)
-        else f"The effect of this change is divided by {number(still.scale)}.",
+        else f"The effect of this change is divided by {number(scale)}.",
     )
 
 
-def _is_sync(change: GradientChange, window: Window) -> bool:
+def _is_sync(change: trace.GradientChange, window: Window) -> bool:
     """Whether averaging may explain the change: a collective or a received message came with it, or the trace shows no
     averaging at all although there are several ranks."""
-    exchanges = window.of(Exchange)
-    is_seen = any(isinstance(event, Receive) or brings_together(event) for event in exchanges)
+    exchanges = window.of(trace.Exchange)
+    is_seen = any(isinstance(event, trace.Receive) or brings_together(event) for event in exchanges)
     return (window.plan.world_size > 1 and not is_seen) or any(
-        isinstance(event, Collective | Receive) and change.since <= event.seq <= change.seq for event in exchanges
+        isinstance(event, trace.Collective | trace.Receive) and change.since <= event.seq <= change.seq
+        for event in exchanges
     )
 
 
-def _changed_how(change: GradientChange, step: Step, scale: float, window: Window) -> str | None:
+def _changed_how(change: trace.GradientChange, step: trace.Step, scale: float, window: Window) -> str | None:
     """A phrase for the change, if it certainly should have come after unscaling; otherwise None."""
     seen = [one for one in step.gradients or () if isinstance(one, int | float)]
     if not step.gradients or any(isinstance(one, str) for one in step.gradients):
@@ -197,41 +172,26 @@ def _changed_how(change: GradientChange, step: Step, scale: float, window: Windo
     return None
 
 
-@dataclass(frozen=True)
-class _StillScaled:
-    """The scale that gradients carry, and the event that divides them by it later."""
-
-    scale: float
-    unscale: Unscale | ScalerStep
-
-
-def _still_scaled(scaling: Scaling, at: Event, parameters: Sequence[int]) -> _StillScaled | None:
-    """None if no unscale, and no step that unscales, follows: then the trace does not show the scale's effect."""
-    scale = scaling.carried(at, parameters)
-    ends = [scaling.next(at, Unscale, parameters), scaling.next(at, ScalerStep, parameters)]
-    unscale = min((end for end in ends if end is not None), key=lambda end: end.seq, default=None)
-    return None if scale is None or unscale is None else _StillScaled(scale, unscale)
-
-
-def _each(
-    window: Window, kind: type[T], judged: Callable[[Scaling, T, _StillScaled], Broken | Kept | None]
-) -> Outcomes:
-    """Judges each event of a kind whose gradients still carry the scale; events on unscaled gradients are OK."""
-    if not scaling(window).is_scaled:
-        return
-    kept = False
-    for event in window.of(kind):
-        outcome: Broken | Kept | None = None
-        if scaling(window).is_unscaled(event, event.parameters):
+def _each(window: Window, kind: type[T], judged: Callable[[Window, T, float, trace.Event], Outcome]) -> Outcome:
+    """Judges each event of a kind by the scale that its gradients still carry, and what divides them by it later; if
+    nothing does, the trace does not show the scale's effect. Events on unscaled gradients are OK."""
+    found: Outcome = None
+    scaled = scaling(window)
+    for event in window.of(kind) if scaled.is_scaled else ():
+        outcome: Outcome = None
+        ends = [
+            scaled.next(event, trace.Unscale, event.parameters),
+            scaled.next(event, trace.ScalerStep, event.parameters),
+        ]
+        unscale = min((end for end in ends if end is not None), key=lambda end: end.seq, default=None)
+        if scaled.is_unscaled(event, event.parameters):
             outcome = OK
-        elif (still := _still_scaled(scaling(window), event, event.parameters)) is not None:
-            outcome = judged(scaling(window), event, still)
+        elif unscale is not None and (scale := scaled.carried(event, event.parameters)) is not None:
+            outcome = judged(window, event, scale, unscale)
         if isinstance(outcome, Broken):
-            yield outcome
-            return
-        kept |= outcome is OK
-    if kept:
-        yield OK
+            return outcome
+        found = outcome or found
+    return found
 
 
 ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient accumulation"'
@@ -250,50 +210,51 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
         scaler.step(optimizer)
         scaler.update()
         """,
-    needs=(Unscale,),
+    needs=(trace.Unscale,),
 )
-def unscale_once(window: Window) -> Outcomes:
-    unscales = window.of(Unscale)
+def unscale_once(window: Window) -> Outcome:
     if not scaling(window).is_scaled:
-        return
+        return None
     twice = _refused(window) or _unscaled_again(window) or _unscaled_by_hand_too(window)
     if twice is None:
-        yield OK
-        return
+        return OK
     first, second = twice
-    scale = number(unscales[0].scale)
-    refused = isinstance(second, Raised)
-    yield Broken(
+    scale, refused = number(window.of(trace.Unscale)[0].scale), isinstance(second, trace.Raised)
+    again = f"GradScaler reported {second.message!r}" if isinstance(second, trace.Raised) else str(second)
+    return Broken(
         second,
         "gradients must be unscaled once",
         f"they carry the factor {scale} once",
-        f"after {first} they were unscaled again: "
-        + (f"GradScaler reported {second.message!r}" if isinstance(second, Raised) else str(second)),
+        f"after {first} they were unscaled again: {again}",
         twice,
         None if refused else f"The step is {scale} times too small.",
     )
 
 
-def _refused(window: Window) -> tuple[Event, Event] | None:
+def _refused(window: Window) -> tuple[trace.Event, trace.Event] | None:
     """A call of `unscale_` that GradScaler refused, with the one before it in the same window."""
-    for error in window.of(Raised):
-        unscales = [event for event in window.of(Unscale) if not window.between(Update, after=event, before=error)]
+    for error in window.of(trace.Raised):
+        unscales = [
+            event for event in window.of(trace.Unscale) if not window.between(trace.Update, after=event, before=error)
+        ]
         if unscales and error.message.startswith("unscale_() "):
             return unscales[-1], error
     return None
 
 
-def _unscaled_again(window: Window) -> tuple[Event, Event] | None:
-    for first, second in pairwise(window.of(Unscale)):
+def _unscaled_again(window: Window) -> tuple[trace.Event, trace.Event] | None:
+    for first, second in pairwise(window.of(trace.Unscale)):
         # After an update, a backward or a clearing these are other gradients.
-        if first.optimizer == second.optimizer and not _between(window, first, second, Update, BackwardEnd, ZeroGrad):
+        if first.optimizer == second.optimizer and not _between(
+            window, first, second, trace.Update, trace.BackwardEnd, trace.ZeroGrad
+        ):
             return first, second
     return None
 
 
-def _unscaled_by_hand_too(window: Window) -> tuple[Event, Event] | None:
-    for change in window.of(GradientChange):
-        for unscale in window.of(Unscale):
+def _unscaled_by_hand_too(window: Window) -> tuple[trace.Event, trace.Event] | None:
+    for change in window.of(trace.GradientChange):
+        for unscale in window.of(trace.Unscale):
             scale = unscale.scale
             first, second = (change, unscale) if change.seq < unscale.seq else (unscale, change)
             if (
@@ -301,7 +262,7 @@ def _unscaled_by_hand_too(window: Window) -> tuple[Event, Event] | None:
                 and divides_by(change.factor, scale)
                 and scale > _samples(window.run)
                 and set(change.parameters) <= set(scaling(window).held(unscale.optimizer))
-                and not _between(window, first, second, BackwardEnd, ZeroGrad, Step)
+                and not _between(window, first, second, trace.BackwardEnd, trace.ZeroGrad, trace.Step)
             ):
                 return first, second
     return None
@@ -331,38 +292,32 @@ def _samples(run: Run) -> float:
         scaler.step(optimizer)
         scaler.update()
         """,
-    needs=(Unscale,),
+    needs=(trace.Unscale,),
 )
-def unscale_after_last_backward(window: Window) -> Outcomes:
-    unscales = window.of(Unscale)
+def unscale_after_last_backward(window: Window) -> Outcome:
+    unscales = window.of(trace.Unscale)
     # With several optimizers, a later backward may belong to another one.
     if not scaling(window).is_scaled or len({event.optimizer for event in unscales}) > 1:
-        return
-    pair = next((pair for event in unscales if (pair := _early(window, event))), None)
-    if pair is None:
-        yield OK
-        return
-    unscale, end = pair
-    scale = number(end.scaled or 0)
-    yield Broken(
-        unscale,
-        "`unscale_` must come after the last backward pass of the window",
-        f"a later backward adds gradients with the factor {scale} to gradients without it",
-        f"{unscale} came before the backward pass at {end.line}",
-        pair,
-        f"The micro-batches before it weigh 1/{scale} of the others.",
-    )
-
-
-def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | None:
-    """An explicit unscale, and the end of a later backward whose gradients the same step uses."""
-    steps: Sequence[Attempt] = window.between(Attempt, after=unscale)
-    # If the step itself unscales, the step comes too early, and acc/step-after-all-backwards reports it.
-    if unscale.implicit or not steps or not window.between(BackwardEnd, after=unscale):
         return None
-    ends = scaling(window).accumulated(steps[0])
-    later = next((end for end in ends if end.seq > unscale.seq and is_scale(end.scaled)), None)
-    return None if later is None or ends[0].seq > unscale.seq else (unscale, later)
+    for unscale in unscales:
+        steps = window.between(trace.Attempt, after=unscale)
+        # If the step itself unscales, the step comes too early, and acc/step-after-all-backwards reports it.
+        if unscale.implicit or not steps:
+            continue
+        ends = scaling(window).accumulated(steps[0])
+        late = next((end for end in ends if end.seq > unscale.seq and is_scale(end.scaled)), None)
+        if late is None or ends[0].seq > unscale.seq:
+            continue
+        scale = number(late.scaled or 0)
+        return Broken(
+            unscale,
+            "`unscale_` must come after the last backward pass of the window",
+            f"a later backward adds gradients with the factor {scale} to gradients without it",
+            f"{unscale} came before the backward pass at {late.line}",
+            (unscale, late),
+            f"The micro-batches before it weigh 1/{scale} of the others.",
+        )
+    return OK
 
 
 @law(
@@ -383,19 +338,18 @@ def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | No
         """,
     latent="""Until a gradient overflows, the order of the two divisions does not matter. Once the gradients of one rank
         overflow, some ranks step and others skip.""",
-    needs=(Unscale,),
+    needs=(trace.Unscale,),
 )
-def unscale_after_sync(window: Window) -> Outcomes:
+def unscale_after_sync(window: Window) -> Outcome:
     if window.plan.world_size == 1 or not scaling(window).is_scaled:
-        return
-    if not any(averages_gradients(event) for event in window.of(Contribution)):
-        return
+        return None
+    if not any(averages_gradients(event) for event in window.of(trace.Contribution)):
+        return None
     pair = unscaled_before_sync(window)
     if pair is None:
-        yield OK
-        return
+        return OK
     unscale, collective = pair
-    yield Broken(
+    return Broken(
         unscale,
         "`unscale_` must come after the ranks have averaged their gradients",
         "it looks for overflows, and until then finds only those of this rank",
@@ -405,5 +359,5 @@ def unscale_after_sync(window: Window) -> Outcomes:
     )
 
 
-def _between(window: Window, first: Event, second: Event, *kinds: type[Event]) -> bool:
+def _between(window: Window, first: trace.Event, second: trace.Event, *kinds: type[trace.Event]) -> bool:
     return any(window.between(kind, after=first, before=second) for kind in kinds)

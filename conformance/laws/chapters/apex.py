@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conformance.laws.horovod import Use, stepped_inside, uses
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
 from conformance.laws.run import Window, fact
 from conformance.trace.events import BackwardBegin, ScaleLossEnter, ScaleLossExit, Synchronize
 
@@ -29,15 +29,14 @@ DOCS = "apex documentation, Advanced Amp Usage"
     latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
     needs=(ScaleLossExit,),
 )
-def synchronize_in_scale_loss(window: Window) -> Outcomes:
+def synchronize_in_scale_loss(window: Window) -> Outcome:
     last = _last_pass(window)
     if last is None or not uses(window):
-        return
+        return None
     if any(_synchronized_inside(last, use) for use in uses(window)):
-        yield OK
-        return
+        return OK
     later = window.between(Synchronize, after=last.exit)[:1]
-    yield Broken(
+    return Broken(
         last.exit,
         must="`synchronize()` must come before `scale_loss` exits",
         because="its exit unscales, and looks for overflows in this rank's gradients",
@@ -62,17 +61,16 @@ def synchronize_in_scale_loss(window: Window) -> Outcomes:
         """,
     needs=(ScaleLossExit,),
 )
-def delay_unscale(window: Window) -> Outcomes:
+def delay_unscale(window: Window) -> Outcome:
     passes = _passes(window)
     # Several losses of one micro-batch each have a `scale_loss`; those of the last one unscale.
     earlier = [one for one in passes if one.exit.micro_batch != passes[-1].exit.micro_batch]
     if not earlier or window.plan.world_size == 1:
-        return
+        return None
     early = next((one for one in earlier if not one.enter.delay_unscale), None)
     if early is None:
-        yield OK
-        return
-    yield Broken(
+        return OK
+    return Broken(
         early.enter,
         must="`scale_loss` must have `delay_unscale=True` in all passes of a window but the last",
         because="gradients must add up at one scale until they are averaged",
@@ -98,15 +96,14 @@ def delay_unscale(window: Window) -> Outcomes:
     unless=("apex/synchronize-in-scale-loss",),
     needs=(ScaleLossExit,),
 )
-def one_optimizer(window: Window) -> Outcomes:
+def one_optimizer(window: Window) -> Outcome:
     last = _last_pass(window)
     if last is None or not uses(window):
-        return
+        return None
     given, inside = last.enter.optimizers, sum(_synchronized_inside(last, use) for use in uses(window))
     if inside >= given:
-        yield OK
-        return
-    yield Broken(
+        return OK
+    return Broken(
         last.enter,
         must="`scale_loss` must be given only the optimizer that is synchronized inside it",
         because="its exit unscales the gradients of all its optimizers",
@@ -133,8 +130,7 @@ def one_optimizer(window: Window) -> Outcomes:
     needs=(ScaleLossEnter,),
 )
 def step_in_skip_synchronize(window: Window) -> Outcomes:
-    for use in uses(window):
-        yield from stepped_inside(use)
+    yield from stepped_inside(window)
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,14 @@ amp/unscale-before-clip reports clipping before `unscale_`, and hvd/synchronize-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import hypot, isclose, nan
-from typing import TypeAlias
 
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.plan import Plan
 from conformance.laws.run import GlobalWindow, Window
 from conformance.laws.sharing import trainable
-from conformance.trace.events import (
-    Attempt,
-    BackwardBegin,
-    BackwardEnd,
-    Clip,
-    Collective,
-    Contribution,
-    Event,
-    GradientChange,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import enumerated, number
 
 DOCS = "PyTorch documentation, torch.nn.utils.clip_grad_norm_"
@@ -36,17 +26,12 @@ _FIX = """
     """
 
 
-def _clips(window: Window, until: Event | None = None) -> Sequence[Clip]:
+def _clips(window: Window, until: trace.Event | None = None) -> Sequence[trace.Clip]:
     """The events that clip; a threshold of infinity only reads the norm."""
-    return [event for event in window.between(Clip, before=until) if not isinstance(event.threshold, str)]
+    return [event for event in window.between(trace.Clip, before=until) if not isinstance(event.threshold, str)]
 
 
-def _acting(clips: Sequence[Clip]) -> Sequence[Clip]:
-    """Those that change gradients, as far as the trace shows: others only read the norm, or clip again."""
-    return [clip for clip in clips if _reaches(clip) is not False]
-
-
-def _reaches(clip: Clip) -> bool | None:
+def _reaches(clip: trace.Clip) -> bool | None:
     """Whether a clip's threshold is exceeded; None if the trace does not show it."""
     if isinstance(clip.threshold, str):
         return False
@@ -66,60 +51,59 @@ def _reaches(clip: Clip) -> bool | None:
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix=_FIX,
     unless=("clip/once-per-window",),
-    needs=(Clip,),
+    needs=(trace.Clip,),
 )
-def after_sync(window: Window) -> Outcomes:
+def after_sync(window: Window) -> Outcome:
     own = _clips(window)
     if not own or window.plan.world_size == 1:
-        return
+        return None
     together = window.run.together.get(window.number)
-    averages = [event for event in window.of(Contribution) if _averages_gradients(window.plan, event)]
+    averages = [event for event in window.of(trace.Contribution) if _averages_gradients(window.plan, event)]
     if together is None or not averages:
-        return
-    clips = [_clips(one) for one in together.windows]
-    early = next((clip for clip in own if clip.seq < averages[-1].seq and _differs(own.index(clip), clips)), None)
-    if early is None:
-        yield OK
-    else:
-        late = next(event for event in averages if event.seq > early.seq)
-        yield _clipped_apart(early, late, own.index(early), clips)
+        return None
+    each = [_clips(one) for one in together.windows]
+    for index, clip in enumerate(own):
+        same = [clips[index] for clips in each if len(clips) > index]
+        if clip.seq > averages[-1].seq or not _differ(same):
+            continue
+        average, others = (
+            next(event for event in averages if event.seq > clip.seq),
+            [one for one in same if one.rank != clip.rank],
+        )
+        saw = "other gradients than the other ranks did"
+        if clip.norm is not None:
+            norms = [f"{number(one.norm)} on rank {one.rank}" for one in (clip, *others) if one.norm is not None]
+            saw = f"the norm {norms[0]} and {', '.join(norms[1:])}"
+        return Broken(
+            clip,
+            must=f"the ranks must average their gradients before `{clip.function}`",
+            because=f"the threshold {number(clip.threshold)} is for the mean, and each rank has only its own gradients",
+            however=f"{clip} came before {average}; it saw {saw}",
+            shows=(clip, average, *others[:1]),
+            effect="Each rank clips by its own coefficient, and the mean of the clipped gradients is not the clipped "
+            "mean.",
+        )
+    return OK
 
 
-def _averages_gradients(plan: Plan, event: Contribution) -> bool:
+def _averages_gradients(plan: Plan, event: trace.Contribution) -> bool:
     """Whether ranks average gradients here, or send them to be averaged: the gradients themselves or a copy of all."""
     # Horovod averages at `synchronize()`, so hvd/synchronize-before-clip judges its clips.
     if (
         event.via == "horovod"
         or event.phase != "training"
-        or (isinstance(event, Collective) and "reduce" not in event.op)
+        or (isinstance(event, trace.Collective) and "reduce" not in event.op)
     ):
         return False
     return event.of == "gradients" or (event.of is None and event.elements == plan.model.numel)
 
 
-def _differs(index: int, clips: Sequence[Sequence[Clip]]) -> bool:
-    """Whether the ranks' clips with this index saw different gradients or, if these are unknown, different norms."""
-    same = [own[index] for own in clips if len(own) > index]
+def _differ(same: Sequence[trace.Clip]) -> bool:
+    """Whether these clips, of one each rank, saw different gradients or, if these are unknown, different norms."""
     first = same[0]
     if all(clip.gradients is not None for clip in same):
         return any(clip.gradients != first.gradients for clip in same)
     return all(clip.norm is not None for clip in same) and any(clip.norm != first.norm for clip in same)
-
-
-def _clipped_apart(clip: Clip, average: Event, index: int, clips: Sequence[Sequence[Clip]]) -> Broken:
-    others = [own[index] for own in clips if len(own) > index and own[index].rank != clip.rank]
-    saw = "other gradients than the other ranks did"
-    if clip.norm is not None:
-        norms = [f"{number(one.norm)} on rank {one.rank}" for one in (clip, *others) if one.norm is not None]
-        saw = f"the norm {norms[0]} and {', '.join(norms[1:])}"
-    return Broken(
-        clip,
-        must=f"the ranks must average their gradients before `{clip.function}`",
-        because=f"the threshold {number(clip.threshold)} is for the mean, and each rank has only its own gradients",
-        however=f"{clip} came before {average}; it saw {saw}",
-        shows=(clip, average, *others[:1]),
-        effect="Each rank clips by its own coefficient, and the mean of the clipped gradients is not the clipped mean.",
-    )
 
 
 @law(
@@ -129,39 +113,25 @@ def _clipped_apart(clip: Clip, average: Event, index: int, clips: Sequence[Seque
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
     fix=_FIX,
-    needs=(Clip,),
+    needs=(trace.Clip,),
 )
-def before_step(window: Window) -> Outcomes:
-    clips = _clips(window)
-    late = next((clip for clip in clips if _used_before(window, clip)), None)
-    if late is not None:
-        yield _clipped_late(window, late)
-    elif clips and window.attempts:
-        yield OK
-
-
-def _used_before(window: Window, clip: Clip) -> bool:
-    """Whether the last step that used what ``clip`` clips came before it, with no backward in between."""
-    steps = _steps_of(window, clip) if window.ended and clip.parameters else ()
-    return bool(steps) and steps[-1].seq < clip.seq and not window.between(BackwardBegin, after=steps[-1], before=clip)
-
-
-def _steps_of(window: Window, clip: Clip) -> Sequence[Attempt]:
-    """The steps of optimizers that hold some of the clipped parameters."""
-    held = trainable(window.rank)
-    return [event for event in window.attempts if not held.get(event.optimizer, set()).isdisjoint(clip.parameters)]
-
-
-def _clipped_late(window: Window, clip: Clip) -> Broken:
-    step = _steps_of(window, clip)[-1]
-    return Broken(
-        clip,
-        must=f"`{clip.function}` must come before the step",
-        because="the step uses the gradients as they are",
-        however=f"{clip} came after {step}",
-        shows=(step, clip),
-        effect=f"Window {window.number} steps along gradients that are not clipped.",
-    )
+def before_step(window: Window) -> Outcome:
+    clips, held = _clips(window), trainable(window.rank)
+    for clip in clips if window.ended else ():
+        # Steps of optimizers that hold some of the clipped parameters.
+        steps = [one for one in window.attempts if not held.get(one.optimizer, set()).isdisjoint(clip.parameters)][-1:]
+        # After another backward, it clips other gradients.
+        if not steps or steps[0].seq > clip.seq or window.between(trace.BackwardBegin, after=steps[0], before=clip):
+            continue
+        return Broken(
+            clip,
+            must=f"`{clip.function}` must come before the step",
+            because="the step uses the gradients as they are",
+            however=f"{clip} came after {steps[0]}",
+            shows=(*steps, clip),
+            effect=f"Window {window.number} steps along gradients that are not clipped.",
+        )
+    return OK if clips and window.attempts else None
 
 
 @law(
@@ -172,40 +142,31 @@ def _clipped_late(window: Window, clip: Clip) -> Broken:
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
     "the gradients of the effective batch are complete",
     fix=_FIX,
-    needs=(Clip,),
+    needs=(trace.Clip,),
 )
-def once_per_window(window: Window) -> Outcomes:
+def once_per_window(window: Window) -> Outcome:
     # clip/before-step judges clips after a step.
     clips = _clips(window, window.attempts[0] if window.attempts else None)
-    repeated = _repeated(_acting(clips))
-    if repeated is not None:
-        yield _clipped_again(window, *repeated)
-    elif clips and window.attempts:
-        yield OK
-
-
-def _repeated(clips: Sequence[Clip]) -> tuple[Clip, Clip] | None:
-    """The first two clips of one kind that have a parameter in common."""
-    for index, second in enumerate(clips):
-        for first in clips[:index]:
-            if first.kind == second.kind and not set(first.parameters).isdisjoint(second.parameters):
-                return first, second
-    return None
-
-
-def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
-    between = window.between(BackwardBegin, after=first, before=second)
-    effect = "The second clip makes the gradients smaller than the first threshold asks for."
-    if between:
-        effect = f"Gradients from before {between[-1].label} {between[-1].backward} are clipped twice, and count less."
-    return Broken(
-        second,
-        must="gradients must be clipped once in a window",
-        because=f"the threshold {number(second.threshold)} is for the gradients of the whole window",
-        however=f"{first} and {second} both clipped them",
-        shows=(first, *between[:1], second),
-        effect=effect,
-    )
+    # Some only read the norm, or clip again what is small enough.
+    acting = [clip for clip in clips if _reaches(clip) is not False]
+    for index, second in enumerate(acting):
+        for first in acting[:index]:
+            if first.kind != second.kind or set(first.parameters).isdisjoint(second.parameters):
+                continue
+            between = window.between(trace.BackwardBegin, after=first, before=second)
+            effect = "The second clip makes the gradients smaller than the first threshold asks for."
+            if between:
+                last = f"{between[-1].label} {between[-1].backward}"
+                effect = f"Gradients from before {last} are clipped twice, and count less."
+            return Broken(
+                second,
+                must="gradients must be clipped once in a window",
+                because=f"the threshold {number(second.threshold)} is for the gradients of the whole window",
+                however=f"{first} and {second} both clipped them",
+                shows=(first, *between[:1], second),
+                effect=effect,
+            )
+    return OK if clips and window.attempts else None
 
 
 @law(
@@ -220,23 +181,39 @@ def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
         ...
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         """,
-    needs=(Clip,),
+    needs=(trace.Clip,),
 )
-def all_parameters(window: Window) -> Outcomes:
+def all_parameters(window: Window) -> Outcome:
     last = window.attempts[-1] if window.attempts else None
     clips = _clips(window, last)
     if last is None or not clips:
-        return
+        return None
     # Some trainers clip some of the parameters by hand.
-    changes = window.between(GradientChange, after=window.backwards[-1] if window.backwards else None, before=last)
-    covered = {one for event in clips for one in event.parameters} | {
-        one for event in changes for one in event.parameters
-    }
+    changes = window.between(
+        trace.GradientChange, after=window.backwards[-1] if window.backwards else None, before=last
+    )
+    covered = {one for parts in (clips, changes) for event in parts for one in event.parameters}
     missing = {parameter for step in window.attempts for parameter in _with_gradients(window, step)} - covered
-    yield _left_out(window, clips, last, sorted(missing)) if missing else OK
+    if not missing:
+        return OK
+    which = enumerated([window.plan.model.tensors[number].name for number in sorted(missing)])
+    empty = [clip for clip in clips if not clip.parameters]
+    however = f"{', '.join(map(str, clips))} left out {which}"
+    if empty:
+        however = (
+            f"{empty[0]} was given no parameters; a generator such as `model.parameters()` is empty the second time"
+        )
+    return Broken(
+        (empty or clips)[0],
+        must="clipping must cover all parameters of the optimizer",
+        because=f"{last} uses the gradient of {which} too",
+        however=however,
+        shows=(*clips, last),
+        effect=f"The gradient of {which} is not clipped in window {window.number}.",
+    )
 
 
-def _with_gradients(window: Window, step: Attempt) -> set[int]:
+def _with_gradients(window: Window, step: trace.Attempt) -> set[int]:
     """The parameters for which a step of their optimizer found gradients; empty if unknown."""
     owners, gradients = window.plan.model.tensor_of, step.gradients
     if gradients is None or len(gradients) != len(owners):
@@ -245,29 +222,8 @@ def _with_gradients(window: Window, step: Attempt) -> set[int]:
     return found & trainable(window.rank).get(step.optimizer, set())
 
 
-def _left_out(window: Window, clips: Sequence[Clip], step: Attempt, missing: list[int]) -> Broken:
-    which = enumerated([window.plan.model.tensors[number].name for number in missing])
-    empty = [clip for clip in clips if not clip.parameters]
-    if empty:
-        however = (
-            f"{empty[0]} was given no parameters; a generator such as `model.parameters()` is empty the second time"
-        )
-    else:
-        however = f"{', '.join(map(str, clips))} left out {which}"
-    return Broken(
-        (empty or clips)[0],
-        must="clipping must cover all parameters of the optimizer",
-        because=f"{step} uses the gradient of {which} too",
-        however=however,
-        shows=(*clips, step),
-        effect=f"The gradient of {which} is not clipped in window {window.number}.",
-    )
-
-
 #: A factor is the quotient of two numbers of at least 16 bits, each rounded.
 _ROUNDING = 2**-7
-
-_Factors: TypeAlias = Mapping[Window, tuple[float, Event]]
 
 
 @law(
@@ -282,66 +238,60 @@ _Factors: TypeAlias = Mapping[Window, tuple[float, Event]]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         """,
 )
-def norm_of_all_shards(here: GlobalWindow) -> Outcomes:
+def norm_of_all_shards(here: GlobalWindow) -> Outcome:
     clip = here.plan.clip
     if clip is None or clip["kind"] != "norm" or any(window.rank.shard is None for window in here.windows):
-        return
+        return None
+    threshold = clip["threshold"]
     factors = {window: known for window in here.windows if (known := _factor(window)) is not None}
-    if not any(isinstance(event, GradientChange) for _, event in factors.values()):
-        if any(window.of(Clip) for window in here.windows):
-            yield OK
-        return
+    changed = next((one for one in factors.items() if isinstance(one[1][1], trace.GradientChange)), None)
+    if changed is None:
+        return OK if any(window.of(trace.Clip) for window in here.windows) else None
     window, (least, event) = min(factors.items(), key=lambda one: one[1][0])
     other, (most, _) = max(factors.items(), key=lambda one: one[1][0])
+    must = "all ranks must multiply their parts of the gradients by the same factor"
+    apart = f"{number(least)} and rank {other.rank.number} by {number(most)}"
+    effect = "takes another direction than the gradient"
     if isclose(least, most, rel_tol=_ROUNDING):
-        yield _by_largest(here, factors, clip["threshold"]) or OK
-        return
+        window, (factor, event) = changed
+        parts = [_part(one) for one in here.windows if one.attempts]
+        # Several ranks may hold the same part.
+        whole = hypot(*{at: value for part in parts for at, value in part.items()}.values())
+        largest = max(hypot(*part.values()) for part in parts)
+        # The largest part has the norm that all of them should have.
+        if not (isclose(largest, threshold, rel_tol=_ROUNDING) and whole > threshold * (1 + _ROUNDING)):
+            return OK
+        must = "ranks must clip by the norm of all parts of the gradients"
+        norms = f"the norm {number(largest)}, and all together {number(whole)}"
+        apart, effect = (
+            f"{number(factor)}, which leaves the largest part {norms}",
+            "goes along gradients that are too long",
+        )
     # Other things than a clip may multiply them apart.
-    if not all(_is_clipped_alone(one, factor, clip["threshold"]) for one, (factor, _) in factors.items()):
-        return
-    yield Broken(
-        event,
-        must="all ranks must multiply their parts of the gradients by the same factor",
-        because=f"the threshold {number(clip['threshold'])} is for all parts together",
-        however=f"before the step of window {here.number}, rank {window.rank.number} multiplied its part by "
-        f"{number(least)} and rank {other.rank.number} by {number(most)}",
-        shows=(event, *window.attempts[-1:]),
-        effect=f"The step of window {here.number} takes another direction than the gradient.",
-    )
-
-
-def _by_largest(here: GlobalWindow, factors: _Factors, threshold: float) -> Broken | None:
-    """That the largest part has the norm that all of them should have."""
-    window, (factor, event) = next(one for one in factors.items() if isinstance(one[1][1], GradientChange))
-    parts = [_part(one) for one in here.windows if one.attempts]
-    # Several ranks may hold the same part.
-    whole = hypot(*{at: value for part in parts for at, value in part.items()}.values())
-    largest = max(hypot(*part.values()) for part in parts)
-    if not (isclose(largest, threshold, rel_tol=_ROUNDING) and whole > threshold * (1 + _ROUNDING)):
+    elif not all(_is_clipped_alone(one, factor, threshold) for one, (factor, _) in factors.items()):
         return None
     return Broken(
         event,
-        must="ranks must clip by the norm of all parts of the gradients",
+        must=must,
         because=f"the threshold {number(threshold)} is for all parts together",
-        however=f"before the step of window {here.number}, rank {window.rank.number} multiplied its part by "
-        f"{number(factor)}, which leaves the largest part the norm {number(largest)}, and all together {number(whole)}",
+        however=f"before the step of window {here.number}, rank {window.rank.number} multiplied its part by {apart}",
         shows=(event, *window.attempts[-1:]),
-        effect=f"The step of window {here.number} goes along gradients that are too long.",
+        effect=f"The step of window {here.number} {effect}.",
     )
 
 
-def _factor(window: Window) -> tuple[float, Event] | None:
+def _factor(window: Window) -> tuple[float, trace.Event] | None:
     """What a rank has multiplied its part of the gradients by, and the event that shows it; None if that is unknown."""
     if not window.attempts or not window.backwards:
         return None
     step = window.attempts[-1]
-    changes = window.between(GradientChange, after=window.backwards[-1], before=step)
+    changes = window.between(trace.GradientChange, after=window.backwards[-1], before=step)
     if changes:
         factor = changes[-1].factor
         return (factor, changes[-1]) if len(changes) == 1 and isinstance(factor, float) else None
     # A norm that is an entry of the gradients looks as if these were exchanged, which may change them.
-    backward = [*window.backwards, *window.of(BackwardEnd)][-1]
-    if any(event.of == "gradients" for event in window.between(Collective, after=backward, before=step)):
+    backward = [*window.backwards, *window.of(trace.BackwardEnd)][-1]
+    if any(event.of == "gradients" for event in window.between(trace.Collective, after=backward, before=step)):
         return None
     # Zeros do not show it.
     return (1.0, step) if any(window.rank.own(step.gradients) or ()) else None

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from conformance.laws.averaging import saw_right_gradients
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
+from conformance.laws.run import Rank, Window, fact, forwards_by_number
 from conformance.laws.sharing import Sharing, brings_together, gives_to_one, sharing, trained_elements, where_apart
-from conformance.trace.events import (
-    ApexInitialize,
-    BackwardBegin,
-    BackwardEnd,
-    Collective,
-    Contribution,
-    Event,
-    Exchange,
-    Forward,
-    NoSyncEnter,
-    NoSyncExit,
-    Receive,
-    Step,
-    Wrap,
-)
+from conformance.trace import events as trace
 
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 
@@ -46,10 +32,11 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
         "ddp/no-sync-around-forward",
     ),
 )
-def all_reduce_every_window(window: Window) -> Outcomes:
+def all_reduce_every_window(window: Window) -> Outcome:
     found = sharing(window)
-    if found is not None and found.is_missing is not None:
-        yield _never_shared(found) if found.is_missing else OK
+    if found is None or found.is_missing is None:
+        return None
+    return _never_shared(found) if found.is_missing else OK
 
 
 @law(
@@ -66,35 +53,30 @@ def all_reduce_every_window(window: Window) -> Outcomes:
         """,
     unless=("ddp/no-sync-around-forward",),
 )
-def all_reduce_once(window: Window) -> Outcomes:
+def all_reduce_once(window: Window) -> Outcome:
     found = sharing(window)
     # Where parameters are split over the ranks, averaging each micro-batch saves the memory of whole gradients.
     if found is None or not found.shared or window.rank.shard is not None:
-        return
+        return None
     last, first = found.backward, window.backwards[0]
     final = next(event for event in window.backwards if event.micro_batch == last.micro_batch)
     if final is first:
-        return
-    early = [
-        event
-        for event in window.between(Contribution, after=first, before=final)
-        if event.of == "gradients" and brings_together(event)
-    ]
+        return None
+    early = _of_gradients(window.between(trace.Contribution, after=first, before=final))
     # A single number, such as the ones that torch's `Join` adds up, may happen to equal the gradient of a bias.
     if sum(event.elements for event in early) < trained_elements(window.rank):
-        yield OK
-        return
-    total = sum(event.bytes for event in early)
-    yield Broken(
+        return OK
+    wasted = f"{sum(event.bytes for event in early)} bytes a window are sent for nothing"
+    return Broken(
         early[0],
         must="gradients should be averaged in the backward of the last micro-batch alone",
         because=f"that average covers the sum over all {len(window.forwards)} micro-batches",
         however=f"{early[0]} came before the last backward ({last.line})",
         shows=(early[0], last, found.shared[0]),
-        effect=f"None on the weights; {total} bytes a window are sent for nothing."
+        effect=f"None on the weights; {wasted}."
         if saw_right_gradients(window)
-        else f"{total} bytes a window are sent for nothing; and unless each sum is divided by the number of ranks at "
-        "once, the earlier micro-batches count again in each later one.",
+        else f"{wasted}; and unless each sum is divided by the number of ranks at once, the earlier micro-batches "
+        "count again in each later one.",
     )
 
 
@@ -113,23 +95,42 @@ def all_reduce_once(window: Window) -> Outcomes:
     latent="""Around backwards alone it all-reduces every micro-batch. Where several go forward before the first goes
         backward, DDP reduces the gradients of that one only, and the ranks step apart.""",
 )
-def no_sync_around_forward(window: Window) -> Outcomes:
+def no_sync_around_forward(window: Window) -> Outcome:
     if window.plan.world_size == 1:
-        return
-    torn: Broken | None = None
-    is_shown = False
+        return None
+    found: Outcome = None
     for backward in window.backwards:
         forwards = _forwards(window, backward)
         flags = {forward.syncs for forward in forwards}
         # The trace shows DDP's flag at the backward, and at all its forwards.
         if flags and None not in flags and backward.syncs is not None:
-            is_shown = True
-            if backward.syncs not in flags and _is_torn(window, backward):
-                torn = _torn_apart(window, forwards[-1], backward)
-    if torn is not None:
-        yield torn
-    elif is_shown:
-        yield OK
+            torn = None if backward.syncs in flags else _torn_apart(window, forwards[-1], backward)
+            found = torn or found or OK
+    return found
+
+
+def _torn_apart(window: Window, forward: trace.Forward, backward: trace.BackwardBegin) -> Broken | None:
+    """That `no_sync()` around a backward or its forwards alone had no effect, or kept the average from a window."""
+    end = next(iter(window.between(trace.BackwardEnd, after=backward)), None)
+    averaged = [one for one in window.between(trace.Contribution, after=backward, before=end) if brings_together(one)]
+    # Around a forward it has its effect, whatever it is around besides.
+    shared = sharing(window)
+    is_missing = shared is not None and bool(shared.is_missing) and shared.backward is backward
+    if not (is_missing if backward.syncs else averaged):
+        return None
+    outside = bool(forward.syncs)
+    places = ("outside", "inside") if outside else ("inside", "outside")
+    return Broken(
+        backward,
+        must="`no_sync()` must "
+        + ("enclose the forward too" if outside else "not enclose the forward of the last micro-batch"),
+        because="the forward decides whether the backward will average",
+        however=f"{forward} came {places[0]} `no_sync()` and its backward ({backward.line}) {places[1]}",
+        shows=(forward, backward, *averaged[:1]),
+        effect=f"Gradients were averaged anyway: {averaged[0]}."
+        if outside
+        else " ".join(filter(None, ["That backward averaged nothing.", _parting(window)])),
+    )
 
 
 @law(
@@ -143,17 +144,16 @@ def no_sync_around_forward(window: Window) -> Outcomes:
         loss = criterion(model(batch.inputs), batch.targets)  # not model.module(batch.inputs)
         """,
 )
-def forward_through_wrapper(window: Window) -> Outcomes:
+def forward_through_wrapper(window: Window) -> Outcome:
     found = sharing(window)
     if found is None:
-        return
-    if not _came_past_the_wrapper(found):
-        if any(event.wrapper for event in window.forwards):
-            yield OK
-        return
-    wrap = window.rank.of(Wrap)[-1]
-    forward = _forwards(window, found.backward)[-1]
-    yield Broken(
+        return None
+    wraps, forwards = window.rank.of(trace.Wrap), _forwards(window, found.backward) if found.is_missing else ()
+    came_past = wraps and forwards and wraps[0].seq < forwards[0].seq and not any(one.wrapper for one in forwards)
+    if not came_past:
+        return OK if any(event.wrapper for event in window.forwards) else None
+    wrap, forward = wraps[-1], forwards[-1]
+    return Broken(
         forward,
         must=f"the forward must go through {wrap.wrapper}",
         because="only its forward makes the backward average the gradients",
@@ -175,15 +175,14 @@ def forward_through_wrapper(window: Window) -> Outcomes:
         model = DistributedDataParallel(model)
         """,
 )
-def wrap_after_apex(rank: Rank) -> Outcomes:
-    wraps, initialized = rank.of(Wrap), rank.of(ApexInitialize)
+def wrap_after_apex(rank: Rank) -> Outcome:
+    wraps, initialized = rank.of(trace.Wrap), rank.of(trace.ApexInitialize)
     if not wraps or not initialized or rank.run.plan.world_size == 1:
-        return
+        return None
     wrap, first = wraps[0], initialized[0]
     if first.seq < wrap.seq:
-        yield OK
-        return
-    yield Broken(
+        return OK
+    return Broken(
         wrap,
         must=f"{wrap.wrapper} must wrap the model after `amp.initialize`",
         because="it makes its buckets for the parameters at the time of wrapping",
@@ -192,109 +191,67 @@ def wrap_after_apex(rank: Rank) -> Outcomes:
     )
 
 
-@fact
-def _numbered(rank: Rank) -> Mapping[int, Forward]:
-    """The forwards of a rank, by number."""
-    return {event.forward: event for event in rank.of(Forward)}
-
-
-def _forwards(window: Window, backward: BackwardBegin) -> Sequence[Forward]:
+def _forwards(window: Window, backward: trace.BackwardBegin) -> Sequence[trace.Forward]:
     """The forwards that a backward reached; if its end is missing, the last forward before it."""
     reached = _reached(window).get(backward.backward)
     return [event for event in window.forwards if event.seq < backward.seq][-1:] if reached is None else reached
 
 
 @fact
-def _reached(window: Window) -> Mapping[int, Sequence[Forward]]:
+def _reached(window: Window) -> Mapping[int, Sequence[trace.Forward]]:
     """By the number of each completed backward, the forwards that it reached."""
-    known = _numbered(window.rank)
+    known = forwards_by_number(window.rank)
     return {
         end.backward: [known[number] for number in sorted(end.forwards) if number in known]
-        for end in window.of(BackwardEnd)
+        for end in window.of(trace.BackwardEnd)
     }
-
-
-def _is_torn(window: Window, backward: BackwardBegin) -> bool:
-    """Whether `no_sync()` around a backward or its forwards alone had no effect, or kept the average from a window."""
-    if not backward.syncs:
-        return bool(_averaged_in(window, backward))
-    # Around a forward it has its effect, whatever it is around besides.
-    found = sharing(window)
-    return found is not None and bool(found.is_missing) and found.backward is backward
-
-
-def _averaged_in(window: Window, backward: BackwardBegin) -> Sequence[Event]:
-    end = next(iter(window.between(BackwardEnd, after=backward)), None)
-    return [event for event in window.between(Contribution, after=backward, before=end) if brings_together(event)]
-
-
-def _torn_apart(window: Window, forward: Forward, backward: BackwardBegin) -> Broken:
-    averaged = _averaged_in(window, backward)
-    if forward.syncs:
-        must = "`no_sync()` must enclose the forward too"
-        however = f"{forward} came outside `no_sync()` and its backward ({backward.line}) inside"
-        effect: str | None = f"Gradients were averaged anyway: {averaged[0]}."
-    else:
-        must = "`no_sync()` must not enclose the forward of the last micro-batch"
-        however = f"{forward} came inside `no_sync()` and its backward ({backward.line}) outside"
-        effect = " ".join(filter(None, ["That backward averaged nothing.", _parting(window)]))
-    return Broken(
-        backward,
-        must=must,
-        because="the forward decides whether the backward will average",
-        however=however,
-        shows=(forward, backward, *averaged[:1]),
-        effect=effect,
-    )
-
-
-def _came_past_the_wrapper(sharing: Sharing) -> bool:
-    """Whether an average is missing because the forward bypassed the wrapper."""
-    wraps = sharing.window.rank.of(Wrap)
-    if not sharing.is_missing or not wraps:
-        return False
-    forwards = _forwards(sharing.window, sharing.backward)
-    return bool(forwards) and wraps[0].seq < forwards[0].seq and all(event.wrapper is None for event in forwards)
 
 
 def _never_shared(sharing: Sharing) -> Broken:
     window, backward = sharing.window, sharing.backward
-    before = window.between(Contribution, before=backward)
-    early = [event for event in before if event.of == "gradients" and brings_together(event)]
-    entered = [event for event in window.between(Event, before=backward) if isinstance(event, NoSyncEnter | NoSyncExit)]
-    attempt = window.attempts[-1] if window.attempts else None
-    shows: list[Event] = [backward]
-    if backward.syncs is False and entered and isinstance(entered[-1], NoSyncEnter):
+    early = _of_gradients(window.between(trace.Contribution, before=backward))[-1:]
+    entered = [
+        event
+        for event in window.between(trace.Event, before=backward)
+        if isinstance(event, trace.NoSyncEnter | trace.NoSyncExit)
+    ]
+    shows: list[trace.Event] = [backward]
+    if backward.syncs is False and entered and isinstance(entered[-1], trace.NoSyncEnter):
         however = f"backward ({backward.line}) ran inside `no_sync()`, entered at {entered[-1].line}"
         shows = [entered[-1], backward]
     elif backward.syncs is False:
         however = f"backward ({backward.line}) ran while DDP's `require_backward_grad_sync` was off"
     else:
-        however = "the ranks did not combine their gradients or weights between backward "
-        however += f"({backward.line}) and "
-        however += "the end of the window" if attempt is None else f"the end of the window with {attempt}"
-        to_one = [event for event in window.between(Contribution, after=backward) if gives_to_one(event)]
+        however = (
+            f"the ranks did not combine their gradients or weights between backward ({backward.line}) and the end "
+        )
+        however += "of the window" + "".join(f" with {attempt}" for attempt in window.attempts[-1:])
+        to_one = [event for event in window.between(trace.Contribution, after=backward) if gives_to_one(event)]
         if to_one:
             however += f"; {to_one[-1]} gave the result to one rank alone, which did not pass it on"
             shows.append(to_one[-1])
         elif backward.syncs:
             however += "; DDP was to do it, so its communication hook sent nothing"
-    if early:
-        however += f"; the last before was {early[-1]}"
     return Broken(
         backward,
         must="the ranks must average their gradients in the last backward of a window, or after it",
         because=f"no other rank sees what this backward adds to the gradients of rank {window.rank.number}",
-        however=however,
-        shows=(*early[-1:], *shows, *([attempt] if attempt else [])),
+        however=however + "".join(f"; the last before was {one}" for one in early),
+        shows=(*early, *shows, *window.attempts[-1:]),
         effect=_parting(window),
     )
+
+
+def _of_gradients(events: Sequence[trace.Contribution]) -> Sequence[trace.Contribution]:
+    return [event for event in events if event.of == "gradients" and brings_together(event)]
 
 
 def _parting(window: Window) -> str | None:
     """How the ranks' steps differ in a window without an average; None if unknown."""
     steps = [one.attempts[-1] for one in window.counterparts if one.attempts]
-    along = [(step.rank, step.gradients) for step in steps if isinstance(step, Step) and step.gradients is not None]
+    along = [
+        (step.rank, step.gradients) for step in steps if isinstance(step, trace.Step) and step.gradients is not None
+    ]
     if len(along) < len(steps) or any(None in gradients for _, gradients in along):
         return None
     first, own = along[0]
@@ -325,16 +282,26 @@ _FIX = """
     fix=_FIX,
     latent="""Whether the collective or the step comes first is a race, which a larger model or a slower network
         decides otherwise.""",
-    needs=(Step,),
+    needs=(trace.Step,),
 )
-def wait_before_step(window: Window) -> Outcomes:
-    steps = window.of(Step)
+def wait_before_step(window: Window) -> Outcome:
+    steps = window.of(trace.Step)
     late = next(((step, seq) for step in steps for seq in step.unfinished), None)
-    if late is not None:
-        step, seq = late
-        yield _unwaited(step, window.rank.events[seq], "that is the memory that the step uses")
-    elif steps and _averages(window, steps[-1]):
-        yield OK
+    if late is None:
+        return OK if steps and any(event.seq < steps[-1].seq for event in _averaging(window)) else None
+    step, seq = late
+    return _unwaited(step, window.rank.events[seq], "that is the memory that the step uses")
+
+
+def _unwaited(step: trace.Step, event: trace.Event, because: str) -> Broken:
+    return Broken(
+        event,
+        must="what is asynchronous must be waited for, by its handle or by `wait_tensor`",
+        because=because,
+        however=f"nobody waited for {event} before {step}",
+        shows=(event, step),
+        effect="The step uses what happens to be there: it may differ from run to run and from rank to rank.",
+    )
 
 
 @law(
@@ -350,14 +317,14 @@ def wait_before_step(window: Window) -> Outcomes:
     latent="""Whether the collective ends before its result is read is a race, which a larger model or a slower network
         decides otherwise.""",
     unless=("ddp/wait-before-step",),
-    needs=(Step,),
+    needs=(trace.Step,),
 )
 def wait_before_use(window: Window) -> Outcomes:
-    for step in window.of(Step):
-        exchanged = _averages(window, step)
+    for step in window.of(trace.Step):
+        exchanged = [event for event in _averaging(window) if event.seq < step.seq]
         # If one was waited for, it may have brought the average, and the others may be for a log.
         if exchanged and all(event.seq in step.unfinished_elsewhere for event in exchanged):
-            of_gradients = (event for event in exchanged if isinstance(event, Receive) or event.of == "gradients")
+            of_gradients = (event for event in exchanged if isinstance(event, trace.Receive) or event.of == "gradients")
             if (event := next(of_gradients, None)) is not None:
                 yield _unwaited(step, event, "nothing else can have brought the average, and it may not be there yet")
             return
@@ -365,31 +332,18 @@ def wait_before_use(window: Window) -> Outcomes:
             yield OK
 
 
-def _averages(window: Window, step: Step) -> Sequence[Exchange]:
-    return [event for event in _averaging(window) if event.seq < step.seq]
-
-
 @fact
-def _averaging(window: Window) -> Sequence[Exchange]:
+def _averaging(window: Window) -> Sequence[trace.Exchange]:
     """What may average gradients in a window; a single number is more often a metric."""
     if window.plan.world_size == 1:
         return ()
     return [
         event
-        for event in window.of(Exchange)
-        if isinstance(event, Receive)
+        for event in window.of(trace.Exchange)
+        if isinstance(event, trace.Receive)
         or (
-            isinstance(event, Collective) and brings_together(event) and (event.of == "gradients" or event.elements > 1)
+            isinstance(event, trace.Collective)
+            and brings_together(event)
+            and (event.of == "gradients" or event.elements > 1)
         )
     ]
-
-
-def _unwaited(step: Step, event: Event, because: str) -> Broken:
-    return Broken(
-        event,
-        must="what is asynchronous must be waited for, by its handle or by `wait_tensor`",
-        because=because,
-        however=f"nobody waited for {event} before {step}",
-        shows=(event, step),
-        effect="The step uses what happens to be there: it may differ from run to run and from rank to rank.",
-    )

@@ -7,24 +7,11 @@ from math import inf, isclose
 from typing import Any
 
 from conformance.laws.averaging import seen_gradients
-from conformance.laws.expected import Expectations, held
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.gradients import Expectations, held
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
 from conformance.laws.sharing import brings_together, trained_elements, where_apart
-from conformance.trace.events import (
-    Attempt,
-    Clip,
-    Collective,
-    Event,
-    Exchange,
-    Finished,
-    Raised,
-    Receive,
-    Start,
-    Step,
-    Topology,
-    Vector,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import enumerated, number, vector
 
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
@@ -42,26 +29,25 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
         """,
     unless=("hvd/broadcast-before-first-step",),
 )
-def equal_start(run: Run) -> Outcomes:
-    starts = [(start, start.weights) for rank in run.ranks for start in rank.of(Start)[:1]]
+def equal_start(run: Run) -> Outcome:
+    starts = [(start, start.weights) for rank in run.ranks for start in rank.of(trace.Start)[:1]]
     known = [(start, weights) for start, weights in starts if weights is not None and None not in weights]
     if run.plan.world_size == 1 or len(known) < run.plan.world_size:
-        return
+        return None
     first, weights = known[0]
-    sent = [one for one in run.ranks[0].setup if isinstance(one, Exchange) and one.of == "parameters"]
     apart = next(((start, other) for start, other in known if other != weights), None)
     if apart is None:
-        yield OK
-        return
+        return OK
     other, others = apart
+    sent = [one for one in run.ranks[0].setup if isinstance(one, trace.Exchange) and one.of == "parameters"][-1:]
     (mine, theirs), of = where_apart(run.plan, weights, others)
-    when = f"after {sent[-1]}" if sent else "no collective carried weights before the first forward, and"
-    yield Broken(
+    when = f"after {sent[0]}" if sent else "no collective carried weights before the first forward, and"
+    return Broken(
         other,
         must="all ranks must begin with the weights of one of them",
         because="equal steps keep different weights different",
         however=f"{when} rank {first.rank} began with {mine} and rank {other.rank} with {theirs}{of}",
-        shows=(*sent[-1:], first, other),
+        shows=(*sent, first, other),
         effect="The ranks train different models until the end.",
     )
 
@@ -133,14 +119,14 @@ _PARTED_BY = (
         """,
     unless=_PARTED_BY,
 )
-def average_each_parameter(here: GlobalWindow) -> Outcomes:
+def average_each_parameter(here: GlobalWindow) -> Outcome:
     parted = _first_parted(here.run)
     if here.plan.world_size == 1 or here.number > parted:
-        return
+        return None
     if here.number < parted:
-        yield OK
-    elif (own := _left_own(here)) is not None:
-        yield _not_averaged(here, own)
+        return OK
+    own = _left_own(here)
+    return None if own is None else _not_averaged(here, own)
 
 
 @law(
@@ -156,30 +142,30 @@ def average_each_parameter(here: GlobalWindow) -> Outcomes:
         """,
     unless=(*_PARTED_BY, "ddp/average-each-parameter"),
 )
-def identical_weights(here: GlobalWindow) -> Outcomes:
+def identical_weights(here: GlobalWindow) -> Outcome:
     # After the first difference, all later windows differ too.
     if here.plan.world_size == 1 or here.number > _first_parted(here.run):
-        return
+        return None
     held = _held_after(here)
     if held is None:
-        return
+        return None
     one, weights = held[0]
     apart = next(((other, others) for other, others in held if others != weights), None)
-    yield OK if apart is None else _parted(here, one, weights, *apart)
+    return OK if apart is None else _parted(here, one, weights, *apart)
 
 
 @fact
-def _held_after(here: GlobalWindow) -> Sequence[tuple[Event, Vector]] | None:
+def _held_after(here: GlobalWindow) -> Sequence[tuple[trace.Event, trace.Vector]] | None:
     """The weights of each rank after a window, with the event that shows them; None unless all are known."""
-    found: list[tuple[Event, Vector]] = []
+    found: list[tuple[trace.Event, trace.Vector]] = []
     for window in here.windows:
         step = window.attempts[-1] if window.attempts and not window.step_is_unseen else None
         shown = step or window.shown_after
         if shown is None:
             return None
-        weights: Vector | None = shown.weights
+        weights: trace.Vector | None = shown.weights
         # Ranks may average or exchange weights after their steps: what came of it shows later.
-        if any(_may_carry_weights(window.rank, event) for event in window.between(Exchange, after=shown)):
+        if any(_may_carry_weights(window.rank, event) for event in window.between(trace.Exchange, after=shown)):
             weights = later.weights if (later := window.shown_after) is not None else None
         if weights is None or None in weights:
             return None
@@ -237,7 +223,9 @@ def _only(places: Collection[int], gradients: Sequence[float | None]) -> list[fl
 def _final_gradients(window: Window) -> Sequence[float | None] | None:
     """The gradients that a window's clip or step saw, and nothing averaged after that."""
     sight = seen_gradients(window)
-    if sight is None or any(map(brings_together, window.between(Exchange, after=sight[0], before=window.attempts[0]))):
+    if sight is None or any(
+        map(brings_together, window.between(trace.Exchange, after=sight[0], before=window.attempts[0]))
+    ):
         return None
     return sight[1]
 
@@ -245,7 +233,7 @@ def _final_gradients(window: Window) -> Sequence[float | None] | None:
 def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]]) -> Broken:
     first, other = (window.attempts[0] for window in here.windows[:2])
     values = [vector([column[rank] for column in own.values()]) for rank in (0, 1)]
-    averaged = [one for one in here.windows[1].between(Exchange, before=other) if brings_together(one)][-1:]
+    averaged = [one for one in here.windows[1].between(trace.Exchange, before=other) if brings_together(one)][-1:]
     return Broken(
         other,
         must=f"the gradient of {enumerated([*own])} must be averaged over the ranks",
@@ -257,11 +245,11 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
     )
 
 
-def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[Collective]]]]:
+def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[trace.Collective]]]]:
     """The ranks of each group, and the collectives that each of them issued in it."""
-    calls: dict[tuple[int, ...], list[list[Collective]]] = {}
+    calls: dict[tuple[int, ...], list[list[trace.Collective]]] = {}
     for rank in run.ranks:
-        for event in rank.of(Collective):
+        for event in rank.of(trace.Collective):
             # Horovod orders the submissions of the ranks itself.
             if event.via == "c10d" and len(event.group) > 1:
                 calls.setdefault(tuple(event.group), [[] for _ in run.ranks])[rank.number].append(event)
@@ -280,42 +268,41 @@ def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[Collective]
 _UNEVEN = ("allgather_", "alltoall_", "alltoall_base_", "scatter_")
 
 
-def _signature(event: Collective) -> tuple[Any, ...]:
+def _signature(event: trace.Collective) -> tuple[Any, ...]:
     if event.op in _UNEVEN:
         return (event.op,)
     return event.op, event.elements, event.bytes, event.reduce
 
 
-def _different(index: int, together: Sequence[Collective], odd: Collective, usual: tuple[Any, ...]) -> Broken:
+def _different(
+    index: int, together: Sequence[trace.Collective], odd: trace.Collective, usual: tuple[Any, ...]
+) -> Broken:
     other = next(event for event in together if _signature(event) == usual)
     details = [f" of {event.elements} elements, {event.reduce or 'no reduction'}" for event in (other, odd)]
-    if details[0] == details[1]:
-        details = ["", ""]
+    one, two = details if details[0] != details[1] else ("", "")
     return Broken(
         odd,
         must="every rank must issue the same collectives in the same order",
         because=f"call {index + 1} of each rank in the group joins the same collective",
-        however=f"it is {other}{details[0]} on rank {other.rank} and {odd}{details[1]} on rank {odd.rank}",
+        however=f"it is {other}{one} on rank {other.rank} and {odd}{two} on rank {odd.rank}",
         shows=together,
         effect="The ranks wait for each other, or mix unrelated numbers.",
     )
 
 
-def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[Collective]]) -> Broken | None:
+def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[trace.Collective]]) -> Broken | None:
     """The first collective that some ranks of a group did not enter, unless they failed for a reason of their own."""
     answered = min(map(len, members))
     waiting = [events[answered] for events in members if len(events) > answered]
     absent = [run.ranks[rank] for rank, events in zip(group, members, strict=True) if len(events) == answered]
-    if not waiting or any(_failed(rank) for rank in absent):
+    # `sys.exit` is no failure.
+    if not waiting or any(event.type != "SystemExit" for rank in absent for event in rank.of(trace.Raised)):
         return None
     rank, call = absent[0], waiting[0]
-    last = [event for event in rank.events if not isinstance(event, Finished | Raised | Topology)][-1:]
-    if rank.finished:
-        left = "finished without it"
-    elif rank.of(Raised):
-        left = "left"
-    else:
-        left = "never reached it"
+    last = [event for event in rank.events if not isinstance(event, trace.Finished | trace.Raised | trace.Topology)][
+        -1:
+    ]
+    left = "finished without it" if rank.finished else "left" if rank.of(trace.Raised) else "never reached it"
     ranks = enumerated([f"rank {event.rank}" for event in waiting])
     return Broken(
         call,
@@ -328,46 +315,43 @@ def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[Colle
     )
 
 
-def _failed(rank: Rank) -> bool:
-    """Whether a rank ended with an error; `sys.exit` does not count."""
-    return any(event.type != "SystemExit" for event in rank.of(Raised))
-
-
-def _may_carry_weights(rank: Rank, event: Exchange) -> bool:
+def _may_carry_weights(rank: Rank, event: trace.Exchange) -> bool:
     # Sending does not change a rank's own weights; of the ranks in a broadcast, one sends and the others receive.
-    if isinstance(event, Collective):
+    if isinstance(event, trace.Collective):
         if not (brings_together(event) or (event.op.startswith("broadcast") and event.of == "parameters")):
             return False
-    elif not isinstance(event, Receive):
+    elif not isinstance(event, trace.Receive):
         return False
     return event.of != "gradients" and (event.of == "parameters" or event.elements >= trained_elements(rank))
 
 
-def _ratio(one: Vector, other: Vector) -> float | None:
+def _ratio(one: trace.Vector, other: trace.Vector) -> float | None:
     """The number by which all elements are multiplied; None if there is none, or if they are too few to show it."""
     pairs = [(first, second) for first, second in zip(one, other, strict=False) if first or second]
     ratios = [
-        second / first
-        for first, second in pairs
-        if isinstance(first, int | float) and isinstance(second, int | float) and first
+        two / first for first, two in pairs if first and not isinstance(first, str) and isinstance(two, int | float)
     ]
     found = len(ratios) == len(pairs) > 1 and all(isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios)
     return ratios[0] if found else None
 
 
-def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, others: Vector) -> Broken:
+def _parted(
+    here: GlobalWindow, one: trace.Event, weights: trace.Vector, other: trace.Event, others: trace.Vector
+) -> Broken:
     details = []
     # A served rank shows its weights at events that are not steps.
-    if isinstance(one, Step) and isinstance(other, Step) and one.lr != other.lr:
+    if isinstance(one, trace.Step) and isinstance(other, trace.Step) and one.lr != other.lr:
         rates = [number(step.lr or 0) for step in (one, other)]
         details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")
-    if isinstance(one, Attempt) and isinstance(other, Attempt) and one.gradients != other.gradients:
-        seen, of = where_apart(here.plan, one.gradients or (), other.gradients or ())
-        times = _ratio(one.gradients or (), other.gradients or ())
-        in_all = f", which is {number(times)} times that in every element" if times else ""
-        details.append(f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}")
-    if isinstance(one, Attempt) and isinstance(other, Attempt):
-        clips = {window.rank.number: window.of(Clip) for window in here.windows}
+    if isinstance(one, trace.Attempt) and isinstance(other, trace.Attempt):
+        if one.gradients != other.gradients:
+            seen, of = where_apart(here.plan, one.gradients or (), other.gradients or ())
+            times = _ratio(one.gradients or (), other.gradients or ())
+            in_all = f", which is {number(times)} times that in every element" if times else ""
+            details.append(
+                f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}"
+            )
+        clips = {window.rank.number: window.of(trace.Clip) for window in here.windows}
         for some, none in ((one.rank, other.rank), (other.rank, one.rank)):
             if clips[some] and not clips[none]:
                 details.append(f"rank {some} clipped its gradients ({clips[some][0].line}) and rank {none} did not")

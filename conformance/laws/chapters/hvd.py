@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.laws.horovod import horovod_optimizers, reduced_again, since_the_step, stepped_inside, uses
-from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.horovod import horovod_optimizers, stepped_inside, uses
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
 from conformance.laws.run import E, Rank, Run, Window, fact
-from conformance.trace.events import (
-    Attempt,
-    BackwardBegin,
-    BackwardEnd,
-    Clip,
-    Collective,
-    Event,
-    Optimizer,
-    ScalerStep,
-    Start,
-    Synchronize,
-    Unscale,
-    ZeroGrad,
-)
+from conformance.trace import events as trace
 from conformance.trace.words import enumerated, number, vector
 
 DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
@@ -41,22 +28,32 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
         )
         """,
 )
-def backward_passes_per_step(window: Window) -> Outcomes:
+def backward_passes_per_step(window: Window) -> Outcome:
     optimizers = horovod_optimizers(window.rank)
     # Each of several optimizers may have its own backwards.
     if window.plan.world_size == 1 or len(optimizers) != 1 or optimizers[0].backward_passes_per_step is None:
-        return
-    noted, set_to = optimizers[0], optimizers[0].backward_passes_per_step
-    found = _passes(window)
-    if len(found) > set_to:
-        yield _wrong_number(noted, window, found, found[set_to], "the next is refused")
-    elif window.ended and found:
-        # A window at the end of an epoch may be shorter, but not all windows.
-        if _most_passes(window.rank) < set_to and window.planned == window.plan.accumulation:
-            end = next(event for event in (*window.of(Synchronize), *window.attempts, found[-1]))
-            yield _wrong_number(noted, window, found, end, "no average begins before `synchronize()`")
-        else:
-            yield OK
+        return None
+    event: trace.Event
+    noted, set_to, passes = optimizers[0], optimizers[0].backward_passes_per_step, _passes(window)
+    if len(passes) > set_to:
+        event, effect = passes[set_to], "the next is refused"
+    elif not window.ended or not passes:
+        return None
+    # A window at the end of an epoch may be shorter, but not all windows.
+    elif _most_passes(window.rank) < set_to and window.planned == window.plan.accumulation:
+        event = next(event for event in (*window.of(trace.Synchronize), *window.attempts, passes[-1]))
+        effect = "no average begins before `synchronize()`"
+    else:
+        return OK
+    return Broken(
+        event,
+        must=f"`backward_passes_per_step` should be {len(passes)}",
+        because=f"window {window.number} has {len(passes)} backward pass{'es' * (len(passes) > 1)}, the last at "
+        f"{passes[-1].line}",
+        however=f"Horovod's optimizer was created with {set_to}",
+        shows=(noted, *passes, *([] if event in passes else [event])),
+        effect=f"The average begins in backward number {set_to}, so {effect}.",
+    )
 
 
 @law(
@@ -73,28 +70,47 @@ def backward_passes_per_step(window: Window) -> Outcomes:
 def broadcast_before_first_step(run: Run) -> Outcomes:
     if run.plan.world_size == 1 or not all(horovod_optimizers(rank) for rank in run.ranks):
         return
-    starts = [event for rank in run.ranks for event in rank.of(Start)[:1]]
+    starts = [event for rank in run.ranks for event in rank.of(trace.Start)[:1]]
     if len(starts) == len(run.ranks) and all(event.weights is not None for event in starts):
-        other = next((event for event in starts if event.weights != starts[0].weights), None)
+        first, other = starts[0], next((event for event in starts if event.weights != starts[0].weights), None)
+        sent = [one for rank in run.ranks for one in rank.setup if isinstance(one, trace.Collective)]
         # If there was a broadcast but it did not suffice, ddp/equal-start reports it.
-        yield OK if other is None or any(map(_broadcast, run.ranks)) else _weights_apart(starts[0], other)
-    first = [horovod_optimizers(rank)[0] for rank in run.ranks]
-    having = [event for event in first if event.state]
-    lacking = [event for event in first if not event.state]
+        if other is None or any(one.via == "horovod" and one.of == "parameters" for one in sent):
+            yield OK
+        else:
+            yield Broken(
+                other,
+                must="parameters must be broadcast before the first step",
+                because="Horovod averages gradients, and equal steps keep different weights different",
+                however=f"nothing was broadcast, and rank {first.rank} began with {vector(first.weights or ())} and "
+                f"rank {other.rank} with {vector(other.weights or ())}",
+                shows=(first, other),
+                effect="The ranks train different models until the end.",
+            )
+    noted = [horovod_optimizers(rank)[0] for rank in run.ranks]
+    having, lacking = ([event for event in noted if bool(event.state) is has] for has in (True, False))
     if having and not lacking:
         yield OK
-    elif having and not any(_state_was_sent(rank, event) for rank, event in zip(run.ranks, first, strict=True)):
-        yield _state_apart(having[0], lacking[0])
+    elif having and not any(_state_was_sent(rank, event) for rank, event in zip(run.ranks, noted, strict=True)):
+        one, other_one = having[0], lacking[0]
+        yield Broken(
+            one,
+            must="the state of the optimizer must be broadcast before the first step",
+            because="momentum on one rank only changes the direction of its steps",
+            however=f"rank {one.rank} has state ({one.line}) and rank {other_one.rank} none, and none was broadcast",
+            shows=(one, other_one),
+            effect="The ranks take different steps from the first step on.",
+        )
 
 
 @fact
-def _passes(window: Window) -> Sequence[BackwardBegin]:
+def _passes(window: Window) -> Sequence[trace.BackwardBegin]:
     """The backward passes of the model before the first synchronize or step."""
-    ends = {event.backward: event for event in window.of(BackwardEnd)}
-    first = next((event for event in window.events if isinstance(event, Synchronize | Attempt)), None)
+    ends = {event.backward: event for event in window.of(trace.BackwardEnd)}
+    first = next((event for event in window.events if isinstance(event, trace.Synchronize | trace.Attempt)), None)
     return [
         event
-        for event in window.between(BackwardBegin, before=first)
+        for event in window.between(trace.BackwardBegin, before=first)
         if event.backward not in ends or ends[event.backward].forwards
     ]
 
@@ -104,53 +120,10 @@ def _most_passes(rank: Rank) -> int:
     return max((len(_passes(window)) for window in rank.windows if window.ended), default=0)
 
 
-def _wrong_number(
-    noted: Optimizer, window: Window, passes: Sequence[BackwardBegin], event: Event, effect: str
-) -> Broken:
-    set_to = noted.backward_passes_per_step
-    return Broken(
-        event,
-        must=f"`backward_passes_per_step` should be {len(passes)}",
-        because=f"window {window.number} has {len(passes)} backward pass{'es' * (len(passes) > 1)}, the last at "
-        f"{passes[-1].line}",
-        however=f"Horovod's optimizer was created with {set_to}",
-        shows=(noted, *passes, *([] if event in passes else [event])),
-        effect=f"The average begins in backward number {set_to}, so {effect}.",
-    )
-
-
-def _broadcast(rank: Rank) -> bool:
-    """Whether Horovod carried parameters before training."""
-    return any(isinstance(one, Collective) and one.via == "horovod" and one.of == "parameters" for one in rank.setup)
-
-
-def _state_was_sent(rank: Rank, noted: Optimizer) -> bool:
+def _state_was_sent(rank: Rank, noted: trace.Optimizer) -> bool:
     return any(
-        isinstance(event, Collective) and event.seq > noted.seq and event.op == "broadcast" and event.of is None
+        isinstance(event, trace.Collective) and event.seq > noted.seq and event.op == "broadcast" and event.of is None
         for event in rank.setup
-    )
-
-
-def _weights_apart(first: Start, other: Start) -> Broken:
-    return Broken(
-        other,
-        must="parameters must be broadcast before the first step",
-        because="Horovod averages gradients, and equal steps keep different weights different",
-        however=f"nothing was broadcast, and rank {first.rank} began with {vector(first.weights or ())} and rank "
-        f"{other.rank} with {vector(other.weights or ())}",
-        shows=(first, other),
-        effect="The ranks train different models until the end.",
-    )
-
-
-def _state_apart(having: Optimizer, lacking: Optimizer) -> Broken:
-    return Broken(
-        having,
-        must="the state of the optimizer must be broadcast before the first step",
-        because="momentum on one rank only changes the direction of its steps",
-        however=f"rank {having.rank} has state ({having.line}) and rank {lacking.rank} none, and none was broadcast",
-        shows=(having, lacking),
-        effect="The ranks take different steps from the first step on.",
     )
 
 
@@ -166,16 +139,12 @@ def _state_apart(having: Optimizer, lacking: Optimizer) -> Broken:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    needs=(Synchronize,),
+    needs=(trace.Synchronize,),
 )
 def synchronize_at_most_once(window: Window) -> Outcomes:
     for use in uses(window):
-        calls = [event for event in use.synchronizes if not event.in_step]
-        again = next((call for call in calls if since_the_step(use, call, calls)), None)
-        if again is not None:
-            yield reduced_again(use, since_the_step(use, again, calls)[-1], again)
-        elif use.synchronizes:
-            yield OK
+        if use.synchronizes:
+            yield use.synchronized_again(use.calls) or OK
 
 
 @law(
@@ -190,11 +159,10 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
             optimizer.step()
         """,
     unless=("apex/step-in-skip-synchronize",),
-    needs=(Synchronize,),
+    needs=(trace.Synchronize,),
 )
 def step_in_skip_synchronize(window: Window) -> Outcomes:
-    for use in uses(window):
-        yield from stepped_inside(use)
+    yield from stepped_inside(window)
 
 
 @law(
@@ -210,29 +178,25 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    needs=(Clip,),
+    needs=(trace.Clip,),
 )
 def synchronize_before_clip(window: Window) -> Outcomes:
     for use in uses(window):
-        clips = [event for event in use.after if isinstance(event, Clip) and use.holds(event.parameters)]
-        early = next((event for event in clips if use.precedes_synchronize(event)), None)
-        if early is None:
-            if clips:
-                yield OK
-            continue
-        norms = [
-            f"rank {event.rank} saw the norm {number(event.norm)}"
-            for event in _first_after_backward(window.counterparts, Clip)
-            if event.norm is not None
-        ]
-        yield Broken(
-            early,
-            must="`synchronize()` must come before gradients are clipped",
-            because=f"until then rank {early.rank} has only its own gradients, or partly averaged ones",
-            however=f"{early} came {use.before_synchronize}",
-            shows=use.slice(early),
-            effect=f"{enumerated(norms).capitalize()}: each clips by its own factor." if len(norms) > 1 else None,
-        )
+        clips = [event for event in use.after if isinstance(event, trace.Clip) and use.holds(event.parameters)]
+        if (early := use.early(clips)) is not None:
+            norms = [
+                f"rank {event.rank} saw the norm {number(event.norm)}"
+                for event in _first_after_backward(window.counterparts, trace.Clip)
+                if event.norm is not None
+            ]
+            yield use.came_early(
+                early,
+                must="`synchronize()` must come before gradients are clipped",
+                because=f"until then rank {early.rank} has only its own gradients, or partly averaged ones",
+                effect=f"{enumerated(norms).capitalize()}: each clips by its own factor." if len(norms) > 1 else None,
+            )
+        elif clips:
+            yield OK
 
 
 @law(
@@ -252,21 +216,18 @@ def synchronize_before_clip(window: Window) -> Outcomes:
 )
 def synchronize_before_unscale(window: Window) -> Outcomes:
     for use in uses(window):
-        reads = [e for e in use.after if isinstance(e, Unscale | ScalerStep) and e.optimizer == use.optimizer]
-        early = next((event for event in reads if use.precedes_synchronize(event)), None)
-        if early is None:
-            if reads:
-                yield OK
-            continue
-        what = "`unscale_`" if isinstance(early, Unscale) else "`scaler.step`"
-        yield Broken(
-            early,
-            must=f"`synchronize()` must come before {what}",
-            because=f"the scaler looks for overflows in the gradients of rank {early.rank}, which are not averaged yet",
-            however=f"{early} came {use.before_synchronize}",
-            shows=use.slice(early),
-            effect=_overflow_on_some(window.run),
-        )
+        reads = [event for event in use.after if use.is_of(event, (trace.Unscale, trace.ScalerStep))]
+        if (early := use.early(reads)) is not None:
+            what = "`unscale_`" if isinstance(early, trace.Unscale) else "`scaler.step`"
+            yield use.came_early(
+                early,
+                must=f"`synchronize()` must come before {what}",
+                because=f"the scaler looks for overflows in the gradients of rank {early.rank}, which are not averaged "
+                "yet",
+                effect=_overflow_on_some(window.run),
+            )
+        elif reads:
+            yield OK
 
 
 @law(
@@ -286,28 +247,20 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
 )
 def not_cleared_before_synchronize(window: Window) -> Outcomes:
     for use in uses(window):
-        attempt = next((e for e in use.after if isinstance(e, Attempt) and e.optimizer == use.optimizer), None)
+        attempt = next((event for event in use.after if use.is_of(event, trace.Attempt)), None)
         # A trainer may drop a window; then nothing waits for its average.
         if use.synchronize is None and (window.ended or attempt is not None):
             continue
-        until = use.synchronize or attempt
-        cleared = [
-            event
-            for event in use.after
-            if isinstance(event, ZeroGrad) and use.holds(event.parameters) and (until is None or event.seq < until.seq)
-        ]
-        if not cleared:
-            if use.synchronize is not None:
-                yield OK
-            continue
-        yield Broken(
-            cleared[0],
-            must="gradients must not be cleared before Horovod has averaged them",
-            because="it averages in the background, in the gradients' own memory",
-            however=f"{cleared[0]} came {use.before_synchronize}",
-            shows=use.slice(cleared[0]),
-            effect="The step uses zeros instead of the average, or there is no step.",
-        )
+        clears = [event for event in use.after if isinstance(event, trace.ZeroGrad) and use.holds(event.parameters)]
+        if (early := use.early(clears)) is not None:
+            yield use.came_early(
+                early,
+                must="gradients must not be cleared before Horovod has averaged them",
+                because="it averages in the background, in the gradients' own memory",
+                effect="The step uses zeros instead of the average, or there is no step.",
+            )
+        elif use.synchronize is not None:
+            yield OK
 
 
 def _first_after_backward(windows: Sequence[Window], kind: type[E]) -> Sequence[E]:
@@ -324,7 +277,7 @@ def _first_after_backward(windows: Sequence[Window], kind: type[E]) -> Sequence[
 def _overflow_on_some(run: Run) -> str | None:
     """A sentence on the first window in which only some ranks found an overflow; None if there is none."""
     for window, windows in sorted(run.numbered.items()):
-        found = _first_after_backward(windows, Unscale)
+        found = _first_after_backward(windows, trace.Unscale)
         hit = [f"rank {event.rank}" for event in found if event.found_inf]
         clean = [f"rank {event.rank}" for event in found if event.found_inf is False]
         if hit and clean:

@@ -31,13 +31,15 @@ def one_writer(run: Run) -> Outcomes:
             if not any(one.rank == event.rank for one in together):
                 together.append(event)
     for (path, _), events in writers.items():
-        if len(events) == 1:
-            yield OK
-            continue
-        yield Broken(
-            events[1],
-            must="only one rank must write a file",
-            because="ranks that write it at the same time cut off and overwrite what the others have written",
-            however=f"ranks {', '.join(str(event.rank) for event in events)} all write {path} ({events[1].line})",
-            shows=tuple(events[:2]),
+        ranks = ", ".join(str(event.rank) for event in events)
+        yield (
+            OK
+            if len(events) == 1
+            else Broken(
+                events[1],
+                must="only one rank must write a file",
+                because="ranks that write it at the same time cut off and overwrite what the others have written",
+                however=f"ranks {ranks} all write {path} ({events[1].line})",
+                shows=tuple(events[:2]),
+            )
         )

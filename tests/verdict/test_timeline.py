@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.laws.timeline import timeline
+from conformance.verdict.timeline import timeline
 
-from .building import a_run, backward, event, forward, step
+from ..laws.building import a_run, backward, event, forward, step
 
 
 def a_rank(*more):
@@ -24,8 +24,9 @@ def test_a_window_with_what_led_to_it():
 def test_collectives_meet_by_their_count_even_where_a_window_has_more_of_them_on_one_rank():
     run = a_run(a_rank(), a_rank(event("collective", bytes=4)), backend="ddp")
     shown = timeline(run, 1)
-    met = [[shown.moments[place].event for place in group] for group in shown.joins]
-    assert [[(event.rank, event.bytes) for event in group] for group in met] == [[(0, 8), (1, 8)], [(0, 8), (1, 8)]]
+    met = [[shown.moments[at] for at in join.moments] for join in shown.joins]
+    both = [(0, "allreduce (8 B)"), (1, "allreduce (8 B)")]
+    assert [[(moment.rank, moment.label) for moment in group] for group in met] == [both, both]
 
 
 def test_before_training():
