@@ -33,10 +33,11 @@ def encoded(record: Record) -> str:
 
 
 def decoded(line: bytes) -> Record:
-    """Raises ValueError if the line is none of `encoded`'s."""
+    """Raises ValueError if the line is none of `encoded`'s. Fields that other versions have behind are left out."""
     try:
         name, *values = json.loads(line.decode("ascii"))
-        record: Record = _KINDS[name](*values)
+        kind = _KINDS[name]
+        record: Record = kind(*values[: len(_FIELDS[kind])])
         for sketch in SKETCHES[type(record)]:
             setattr(record, sketch, frombuffer(b64decode(getattr(record, sketch), validate=True)).reshape(-1, 3))
     except (KeyError, TypeError, RecursionError) as error:

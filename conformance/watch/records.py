@@ -2,12 +2,15 @@
 
 Sketches are doubles in base64, three for each tensor: two projections and the 2-norm (see `sketch.py`). `samples` says
 what they are of in each: of nothing if it is UNREAD, where there is none; it is empty if all are of whole parameters.
+`within` is the number of the backward pass that a call comes in, as in a hook.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from typing_extensions import dataclass_transform
 
 Site: TypeAlias = list[Any] | None
 """[file, line, function] in the user's code."""
@@ -22,12 +25,16 @@ ENTROPIES = ("NllLossBackward0", "NllLoss2DBackward0")
 """The nodes of cross entropies."""
 
 
-@dataclass(slots=True)
+@dataclass_transform()
+@dataclass
 class Record:
-    """The fields are plain JSON values; while it waits to be written, sketches may be tensors."""
+    """Each class below is a dataclass whose fields are plain JSON values; while it waits to be written, sketches may be
+    tensors."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(cls)
 
 
-@dataclass(slots=True)
 class Began(Record):
     """The first of each process. launch: what processes that train together share. started: how many ranks a launcher
     has started, this one among them."""
@@ -39,7 +46,6 @@ class Began(Record):
     started: int = 1
 
 
-@dataclass(slots=True)
 class Source(Record):
     """Before the first record of a line: its text, and where the file is that sites name `file`."""
 
@@ -49,7 +55,6 @@ class Source(Record):
     text: str
 
 
-@dataclass(slots=True)
 class Parameter(Record):
     """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
     that sketches do not follow. shard: which of them is on this rank. is_part: each rank has a part, and its backward
@@ -64,14 +69,12 @@ class Parameter(Record):
     is_part: bool = False
 
 
-@dataclass(slots=True)
 class Named(Record):
     """The names that parameters have in a model, which went forward after an optimizer was given them."""
 
     names: dict[str, str]
 
 
-@dataclass(slots=True)
 class Optimizer(Record):
     """An optimizer is made, or seen for the first time. parameters: those that it holds by then."""
 
@@ -80,7 +83,6 @@ class Optimizer(Record):
     parameters: list[int]
 
 
-@dataclass(slots=True)
 class Backward(Record):
     """A backward that accumulates gradients begins. scale: the loss scale that its loss carries. factors: numbers that
     the loss was multiplied with last. targets: how many the mean is of that they multiply; 0 for a sum; None if it is
@@ -131,7 +133,6 @@ class Backward(Record):
     global_divisors: list[list[float]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Hooks(Record):
     """Hooks of the script's own are on these parameters: what the next `Local` has of them comes after the hooks, and
     this from before."""
@@ -140,7 +141,6 @@ class Hooks(Record):
     sketches: Sketches
 
 
-@dataclass(slots=True)
 class Local(Record):
     """Gradients as a backward hands them to the leaves, before anything reduces them. fresh: those of `parameters`
     that have no `.grad` yet. sketches: for each parameter, one for each of its shards. sparse: those of `parameters`
@@ -155,7 +155,6 @@ class Local(Record):
     sparse: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Entries(Record):
     """Sparse gradients that have several entries of one row: what the next `Local` has of them is their sum, and this
     is what is left if the last entry of each row is kept."""
@@ -164,7 +163,6 @@ class Entries(Record):
     sketches: Sketches
 
 
-@dataclass(slots=True)
 class Left(Record):
     """The first backward of a window of `parameters` begins. held: those that have a gradient, which steps before have
     left. changed: those of them that are not as the last step left them."""
@@ -177,7 +175,6 @@ class Left(Record):
     changed: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Stale(Record):
     """A backward pass reaches what FSDP2 has gathered of these parameters before the last steps, so many at least."""
 
@@ -186,17 +183,15 @@ class Stale(Record):
     site: Site
 
 
-@dataclass(slots=True)
 class Captured(Record):
     """`torch.autograd.grad` returned the gradients of parameters, which the script may use as it likes."""
 
     parameters: list[int]
 
 
-@dataclass(slots=True)
 class Cleared(Record):
     """moved: gradients are cleared that no step has used, and weights changed since, in a way that `versions` do not
-    show; or it is not known. within: the backward pass that was running then, by its number, as in a hook."""
+    show; or it is not known."""
 
     parameters: list[int]
     versions: Versions
@@ -205,12 +200,10 @@ class Cleared(Record):
     within: int | None = None
 
 
-@dataclass(slots=True)
 class Clipped(Record):
     """how: `norm` or `value`. given: how many tensors it was given, whoever holds them. used_up: by a generator that
-    had nothing left; None where that is not known of an iterator. strange: their shapes, if
-    no optimizer holds any of them, and none of them has a gradient, though they require one. within: the backward pass
-    that was running then, by its number, as in a hook."""
+    had nothing left; None where that is not known of an iterator. strange: their shapes, if no optimizer holds any of
+    them, and none of them has a gradient, though they require one."""
 
     how: str
     parameters: list[int]
@@ -223,7 +216,6 @@ class Clipped(Record):
     within: int | None = None
 
 
-@dataclass(slots=True)
 class Limited(Record):
     """What clipping by value made of these gradients, element by element: from `before` to `after`."""
 
@@ -233,10 +225,9 @@ class Limited(Record):
     samples: list[int]
 
 
-@dataclass(slots=True)
 class Unscaled(Record):
     """largest, norm: of all gradients that are divided, the largest element and the 2-norm; None if they were not
-    looked at. within: the backward pass that was running then, by its number."""
+    looked at."""
 
     optimizer: int
     scale: float
@@ -246,7 +237,6 @@ class Unscaled(Record):
     within: int | None = None
 
 
-@dataclass(slots=True)
 class Updated(Record):
     """The loss scale was updated."""
 
@@ -255,7 +245,6 @@ class Updated(Record):
     site: Site
 
 
-@dataclass(slots=True)
 class Skipped(Record):
     """The scaler left out a step."""
 
@@ -264,7 +253,6 @@ class Skipped(Record):
     site: Site
 
 
-@dataclass(slots=True)
 class Schedule(Record):
     """A schedule was made for an optimizer, which has stepped since."""
 
@@ -273,7 +261,6 @@ class Schedule(Record):
     site: Site
 
 
-@dataclass(slots=True)
 class Scheduled(Record):
     """count: how often it has stepped. horizon: how often it is made to; None for one without an end. is_told: it was
     given where the training is, or how well it goes. base: the rates that it begins from."""
@@ -289,7 +276,6 @@ class Scheduled(Record):
     base: list[float | None] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Stepped(Record):
     """An optimizer steps. used, weights: the parameters that the sketches of gradients and weights belong to. frozen:
     those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced:
@@ -297,7 +283,7 @@ class Stepped(Record):
     all the same. is_own: what reads them is no class of torch's, and may change them first. is_elsewhere: the script
     has changed weights since the step before. after: sketches of these weights after the step, of the first steps;
     empty where a wrapper keeps those of ranks equal. stale: how many times it called a closure that computed no
-    gradients. within: the backward pass that was running when it began, by its number, as in a hook."""
+    gradients."""
 
     optimizer: int
     type: str
@@ -324,7 +310,6 @@ class Stepped(Record):
     within: int | None = None
 
 
-@dataclass(slots=True)
 class Entered(Record):
     """A model goes forward to train. rows: a fingerprint of each row of its first input. sampler: what dealt them out;
     negative for none, None if it is not known. drawn: where the input is made of a whole batch of a loader, a number
@@ -344,7 +329,6 @@ class Entered(Record):
         return tuple(hash(row) for row in zip(self.rows, self.beside, strict=True)) if self.beside else (*self.rows,)
 
 
-@dataclass(slots=True)
 class Epoch(Record):
     """A loader begins to go through a `DistributedSampler`, which deals its data out to so many replicas. data: a
     fingerprint of what its data set holds; None if it holds nothing that is known. whole: of what that is cut from."""
@@ -357,7 +341,6 @@ class Epoch(Record):
     whole: int | None = None
 
 
-@dataclass(slots=True)
 class First(Record):
     """The first batch of an epoch of a `DistributedSampler`. rows: a fingerprint of each row of its first tensor.
     drawn: a number for each sample, as in `Entered`; labelled: labels that differ are in these. is_all: there is no
@@ -372,13 +355,11 @@ class First(Record):
     site: Site
 
 
-@dataclass(slots=True)
 class Unheld(Record):
     """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
     names of those that were frozen while others trained, have got gradients for half of the run, and never changed.
     here: the shapes of what this rank has of them. constant: for how many steps, at least, none of them has changed.
-    are_copies: each was at first what a parameter of an optimizer was, up to rounding. still: the names
-    of those that have not changed since they were seen first."""
+    are_copies: each was at first what a parameter of an optimizer was, up to rounding."""
 
     names: list[str]
     shapes: list[list[int]]
@@ -386,10 +367,8 @@ class Unheld(Record):
     here: list[list[int]] = field(default_factory=list)
     constant: int = 0
     are_copies: bool = False
-    still: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Weighed(Record):
     """What the weights are before a backward pass, now and then. last: when the ranks part."""
 
@@ -398,7 +377,6 @@ class Weighed(Record):
     last: bool = False
 
 
-@dataclass(slots=True)
 class Buffers(Record):
     """What models keep that is not trained, after some steps of an optimizer: buffers, and then so many frozen
     parameters. values: a sketch of each."""
@@ -409,19 +387,16 @@ class Buffers(Record):
     optimizer: int = -1
 
 
-@dataclass(slots=True)
 class Hooked(Record):
     """A communication hook was registered: it may change what is reduced."""
 
     name: str
 
 
-@dataclass(slots=True)
 class Joined(Record):
     """Ranks may have different numbers of batches from here."""
 
 
-@dataclass(slots=True)
 class Exchanged(Record):
     """A node of a backward pass, such as the gathering of features, has sent something to other ranks after these
     parameters had their gradients."""
@@ -429,14 +404,12 @@ class Exchanged(Record):
     parameters: list[int]
 
 
-@dataclass(slots=True)
 class Grouped(Record):
     """Gradients are averaged over a group of so many ranks."""
 
     size: int
 
 
-@dataclass(slots=True)
 class Wrapped(Record):
     """This optimizer holds parameters that DDP averages over the ranks when it is called. own: those of its model that
     it was told to leave to each rank. inside: all others of its model."""
@@ -446,7 +419,6 @@ class Wrapped(Record):
     inside: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Failed(Record):
     """A part of the recorder raised, and was switched off. observer: "" if each part would, and has to be."""
 
@@ -454,13 +426,11 @@ class Failed(Record):
     error: str
 
 
-@dataclass(slots=True)
 class Passed(Record):
     """An optimizer steps at the end of a window that is not looked at."""
 
     optimizer: int
 
 
-@dataclass(slots=True)
 class Ended(Record):
     """The process ended by itself, or is watched no longer."""

@@ -10,13 +10,14 @@ longer than a step may be delayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from conformance.watch.sizes import BLOCK, SAMPLED, SMALL, WHOLE, WIDTH
+from conformance.watch.sizes import BLOCK, SAMPLED, SMALL, WHOLE, WIDTH, spread
 
 _CHUNK = 512
 """Blocks that are projected at once."""
@@ -60,10 +61,11 @@ class Sketching:
     _layouts: dict[tuple[torch.device, tuple[int, ...]], _Layout] = field(default_factory=dict)
 
     def take(self, tensor: torch.Tensor, number: int = WHOLE) -> Taken:
-        """tensor: of any shape, dense or sparse, on any device; complex ones are read as pairs of reals. number: the
-        sample to read, if it is not small."""
+        """tensor: of any shape, dense or sparse, on any device; complex ones are read as pairs of reals; of a DTensor
+        what this rank has. number: the sample to read, if it is not small."""
         if tensor.requires_grad:
             tensor = tensor.detach()
+        tensor = own(tensor)
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         if tensor.layout != torch.strided:
@@ -77,10 +79,23 @@ class Sketching:
             flat = flat.as_strided((SAMPLED, BLOCK), (apart, 1), flat.storage_offset() + begin)
         return Taken(flat.clone() if flat.dtype in _COMPUTED_IN else flat.float())
 
+    def of(self, tensors: Iterable[tuple[int, torch.Tensor]]) -> torch.Tensor:
+        """(n, 3): of tensors, each with the number of the sample to read."""
+        return self.finish([self.take(tensor, number) for number, tensor in tensors])
+
     def finish(self, taken: Sequence[Taken]) -> torch.Tensor:
-        """(n, 3), double: the two projections and the norm of each tensor, all of one device."""
-        if not taken:
-            return torch.zeros(0, WIDTH, dtype=torch.float64)
+        """(n, 3), double: the two projections and the norm of each tensor; on the CPU if they have several devices."""
+        by_device: dict[torch.device, list[int]] = {}
+        for number, one in enumerate(taken):
+            by_device.setdefault(one.device, []).append(number)
+        if len(by_device) == 1:
+            return self._of_device(taken)
+        result = torch.zeros(len(taken), WIDTH, dtype=torch.float64)
+        for numbers in by_device.values():
+            result[numbers] = self._of_device([taken[number] for number in numbers]).cpu()
+        return result
+
+    def _of_device(self, taken: Sequence[Taken]) -> torch.Tensor:
         sampled = [n for n, one in enumerate(taken) if one.sample is not None]
         summed = [n for n, one in enumerate(taken) if one.sample is None]
         parts = [self._of_samples([one.sample for one in taken if one.sample is not None])] if sampled else []
@@ -194,19 +209,10 @@ class Sketching:
         return found
 
 
-def samples(size: int) -> int:
-    """How many samples of a tensor of this size there are, which together cover it. An odd number: a parameter that is
-    stepped twice in a window goes through all of them, too."""
-    blocks = size // BLOCK
-    apart = blocks // SAMPLED
-    return (blocks - (SAMPLED - 1) * apart + (size % BLOCK > 0)) | 1
-
-
-def spread(size: int, number: int) -> tuple[int, int]:
-    """Where the first block of a sample begins, and from there how far the blocks are apart, in elements."""
-    apart = size // BLOCK // SAMPLED * BLOCK
-    last = size - (SAMPLED - 1) * apart - BLOCK
-    return min(number % samples(size) * BLOCK, last), apart
+def own(tensor: Any) -> torch.Tensor:
+    """The part of a DTensor that is on this rank; any other tensor itself."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def _signs(number: int, length: int) -> torch.Tensor:

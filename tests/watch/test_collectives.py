@@ -320,7 +320,7 @@ def test_weights_are_read_before_passes_of_all_lines(tmp_path, two_ranks):
 @pytest.mark.parametrize("period", [2, 3])
 @pytest.mark.parametrize("number", range(4))
 def test_a_parameter_with_gradients_now_and_then_has_its_turn_in_their_windows(number, period):
-    known = Known(number, torch.zeros(3))
+    known = Known.of(number, torch.zeros(3))
     known.beside, known.windows = 2 * AT_ONCE, WHOLE_AT_FIRST
     read = []
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Gradients that are recomputed, sparse, limited or not finite in small trainings."""
+"""Gradients that are recomputed, limited or not finite in small trainings."""
 
 import pytest
 import torch
@@ -89,48 +89,6 @@ def test_what_hooks_keep_is_read_once(loss_of):
 
     assert verdict(watched(train)) == "CONFORMS"
     assert len({*reads}) == len(reads) and not kept
-
-
-def assigned(parameter, gradient):
-    dense = torch.zeros_like(parameter)
-    for row, values in zip(gradient._indices()[0], gradient._values(), strict=True):
-        dense[row] = values
-    return dense
-
-
-def made_dense(parameter, gradient):
-    return gradient.to_dense()
-
-
-def mean_of_entries(parameter, gradient):
-    counts = torch.bincount(gradient._indices()[0], minlength=len(parameter)).clamp(min=1)
-    return gradient.to_dense() / counts[:, None]
-
-
-@pytest.mark.parametrize(
-    ("becomes", "alike", "expected"),
-    [
-        (assigned, False, True),
-        (made_dense, False, False),
-        (mean_of_entries, False, False),
-        (mean_of_entries, True, False),
-    ],
-)
-def test_several_entries_of_a_row_of_a_sparse_gradient(becomes, alike, expected):
-    """alike: whether entries of one row are equal."""
-
-    def train():
-        words, head = nn.Embedding(6, 5, sparse=True), nn.Linear(5, 1)
-        optimizer = torch.optim.SGD([*words.parameters(), *head.parameters()], lr=0.1)
-        for _ in range(4):
-            rows = torch.randint(6, (8,))
-            weights = torch.ones(8, 1) if alike else torch.randn(8, 1)
-            head((words(rows) * weights).sum(0)).square().sum().backward()
-            words.weight.grad = becomes(words.weight, words.weight.grad)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    assert any(cause.first.says.code == "last-entries" for cause in watched(train).causes.values()) == expected
 
 
 @pytest.mark.parametrize(

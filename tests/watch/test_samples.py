@@ -5,7 +5,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from conformance.watch.recording.parameters import AT_ONCE, WHOLE_AT_FIRST
-from conformance.watch.sketch import samples
+from conformance.watch.sizes import samples
 from conformance.watch.verdict import verdict
 
 from .trained import watched

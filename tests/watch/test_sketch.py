@@ -5,8 +5,8 @@ import torch
 
 from conformance.watch.judging import rounding
 from conformance.watch.judging.rounding import ROUNDOFF
-from conformance.watch.sizes import BLOCK, SAMPLED
-from conformance.watch.sketch import Sketching, samples, spread
+from conformance.watch.sizes import BLOCK, SAMPLED, samples, spread
+from conformance.watch.sketch import Sketching
 
 
 def sketch(*tensors, of=-1):

@@ -16,51 +16,10 @@ from conformance.trace.state.graphs import mark
 from conformance.trace.state.optimizers import held_by, unwrapped
 from conformance.watch import records
 from conformance.watch.recording.output import later
-from conformance.watch.recording.parameters import Known, own, sample_of
+from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
-from conformance.watch.recording.steps import THEN_EVERY, rates
-from conformance.watch.sizes import WHOLE
-
-_OFTEN = 16
-"""Times that weights are compared: a script does the same in each window."""
-
-
-class Moving:
-    """Whether the script changes weights by their `data` before it clears gradients that no step has used, as one that
-    looks for sharp minima does. Their versions do not show that, so they are read, once there is reason to."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        self._is_armed = self._moves = False
-        self._compared = 0
-        self._before: dict[int, tuple[int, torch.Tensor]] | None = None
-
-    def begin(self) -> None:
-        """A backward pass begins."""
-        if self._is_armed and not self._moves and self._compared < _OFTEN:
-            self._before = self._weights()
-
-    def has_moved(self, numbers: list[int]) -> bool:
-        """Whether these parameters have since the last backward pass, other than by their versions; or it is not
-        known."""
-        if self._moves or self._compared >= _OFTEN:
-            return self._moves
-        self._is_armed = True
-        if self._before is None:
-            return True
-        now = self._weights()
-        known = [(self._before[number], now[number]) for number in numbers if number in self._before and number in now]
-        if any(before != after for (before, _), (after, _) in known):
-            return False
-        self._compared += 1
-        self._moves = any(not torch.equal(before, after) for (_, before), (_, after) in known)
-        return self._moves
-
-    def _weights(self) -> dict[int, tuple[int, torch.Tensor]]:
-        """By parameter, its version and sketch."""
-        held = [(known.number, one) for known, one in self._recording.parameters.all() if not one.is_sparse]
-        sketches = self._recording.parameters.sketches([(WHOLE, one.data) for _, one in held])
-        return {number: (one._version, sketch) for (number, one), sketch in zip(held, sketches, strict=True)}
+from conformance.watch.recording.steps import rates
+from conformance.watch.recording.weights import Moving
 
 
 def _clearing(recording: Recording, moving: Moving) -> Seams:
@@ -75,9 +34,11 @@ def _clearing(recording: Recording, moving: Moving) -> Seams:
         return original(module, *args, **kwargs)
 
     def note(parameters: list[Any]) -> None:
-        numbers = recording.parameters.numbers(parameters)
-        if numbers:
-            moved = recording.parameters.waits(parameters) and moving.has_moved(numbers)
+        held = recording.parameters.among(parameters)
+        if held:
+            numbers = [known.number for known, _ in held]
+            is_unused = any(known.is_in_window and one.grad is not None for known, one in held)
+            moved = is_unused and moving.has_moved(parameters)
             recording.note(records.Cleared(numbers, recording.versions(), recording.site(), moved, recording.within))
 
     yield from clearing(by_optimizer, by_module)
@@ -92,11 +53,11 @@ def noted(recording: Recording, call: Clip) -> Generator[None, Any]:
     """Notes one call."""
 
     def sketches(limited: list[tuple[Known, torch.Tensor]]) -> torch.Tensor:
-        return recording.parameters.sketches([(known.sample, gradient) for known, gradient in limited])
+        return recording.sketching.of([(known.sample, gradient) for known, gradient in limited])
 
     strange = _strange(recording, call.parameters)
-    by_value = call.kind == "value" and recording.is_looking
-    limited = recording.parameters.gradients(call.parameters) if by_value else []
+    held = recording.parameters.among(call.parameters if call.kind == "value" and recording.is_looking else ())
+    limited = [(known, one.grad) for known, one in held if one.grad is not None and known.is_read]
     before = sketches(limited)
     result = yield
     if limited:
@@ -145,16 +106,15 @@ def _scaling(recording: Recording) -> Seams:
         return result
 
     def unscale(original: Any, scaler: Any, optimizer: Any) -> Any:
-        sizes = _sizes(optimizer) if looks(optimizer) else (None, None)
         number, factor = recording.optimizer(optimizer), scaler.get_scale()
-        recording.note(records.Unscaled(number, factor, recording.site(), *sizes, within=recording.within))
+        recording.note(records.Unscaled(number, factor, recording.site(), within=recording.within))
         return original(scaler, optimizer)
 
     def step(original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         number, factor = recording.optimizer(optimizer), scaler.get_scale()
-        before = recording.steps.get(number, 0)
+        before = recording.steps[number]
         result = original(scaler, optimizer, *args, **kwargs)
-        if recording.steps.get(number, 0) == before:
+        if recording.steps[number] == before:
             recording.note(records.Skipped(number, factor, recording.site()))
             recording.flush()
         return result
@@ -165,26 +125,7 @@ def _scaling(recording: Recording) -> Seams:
         recording.note(records.Updated(before, scaler.get_scale(), recording.site()))
         return result
 
-    def looks(optimizer: Any) -> bool:
-        """As weights are compared: at first each time, then before every tenth step."""
-        count = recording.steps.get(recording.optimizer(optimizer), 0)
-        looked = count // recording.settings.every
-        return recording.settings.looks_at(count) and (sample_of(looked) == WHOLE or looked % THEN_EVERY == 0)
-
     yield from scaling(recording, {"scale": scale, "unscale_": unscale, "step": step, "update": update})
-
-
-def _sizes(optimizer: Any) -> tuple[float | None, float | None]:
-    """The largest element and the 2-norm of an optimizer's gradients, of what this rank has of them."""
-    gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-    dense = [own(gradient.detach()) for gradient in gradients if not gradient.is_sparse]
-    dense = [gradient for gradient in dense if gradient.numel()]
-    if not dense or len(dense) < len(gradients) or len({gradient.device for gradient in dense}) > 1:
-        return None, None
-    largest = torch.stack([one.double() for one in torch._foreach_norm(dense, float("inf"))]).amax()
-    norm = torch.linalg.vector_norm(torch.stack([one.double() for one in torch._foreach_norm(dense, 2.0)]))
-    sizes = torch.stack([largest, norm]).tolist()
-    return sizes[0], sizes[1]
 
 
 _ENDS = ("total_steps", "T_max")
@@ -224,7 +165,7 @@ def _schedules(recording: Recording) -> Seams:
     def note_made() -> None:
         for optimizer, (name, site) in [*made.items()]:
             number = recording.numbers.known("optimizer", optimizer)
-            if number is not None and recording.steps.get(number):
+            if number is not None and recording.steps[number]:
                 recording.note(records.Schedule(number, name, site))
                 del made[optimizer]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,121 +14,102 @@ from conformance.trace.seams.probes import begins_at, engine_calls
 from conformance.trace.state.graphs import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
-from conformance.watch.recording.adjusting import Moving
 from conformance.watch.recording.coverage import Coverage
 from conformance.watch.recording.exchanges import Reduced
-from conformance.watch.recording.inputs import Inputs, Loading
+from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
-from conformance.watch.recording.losses import Again, CutOff
-from conformance.watch.recording.partitions import Gathered
-from conformance.watch.recording.recording import Recording
-from conformance.watch.recording.weights import note_weights
+from conformance.watch.recording.losses import Again
+from conformance.watch.recording.partitions import gathered
+from conformance.watch.recording.recording import Recording, frames
+from conformance.watch.recording.weights import Moving, note_weights
 
 
-def observe(
-    recording: Recording, leaves: Leaves, inputs: Inputs, loading: Loading, moving: Moving, reduced: Reduced
-) -> Seams:
+def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving, reduced: Reduced) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
-    again, coverage, gathered = Again(), Coverage(recording), Gathered(recording, leaves.see)
-    cut_off = CutOff()
+    passes = _Passes(recording, leaves, inputs, moving, reduced)
+    yield replaced(torch.autograd, "backward", passes.begin)
+    yield from engine_calls(passes.run)
 
-    def run(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+
+class _Passes:
+    """times: what the gradient of a loss is multiplied with where it begins, which does not show in the graph."""
+
+    def __init__(self, recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving, reduced: Reduced) -> None:
+        self._recording, self._leaves, self._inputs, self._reduced = recording, leaves, inputs, reduced
+        self._again, self._coverage, self._moving = Again(), Coverage(recording), moving
+        self._times: float | None = 1.0
+
+    def begin(self, original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self._times = _times(grad_tensors if isinstance(grad_tensors, (tuple, list)) else [grad_tensors])
+        try:
+            return original(tensors, grad_tensors, *args, **kwargs)
+        finally:
+            self._times = 1.0
+
+    def run(self, original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        recording = self._recording
         if torch.compiler.is_compiling():
             return original(tensors, *args, **kwargs)
         if recording.gives_up():
-            leaves.disarm()
+            self._leaves.disarm()
             return original(tensors, *args, **kwargs)
         if recording.is_inside("backward"):
             if kwargs.get("accumulate_grad"):
                 return original(tensors, *args, **kwargs)
             # A node asks for gradients, as to compute activations again, and passes them on to the leaves or not.
-            recording.in_node += 1
-            try:
+            with recording.inside("node"):
                 return original(tensors, *args, **kwargs)
-            finally:
-                recording.in_node -= 1
         with recording.occupied():
-            return backward(original, tensors, *args, **kwargs)
-
-    def backward(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        leaves.close()
-        if recording.is_looking:
-            leaves.arm()
-        else:
-            leaves.disarm()
-        if not kwargs.get("accumulate_grad"):
-            recording.in_grad += 1
+            self._leaves.close()
+            if recording.is_looking:
+                self._leaves.arm()
+            else:
+                self._leaves.disarm()
+            if kwargs.get("accumulate_grad"):
+                return self._backward(original, tensors, *args, **kwargs)
             try:
-                return original(tensors, *args, **kwargs)
+                with recording.inside("grad"):
+                    return original(tensors, *args, **kwargs)
             finally:
-                recording.in_grad -= 1
-                leaves.close()
-        root = begins_at(tensors)
-        # What it is multiplied with then, does not show in the graph.
-        times = given.pop("times", 1.0)
-        if any(
-            _may_multiply(hook) for one in tensors for hook in (getattr(one, "_backward_hooks", None) or {}).values()
-        ):
-            times = None
-        is_given = times != 1.0
-        divided = losses.of(root, times)
+                self._leaves.close()
+
+    def _backward(self, original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        recording, root = self._recording, begins_at(tensors)
+        hooks = [hook for one in tensors for hook in (getattr(one, "_backward_hooks", None) or {}).values()]
+        times, self._times = None if any(map(_may_multiply, hooks)) else self._times, 1.0
         calls = recording.own_calls()
-        coverage.look(root, calls)
+        self._coverage.look(root, calls)
         note_weights(recording, calls)
-        moving.begin()
+        self._moving.begin()
         recording.backwards += 1
         recording.seen = recording.versions()
+        loss = losses.of(root, times)
+        # What is multiplied then is another loss.
+        is_kept, creates_graph = (bool(one) for one in (*args[1:3], False, False)[:2])
         recording.note(
             records.Backward(
-                recording.backwards,
-                carried(root, recording.numbers.alive("scaler")),
-                divided.factors,
-                divided.targets,
-                recording.seen,
-                not is_given and again.contains(root),
-                bool(args[2]) if len(args) > 2 else False,
-                inputs.probe,
-                recording.site(),
-                divided.summed,
-                loading.loader,
-                _calls(),
-                divided.of_any,
-                divided.divisors,
-                loading.batches,
-                inputs.evaluates,
-                again.is_alike(None if is_given else root, is_kept=bool(args[1]) if len(args) > 1 else False),
-                loading.draws,
-                divided.terms,
-                cut_off.sees(root, tensors),
-                inputs.evaluated,
-                sorted(loading.samplers),
-                divided.is_hidden,
-                divided.of_terms,
-                divided.ignored,
-                any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
-                calls,
-                divided.made_by,
-                reduced.among(divided.divisors),
+                backward=recording.backwards,
+                scale=carried(root, recording.numbers.alive("scaler")),
+                versions=recording.seen,
+                contains=times == 1.0 and self._again.contains(root),
+                double=creates_graph,
+                site=recording.site(),
+                calls=_calls(),
+                is_alike=self._again.is_alike(root if times == 1.0 else None, is_kept=is_kept),
+                is_cut_off=self._again.is_cut_off(root, tensors),
+                waits=any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
+                own_calls=calls,
+                global_divisors=self._reduced.among(loss.divisors),
+                **vars(loss),
+                **self._inputs.seen(),
             )
         )
-        inputs.begin()
+        self._inputs.begin()
         try:
-            with recording.inside("backward"), gathered.followed(root):
+            with recording.inside("backward"), gathered(recording, self._leaves.see, root):
                 return original(tensors, *args, **kwargs)
         finally:
-            leaves.end()
-
-    def begin(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-        several = grad_tensors if isinstance(grad_tensors, (tuple, list)) else [grad_tensors]
-        given["times"] = _times(several)
-        try:
-            return original(tensors, grad_tensors, *args, **kwargs)
-        finally:
-            given.clear()
-
-    given: dict[str, float | None] = {}
-    yield replaced(torch.autograd, "backward", begin)
-    yield from engine_calls(run)
+            self._leaves.end()
 
 
 def _times(given: Sequence[Any]) -> float | None:
@@ -149,9 +129,5 @@ def _may_multiply(hook: Any) -> bool:
 
 def _calls() -> int:
     """A fingerprint of all calls that led here, equal in all processes."""
-    frame: FrameType | None = sys._getframe(1)
-    lines = []
-    while frame is not None:
-        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        frame = frame.f_back
+    lines = [f"{one.f_code.co_filename}:{one.f_lineno}" for one in frames(sys._getframe(1))]
     return zlib.crc32("\n".join(lines).encode(errors="backslashreplace"))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from itertools import islice
 from math import isclose
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.seams.probes import group_calls, wrapping
 from conformance.watch import records
-from conformance.watch.recording.holdings import is_plain
+from conformance.watch.recording.holdings import is_plain, tensors
 from conformance.watch.recording.leaves import Leaves
-from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.recording import Recording, frames
 
 _MOST, _MOST_ELEMENTS = 32, 8
 """Tensors of a window, and elements of each: gradients are larger."""
@@ -31,8 +31,7 @@ _SUMS = {"allreduce": False, "allgather": True, "all_gather_single": True, "_all
 _HOROVOD = "horovod.torch.mpi_ops"
 
 
-@dataclass(slots=True)
-class _Reduced:
+class _Reduced(NamedTuple):
     """steps: how many all optimizers had made by then. ranks: how many were asked. parts: what is summed up. own: what
     this rank has added."""
 
@@ -40,6 +39,12 @@ class _Reduced:
     ranks: int
     parts: Sequence[torch.Tensor]
     own: torch.Tensor
+
+    def values(self) -> list[tuple[float, float]]:
+        """Sums, and means over the ranks, of each element, with what this rank has added."""
+        own = self.own.flatten().tolist()
+        sums = [*map(sum, zip(*(part.flatten().tolist() for part in self.parts), strict=True))]
+        return [*zip(sums, own, strict=True), *zip((one / self.ranks for one in sums), own, strict=True)]
 
 
 class Reduced:
@@ -49,28 +54,26 @@ class Reduced:
         self._recording = recording
         self._found: deque[_Reduced] = deque(maxlen=_MOST)
 
-    def given(self, name: str, argument: Any) -> list[torch.Tensor]:
-        """Copies of what a method is given to sum up, before it changes that."""
-        if _SUMS.get(name, True):
-            return []
-        return [one.detach().clone() if _is_small(one) else one for one in _tensors(argument)]
-
-    def keep(self, name: str, rank: int, ranks: int, given: Sequence[torch.Tensor], result: Any) -> None:
-        """name: of the method. result: the first that it is given, which is changed."""
-        if ranks < 2 or name not in _SUMS:
-            return
-        tensors = _tensors(result)
-        if not tensors or not all(map(is_plain, tensors)):
-            return
-        is_one, size = len(tensors) == 1, tensors[0].numel()
+    def run(self, name: str, call: Callable[[], Any], given: Any, group: Any, *, returns: bool) -> Any:
+        """Calls a method of a group with what is given. returns: the result is new, as Horovod's; else it is put into
+        what is given."""
+        if name not in _SUMS or group.size() < 2:
+            return call()
+        before = [] if _SUMS[name] else [one.detach().clone() if _is_small(one) else one for one in tensors([given])]
+        result = call()
+        found, rank, ranks = [*tensors([result if returns else given])], group.rank(), group.size()
+        if not found or not all(map(is_plain, found)):
+            return result
+        size = found[0].numel()
         if not _SUMS[name]:
-            for one, own in zip(tensors, given, strict=True):
+            for one, own in zip(found, before, strict=True):
                 self._add(ranks, [one], own)
-        elif is_one and 0 < size <= ranks * _MOST_ELEMENTS and size % ranks == 0:
-            parts = [*tensors[0].detach().reshape(ranks, -1)]
+        elif len(found) == 1 and 0 < size <= ranks * _MOST_ELEMENTS and size % ranks == 0:
+            parts = [*found[0].detach().reshape(ranks, -1)]
             self._add(ranks, parts, parts[rank])
-        elif len(tensors) == ranks and all(one.numel() == size for one in tensors):
-            self._add(ranks, tensors, tensors[rank])
+        elif len(found) == ranks and all(one.numel() == size for one in found):
+            self._add(ranks, found, found[rank])
+        return result
 
     def _add(self, ranks: int, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         if _is_small(parts[0]) and _is_small(own):
@@ -81,9 +84,7 @@ class Reduced:
         has added."""
         while self._found and self._found[0].steps != self._steps:
             self._found.popleft()
-        if not numbers or not self._found:
-            return []
-        values = [pair for one in self._found for pair in _values(one)]
+        values = [pair for one in self._found for pair in one.values()] if numbers else []
         found = ((n, next((own for value, own in values if isclose(n, value, rel_tol=_NEAR)), None)) for n in numbers)
         return [[number, own] for number, own in found if own is not None]
 
@@ -92,27 +93,8 @@ class Reduced:
         return sum(self._recording.steps.values())
 
 
-def _flat(several: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for one in several:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, (list, tuple)):
-            yield from _flat(one)
-
-
-def _tensors(argument: Any) -> list[torch.Tensor]:
-    return [argument] if isinstance(argument, torch.Tensor) else [*_flat(argument)]
-
-
 def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= _MOST_ELEMENTS and not tensor.is_complex()
-
-
-def _values(one: _Reduced) -> list[tuple[float, float]]:
-    """Sums, and means over the ranks, of each element, with what this rank has added."""
-    own = one.own.flatten().tolist()
-    sums = [*map(sum, zip(*(part.flatten().tolist() for part in one.parts), strict=True))]
-    return [*zip(sums, own, strict=True), *((value / one.ranks, mine) for value, mine in zip(sums, own, strict=True))]
 
 
 def _by_horovod(reduced: Reduced) -> Seams:
@@ -120,11 +102,8 @@ def _by_horovod(reduced: Reduced) -> Seams:
 
     def around(module: ModuleType, name: str) -> Callable[..., Any]:
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-            given = reduced.given(name, args[0]) if args else []
-            result = original(*args, **kwargs)
-            if args:
-                reduced.keep(name, module.rank(), module.size(), given, result)
-            return result
+            given = args[0] if args else None
+            return reduced.run(name, lambda: original(*args, **kwargs), given, module, returns=True)
 
         return call
 
@@ -148,13 +127,11 @@ def _by_ddp(recording: Recording) -> Seams:
         recording.wrappers.add(wrapper)
         return result
 
-    def register(original: Any, wrapper: Any, state: Any, hook: Any) -> Any:
-        recording.once(records.Hooked(getattr(hook, "__name__", type(hook).__name__)))
-        return original(wrapper, state, hook)
-
-    def register_builtin(original: Any, wrapper: Any, kind: Any) -> Any:
-        recording.once(records.Hooked(str(kind)))
-        return original(wrapper, kind)
+    def register(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        """With a state and a hook, or a kind that torch has built in."""
+        hook = kwargs["hook"] if "hook" in kwargs else [*args, *kwargs.values()][-1]
+        recording.once(records.Hooked(getattr(hook, "__name__", str(hook))))
+        return original(wrapper, *args, **kwargs)
 
     def enter(original: Any, join: Any) -> Any:
         recording.once(records.Joined())
@@ -162,22 +139,20 @@ def _by_ddp(recording: Recording) -> Seams:
 
     yield from wrapping(construct)
     yield replaced(DistributedDataParallel, "register_comm_hook", register)
-    yield replaced(DistributedDataParallel, "_register_builtin_comm_hook", register_builtin)
+    yield replaced(DistributedDataParallel, "_register_builtin_comm_hook", register)
     yield replaced(Join, "__enter__", enter)
 
 
 def note_wrapped(recording: Recording, number: int, optimizer: torch.optim.Optimizer) -> None:
     """Note `Wrapped` once, if it is so."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if any(id(parameter) in held for wrapper in list(recording.wrappers) for parameter in wrapper.parameters()):
-        own = {name for wrapper in list(recording.wrappers) for name in getattr(wrapper, "parameters_to_ignore", ())}
-        pairs = [pair for wrapper in list(recording.wrappers) for pair in wrapper.named_parameters()]
-        named = [(name.removeprefix("module."), parameter) for name, parameter in pairs]
-        left, inside = (
-            recording.parameters.numbers([one for name, one in named if (name in own) == is_left])
-            for is_left in (True, False)
-        )
-        recording.once(records.Wrapped(number, left, inside))
+    wrappers = list(recording.wrappers)
+    named = [(name.removeprefix("module."), one) for wrapper in wrappers for name, one in wrapper.named_parameters()]
+    if any(id(parameter) in held for _, parameter in named):
+        left = {name for wrapper in wrappers for name in getattr(wrapper, "parameters_to_ignore", ())}
+        own = recording.parameters.numbers(one for name, one in named if name in left)
+        inside = recording.parameters.numbers(one for name, one in named if name not in left)
+        recording.once(records.Wrapped(number, own, inside))
 
 
 _NAMES = (
@@ -203,12 +178,9 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
         def issue(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
             if recording.is_inside("backward"):
                 note(group, sys._getframe())
-                return original(group, *args, **kwargs)
-            given = reduced.given(name, args[0]) if args else []
-            result = original(group, *args, **kwargs)
-            if args:
-                reduced.keep(name, group.rank(), group.size(), given, args[0])
-            return result
+            elif args:
+                return reduced.run(name, lambda: original(group, *args, **kwargs), args[0], group, returns=False)
+            return original(group, *args, **kwargs)
 
         return issue
 
@@ -225,14 +197,8 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
 def _is_of_a_function(frame: FrameType | None) -> bool:
     """Whether it is a node of the graph that calls, and no hook, which may look at a gradient or average it. The
     statistics of batches say nothing of the layers."""
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            break
-        name = frame.f_globals.get("__name__")
-        if name in (_FUNCTION, _BATCH_NORM):
-            return bool(name == _FUNCTION)
-        frame = frame.f_back
-    return False
+    names = (one.f_globals.get("__name__") for one in islice(frames(frame), _MOST_FRAMES))
+    return bool(next((name for name in names if name in (_FUNCTION, _BATCH_NORM)), None) == _FUNCTION)
 
 
 def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:

@@ -17,6 +17,7 @@ MOST_ROWS = 256
 _MOST_ELEMENTS = 4096
 _MOST_SAMPLES, _MOST_FIELDS, _MOST_CHARACTERS, _MOST_BYTES = 16, 8, 256, 1024
 _MOST_PLACES = 256
+_SETTINGS = (str, int, float, Path)
 _DEEPEST = 4
 """Lists in lists, and data sets in data sets."""
 
@@ -30,7 +31,7 @@ def fingerprint(data: Any) -> int | None:
 
 def settings(data: Any) -> int | None:
     """Of numbers and texts that it has, as the folder of its files may be. None if there are none."""
-    return _summary(lambda: b" ".join(map(_text, filter(_is_setting, vars(data).values()))))
+    return _summary(lambda: b" ".join(_text(field) for field in vars(data).values() if isinstance(field, _SETTINGS)))
 
 
 def fingerprint_of_whole(data: Any) -> int | None:
@@ -38,7 +39,7 @@ def fingerprint_of_whole(data: Any) -> int | None:
     views of. None if there is no such thing, as of a list that was cut."""
     if type(data) is Subset:
         return fingerprint(data.dataset)
-    return _summary(lambda: b" ".join(whole for whole in map(_whole, _columns(data)) if whole is not None))
+    return _summary(lambda: b" ".join(filter(None, map(_whole, _columns(data)))))
 
 
 def _summary(read: Callable[[], bytes | None]) -> int | None:
@@ -56,13 +57,24 @@ def _held(data: Any, depth: int) -> bytes | None:
     if type(data) is Subset:
         whole, places = _held(data.dataset, depth + 1), data.indices
         return None if whole is None else whole + np.asarray(places[:: len(places) // _MOST_PLACES or 1]).tobytes()
-    fields = list(getattr(data, "__dict__", {}).values())
-    fields += [one for field in fields if type(field) in (tuple, list) for one in field[:_MOST_FIELDS]]
-    inner = [_held(field, depth + 1) for field in fields if _is_data(field)]
-    found = [column for column in (*map(_bytes, _columns(data)), *inner) if column is not None]
+    inner = [_held(field, depth + 1) for field in _fields(data) if _is_data(field)]
     name = getattr(data, "__dict__", {}).get("_fingerprint")
-    found += [name.encode(errors="backslashreplace")] if isinstance(name, str) else []
-    return b" ".join(found) if found else None
+    found = [*map(_bytes, _columns(data)), *inner, _text(name) if isinstance(name, str) else None]
+    return b" ".join(one for one in found if one is not None) or None
+
+
+def _fields(data: Any) -> list[Any]:
+    """What it has, and what is in lists of these. A TensorDataset has a tuple of tensors."""
+    fields = [*getattr(data, "__dict__", {}).values()]
+    return fields + [one for field in fields if type(field) in (tuple, list) for one in field[:_MOST_FIELDS]]
+
+
+def _columns(data: Any) -> Iterator[Any]:
+    number = len(data)
+    for field in (data, *_fields(data)):
+        is_array = (isinstance(field, np.ndarray) or is_plain(field)) and field.ndim > 0
+        if (is_array or type(field) in (list, tuple)) and len(field) == number:
+            yield field[:_MOST_SAMPLES]
 
 
 def _is_data(field: Any) -> bool:
@@ -72,10 +84,6 @@ def _is_data(field: Any) -> bool:
         return False
     has_samples = hasattr(kind, "__getitem__") and hasattr(kind, "__len__") and "__dict__" in dir(kind)
     return has_samples or isinstance(field, Dataset)
-
-
-def _is_setting(field: Any) -> bool:
-    return isinstance(field, (str, int, float, Path))
 
 
 def _text(field: Any) -> bytes:
@@ -95,17 +103,6 @@ def _whole(entries: Any) -> bytes | None:
         if storage.nbytes() > entries.nbytes:
             return bytes(torch.empty(0, dtype=torch.uint8, device=entries.device).set_(storage)[:_MOST_BYTES].tolist())
     return None
-
-
-def _columns(data: Any) -> Iterator[Any]:
-    number = len(data)
-    fields = [data, *getattr(data, "__dict__", {}).values()]
-    # A TensorDataset has a tuple of them.
-    fields += [one for field in fields if type(field) in (tuple, list) for one in field[:_MOST_FIELDS]]
-    for field in fields:
-        is_array = (isinstance(field, np.ndarray) or is_plain(field)) and field.ndim > 0
-        if (is_array or type(field) in (list, tuple)) and len(field) == number:
-            yield field[:_MOST_SAMPLES]
 
 
 def is_plain(entries: Any) -> bool:
@@ -167,6 +164,6 @@ def _bytes(entries: Any, depth: int = 0) -> bytes | None:
         return None if None in parts else b",".join(part for part in parts if part is not None)
     if isinstance(entries, bytes):
         entries = entries[:_MOST_CHARACTERS]
-    if isinstance(entries, (str, bytes, int, float, Path)):
+    if isinstance(entries, (*_SETTINGS, bytes)):
         return _text(entries)
     return None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import FrameType, ModuleType
+from itertools import islice
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,7 @@ from conformance.watch.recording.holdings import (
     tensors,
 )
 from conformance.watch.recording.output import later
-from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.recording import Recording, frames
 from conformance.watch.recording.surroundings import world
 
 NONE = -1
@@ -51,34 +52,29 @@ class Loading:
     """
 
     def __init__(self) -> None:
-        self.fetched: dict[int, int] = {}
         self.dealt: int | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A backward begins."""
+        self.fetched: Counter[int] = Counter()
         self.samplers: set[int] = set()
         self.draws = False
         self.drawn: Sequence[int] = ()
         self.sizes: Sequence[int] = ()
 
-    def begin(self) -> None:
-        """A backward begins."""
-        self.fetched.clear()
-        self.samplers.clear()
-        self.draws = False
-        self.drawn = self.sizes = ()
-
-    @property
-    def loader(self) -> int | None:
-        """The only one that gave batches."""
-        return next(iter(self.fetched)) if len(self.fetched) == 1 else None
-
-    @property
-    def batches(self) -> int:
-        """How many all loaders gave."""
-        return sum(self.fetched.values())
+    def of(self, data: torch.Tensor | None) -> Sequence[int]:
+        """The numbers of the samples that a model is given. Of a part of a batch it is not known which, nor of one of
+        several batches."""
+        if data is None or data.numel() not in self.sizes or self.fetched.total() != 1:
+            return ()
+        return self.drawn if min(len(data), MOST_ROWS) == len(self.drawn) else ()
 
 
 def _loading(recording: Recording, loading: Loading) -> Seams:
     """Notes `Epoch` and `First`."""
-    readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
+    held: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+    waiting: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
     begun: dict[int, int] = {}
 
     def go_through(original: Any, sampler: Any) -> Any:
@@ -92,10 +88,10 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
     def choose(original: Any, iterator: Any) -> Any:
         indices = original(iterator)
         if world() > 1 and iterator._dataset_kind == _DatasetKind.Map:
-            if iterator not in readings:
-                readings[iterator] = _Reading(_identity(iterator._dataset))
+            if iterator not in held:
+                held[iterator] = _identity(iterator._dataset)
             # Workers are told of batches long before these are asked for.
-            readings[iterator].waiting[getattr(iterator, "_send_idx", 0)] = indices
+            waiting.setdefault(iterator, {})[getattr(iterator, "_send_idx", 0)] = indices
         return indices
 
     def fetch(original: Any, iterator: Any) -> Any:
@@ -103,7 +99,7 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         source = iterator._index_sampler
         # Batches may be given as a list, of which there are no weak references.
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
-        loading.fetched[number] = loading.fetched.get(number, 0) + 1
+        loading.fetched[number] += 1
         is_item = not iterator._auto_collation or getattr(source, "batch_size", None) == 1
         loading.draws |= is_item or not type(source).__module__.startswith(_BATCHED_BY)
         sampler = getattr(source, "sampler", source)
@@ -115,10 +111,9 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
             loading.dealt = NONE if isinstance(sampler, (RandomSampler, SequentialSampler)) else None
         batch = [one for one in tensors([result]) if one.dim()]
         are_plain = all(map(is_plain, batch))
-        reading = readings.get(iterator)
-        indices = reading and reading.waiting.pop(getattr(iterator, "_rcvd_idx", 1) - 1, None)
+        indices = waiting.get(iterator, {}).pop(getattr(iterator, "_rcvd_idx", 1) - 1, None)
         is_known = _deals_each_once(sampler) and getattr(iterator, "_in_order", True) and are_plain
-        loading.drawn, is_labelled = _drawn(reading.held, indices, batch) if reading and is_known else ((), False)
+        loading.drawn, is_labelled = _drawn(held.get(iterator), indices, batch) if is_known else ((), False)
         loading.sizes = [one.numel() for one in batch if are_plain]
         if of_sampler in begun:
             rows = later(fingerprints, batch[0][:MOST_ROWS]) if are_plain and batch and batch[0].numel() else []
@@ -129,14 +124,6 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
     yield replaced(_BaseDataLoaderIter, "_next_index", choose)
     yield replaced(_BaseDataLoaderIter, "__next__", fetch)
     yield replaced(DistributedSampler, "__iter__", go_through)
-
-
-@dataclass
-class _Reading:
-    """Of a loader's data. held: a fingerprint of these. waiting: the samples of batches that it has not given yet."""
-
-    held: str | None
-    waiting: dict[int, Any] = field(default_factory=dict)
 
 
 def _identity(data: Any) -> str | None:
@@ -198,6 +185,19 @@ class Inputs:
         self._loading.begin()
         self._wait()
 
+    def seen(self) -> dict[str, Any]:
+        """The fields of `records.Backward` that the inputs of its forwards show."""
+        fetched = self._loading.fetched
+        return {
+            "probe": self.probe,
+            "loader": next(iter(fetched)) if len(fetched) == 1 else None,
+            "batches": fetched.total(),
+            "draws": self._loading.draws,
+            "samplers": sorted(self._loading.samplers),
+            "evaluates": self.evaluates,
+            "evaluated": self.evaluated,
+        }
+
     def _begin_after_step(self) -> None:
         """The next forward is one through new weights."""
         if not self._recording.is_over:
@@ -255,31 +255,18 @@ class Inputs:
             self._recording.parameters.note_names(module)
         self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
-        given, loading = (*args, *kwargs.values()), self._loading
+        given, site, dealt = (*args, *kwargs.values()), self._recording.site(), self._loading.dealt
         data = _data(given)
-        # Of a part of a batch it is not known which, nor of one of several batches.
-        is_whole = data is not None and data.numel() in loading.sizes and loading.batches == 1
-        drawn = (
-            [*loading.drawn]
-            if data is not None and is_whole and min(len(data), MOST_ROWS) == len(loading.drawn)
-            else []
-        )
-        self._recording.note(
-            records.Entered(_rows(data), wrapped, self._recording.site(), loading.dealt, drawn, _beside(data, given))
-        )
+        drawn, beside = [*self._loading.of(data)], _beside(data, given)
+        self._recording.note(records.Entered(_rows(data), wrapped, site, dealt, drawn, beside))
 
 
 def _keywords(module: torch.nn.Module) -> Mapping[str, Any]:
     """What a module that calls its hooks was given by name: torch tells hooks for all modules the rest alone."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            break
-        found = frame.f_locals
-        kwargs = found.get("kwargs")
-        if found.get("self") is module and isinstance(kwargs, dict):
+    for frame in islice(frames(sys._getframe(1)), _MOST_FRAMES):
+        kwargs = frame.f_locals.get("kwargs")
+        if frame.f_locals.get("self") is module and isinstance(kwargs, dict):
             return kwargs
-        frame = frame.f_back
     return {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,24 +14,9 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams
 from conformance.trace.seams.probes import unsharding
 from conformance.watch import records
-from conformance.watch.recording.parameters import Known, coarsest, own
+from conformance.watch.recording.parameters import Known, coarsest
 from conformance.watch.recording.recording import Recording
-from conformance.watch.sketch import Taken
-
-_LIKE_THE_MEAN = 1e-2
-"""So near to the mean of the entries of its row, the last one is taken for it: then nothing is said."""
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What a backward handed to a leaf. entries: what is left of a sparse one of which the last of each row is kept."""
-
-    known: Known
-    pieces: list[Taken]
-    dtype: torch.dtype
-    is_fresh: bool
-    is_sparse: bool
-    entries: Taken | None
+from conformance.watch.sketch import Taken, own
 
 
 @dataclass(slots=True)
@@ -43,23 +29,32 @@ class _Left:
     is_as_used: bool
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What a backward handed to a leaf. before: what it was before hooks of the script's own."""
+
+    known: Known
+    pieces: list[Taken]
+    dtype: torch.dtype
+    is_fresh: bool
+    is_sparse: bool
+    before: Taken | None = None
+    left: _Left | None = None
+
+
 class Leaves:
     """Takes the gradients of a backward, and notes them when it is over."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._taken: list[tuple[Known, list[Taken]]] = []
+        self._taken: list[_Seen] = []
         self._within: dict[int, list[_Seen]] = {}
-        self._fresh: list[int] = []
-        self._sparse: list[int] = []
+        self._before: dict[int, Taken] = {}
+        self._left: dict[int, _Left] = {}
         self._captured: list[int] = []
         self._stale: dict[int, int] = {}
-        self._dtype: torch.dtype | None = None
         self._is_armed = False
         self._passes = 0
-        self._left: list[_Left] = []
-        self._before: list[tuple[Known, Taken]] = []
-        self._entries: list[tuple[Known, Taken]] = []
         self._see, self._see_part = harmless(self._noting), harmless(self._noting_part)
         self._see_first = harmless(self._noting_first)
         recording.before_writing.append(harmless(self.close))
@@ -98,20 +93,28 @@ class Leaves:
         """The first backward of a window of these parameters: what have the steps before left in `.grad`?"""
         if not beginning:
             return
-        for known, _ in beginning:
+        left = []
+        for known, one in beginning:
             known.advance()
             known.looked_at = self._passes
-        # What is used of a flat tensor is not in `.grad`.
-        read = [(known, one) for known, one in beginning if known.is_read and not known.is_flat]
-        held = [(known, one.grad) for known, one in read if one.grad is not None]
+            # What is used of a flat tensor is not in `.grad`.
+            if known.is_read and not known.is_flat and one.grad is not None:
+                left.append(self._left_in(known, one.grad))
+        self._note_left([known.number for known, _ in beginning], left)
+
+    def _left_in(self, known: Known, gradient: torch.Tensor) -> _Left:
+        taken = self._recording.sketching.take(gradient, known.sample)
+        return _Left(known, taken, gradient.dtype, known.has_used(gradient))
+
+    def _note_left(self, parameters: list[int], left: Sequence[_Left]) -> None:
         self._recording.note(
             records.Left(
-                [known.number for known, _ in beginning],
-                [known.number for known, _ in held],
-                coarsest(gradient.dtype for _, gradient in held),
-                self._recording.parameters.sketches([(known.sample, gradient) for known, gradient in held]),
-                [known.sample for known, _ in held],
-                [known.number for known, gradient in held if not known.has_used(gradient)],
+                parameters,
+                [one.known.number for one in left],
+                coarsest(one.dtype for one in left),
+                self._recording.sketching.finish([one.taken for one in left]),
+                [one.known.sample for one in left],
+                [one.known.number for one in left if not one.is_as_used],
             )
         )
 
@@ -119,15 +122,14 @@ class Leaves:
         """The first pass of a window is about to add to this gradient. The window began with passes of other
         parameters, since which the script may have cleared it by hand."""
         if gradient is not None and known.is_read and known.looked_at not in (None, self._passes):
-            taken = self._recording.sketching.take(own(gradient), known.sample)
-            self._left.append(_Left(known, taken, gradient.dtype, known.has_used(gradient)))
+            self._left[known.number] = self._left_in(known, gradient)
         known.looked_at = None
 
     def follow(self, parameter: Any) -> None:
         """What is computed for the whole of one of FSDP2's parameters is its local gradient."""
         unsharded, sharded = parameter._unsharded_param, parameter.sharded_param
-        parameters = self._recording.parameters
-        parameter._conformance_gathered = parameters.of(sharded).steps if parameters.knows(sharded) else 0
+        known = self._recording.parameters.find(sharded)
+        parameter._conformance_gathered = 0 if known is None else known.steps
         sharded._conformance_whole = weakref.ref(parameter)
         # It may be frozen, and unfrozen later.
         if not hasattr(unsharded, "_conformance_shards") and unsharded.requires_grad:
@@ -142,7 +144,7 @@ class Leaves:
     @property
     def reached(self) -> list[int]:
         """The parameters that the present backward pass has given gradients by now."""
-        return [known.number for known, _ in self._taken]
+        return [one.known.number for one in self._taken]
 
     def end(self) -> None:
         """A backward is over: what a node of it has asked for, and did not pass on, was added to `.grad` there."""
@@ -153,61 +155,43 @@ class Leaves:
 
     def close(self) -> None:
         """Note what was taken since the last time."""
+        note, finish = self._recording.note, self._recording.sketching.finish
         if self._captured:
-            self._recording.note(records.Captured(self._captured))
+            note(records.Captured(self._captured))
             self._captured = []
         if self._stale:
-            note = records.Stale([*self._stale], min(self._stale.values()), self._recording.site())
-            self._recording.note(note)
+            note(records.Stale([*self._stale], min(self._stale.values()), self._recording.site()))
             self._stale = {}
-        if not self._taken:
+        taken, self._taken = self._taken, []
+        if not taken:
             return
-        finish = self._recording.sketching.finish
-        if self._left:
-            numbers = [one.known.number for one in self._left]
-            self._recording.note(
-                records.Left(
-                    numbers,
-                    numbers,
-                    coarsest(one.dtype for one in self._left),
-                    finish([one.taken for one in self._left]),
-                    [one.known.sample for one in self._left],
-                    [one.known.number for one in self._left if not one.is_as_used],
-                )
-            )
-            self._left = []
-        if self._before:
-            numbers = [known.number for known, _ in self._before]
-            self._recording.note(records.Hooks(numbers, finish([one for _, one in self._before])))
-            self._before = []
-        if self._entries:
-            numbers = [known.number for known, _ in self._entries]
-            self._recording.note(records.Entries(numbers, finish([one for _, one in self._entries])))
-            self._entries = []
-        flat = [one for _, pieces in self._taken for one in pieces]
-        self._recording.note(
+        if left := [one.left for one in taken if one.left is not None]:
+            self._note_left([one.known.number for one in left], left)
+        if before := {one.known.number: one.before for one in taken if one.before is not None}:
+            note(records.Hooks([*before], finish([*before.values()])))
+        note(
             records.Local(
                 self._recording.backwards,
-                [known.number for known, _ in self._taken],
-                self._fresh,
-                str(self._dtype)[6:],
-                finish(flat),
-                [known.sample for known, _ in self._taken],
-                self._sparse,
+                [one.known.number for one in taken],
+                [one.known.number for one in taken if one.is_fresh],
+                str(taken[0].dtype)[6:],
+                finish([piece for one in taken for piece in one.pieces]),
+                [one.known.sample for one in taken],
+                [one.known.number for one in taken if one.is_sparse],
             )
         )
-        self._taken, self._fresh, self._sparse = [], [], []
 
     def _noting_first(self, known: Known, gradient: torch.Tensor | None) -> None:
         if gradient is None or torch.compiler.is_compiling() or _is_frozen(known):
             return
-        if self._is_armed and known.is_read and not (self._recording.in_grad or self._recording.in_node):
-            self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
+        is_asked = self._recording.is_inside("grad") or self._recording.is_inside("node")
+        if self._is_armed and known.is_read and not is_asked:
+            self._before[known.number] = self._recording.sketching.take(gradient, known.sample)
 
     def _noting_part(self, known: Known, gradient: torch.Tensor | None) -> None:
         """A tensor that is cut over the ranks gets a gradient itself. FSDP2's get none, and what was gathered in the
         forward pass was seen there."""
-        if not self._is_armed or gradient is None or any(one is known for one, _ in self._taken):
+        if not self._is_armed or gradient is None or known.number in self.reached:
             return
         if known.pieces:
             self._recording.parameters.take_part(known)
@@ -217,72 +201,41 @@ class Leaves:
         # Autograd has no gradient where nobody uses an output of a node of several.
         if not self._is_armed or torch.compiler.is_compiling() or gradient is None:
             return
+        known = self._recording.parameters.find(sharded) if known is None else known
         if known is None:
-            assert sharded is not None
-            if not self._recording.parameters.knows(sharded):
-                return
-            known = self._recording.parameters.of(sharded)
-        if self._recording.in_grad:
+            return
+        if self._recording.is_inside("grad"):
             self._captured.append(known.number)
             return
         if _is_frozen(known):
             return
         if sharded is not None and (steps := known.steps - _gathered(sharded)) > 1:
             self._stale[known.number] = steps
-        parameter = known.reference()
-        # FSDP2 keeps what is not reduced yet elsewhere.
-        is_here = parameter is not None and sharded is None and not known.is_flat
-        held = parameter.grad if parameter is not None and is_here else None
-        is_fresh = is_here and held is None
-        self._look_again(known, held)
-        take = self._recording.sketching.take
-        if not known.is_read:
-            pieces = []
-        elif known.pieces:
-            pieces = [take(piece, known.sample) for piece in known.split(own(gradient.detach()))]
-        else:
-            pieces = [take(own(gradient.detach()), known.sample)]
-        is_sparse = gradient.layout == torch.sparse_coo
-        last = last_entries(gradient) if is_sparse and known.is_read else None
-        entries = take(last, known.sample) if last is not None else None
-        seen = _Seen(known, pieces, gradient.dtype, is_fresh, is_sparse, entries)
-        if self._recording.in_node:
+        seen = self._seen(known, gradient, is_elsewhere=sharded is not None or known.is_flat)
+        if self._recording.is_inside("node"):
             self._within.setdefault(known.number, []).append(seen)
         else:
             # It is the sum of what nodes have asked for and passed on.
             self._within.pop(known.number, None)
             self._take(seen)
 
+    def _seen(self, known: Known, gradient: torch.Tensor, *, is_elsewhere: bool) -> _Seen:
+        """is_elsewhere: what is not reduced yet is kept elsewhere than in `.grad`, as FSDP2 does."""
+        parameter = known.reference()
+        is_here = parameter is not None and not is_elsewhere
+        held = parameter.grad if parameter is not None and is_here else None
+        self._look_again(known, held)
+        take, is_sparse = self._recording.sketching.take, gradient.layout == torch.sparse_coo
+        parts = [] if not known.is_read else known.split(own(gradient.detach())) if known.pieces else [gradient]
+        pieces = [take(part, known.sample) for part in parts]
+        return _Seen(known, pieces, gradient.dtype, is_here and held is None, is_sparse)
+
     def _take(self, seen: _Seen) -> None:
-        if self._taken and seen.dtype != self._dtype:
+        if self._taken and seen.dtype != self._taken[0].dtype:
             self.close()
-        self._dtype = seen.dtype
-        if seen.is_fresh:
-            self._fresh.append(seen.known.number)
-        self._taken.append((seen.known, seen.pieces))
-        if seen.is_sparse:
-            self._sparse.append(seen.known.number)
-        if seen.entries is not None:
-            self._entries.append((seen.known, seen.entries))
-
-
-def last_entries(gradient: torch.Tensor) -> torch.Tensor | None:
-    """What is left of a sparse gradient if the last entry of each row is kept; None where no row has several, or where
-    it is their mean as well, which may be meant."""
-    if gradient.is_coalesced() or gradient.sparse_dim() != 1:
-        return None
-    gradient = gradient.detach()
-    rows, of, counts = gradient._indices()[0].unique(return_inverse=True, return_counts=True)
-    if len(rows) == len(of):
-        return None
-    places = torch.arange(len(of), device=of.device)
-    last = torch.zeros_like(rows).scatter_reduce_(0, of, places, "amax", include_self=False)
-    kept, result = gradient._values()[last], gradient.coalesce()
-    mean = result.values() / counts.view(-1, *[1] * (kept.dim() - 1))
-    if torch.allclose(kept, mean, rtol=_LIKE_THE_MEAN, atol=0):
-        return None
-    result.values().copy_(kept)
-    return result
+        seen.before = self._before.pop(seen.known.number, None)
+        seen.left = self._left.pop(seen.known.number, None)
+        self._taken.append(seen)
 
 
 def _is_frozen(known: Known) -> bool:

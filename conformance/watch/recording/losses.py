@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import and_
-from typing import Any
+from operator import add, and_
+from typing import Any, TypeAlias
 
 import torch
 
@@ -33,28 +34,18 @@ _ELEMENTWISE = (
     "MseLossBackward0",
     "SmoothL1LossBackward0",
 )
-_SUMS = (
-    "AddBackward0",
-    "CatBackward0",
-    "MeanBackward0",
-    "MeanBackward1",
-    "StackBackward0",
-    "SumBackward0",
-    "SumBackward1",
-)
+_SUMS = (*_OF_ANY, _ADDITION, "CatBackward0", "MeanBackward1", "StackBackward0")
 _OF_DDP = "_DDPSinkBackward"
 """What DDP puts around all that a model returns, where it looks for parameters that are not used."""
 _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
+_PASSED_ON = (*_THROUGH, _OF_DDP)
+
+_Join: TypeAlias = Callable[[Counter[float], Counter[float]], Counter[float]]
 
 
 @dataclass
 class Loss:
-    """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. divisors: those of them that it was
-    divided by, 4. targets: how many the mean below is of; 0 for a sum, None if it is not known. summed: how many the
-    sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything. terms: how many losses of one kind are
-    added up, 0 if there is one, or if they are of several kinds. is_hidden: it is multiplied with something that its
-    graph does not show. of_terms: what single terms of a sum are divided by. ignored: how many targets were left out,
-    by `ignore_index`. made_by: the name of the node below."""
+    """The fields of `records.Backward` that the graph of its loss shows."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
@@ -67,7 +58,11 @@ class Loss:
     ignored: int = 0
     made_by: str = ""
 
-    def add(self, node: Any, factor: float) -> None:
+    def divide(self, divisor: float) -> None:
+        self.factors.append(1 / divisor)
+        self.divisors.append(divisor)
+
+    def multiply(self, node: Any, factor: float) -> None:
         """One more factor, of a product or quotient."""
         self.factors.append(factor)
         if node.name() == _DIVISION:
@@ -79,40 +74,105 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
     that is no number."""
     if times is None:
         return Loss(is_hidden=True)
-    loss, node = Loss(), root
+    loss = Loss()
     if times != 1.0:
         loss.factors.append(times)
         loss.divisors += [1 / times] if times else []
+    # One freed by a backward before will fail and say so.
+    with suppress(RuntimeError):
+        for node, factor in _chain(root):
+            if factor is not None:
+                loss.multiply(node, factor)
+            elif node.name() not in _PASSED_ON:
+                loss.made_by = node.name()
+                _read(loss, _unsmoothed(node))
+    return loss
+
+
+def nodes(root: Any, most: int) -> Iterator[Any]:
+    """Those of a graph that are nearest to its root, each once."""
+    waiting, known = deque([root] if root is not None else []), {root}
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in known and len(known) < most:
+                known.add(following)
+                waiting.append(following)
+
+
+def _chain(node: Any) -> Iterator[tuple[Any, float | None]]:
+    """The nodes that pass a loss on, each with the number that it multiplies by, and then the one that makes it."""
     for _ in range(_MOST_NODES):
         if node is None:
-            break
-        try:
-            factor = _factor(node)
-            if factor is not None:
-                loss.add(node, factor)
-            elif node.name() not in (*_THROUGH, _OF_DDP):
-                loss.made_by = node.name()
-                node = _unsmoothed(node)
-                loss.of_terms = _of_any_terms(node)
-                for divisor in _of_all_terms(node):
-                    loss.factors.append(1 / divisor)
-                    loss.divisors.append(divisor)
-                loss.targets, loss.summed = _targets(node)
-                # A sum with weights of classes is divided by the sum of these.
-                count = _count(node)
-                target = saved(node, "target") if count and node.name() in ENTROPIES else None
-                loss.ignored = 0 if target is None or not count else target.numel() - count
-                loss.is_hidden = count == 0 and node._saved_reduction != _MEAN
-                loss.of_any = node.name() in _OF_ANY
-                loss.terms = _terms(node)
-                if node.name() == _ANY:
-                    _look_below(loss, node)
-                break
-        except RuntimeError:
-            # Freed by a backward before, so this one will fail and say so.
-            break
+            return
+        factor = _factor(node)
+        yield node, factor
+        if factor is None and node.name() not in _PASSED_ON:
+            return
         node = _following(node)
-    return loss
+
+
+def _following(node: Any) -> Any:
+    """Of what a model in DDP returns, the only number: its loss."""
+    inputs = [(following, place) for following, place in node.next_functions if following is not None]
+    if node.name() == _OF_DDP:
+        numbers = [(one, place) for one, place in inputs if tuple(one._input_metadata[place].shape) == ()]
+        inputs = numbers if len(numbers) == 1 else []
+    return inputs[0][0] if inputs else None
+
+
+def _factor(node: Any) -> float | None:
+    """The number that a product or quotient has beside the loss."""
+    if node.name() not in _PRODUCTS:
+        return None
+    for name in ("other", "self"):
+        value = saved(node, name)
+        if isinstance(value, torch.Tensor):
+            value = value.item() if value.numel() == 1 and not value.requires_grad else None
+        if isinstance(value, (int, float)) and (value or node.name() != _DIVISION):
+            return 1 / value if node.name() == _DIVISION else float(value)
+    return None
+
+
+def is_linear(node: Any) -> bool:
+    """Whether it sums up what comes in, or multiplies it with a number."""
+    try:
+        return node.name() in (*_SUMS, *_THROUGH) or _factor(node) is not None
+    except RuntimeError:
+        # Freed by a backward before.
+        return False
+
+
+def _read(loss: Loss, node: Any) -> None:
+    """The node that makes a loss: a sum of terms, a mean or sum of anything, or one over targets."""
+    terms = _terms_of(node)
+    loss.of_terms = [*_divisors_of(terms, add).elements()]
+    for divisor in _divisors_of(terms, and_).elements():
+        loss.divide(divisor)
+    names = [term.name() for term in terms]
+    loss.terms = len(names) if len({*names}) == 1 < len(names) else 0
+    loss.of_any = node.name() in _OF_ANY
+    if node.name() == _ANY:
+        loss.targets = int(node._saved_self_sym_numel)
+        _read_below(loss, node)
+    elif (count := _count(node)) is not None:
+        is_mean = node._saved_reduction == _MEAN
+        loss.targets, loss.summed = (count, 0) if is_mean else (0, count)
+        # A sum with weights of classes is divided by the sum of these.
+        loss.is_hidden = not (count or is_mean)
+        target = saved(node, "target") if count and node.name() in ENTROPIES else None
+        loss.ignored = 0 if target is None else target.numel() - count
+
+
+def _read_below(loss: Loss, mean: Any) -> None:
+    """What is multiplied with a number before its mean is taken is multiplied with it. What is multiplied with a tensor
+    may be any share of it."""
+    for node, factor in _chain(_following(mean)):
+        if factor is not None:
+            loss.multiply(node, factor)
+        elif node.name() in _PRODUCTS:
+            loss.targets = None
 
 
 def _unsmoothed(node: Any) -> Any:
@@ -123,33 +183,6 @@ def _unsmoothed(node: Any) -> Any:
         if inner is not None and inner.name() in ENTROPIES:
             return inner
     return node
-
-
-def _look_below(loss: Loss, mean: Any) -> None:
-    """What is multiplied with a number before its mean is taken is multiplied with it. What is multiplied with a tensor
-    may be any share of it."""
-    node = _following(mean)
-    for _ in range(_MOST_NODES):
-        if node is None or node.name() not in (*_THROUGH, *_PRODUCTS):
-            return
-        factor = _factor(node)
-        if factor is not None:
-            loss.add(node, factor)
-        elif node.name() in _PRODUCTS:
-            loss.targets = None
-            return
-        node = _following(node)
-
-
-def _of_all_terms(node: Any) -> list[float]:
-    """What all terms of a sum are divided by, each by itself."""
-    of_each = [Counter(_divisors(term, _of_all_terms)) for term in _terms_of(node)]
-    return [*reduce(and_, of_each).elements()] if of_each else []
-
-
-def _of_any_terms(node: Any) -> list[float]:
-    """What single terms of a sum are divided by."""
-    return [divisor for term in _terms_of(node) for divisor in _divisors(term, _of_any_terms)]
 
 
 def _terms_of(node: Any) -> list[Any]:
@@ -167,71 +200,25 @@ def _terms_of(node: Any) -> list[Any]:
     return found
 
 
-def _divisors(node: Any, of_sum: Callable[[Any], list[float]]) -> list[float]:
-    found: list[float] = []
-    for _ in range(_MOST_NODES):
-        if node is None:
-            break
-        factor = _factor(node)
-        if factor is not None:
-            found += [round(1 / factor, 9)] if node.name() == _DIVISION else []
-        elif node.name() not in _THROUGH:
-            return found + of_sum(node)
-        node = _following(node)
+def _divisors_of(terms: Sequence[Any], join: _Join) -> Counter[float]:
+    """What terms are divided by: all of them, or any, as `join` says."""
+    return reduce(join, [_divisors(term, join) for term in terms]) if terms else Counter()
+
+
+def _divisors(term: Any, join: _Join) -> Counter[float]:
+    found = Counter[float]()
+    for node, factor in _chain(term):
+        if factor is None and node.name() not in _PASSED_ON:
+            found += _divisors_of(_terms_of(node), join)
+        elif factor is not None and node.name() == _DIVISION:
+            found[round(1 / factor, 9)] += 1
     return found
 
 
-def _following(node: Any) -> Any:
-    """Of what a model in DDP returns, the only number: its loss."""
-    inputs = [(following, place) for following, place in node.next_functions if following is not None]
-    if node.name() == _OF_DDP:
-        numbers = [(one, place) for one, place in inputs if tuple(one._input_metadata[place].shape) == ()]
-        inputs = numbers if len(numbers) == 1 else []
-    return inputs[0][0] if inputs else None
-
-
-def is_linear(node: Any) -> bool:
-    """Whether it sums up what comes in, or multiplies it with a number."""
-    try:
-        return node.name() in _SUMS + _THROUGH or _factor(node) is not None
-    except RuntimeError:
-        # Freed by a backward before.
-        return False
-
-
-def _factor(node: Any) -> float | None:
-    """The number that a product or quotient has beside the loss."""
-    if node.name() not in _PRODUCTS:
-        return None
-    for name in ("other", "self"):
-        value = saved(node, name)
-        if isinstance(value, torch.Tensor):
-            value = value.item() if value.numel() == 1 and not value.requires_grad else None
-        if isinstance(value, (int, float)) and (value or node.name() != _DIVISION):
-            return 1 / value if node.name() == _DIVISION else float(value)
-    return None
-
-
-def _terms(node: Any) -> int:
-    """How many nodes of one name a sum of several has; 0 for anything else."""
-    found = [term.name() for term in _terms_of(node)]
-    return len(found) if len({*found}) == 1 < len(found) else 0
-
-
-def _targets(node: Any) -> tuple[int | None, int]:
-    """How many targets the loss is a mean of, and how many a sum of."""
-    if node.name() == _ANY:
-        return int(node._saved_self_sym_numel), 0
-    count = _count(node)
-    if count is None:
-        return None, 0
-    return (count, 0) if node._saved_reduction == _MEAN else (0, count)
-
-
 def _count(node: Any) -> int | None:
+    """How many targets a loss is the mean or sum of. With weights of classes it is divided by their sum: 0."""
     if node.name() in ENTROPIES:
         total = saved(node, "total_weight")
-        # With weights of classes, it is their sum.
         return None if total is None else int(float(total)) if saved(node, "weight") is None else 0
     if node.name() in _ELEMENTWISE and saved(node, "weight") is None:
         elements = saved(node, "self")
@@ -240,12 +227,10 @@ def _count(node: Any) -> int | None:
 
 
 _KEY = "conformance.place"
-_NUMBERS = ("dim", "dim0", "dim1", "end", "index", "start", "step")
-"""What nodes have saved of which part they take. Nothing else is looked at: what is no number may be packed away."""
-_BY_TENSORS = ("GatherBackward0", "IndexBackward0", "IndexSelectBackward0", "TakeBackward0")
-"""Those that save as tensors which part they take."""
 _MOST_ALIKE = 64
 _MOST_PASSED = 64
+_LONGEST_CHAIN = 12
+"""Divisions and loss scales may come after a number that is made anew."""
 
 
 class Again:
@@ -254,8 +239,9 @@ class Again:
     def __init__(self) -> None:
         self._graphs = Graphs()
         self._passed: deque[int] = deque(maxlen=_MOST_PASSED)
-        self._names: Sequence[str | None] | None = None
+        self._names: Sequence[str] | None = None
         self._walks = 0
+        self._leaf: weakref.ref[torch.Tensor] | None = None
 
     def contains(self, root: Any) -> bool:
         """Whether the loss is an earlier one, or a sum in which there is one. Any other function of losses, such as how
@@ -266,64 +252,32 @@ class Again:
         return found
 
     def is_alike(self, root: Any, *, is_kept: bool) -> bool:
-        """Whether each node near the root is one of the backward pass before, in the same place, or is like the one
-        there. is_kept: whether the graph stays, so that another backward pass may go through it."""
+        """Whether each node near the root is one of the backward pass before, in the same place, or of the kind of the
+        one there. is_kept: whether the graph stays, so that another backward pass may go through it."""
         before, self._names = self._names, None
         if root is None or not (is_kept or before):
             return False
-        nodes = _nodes(root)
-        names = [_likeness(node) for node in nodes]
-        places = [node.metadata.get(_KEY, (0, 0)) for node in nodes]
+        near = [*nodes(root, _MOST_ALIKE)]
+        names = [node.name() for node in near]
         # Those of the pass before are known by their places, all others by their names.
-        here = [place if walk == self._walks else name for (walk, place), name in zip(places, names, strict=True)]
-        alike = before is not None and len(before) == len(here) and None not in here
-        for place, (one, other) in enumerate(zip(here, before or (), strict=False)):
-            alike = alike and one in (place, other)
+        marks = [node.metadata.get(_KEY, (0, 0)) for node in near]
+        here = [place if walk == self._walks else name for (walk, place), name in zip(marks, names, strict=True)]
         if is_kept:
-            self._walks += 1
-            self._names = names
-            for place, node in enumerate(nodes):
+            self._walks, self._names = self._walks + 1, names
+            for place, node in enumerate(near):
                 node.metadata[_KEY] = self._walks, place
-        return alike
+        if before is None or len(before) != len(here):
+            return False
+        return all(one in (place, before[place]) for place, one in enumerate(here))
 
-
-def _likeness(node: Any) -> str | None:
-    """What has to be the same of two nodes that are alike; None where it is not known."""
-    name = str(node.name())
-    if name in _BY_TENSORS:
-        return None
-    return f"{name} {[getattr(node, f'_saved_{number}', None) for number in _NUMBERS]}"
-
-
-def _nodes(root: Any) -> list[Any]:
-    """Those near the root, each once, in the order of their distance."""
-    nodes, known = [root], {root}
-    for node in nodes:
-        for following, _ in node.next_functions:
-            if following is not None and following not in known and len(nodes) < _MOST_ALIKE:
-                nodes.append(following)
-                known.add(following)
-    return nodes
-
-
-_LONGEST_CHAIN = 12
-"""Divisions and loss scales may come after."""
-
-
-class CutOff:
-    """Has to be asked once for each backward pass."""
-
-    def __init__(self) -> None:
-        self._last: weakref.ref[torch.Tensor] | None = None
-
-    def sees(self, root: Any, tensors: Sequence[Any]) -> bool:
+    def is_cut_off(self, root: Any, tensors: Sequence[Any]) -> bool:
         """Whether the loss comes from a single number alone, which was none in the backward pass before: one that is
         trained by hand stays. root: the node where it begins, None for a leaf."""
-        before = None if self._last is None else self._last()
+        before = None if self._leaf is None else self._leaf()
         leaf = _leaf(root) if root is not None else tensors[0] if len(tensors) == 1 else None
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter) or leaf.numel() != 1:
             return False
-        self._last = weakref.ref(leaf)
+        self._leaf = weakref.ref(leaf)
         return before is not leaf
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from conformance.trace.state.numbers import Stamp
 from conformance.trace.state.optimizers import Part
 from conformance.watch import records
-from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
-from conformance.watch.sketch import Sketching, Taken
+from conformance.watch.sizes import UNREAD, WHOLE
 
 WHOLE_AT_FIRST = 16
 """Windows of a parameter in which all of it is looked at; then a sample in each that is its turn, one after another."""
@@ -24,6 +24,7 @@ AT_ONCE = 16
 what a watch costs does not grow with their number."""
 
 
+@dataclass(slots=True, eq=False)
 class Known:
     """A parameter.
 
@@ -37,41 +38,29 @@ class Known:
     that this step left of the parameter, or None.
     """
 
-    __slots__ = (
-        "beside",
-        "cut",
-        "first",
-        "handle",
-        "is_cut_otherwise",
-        "is_flat",
-        "is_in_window",
-        "is_part",
-        "left",
-        "looked_at",
-        "number",
-        "piece",
-        "pieces",
-        "reference",
-        "sample",
-        "steps",
-        "used",
-        "windows",
-    )
+    number: int
+    reference: Callable[[], torch.Tensor | None]
+    is_cut_otherwise: bool
+    pieces: tuple[tuple[int, int], ...] = ()
+    piece: int = 0
+    cut: int = 0
+    is_flat: bool = False
+    is_part: bool = False
+    handle: Any = None
+    first: Any = None
+    sample: int = WHOLE
+    windows: int = 0
+    steps: int = 0
+    beside: int = 1
+    is_in_window: bool = False
+    looked_at: int | None = None
+    used: Stamp | None = None
+    left: torch.Tensor | None = None
 
-    def __init__(self, number: int, parameter: torch.Tensor) -> None:
-        self.number = number
-        self.reference = weakref.ref(parameter)
-        self.handle: Any = None
-        self.first: Any = None
-        self.sample, self.windows, self.steps = WHOLE, 0, 0
-        self.is_in_window, self.beside = False, 1
-        self.looked_at: int | None = None
-        self.used: Stamp | None = None
-        self.left: torch.Tensor | None = None
+    @classmethod
+    def of(cls, number: int, parameter: torch.Tensor) -> Known:
         layout = _layout(parameter)
-        self.is_cut_otherwise = layout is None
-        self.pieces, self.piece, self.cut = layout or ((), 0, 0)
-        self.is_flat = self.is_part = False
+        return cls(number, weakref.ref(parameter), layout is None, *(layout or ((), 0, 0)))
 
     def split(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a gradient for all ranks that hold the parameter."""
@@ -124,13 +113,11 @@ def sample_of(window: int) -> int:
 class Parameters:
     """All parameters that an optimizer of this process was given, in order of first sight.
 
-    note: is called with the record of each. sketching: makes sketches of them. roots: modules that know their names.
+    note: is called with the record of each. roots: modules that know their names.
     """
 
-    def __init__(
-        self, note: Callable[[records.Record], None], sketching: Sketching, roots: Iterable[torch.nn.Module]
-    ) -> None:
-        self._note, self._sketching, self._roots = note, sketching, roots
+    def __init__(self, note: Callable[[records.Record], None], roots: Iterable[torch.nn.Module]) -> None:
+        self._note, self._roots = note, roots
         self._known: dict[int, Known] = {}
         self._in_flat = WeakIdKeyDictionary()
         self._count = 0
@@ -143,10 +130,21 @@ class Parameters:
         found = [(known, known.reference()) for known in self._known.values()]
         return [(known, parameter) for known, parameter in found if parameter is not None]
 
+    def find(self, tensor: Any) -> Known | None:
+        known = self._known.get(id(tensor))
+        return known if known is not None and known.reference() is tensor else None
+
+    def among(self, tensors: Iterable[Any]) -> list[tuple[Known, Any]]:
+        """Those of the tensors that are known."""
+        return [(known, tensor) for tensor in tensors if (known := self.find(tensor)) is not None]
+
+    def numbers(self, tensors: Iterable[Any]) -> list[int]:
+        return [known.number for known, _ in self.among(tensors)]
+
     def of(self, parameter: torch.Tensor) -> Known:
-        known = self._known.get(id(parameter))
-        if known is None or known.reference() is not parameter:
-            known = self._known[id(parameter)] = Known(self._count, parameter)
+        known = self.find(parameter)
+        if known is None:
+            known = self._known[id(parameter)] = Known.of(self._count, parameter)
             # Another one may get its identity later.
             weakref.finalize(parameter, self._forget, id(parameter), known).atexit = False
             self._count += 1
@@ -192,65 +190,21 @@ class Parameters:
         if self._known.get(identity) is known:
             del self._known[identity]
 
-    def numbers(self, tensors: Iterable[Any]) -> list[int]:
-        """Those of the tensors that are known."""
-        found = ((self._known.get(id(tensor)), tensor) for tensor in tensors)
-        return [known.number for known, tensor in found if known is not None and known.reference() is tensor]
-
-    def gradients(self, tensors: Iterable[Any]) -> list[tuple[Known, torch.Tensor]]:
-        """Those of the parameters among these that are known, and whose turn it is."""
-        held = {id(tensor): tensor.grad for tensor in tensors}
-        found = ((known, held.get(id(parameter))) for known, parameter in self.all())
-        return [(known, gradient) for known, gradient in found if gradient is not None and known.is_read]
-
-    def waits(self, tensors: Iterable[Any]) -> bool:
-        """Whether a backward pass came since the last step of one of these that has a gradient."""
-        return any(
-            tensor.grad is not None and (known := self._known.get(id(tensor))) is not None and known.is_in_window
-            for tensor in tensors
-        )
-
-    def knows(self, tensor: torch.Tensor) -> bool:
-        known = self._known.get(id(tensor))
-        return known is not None and known.reference() is tensor
-
-    def sketches(self, tensors: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        """(n, 3): of what this rank has of gradients or weights, each with the sample to look at."""
-        take, finish = self._sketching.take, self._sketching.finish
-        by_device: dict[torch.device, list[tuple[int, Taken]]] = {}
-        for number, (which, tensor) in enumerate(tensors):
-            tensor = own(tensor)
-            by_device.setdefault(tensor.device, []).append((number, take(tensor, which)))
-        if len(by_device) == 1:
-            [pairs] = by_device.values()
-            return finish([taken for _, taken in pairs])
-        result = torch.zeros(len(tensors), WIDTH, dtype=torch.float64)
-        for pairs in by_device.values():
-            result[[number for number, _ in pairs]] = finish([taken for _, taken in pairs]).cpu()
-        return result
-
     def name(self, parameter: torch.Tensor) -> str | None:
-        names = (
-            _plain(name) for root in list(self._roots) for name, one in root.named_parameters() if one is parameter
-        )
-        return next(names, None)
+        named = (pair for root in list(self._roots) for pair in root.named_parameters())
+        return next((plain(name) for name, one in named if one is parameter), None)
 
     def note_names(self, root: torch.nn.Module) -> None:
         """Note the names of those that were known before their model was."""
-        names = {str(number): _plain(name) for name, one in root.named_parameters() for number in self.numbers([one])}
+        named = root.named_parameters()
+        names = {str(known.number): plain(name) for name, one in named if (known := self.find(one)) is not None}
         if names:
             self._note(records.Named(names))
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Without what wrappers put into it."""
     return name.removeprefix("module.").replace("_orig_mod.", "")
-
-
-def own(tensor: Any) -> torch.Tensor:
-    """The part of a DTensor that is on this rank; any other tensor itself."""
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> str:
@@ -281,38 +235,19 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
     return pieces, mesh.get_local_rank(cut[0]), dimension
 
 
-_DEEPEST = 64
-
-
 def names_of(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
-    """By the identity of a parameter: the class of the outermost module that holds it, and its name in that.
+    """By the identity of a parameter: the class of the outermost module that holds it, and its name in that. What is in
+    several has the first of these names, on all ranks.
 
     Looks at all objects of the process, which takes a while.
     """
     wanted = {id(one) for one in parameters}
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-    outer: dict[int, tuple[torch.nn.Module, str]] = {}
-    for module in modules:
-        for name, child in vars(module).get("_modules", {}).items():
-            outer[id(child)] = min((module, name), outer.get(id(child), (module, name)), key=_order)
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_modules" in vars(one)]
+    inner = {id(child) for module in modules for child in vars(module)["_modules"].values()}
     found: dict[int, str] = {}
     for module in modules:
-        for name, one in vars(module).get("_parameters", {}).items():
+        for name, one in module.named_parameters() if id(module) not in inner else ():
             if id(one) in wanted:
-                full = _full(module, name, outer)
+                full = f"{type(module).__name__}.{name}"
                 found[id(one)] = min(full, found.get(id(one), full))
     return found
-
-
-def _order(place: tuple[torch.nn.Module, str]) -> tuple[str, str]:
-    """What is in several modules is named by the same one on all ranks."""
-    return type(place[0]).__name__, place[1]
-
-
-def _full(module: torch.nn.Module, name: str, outer: dict[int, tuple[torch.nn.Module, str]]) -> str:
-    for _ in range(_DEEPEST):
-        if id(module) not in outer:
-            break
-        module, place = outer[id(module)]
-        name = f"{place}.{name}"
-    return f"{type(module).__name__}.{name}"

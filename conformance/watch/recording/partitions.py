@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -18,6 +18,7 @@ from conformance.trace.state.deepspeed import WRAPPERS, cuts, stepped
 from conformance.watch import records
 from conformance.watch.recording import surroundings
 from conformance.watch.recording.adjusting import noted
+from conformance.watch.recording.losses import nodes
 from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
 
@@ -25,37 +26,23 @@ _MOST_NODES = 200_000
 _LOCAL, _GATHERED = "_ToTorchTensorBackward", "RedistributeBackward"
 
 
-class Gathered:
-    """see: takes a parameter's gradient."""
+@contextmanager
+def gathered(recording: Recording, see: Callable[[Known, Any], None], root: Any) -> Iterator[None]:
+    """Within this is a backward pass from this node. It is looked through only where optimizers hold shards that are
+    not FSDP2's, of all ranks. see: takes the whole gradient of a parameter."""
 
-    def __init__(self, recording: Recording, see: Callable[[Known, Any], None]) -> None:
-        self._recording, self._see = recording, see
+    def take(known: Known, gradients: Sequence[Any]) -> None:
+        see(known, gradients[0])
 
-    @contextmanager
-    def followed(self, root: Any) -> Iterator[None]:
-        """Within this is a backward pass from this node. It is looked through only where optimizers hold shards that
-        are not FSDP2's, of all ranks."""
-        handles = self._hooked(root)
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hooked(self, root: Any) -> list[Any]:
-        shards = {
-            id(one): known
-            for known, one in self._recording.parameters.all()
-            if known.pieces and _is_by_hand(known, one)
-        }
-        found = [(node, shards.get(id(shard))) for node, shard in _wholes(root)] if shards else []
-        return [
-            node.register_prehook(harmless(partial(self._take, known))) for node, known in found if known is not None
-        ]
-
-    def _take(self, known: Known, gradients: Any) -> None:
-        [gradient] = gradients
-        self._see(known, gradient)
+    held = recording.parameters.all()
+    shards = {id(one): known for known, one in held if known.pieces and _is_by_hand(known, one)}
+    found = [(node, shards.get(id(shard))) for node, shard in _wholes(root)] if shards else []
+    handles = [node.register_prehook(harmless(partial(take, known))) for node, known in found if known is not None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _is_by_hand(known: Known, parameter: Any) -> bool:
@@ -65,19 +52,12 @@ def _is_by_hand(known: Known, parameter: Any) -> bool:
 
 def _wholes(root: Any) -> Iterator[tuple[Any, torch.Tensor]]:
     """The nodes behind which a tensor is the whole of a shard, each with the shard."""
-    waiting, seen = [root], {root}
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop()
-        following = [one for one, _ in node.next_functions if one is not None] if node is not None else []
-        if node is not None and node.name() == _LOCAL and following and following[0].name() == _GATHERED:
-            leaf = following[0].next_functions[0][0]
-            shard = getattr(leaf, "variable", None)
+    for node in nodes(root, _MOST_NODES):
+        following = [one for one, _ in node.next_functions if one is not None]
+        if node.name() == _LOCAL and following and following[0].name() == _GATHERED:
+            shard = getattr(following[0].next_functions[0][0], "variable", None)
             if shard is not None:
                 yield node, shard
-        for one in following:
-            if one not in seen:
-                seen.add(one)
-                waiting.append(one)
 
 
 def observe(recording: Recording) -> Seams:

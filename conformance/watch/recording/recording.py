@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 import torch
 
@@ -42,7 +43,8 @@ class Recording:
     def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
         self.folder, self.settings = folder, settings
         self._output = Output(folder, ledger)
-        self._is_over = False
+        self.ledger = self._output.ledger
+        self.is_over = False
         self._among: tuple[str, int, int] | None = None
         self._waiting: list[records.Record] = []
         self._said: set[str] = set()
@@ -57,23 +59,14 @@ class Recording:
         self.inside, self.is_inside = doing.inside, doing.__contains__
         self.backwards = 0
         self.seen: records.Versions = {}
-        self.in_grad = self.in_node = 0
         self._occupied: int | None = None
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self.steps: dict[int, int] = {}
+        self.steps: Counter[int] = Counter()
         self.passes: Counter[int] = Counter()
-        self.parameters = Parameters(self.note, self.sketching, self.roots)
+        self.parameters = Parameters(self.note, self.roots)
         self.stop: Callable[[], None] = lambda: None
         self.before_writing: list[Callable[[], None]] = []
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._output.ledger
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -89,13 +82,13 @@ class Recording:
         is not known then."""
         # The engine calls what is inside a backward pass in threads of its own.
         is_inside = torch._C._current_graph_task_id() != -1
-        if self._occupied not in (None, threading.get_ident()) and not is_inside and not self._is_over:
+        if self._occupied not in (None, threading.get_ident()) and not is_inside and not self.is_over:
             self.fail("recording", "several threads train at the same time")
             self.abandon()
-        return self._is_over
+        return self.is_over
 
     def note(self, record: records.Record) -> None:
-        if not self._is_over:
+        if not self.is_over:
             self._waiting.append(record)
         if not self._output.is_open and isinstance(record, records.Backward):
             # A process that never steps writes at its end, when the group of its ranks may be gone.
@@ -135,15 +128,12 @@ class Recording:
     @property
     def is_looking(self) -> bool:
         """Whether the window of some optimizer is looked at."""
-        if self._is_over:
-            return False
-        if self.settings.every == 1:
-            return True
+        if self.is_over or self.settings.every == 1:
+            return not self.is_over
         counts = self.counts()
         # Others may be about to make their first step, or never make one.
-        is_first = max(counts, default=0) < self.settings.every and len(counts) < len(
-            [*self.numbers.alive("optimizer")]
-        )
+        are_more = len(counts) < len(self.numbers.alive("optimizer"))
+        is_first = are_more and max(counts, default=0) < self.settings.every
         return not counts or is_first or any(self.settings.looks_at(count) for count in counts)
 
     def counts(self) -> list[int]:
@@ -190,13 +180,14 @@ class Recording:
 
     def _write(self) -> None:
         # A process without an optimizer leaves nothing, unless that is because a part of the recorder failed.
-        if not (self.parameters.any or any(isinstance(one, records.Failed) for one in self._waiting)):
-            return
-        if not self._waiting:
+        is_known = self.parameters.any or any(isinstance(one, records.Failed) for one in self._waiting)
+        if not (self._waiting and is_known):
             return
         waiting, self._waiting = self._waiting, []
         if not self._output.is_open:
-            waiting.insert(0, self._began())
+            now = surroundings.of_process()
+            launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
+            waiting.insert(0, records.Began(os.getpid(), rank, world, launch, surroundings.started()))
         try:
             self._output.write(waiting)
         except (Lost, OSError):
@@ -212,19 +203,21 @@ class Recording:
         harmless(self.flush)()
         # What could not be collected is lost, and that is still to be said.
         self.flush()
-        if not self._is_over:
+        if not self.is_over:
             self._output.end()
             self.abandon()
 
     def abandon(self) -> None:
         """Write nothing more."""
         self._waiting.clear()
-        self._is_over = True
+        self.is_over = True
 
-    def _began(self) -> records.Began:
-        now = surroundings.of_process()
-        launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
-        return records.Began(os.getpid(), rank, world, launch, surroundings.started())
+
+def frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame, and those that led to it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _script() -> str | None:

@@ -53,7 +53,7 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
     """Within this, or until as many steps as asked were made, what this process does is recorded. One that is forked
     has a recorder of its own, from the start. ledger: that of the folder, if it is mapped already."""
     recording = Recording(folder, settings, ledger)
-    at_leaves, moving, loaded = leaves.Leaves(recording), adjusting.Moving(recording), inputs.Loading()
+    at_leaves, moving, loaded = leaves.Leaves(recording), weights.Moving(recording), inputs.Loading()
     fed, small = inputs.Inputs(recording, loaded), exchanges.Reduced(recording)
     _follow_forks()
     _latest.append(recording)
@@ -79,7 +79,7 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
         for observer, observe in (
             (leaves, partial(leaves.observe, recording, at_leaves)),
             (inputs, partial(inputs.observe, recording, fed, loaded)),
-            (backward, partial(backward.observe, recording, at_leaves, fed, loaded, moving, small)),
+            (backward, partial(backward.observe, recording, at_leaves, fed, moving, small)),
             (partitions, partial(partitions.observe, recording)),
             (steps, partial(steps.observe, recording)),
             (adjusting, partial(adjusting.observe, recording, moving)),

@@ -6,8 +6,8 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -21,38 +21,12 @@ from conformance.trace.state.optimizers import unwrapped
 from conformance.watch import records
 from conformance.watch.recording.exchanges import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
-from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
-from conformance.watch.recording.recording import Recording
-from conformance.watch.recording.weights import Buffers, have_weights_changed, remember_weights
+from conformance.watch.recording.output import later
+from conformance.watch.recording.parameters import Known, coarsest, sample_of
+from conformance.watch.recording.recording import Recording, frames
+from conformance.watch.recording.weights import Buffers, beginning, differ, have_weights_changed, remember_weights
 from conformance.watch.sizes import WHOLE
-
-
-class Search:
-    """What one step of `torch.optim.LBFGS` evaluates."""
-
-    def __init__(self) -> None:
-        self._gradients: list[Stamp | None] = []
-        self._evaluated = 0
-
-    def begin(self, optimizer: Any) -> None:
-        self._gradients, self._evaluated = _gradients(optimizer), _evaluations(optimizer)
-
-    def stale(self, optimizer: Any) -> int:
-        """How many times the closure was called, if no gradient was written meanwhile."""
-        return 0 if _gradients(optimizer) != self._gradients else _evaluations(optimizer) - self._evaluated
-
-
-def _gradients(optimizer: Any) -> list[Stamp | None]:
-    if not isinstance(optimizer, torch.optim.LBFGS):
-        return []
-    return [None if one.grad is None else Stamp(one.grad) for one in optimizer._params]
-
-
-def _evaluations(optimizer: Any) -> int:
-    if not isinstance(optimizer, torch.optim.LBFGS):
-        return 0
-    return int(optimizer.state[optimizer._params[0]].get("func_evals", 0))
-
+from conformance.watch.sketch import own
 
 THEN_EVERY = 10
 """Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
@@ -67,7 +41,7 @@ _MANY = f"a process makes optimizers again and again, and is watched until it ha
 
 _TORCHS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
-_Read: TypeAlias = tuple[records.Record, list[tuple[Known, Any]]]
+_Read: TypeAlias = tuple[records.Stepped | records.Passed, list[tuple[Known, Any]]]
 """A step, and the gradients of all its parameters; None if there is none."""
 
 
@@ -78,7 +52,6 @@ def observe(recording: Recording) -> Seams:
     hooks = optimizer_steps(steps.before, steps.after)
     yield from hooks
     yield steps.bases
-
     yield _seen(recording, hooks)
 
     def add_group(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -92,21 +65,30 @@ def observe(recording: Recording) -> Seams:
     yield replaced(torch.optim.Optimizer, "add_param_group", add_group)
 
 
+@dataclass
+class _Outermost:
+    """What is kept of a step until it is over. frame: of torch's function that runs it. backwards, versions, search:
+    how many backward passes there were before, which weights, and what L-BFGS had evaluated. reader: the innermost
+    class that has read. weights: the beginnings of all, where none had a gradient. hook: ours, the last before it."""
+
+    frame: int | None = None
+    backwards: int = 0
+    versions: records.Versions = field(default_factory=dict)
+    is_elsewhere: Any = False
+    search: tuple[int, list[Stamp | None]] = (0, [])
+    reader: type | None = None
+    read: _Read | None = None
+    weights: list[torch.Tensor] | None = None
+    hook: RemovableHandle | None = None
+
+
 class _Steps:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
-        self._frame: int | None = None
         self._occupied = ExitStack()
-        self._read: _Read | None = None
-        self._weights: torch.Tensor | None = None
-        self._last: Any = None
-        self._backwards = 0
-        self._versions: records.Versions = {}
-        self._is_elsewhere = False
-        self._search = Search()
+        self._step = _Outermost()
         self._buffers = Buffers(recording)
-        self._reader: type | None = None
         self._kinds: weakref.WeakSet[type] = weakref.WeakSet()
         self.bases = ExitStack()
 
@@ -116,25 +98,17 @@ class _Steps:
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         frames = _frames_of_steps()
-        is_over = self._frame is not None and self._frame not in frames[1:]
-        if self._running and (is_over or (optimizer is self._running[0] and self._is_new_call(optimizer))):
+        if self._running and self._step.frame not in frames[1:]:
             # The step before raised.
             self._end()
         if self._recording.gives_up():
             return
+        has_closure = _closure(args, kwargs)
         if not self._running:
-            self._occupied.enter_context(self._recording.occupied())
-            self._frame = frames[0] if frames else None
+            self._begin(optimizer, frames[0] if frames else None, has_closure=has_closure)
         self._running.append(optimizer)
         self._take_off()
-        if len(self._running) == 1:
-            self._reader = None
-            self._follow_bases(type(optimizer))
-            self._backwards = self._recording.backwards
-            self._versions = self._recording.versions() if _closure(args, kwargs) else {}
-            self._is_elsewhere = have_weights_changed(self._recording.parameters.held(optimizer))
-            self._search.begin(unwrapped(optimizer))
-        if optimizer is not self._running[0] or _closure(args, kwargs):
+        if optimizer is not self._running[0] or has_closure:
             return
         hooked = _hooked(optimizer)
         nested = sum(one is optimizer for one in self._running)
@@ -142,9 +116,22 @@ class _Steps:
             return
         if optimizer._optimizer_step_pre_hooks:
             # The script's own come after those for all optimizers, and may change gradients.
-            self._last = optimizer.register_step_pre_hook(harmless(self._see))
+            self._step.hook = optimizer.register_step_pre_hook(harmless(self._see))
         else:
             self._see(optimizer, args, kwargs)
+
+    def _begin(self, optimizer: torch.optim.Optimizer, frame: int | None, *, has_closure: bool) -> None:
+        recording = self._recording
+        self._take_off()
+        self._occupied.enter_context(recording.occupied())
+        self._follow_bases(type(optimizer))
+        self._step = _Outermost(
+            frame,
+            recording.backwards,
+            recording.versions() if has_closure else {},
+            have_weights_changed(recording.parameters.held(optimizer)),
+            _search(optimizer),
+        )
 
     def _follow_bases(self, kind: type) -> None:
         """Of classes that torch has made no optimizer of, it calls no hooks."""
@@ -167,23 +154,26 @@ class _Steps:
     def _is_deeper(self, optimizer: torch.optim.Optimizer, kind: type) -> bool:
         """Whether the step of this class is further in than what was read. One that is called again comes after an
         update."""
-        kinds = type(optimizer).__mro__
-        if self._reader is not None and kinds.index(kind) <= kinds.index(self._reader):
+        kinds, reader = type(optimizer).__mro__, self._step.reader
+        if reader is not None and kinds.index(kind) <= kinds.index(reader):
             return False
-        self._reader = kind
+        self._step.reader = kind
         return True
 
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._read = self._of(optimizer, closure=False)
-        record, _ = self._read
+        self._step.read = record, _ = self._of(optimizer, closure=False)
         # An optimizer of the script's own may be given gradients in another way.
         is_without = isinstance(record, records.Stepped) and not record.used
-        self._weights = self._weighed(optimizer) if is_without else None
+        self._step.weights = [one.clone() for one in self._beginnings(optimizer)] if is_without else None
+
+    def _beginnings(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        held = self._recording.parameters.held(optimizer)
+        return [beginning(parameter) for _, parameter in held if not parameter.is_sparse]
 
     def _take_off(self) -> None:
-        if self._last is not None:
-            self._last.remove()
-            self._last = None
+        if self._step.hook is not None:
+            self._step.hook.remove()
+            self._step.hook = None
 
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._running:
@@ -192,82 +182,81 @@ class _Steps:
             return
         self._end()
         self._take_off()
-        read = self._after_closure(optimizer) if _closure(args, kwargs) else self._read
-        self._read = None
-        if read is not None:
-            record, gradients = read
-            if self._weights is not None and isinstance(record, records.Stepped):
-                record.moved = not torch.equal(self._weights, self._weighed(optimizer))
-                self._weights = None
-            if isinstance(record, records.Stepped):
-                record.after = self._after(optimizer, record)
-                record.stale = self._search.stale(unwrapped(optimizer))
-            # A backward pass that it is called in has computed some gradients.
-            self._recording.collect()
-            self._recording.note(record)
-            for known, gradient in gradients:
-                known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
-            remember_weights(self._recording.parameters.held(optimizer))
-            number = self._recording.optimizer(optimizer)
-            if number not in self._recording.steps:
-                note_wrapped(self._recording, number, optimizer)
-            self._recording.steps[number] = self._recording.steps.get(number, 0) + 1
-            self._buffers.note(number)
-            self._recording.flush()
-            limit = self._recording.settings.steps
-            if limit is not None and all(count >= limit for count in self._recording.counts()):
-                self._recording.stop()
-            elif number + 1 >= MOST_OPTIMIZERS:
-                self._recording.note(records.Failed("", _MANY))
-                self._recording.stop()
+        step, self._step = self._step, _Outermost()
+        read = self._after_closure(optimizer, step) if _closure(args, kwargs) else step.read
+        if read is None:
+            return
+        recording, (record, gradients) = self._recording, read
+        if isinstance(record, records.Stepped):
+            self._complete(record, optimizer, step)
+        # A backward pass that it is called in has computed some gradients.
+        recording.collect()
+        recording.note(record)
+        for known, gradient in gradients:
+            known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
+        remember_weights(recording.parameters.held(optimizer))
+        number = recording.optimizer(optimizer)
+        if number not in recording.steps:
+            note_wrapped(recording, number, optimizer)
+        recording.steps[number] += 1
+        self._buffers.note(number)
+        recording.flush()
+        limit = recording.settings.steps
+        if limit is not None and all(count >= limit for count in recording.counts()):
+            recording.stop()
+        elif number + 1 >= MOST_OPTIMIZERS:
+            recording.note(records.Failed("", _MANY))
+            recording.stop()
 
-    def _after_closure(self, optimizer: torch.optim.Optimizer) -> _Read:
+    def _complete(self, record: records.Stepped, optimizer: torch.optim.Optimizer, step: _Outermost) -> None:
+        """What is known only after the step."""
+        record.is_elsewhere = step.is_elsewhere
+        if step.weights is not None:
+            pairs = zip(step.weights, self._beginnings(optimizer), strict=True)
+            record.moved = later(bool, differ(pairs))
+        record.after = self._after(optimizer, record)
+        evaluations, gradients = _search(optimizer)
+        before, stale = step.search
+        record.stale = evaluations - before if gradients == stale else 0
+
+    def _after_closure(self, optimizer: torch.optim.Optimizer, step: _Outermost) -> _Read:
         """Lightning gives each step a closure, also where the script has gone backward before. Only a search calls it
         at several weights."""
         number = str(self._recording.optimizer(optimizer))
-        is_inside = self._recording.backwards > self._backwards
-        is_search = is_inside and self._recording.seen.get(number) != self._versions.get(number)
+        is_inside = self._recording.backwards > step.backwards
+        is_search = is_inside and self._recording.seen.get(number) != step.versions.get(number)
         is_without = all(parameter.grad is None for _, parameter in self._recording.parameters.held(optimizer))
+        self._step = step
         return self._of(optimizer, closure=is_search or is_without)
 
     def _end(self) -> None:
         self._running.clear()
         self._occupied.close()
 
-    def _weighed(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        held = self._recording.parameters.held(optimizer)
-        return self._recording.parameters.sketches([(WHOLE, one.data) for _, one in held if not one.is_sparse])
-
     def _after(self, optimizer: torch.optim.Optimizer, step: records.Stepped) -> torch.Tensor:
         """The weights that are compared between ranks, after the first steps: what becomes of them then, is for the
         script to say, unless a wrapper averages gradients."""
         recording, number = self._recording, step.optimizer
         # As long as all of them is looked at before the next step, too.
-        is_first = sample_of(recording.steps.get(number, 0) + 1) == WHOLE and recording.settings.every == 1
+        is_first = sample_of(recording.steps[number] + 1) == WHOLE and recording.settings.every == 1
         is_shared = recording.is_with_others and not recording.wrappers
         weighed = {*step.weights} if is_first and is_shared else set()
         held = recording.parameters.held(optimizer) if weighed else []
-        return recording.parameters.sketches(
-            [(WHOLE, own(parameter.data)) for known, parameter in held if known.number in weighed]
-        )
-
-    def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Nested steps of one optimizer come from classes of its own, at most one each."""
-        return sum(one is optimizer for one in self._running) >= len(_hooked(optimizer))
+        return recording.sketching.of([(WHOLE, one.data) for known, one in held if known.number in weighed])
 
     def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the step that reads the gradients is that of a class of the script's."""
         inner = unwrapped(optimizer)
-        reader = self._reader if inner is optimizer else None
+        reader = self._step.reader if inner is optimizer else None
         return not (reader or _hooked(inner)[0]).__module__.startswith("torch.")
 
     def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> _Read:
         """May come several times before one step: what is nested in it reads again."""
-        recording, groups = self._recording, optimizer.param_groups
+        recording = self._recording
         held = recording.parameters.held(optimizer)
         number = recording.optimizer(optimizer)
         # The optimizer inside ZeRO steps one flat tensor after the other.
-        count = held[0][0].steps if held and held[0][0].is_flat else recording.steps.get(number, 0)
+        count = held[0][0].steps if held and held[0][0].is_flat else recording.steps[number]
         gradients = [(known, parameter.grad) for known, parameter in held]
         if not recording.settings.looks_at(count):
             return records.Passed(number), gradients
@@ -278,16 +267,7 @@ class _Steps:
             # Without a backward pass there is no new sample yet. What the last step has left is compared as it was.
             if not known.is_in_window and not known.has_used(gradient):
                 known.advance()
-        sketches = recording.parameters.sketches
-        looked = count // recording.settings.every
-        which = sample_of(looked)
-        # A term along the weights may be in gradients that carry a loss scale.
-        weighed = held if recording.is_with_others or recording.numbers.alive("scaler") else []
-        weighed = [(known, own(parameter.data)) for known, parameter in weighed if not parameter.is_sparse]
-        if which != WHOLE and looked % THEN_EVERY:
-            # Ranks may average their weights in between, where no wrapper sees to it that they are equal.
-            is_alone = recording.wrappers or not recording.is_with_others
-            weighed = [] if is_alone else [(known, one.reshape(-1)[:_FEW]) for known, one in weighed]
+        which, weighed = self._compared(held, count // recording.settings.every)
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         record = records.Stepped(
             optimizer=number,
@@ -298,20 +278,40 @@ class _Steps:
             closure=closure,
             grad_scale=None if scale is None else float(scale),
             found_inf=overflow is not None and bool(overflow),
-            maximize=any(group.get("maximize", False) for group in groups),
+            maximize=any(group.get("maximize", False) for group in optimizer.param_groups),
             dtype=coarsest(gradient.dtype for _, gradient in used),
             used=[known.number for known, _ in used],
-            gradients=sketches([(known.sample, gradient) for known, gradient in used if known.is_read]),
+            gradients=recording.sketching.of([(known.sample, gradient) for known, gradient in used if known.is_read]),
             samples=[known.sample for known, _ in used],
             weights=[known.number for known, _ in weighed],
-            values=sketches([(which, weights) for _, weights in weighed]),
+            values=recording.sketching.of([(which, weights) for _, weights in weighed]),
             site=recording.site(),
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
             is_own=self._is_own(optimizer),
-            is_elsewhere=self._is_elsewhere,
             within=recording.within,
         )
         return record, gradients
+
+    def _compared(self, held: list[tuple[Known, Any]], looked: int) -> tuple[int, list[tuple[Known, torch.Tensor]]]:
+        """The weights that ranks compare before the step after so many that are looked at, and the sample of them."""
+        recording, which = self._recording, sample_of(looked)
+        # A term along the weights may be in gradients that carry a loss scale.
+        compared = held if recording.is_with_others or recording.numbers.alive("scaler") else []
+        weights = [(known, own(parameter.data)) for known, parameter in compared if not parameter.is_sparse]
+        if which == WHOLE or not looked % THEN_EVERY:
+            return which, weights
+        # Ranks may average their weights in between, where no wrapper sees to it that they are equal.
+        is_alone = recording.wrappers or not recording.is_with_others
+        return which, [] if is_alone else [(known, one.reshape(-1)[:_FEW]) for known, one in weights]
+
+
+def _search(optimizer: torch.optim.Optimizer) -> tuple[int, list[Stamp | None]]:
+    """How often torch's L-BFGS has called its closure, and the gradients that it has."""
+    inner: Any = unwrapped(optimizer)
+    if not isinstance(inner, torch.optim.LBFGS):
+        return 0, []
+    evaluations = int(inner.state[inner._params[0]].get("func_evals", 0))
+    return evaluations, [None if one.grad is None else Stamp(one.grad) for one in inner._params]
 
 
 @contextmanager
@@ -352,13 +352,8 @@ def rates(optimizer: torch.optim.Optimizer, name: str = "lr") -> list[float | No
 
 def _frames_of_steps() -> list[int]:
     """The frames of the steps that led here, from the innermost out."""
-    found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == _TORCHS:
-            found.append(id(frame))
-        frame = frame.f_back
-    return found
+    led = frames(sys._getframe(1))
+    return [id(one) for one in led if one.f_code.co_name == "wrapper" and one.f_code.co_filename == _TORCHS]
 
 
 def _is_hooked(kind: type) -> bool:

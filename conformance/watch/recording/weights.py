@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
 from conformance.watch.recording.output import later
-from conformance.watch.recording.parameters import Known, own
+from conformance.watch.recording.parameters import Known, plain
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
+from conformance.watch.sketch import own
 
 
 def note_weights(recording: Recording, calls: int) -> None:
@@ -45,11 +46,10 @@ def observe(recording: Recording) -> Seams:
 
 
 def _note_weighed(recording: Recording, *, last: bool) -> None:
-    weighed = [(known, one.data) for known, one in recording.parameters.all() if not one.is_sparse]
-    numbers = [known.number for known, _ in weighed]
-    if numbers:
-        values = recording.parameters.sketches([(WHOLE, weights) for _, weights in weighed])
-        recording.note(records.Weighed(numbers, values, last))
+    weighed = [(known.number, one.data) for known, one in recording.parameters.all() if not one.is_sparse]
+    if weighed:
+        values = recording.sketching.of([(WHOLE, weights) for _, weights in weighed])
+        recording.note(records.Weighed([number for number, _ in weighed], values, last))
 
 
 _LOOKED_AT, _FEW = 8, 64
@@ -59,36 +59,74 @@ _LOOKED_AT, _FEW = 8, 64
 def remember_weights(held: Sequence[tuple[Known, Any]]) -> None:
     """A step is over. Weights may be changed by their `data`, which their versions do not show."""
     for known, parameter in _some(held):
-        known.left = _beginning(own(parameter.data)).clone()
+        known.left = beginning(parameter).clone()
 
 
 def have_weights_changed(held: Sequence[tuple[Known, Any]]) -> Any:
     """Whether they have, since the last step of whatever optimizer: known now or `later`."""
-    pairs: dict[tuple[torch.device, torch.dtype], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
-    for known, parameter in _some(held):
-        now = _beginning(own(parameter.data))
-        # A model may be moved to another device in between, or be made of another format.
-        if known.left is not None and _kind(known.left) == _kind(now) and known.left.shape == now.shape:
-            pairs[_kind(now)].append((known.left, now))
-    differ = [torch.ne(*map(torch.cat, zip(*of_kind, strict=True))).any() for of_kind in pairs.values()]
-    if len({one.device for one in differ}) == 1:
-        return later(bool, torch.stack(differ).any())
-    return any(map(bool, differ))
-
-
-def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
-    return tensor.device, tensor.dtype
+    some = [(known.left, beginning(parameter)) for known, parameter in _some(held)]
+    return later(bool, differ((left, now) for left, now in some if left is not None))
 
 
 def _some(held: Sequence[tuple[Known, Any]]) -> Sequence[tuple[Known, Any]]:
     return held[:: -(-len(held) // _LOOKED_AT) or 1]
 
 
-def _beginning(weight: torch.Tensor) -> torch.Tensor:
-    """A view, however its elements lie in memory."""
+def beginning(parameter: Any) -> torch.Tensor:
+    """The first elements of a weight, however they lie in memory: a view."""
+    weight = own(parameter.data)
     while weight.dim() > 1 and weight.numel():
         weight = weight[0]
     return weight.reshape(-1)[:_FEW]
+
+
+def differ(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Whether what weights were and are differs in any of these pairs."""
+    alike: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+    for before, now in pairs:
+        # A model may be moved to another device in between, or be made of another format.
+        if (before.device, before.dtype, before.shape) == (now.device, now.dtype, now.shape):
+            alike[now.device, now.dtype].append((before, now))
+    found = [torch.ne(*map(torch.cat, zip(*several, strict=True))).any() for several in alike.values()]
+    if len({one.device for one in found}) == 1:
+        return torch.stack(found).any()
+    return torch.tensor(any(map(bool, found)))
+
+
+_OFTEN = 16
+"""Times that weights are compared: a script does the same in each window."""
+
+
+class Moving:
+    """Whether the script changes weights by their `data` before it clears gradients that no step has used, as one that
+    looks for sharp minima does. Their versions do not show that, so they are read, once there is reason to."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._is_armed = self._moves = False
+        self._compared = 0
+        self._before: dict[int, tuple[int, torch.Tensor]] | None = None
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        if self._is_armed and not self._moves and self._compared < _OFTEN:
+            held = [(known, one) for known, one in self._recording.parameters.all() if not one.is_sparse]
+            self._before = {known.number: (one._version, beginning(one).clone()) for known, one in held}
+
+    def has_moved(self, parameters: Iterable[Any]) -> bool:
+        """Whether these have since the last backward pass, other than by their versions; or it is not known."""
+        if self._moves or self._compared >= _OFTEN:
+            return self._moves
+        self._is_armed = True
+        if self._before is None:
+            return True
+        held = self._recording.parameters.among(parameters)
+        known = [(*self._before[one.number], parameter) for one, parameter in held if one.number in self._before]
+        if any(version != parameter._version for version, _, parameter in known):
+            return False
+        self._compared += 1
+        self._moves = bool(differ((before, beginning(parameter)) for _, before, parameter in known))
+        return self._moves
 
 
 _LOOKED_AFTER = 3
@@ -111,32 +149,15 @@ class Buffers:
             return
         roots = [root for root in list(self._recording.roots) if root not in self._seen]
         self._seen.update(roots)
-        buffers = self._named([(root, name, own(one)) for root in roots for name, one in root.named_buffers()])
-        # Of those that are split over ranks, each has a part of its own.
-        parameters = [(root, name, one) for root in roots for name, one in root.named_parameters()]
-        frozen = self._named(
-            [one for one in parameters if not one[2].requires_grad and not hasattr(one[2], "placements")]
-        )
-        kept = buffers | frozen
+        buffers, frozen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        for root in roots:
+            model = type(getattr(root, "module", root)).__name__
+            of = f"{model} {self._recording.numbers.of('root', root)}." if len(roots) > 1 else ""
+            buffers |= {of + plain(name): one for name, one in root.named_buffers()}
+            # Of those that are split over ranks, each has a part of its own.
+            whole = [pair for pair in root.named_parameters() if not hasattr(pair[1], "placements")]
+            frozen |= {of + plain(name): one for name, one in whole if not one.requires_grad}
+        kept = {name: one for name, one in (buffers | frozen).items() if own(one).numel() and not one.is_meta}
         if kept:
-            take, finish = self._recording.sketching.take, self._recording.sketching.finish
-            sketches = [finish([take(one, _SAMPLE)]).cpu() for one in kept.values()]
-            self._recording.note(records.Buffers([*kept], torch.cat(sketches), len(frozen), optimizer))
-
-    def _named(self, found: list[tuple[torch.nn.Module, str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Those that have values, by name, and by the number of the model where several have the name."""
-        times = Counter(name for _, name, _ in found)
-        several = {name for name, count in times.items() if count > 1}
-        return {
-            self._name(root, name) if name in several else _plain(name): one
-            for root, name, one in found
-            if one.numel() and not one.is_meta
-        }
-
-    def _name(self, root: torch.nn.Module, name: str) -> str:
-        inner = getattr(root, "module", root)
-        return f"{type(inner).__name__} {self._recording.numbers.of('root', root)}.{_plain(name)}"
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("module.")
+            sketches = self._recording.sketching.of([(_SAMPLE, one) for one in kept.values()])
+            self._recording.note(records.Buffers([*kept], sketches, len(frozen.keys() & kept), optimizer))
