@@ -30,7 +30,8 @@ class _Optimizer:
     made: the parameters that it was made with. passes: backward passes that gave these gradients since its last step.
     most: the most such passes before a step. last: the last of them. lost: those in skipped windows that were added to
     gradients that are not finite. zero: steps on gradients that are zero, and were computed as zero. other: all other
-    steps. calls: the calls that produced the losses of its steps. first: the line of its first step.
+    steps. calls: the calls that produced the losses of its steps. first: the line of its first step. stepped: the
+    parameters of its last one. unheld: those without an optimizer by its last step with gradients.
     """
 
     made: frozenset[int] = frozenset()
@@ -42,6 +43,8 @@ class _Optimizer:
     other: int = 0
     calls: set[int] = field(default_factory=set)
     first: records.Site = None
+    stepped: frozenset[int] = frozenset()
+    unheld: records.Unheld | None = None
 
 
 class Coverage(OneRank):
@@ -51,11 +54,15 @@ class Coverage(OneRank):
         super().__init__(findings)
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
         self._stepped = 0
+        self._frozen: set[int] = set()
+        self._unheld: records.Unheld | None = None
 
     def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
         match record:
             case records.Optimizer():
                 self._of[record.optimizer].made = frozenset(record.parameters)
+            case records.Unheld():
+                self._unheld = stream.unheld
             case records.Local():
                 for optimizer in stream.through(record.backward):
                     of = self._of[optimizer]
@@ -72,6 +79,9 @@ class Coverage(OneRank):
             of.lost = of.lost + len(window.backwards) if _adds_to_infinite(window) else 0
             return
         of.lost = 0
+        of.stepped = frozenset(window.step.parameters)
+        of.unheld = self._unheld if window.step.used else of.unheld
+        self._frozen = (self._frozen - of.stepped) | {*window.step.frozen}
         of.first = of.first or window.site
         of.calls |= {one.calls for one in window.backwards.values()}
         computed = [one.sketch[..., 2].any() for every in window.new.values() for one in every]
@@ -80,13 +90,13 @@ class Coverage(OneRank):
         of.other += not is_zero or any(shards != 1 for shards in window.shards.values())
 
     def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
-        used = set[int]().union(*(one.used_ever for one in end.streams.values()))
+        used = set[int]().union(*(one.last_used.keys() for one in end.streams.values()))
         for optimizer, held in [*stream.held.items()]:
-            self._findings.seen[Property.COVERAGE] += len(held & stream.used_ever)
+            self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
             self._judge_replaced(rank, stream, optimizer)
             self._judge_copies(rank, stream, optimizer)
             self._tell_idle(stream, optimizer)
-        for optimizer, of in self._of.items():
+        for optimizer, of in [*self._of.items()]:
             if of.zero > _SEVERAL and not of.other:
                 self._findings.leave_open(said("coverage.zero", steps=of.zero), of.zero, 0, of.first)
             if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
@@ -107,11 +117,11 @@ class Coverage(OneRank):
         """Finds an optimizer whose parameters get no gradients while as many alike, which none holds, get them: all of
         its parameters from some step on, or some of them in no step. Parameters that already got gradients while these
         did, as those of a teacher that is not detached, have not replaced them."""
-        held, steps = stream.held[optimizer] - stream.frozen, stream.steps.get(optimizer, 0)
+        held, steps = stream.held[optimizer] - self._frozen, stream.steps.get(optimizer, 0)
         idle = {n for n in held if steps - stream.last_used.get(n, 0) >= _SEVERAL and n not in _computed(stream)}
         last = max((stream.last_used.get(number, 0) for number in idle), default=0)
         shapes = Counter(tuple(stream.parameters[number].shape) for number in idle)
-        others = _shapes(stream.unheld) - (_shapes(stream.unheld_then.get(optimizer)) if last else Counter())
+        others = _shapes(stream.unheld) - (_shapes(self._of[optimizer].unheld) if last else Counter())
         is_all = idle == held and not shapes - others
         if stream.unheld is None or not shapes or not (is_all or (shapes == others and not last)):
             return
@@ -125,7 +135,7 @@ class Coverage(OneRank):
         held, unheld = stream.held[optimizer], stream.unheld
         if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
             return
-        is_by_hand = not held & stream.ever and bool(held & stream.used_ever)
+        is_by_hand = not held & stream.ever and bool(held & stream.last_used.keys())
         if is_by_hand and sorted(unheld.here) == sorted(stream.parameters[number].shape for number in held):
             says = said("held.copies", count=len(held), steps=unheld.constant, names=unheld.names)
             effect = said("held.stays", count=len(held))
@@ -134,11 +144,11 @@ class Coverage(OneRank):
     def _tell_idle(self, stream: Stream, optimizer: int) -> None:
         """States which parameters of an optimizer its steps find without gradients."""
         held, steps = stream.held[optimizer], stream.steps.get(optimizer, 0)
-        unused = held - stream.frozen - stream.used_ever
-        taken = {n for n in unused & stream.ever if stream.parameters[n].shards == 1 and held & stream.used_ever}
+        unused = held - self._frozen - stream.last_used.keys()
+        taken = {n for n in unused & stream.ever if stream.parameters[n].shards == 1 and held & stream.last_used.keys()}
         self._tell("coverage.no-gradient", stream, unused - stream.ever, held)
         self._tell("coverage.taken-away", stream, taken, held)
-        stepped = stream.stepped_last.get(optimizer, frozenset()) & stream.last_used.keys()
+        stepped = self._of[optimizer].stepped & stream.last_used.keys()
         few = steps - max(_MANY_STEPS, _LATE * steps)
         stopped = {number for number in stepped if stream.last_used[number] <= few}
         since = max((stream.last_used[number] for number in stopped), default=0)
@@ -190,7 +200,7 @@ def _is_left(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> 
 
 def _computed(stream: Stream) -> set[int]:
     """The parameters that backward passes gave gradients, and no step used them."""
-    return stream.ever - stream.used_ever
+    return stream.ever - stream.last_used.keys()
 
 
 def _shapes(unheld: records.Unheld | None) -> Counter[tuple[int, ...]]:
@@ -245,7 +255,7 @@ class Detached(OneRank):
         held = stream.held[optimizer]
         shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
         alike = [one for one in self._copies if Counter(map(tuple, one.strange)) == shapes]
-        if len(alike) >= _OFTEN and not held & self._clipped and held & stream.used_ever:
+        if len(alike) >= _OFTEN and not held & self._clipped and held & stream.last_used.keys():
             says = said("clip-something.copies", count=len(held))
             effect = said("clip-something.nothing", limit=alike[0].limit)
             law, site = "watch/clip-something", alike[0].site
