@@ -83,7 +83,7 @@ def lengths(numbers, *divisors, **facts):
         ),  # one is left out
         (lengths((2, 3, 5, 6, 2), 4), {DIVIDED}),
         (lengths((2, 2, 2, 2, 4), 4), {DIVIDED}),
-        (lengths((2, 3, 4, 2), 4, targets=None), {DIVIDED}),
+        (lengths((2, 3, 4, 2), 4, targets=None), {DIVIDED}),  # its own length once
         (lengths((2, 2, 2), 4, targets=None), set()),  # a quarter of a loss
         (lengths((1, 1, 1), 4), {DIVIDED}),
         (lengths((4, 4, 4), 8), {DIVIDED}),
