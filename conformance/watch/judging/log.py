@@ -63,5 +63,5 @@ class Calls:
 
     def moments(self) -> tuple[list[records.Record], int]:
         """For a picture: the last ones, and how many there were before them."""
-        shown = [one for _, one in self._calls if isinstance(one, _SHOWN)]
+        shown: list[records.Record] = [one for _, one in self._calls if isinstance(one, _SHOWN)]
         return shown[-_MOST_MOMENTS:], max(0, len(shown) - _MOST_MOMENTS)

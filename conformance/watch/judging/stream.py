@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -144,18 +144,9 @@ class Stream:
         made = {number for number, leaf in self._leaves.items() if leaf.holders}
         return self.unheld is not None or bool((self.ever | made) - stepped)
 
-    def pending(self, parameters: Set[int]) -> dict[int, bool]:
-        """The backward passes whose gradients of these parameters no step has used and nobody has cleared, each with
-        whether they are finite."""
-        found: dict[int, bool] = {}
-        for number in parameters & self._leaves.keys():
-            for one in self._leaves[number].new:
-                found[one.backward] = found.get(one.backward, True) and one.is_finite
-        return dict(sorted(found.items()))
-
-    def calls(self, backwards: Iterable[int]) -> set[int]:
-        """The calls that the losses of these backward passes came from, of those that are still known."""
-        return {self._passes[number].record.calls for number in backwards if number in self._passes}
+    def has_pending(self, number: int) -> bool:
+        """Whether a parameter has gradients that no step has used and nobody has cleared."""
+        return number in self._leaves and bool(self._leaves[number].new)
 
     def through(self, backward: int) -> set[int]:
         """The optimizers whose parameters a backward pass has given gradients so far."""
@@ -188,11 +179,11 @@ class Stream:
             case records.Backward():
                 self._go_backward(record)
             case records.Hooks():
-                for number, sketch in _sketches(record.parameters, record.sketches).items():
-                    self._leaves[number].before = sketch
+                for hooked, sketch in _sketches(record.parameters, record.sketches).items():
+                    self._leaves[hooked].before = sketch
             case records.Entries():
-                for number, sketch in _sketches(record.parameters, record.sketches).items():
-                    self._leaves[number].entries = sketch
+                for sparse, sketch in _sketches(record.parameters, record.sketches).items():
+                    self._leaves[sparse].entries = sketch
             case records.Local():
                 self._add(record)
             case records.Left():
