@@ -127,7 +127,7 @@ def before_the_pass(limit):
         (kept_by_hand, {"clipping.before-change"}),
         (received, {"clipping.before-change"}),
         (before_the_pass(1e-3), SOMETHING),
-        (before_the_pass(1e3), set()),  # nothing is beyond it
+        (before_the_pass(1e3), {"clipping.nothing"}),  # by its order alone
     ],
 )
 def test_when_a_window_is_clipped(window, expected):

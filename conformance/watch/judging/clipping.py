@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import hypot, isclose, isfinite
 
@@ -59,11 +59,16 @@ class Clipping(Chapter):
         """The window of a rank."""
         if window.step is None:
             return
-        found = [*_of_nothing(window), *_before_the_pass(window, window.step)]
+        idle = [*_before_the_pass(window)]
+        found = [_nothing(window, said("clip.used-up"), clip) for _, clip in window.clips if clip.used_up]
+        for clip in idle:
+            if _is_reached(window, clip):
+                says = said("clip.after-step" if clip.norm else "clip.before-passes")
+                found.append(_nothing(window, says, clip))
         for finding in found:
             self._findings.add(finding)
             window.broken.append(finding.key)
-        for says, clip in _parts(window):
+        for says, clip in _parts(window, () if found else idle):
             self._findings.leave_open(says, 1, window.index, clip.site)
         clips = [at for at, clip in window.clips if clip.given]
         if not found and clips and window.places and max(clips) > max(window.places):
@@ -106,11 +111,14 @@ def _are_of(clip: Clipped, parameters: list[int]) -> bool:
     return not {*clip.parameters}.isdisjoint(parameters)
 
 
-def _parts(window: Window) -> Iterator[tuple[Said, Clipped]]:
-    """Clipping of less than the whole set."""
+def _parts(window: Window, idle: Sequence[Clipped]) -> Iterator[tuple[Said, Clipped]]:
+    """Clipping of less than the whole set. idle: calls that came when there were no gradients."""
     by_value = [clip for _, clip in window.clips if clip.how == "value" and clip.given]
-    nothing = [clip for _, clip in window.clips if not clip.given and not clip.used_up]
-    clipped = [({*clip.parameters} & window.used.keys(), clip) for _, clip in window.clips]
+    nothing = [*idle, *(clip for _, clip in window.clips if not clip.given and not clip.used_up)]
+    came = {number: passes[0].at for number, passes in window.new.items()}
+    clipped = [
+        ({n for n in window.used.keys() & {*clip.parameters} if came.get(n, 0) < at}, clip) for at, clip in window.clips
+    ]
     parts = [(held, clip) for held, clip in clipped if held]
     if nothing:
         yield said("clipping.nothing"), nothing[0]
@@ -124,28 +132,23 @@ def _parts(window: Window) -> Iterator[tuple[Said, Clipped]]:
 # Calls that clip nothing.
 
 
-def _of_nothing(window: Window) -> Iterator[Finding]:
-    for _, clip in window.clips:
-        if clip.used_up:
-            yield _nothing(window, said("clip.used-up"), clip)
-
-
-def _before_the_pass(window: Window, step: records.Stepped) -> Iterator[Finding]:
+def _before_the_pass(window: Window) -> Iterator[Clipped]:
     """Calls that came when none of what they were given had a gradient that no step had used."""
-    if not window.places or step.closure:
+    last = max(window.places, default=None)
+    if last is None or (window.step is not None and window.step.closure) or window.captured:
         return
-    last, norm = max(window.places), _norm(window)
     for clip in window.idle:
         # A script that always clips all its models does so in time, too.
         is_in_time = any(at > last and _are_of(clip, one.parameters) for at, one in window.clips)
-        # A gradient that the script has put there by hand is still there when the next one is added to it. What
-        # autograd.grad computes may be.
-        is_kept = window.captured or any(
-            one.sketch[..., 2].any() for number in clip.parameters for one in window.old.get(number, [])
-        )
-        is_reached = factor_of(clip) < 1 if clip.norm else norm > clip.limit
-        if isfinite(clip.limit) and is_reached and not is_in_time and not is_kept:
-            yield _nothing(window, said("clip.after-step" if clip.norm else "clip.before-passes"), clip)
+        # A gradient that the script has put there by hand is still there when the next one is added to it.
+        is_kept = any(one.sketch[..., 2].any() for number in clip.parameters for one in window.old.get(number, []))
+        if isfinite(clip.limit) and not is_in_time and not is_kept:
+            yield clip
+
+
+def _is_reached(window: Window, clip: Clipped) -> bool:
+    """Whether the limit of a call that came at another time is one that the step's gradients are beyond."""
+    return factor_of(clip) < 1 if clip.norm else _norm(window) > clip.limit
 
 
 def _nothing(window: Window, says: Said, clip: Clipped) -> Finding:

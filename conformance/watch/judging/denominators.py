@@ -46,7 +46,7 @@ class Losses(Chapter):
     def __init__(self, findings: Findings, steady: Steady) -> None:
         super().__init__(findings)
         self._steady = steady
-        self._lengths: dict[tuple[int, int], _Lengths] = {}
+        self._lengths: dict[tuple[int, int], _Lengths] = defaultdict(_Lengths)
         self._sums: dict[int, _Sums] = defaultdict(_Sums)
         self._means = Means(findings)
 
@@ -56,7 +56,7 @@ class Losses(Chapter):
             passes = [*window.backwards.values()]
             if window.step is None or window.step.closure or not passes:
                 continue
-            self._lengths.setdefault((window.optimizer, window.rank), _Lengths(together.ranks)).take(window, kappa)
+            self._lengths[window.optimizer, window.rank].take(window, kappa)
             if kappa == 1 and _are_divided_partly(passes):
                 uneven = said("micro-batches.uneven", times=len(passes))
                 self._findings.leave_open(uneven, step=window.index, site=passes[0].site)
@@ -90,10 +90,6 @@ class Losses(Chapter):
             else:
                 finding = one.of(window)
                 self._findings.leave_open(one.fact, step=finding.step, site=finding.site)
-        are_means = all(map(is_mean, passes_of(here)))
-        are_times_ranks = together.ranks > 1 and all(near(weight_of(one), together.ranks) for one in here)
-        if kappa == 1 and is_one and are_means and are_times_ranks:
-            self._findings.leave_open(said("ranks.sum", ranks=together.ranks), step=here[0].index)
 
     def finish(self, end: End) -> None:
         self._means.finish()
@@ -123,8 +119,6 @@ class Losses(Chapter):
             facts |= {nominal: found for nominal, found in of.means.items() if 2 * found.total() > of.windows}
         for nominal, lengths in facts.items():
             says = said("micro-batches.divided", number=nominal, passes=sorted(lengths))
-            if of.ranks > 1 and {*lengths} == {nominal / of.ranks}:
-                says = said("ranks.divided-again", times=1 / of.ranks)
             self._findings.leave_open(says, lengths.total())
 
 
@@ -246,7 +240,6 @@ class _Lengths:
     losses nothing divides.
     """
 
-    ranks: int
     windows: int = 0
     last: int = 0
     right: Counter[int] = field(default_factory=Counter)

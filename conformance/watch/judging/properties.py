@@ -152,7 +152,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "schedule.zero-rate": (Property.SCHEDULE, "any"),
     "schedule.low-rate": (Property.SCHEDULE, "any"),
     # Denominators.
-    "ranks.divided-again": (Property.RANKS, "weighted"),
     "micro-batches.sum": (Property.MICRO_BATCHES, "sum"),
     "micro-batches.divided": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),

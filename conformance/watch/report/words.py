@@ -195,7 +195,7 @@ WORDS: Mapping[str, str] = {
     "clipping.before-change": "gradients change after clipping: by a factor of up to {ratio:.3g}",
     "clipping.before-last-pass": "clipping comes before the last backward pass (limit {limit:g})",
     "clipping.by-value": "gradients are clipped element by element, to {limit:g}",
-    "clipping.nothing": "a clip call gets no parameters",
+    "clipping.nothing": "a clip call gets nothing that has a gradient",
     "clipping.parts": "{calls:clip call} cover {clipped} of {all:parameter}, none of them all",
     "finite.of": "the gradients of {wrong} of {all:parameter} are NaN or infinite",
     "finite.step": "a step uses gradients that are not finite",
@@ -236,7 +236,6 @@ WORDS: Mapping[str, str] = {
     "schedule.low-rate": "The learning rate is below 1e-4 of its maximum {most:.3g} in {low} of {steps:step}",
     # Denominators.
     "ranks.means-added": "the update is {times:g} times the mean over all targets: the ranks' means are added up",
-    "ranks.divided-again": "the update is {times} times the mean: losses are divided by the ranks, and averaged",
     "ranks.divided-by-all": "losses are divided by {targets:target} of all ranks, and averaged over ranks again",
     "micro-batches.sum": "losses of {passes} micro-batches are added up, and nothing divides them",
     "micro-batches.short": "a window of {passes:micro-batch} divides each loss by {number}",
