@@ -172,7 +172,7 @@ def share(number, counts, times=1):
         ([of(16), of(16)], 1, {MEANS}),
         ([by(2), by(2)], 1, set()),
         ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
-        ([of(factors=[2.0])] * 2, 0.5, set()),
+        ([of(factors=[2.0])] * 2, 0.5, {"ranks.sum"}),
         ([of(factors=[0.5])] * 2, 0.5, set()),  # half of a loss
         ([{"factors": [2.0]}] * 2, 0.5, set()),
         ([by(2), by(2)], 0.5, {DIVIDED}),

@@ -90,6 +90,10 @@ class Losses(Chapter):
             else:
                 finding = one.of(window)
                 self._findings.leave_open(one.fact, step=finding.step, site=finding.site)
+        are_means = all(map(is_mean, passes_of(here)))
+        are_times_ranks = together.ranks > 1 and all(near(weight_of(one), together.ranks) for one in here)
+        if kappa == 1 and is_one and are_means and are_times_ranks:
+            self._findings.leave_open(said("ranks.sum", ranks=together.ranks), step=here[0].index)
 
     def finish(self, end: End) -> None:
         self._means.finish()
