@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -83,9 +83,11 @@ def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
     wrong = [cause for cause in findings.causes.values() if _is_of(cause.first.shows, of, value)]
     facts = [fact for fact in findings.open.values() if _is_of(fact.shows, of, value)]
     if of in stated:
-        wrong += [_against(fact, of, value) for fact in facts if fact.shows[1] is not None]
+        against = [fact for fact in facts if fact.shows[1] is not None]
         facts = [fact for fact in facts if fact.shows[1] is None]
-        wrong += _never(of, value, findings, judged) if value != usual(of) and not wrong else ()
+        if value != usual(of) and judged and not wrong and not against and not _is_shown(of, value, findings):
+            against = [Open(said("never-shown", of=of.value, value=value, usual=usual(of)), judged)]
+        wrong += [_against(fact, of, value) for fact in against]
     if not (judged or wrong or facts):
         return None
     return Row(of, value, proven, judged, tuple(wrong), tuple(facts))
@@ -117,16 +119,9 @@ def _against(fact: Open, of: Property, value: str) -> Cause:
     return Cause(finding, set(), fact.count)
 
 
-def _never(of: Property, value: str, findings: Findings, judged: int) -> Iterator[Cause]:
-    """Whether the stated value never showed, though the property did."""
+def _is_shown(of: Property, value: str, findings: Findings) -> bool:
     shown = {fact.shows for fact in findings.open.values()} | {cause.first.shows for cause in findings.causes.values()}
-    if judged and (of, value) not in shown:
-        says = said("never-shown", of=of.value, value=value, usual=usual(of))
-        yield Cause(
-            Finding(AS_EXPECTED, says, None, (), None, said("expected", of=of.value, value=value)),
-            set(),
-            judged,
-        )
+    return (of, value) in shown
 
 
 def verdict(findings: Findings, expected: Expected | None = None) -> Verdict:

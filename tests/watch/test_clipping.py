@@ -13,6 +13,7 @@ from .trained import watched
 
 DATA = torch.arange(96.0).reshape(32, 3).cos()
 SOMETHING, WHOLE_WINDOW = {"watch/clip-something"}, {"watch/clip-whole-window"}
+EARLY = {"clipping.before-last-pass"}
 
 
 def laws_or_facts(findings):
@@ -113,13 +114,12 @@ def before_the_pass(limit):
     [
         (clipped(None, 0.05), set()),
         (clipped(0.05, 0.05, 0.05, 0.05), WHOLE_WINDOW),
-        (clipped(0.05, 0.05, keeps=lambda one: one.zero_()), {"clipping.before-change"}),
-        (clipped(0.05, 0.05, keeps=lambda one: one.data.zero_()), {"clipping.before-change"}),
-        (clipped(0.01, 0.01, norm=False), WHOLE_WINDOW),
-        (clipped(0.01, 0.01, norm=False, keeps=lambda one: one.zero_()), {"clipping.by-value"}),
-        (clipped(1.0, None), {"clipping.before-last-pass"}),  # by its order alone
-        (clipped(1e9, 1e9), {"clipping.before-last-pass"}),  # a limit that only measures
-        (clipped(1.0, 1.0, keeps=lambda one: one.data.zero_()), {"clipping.before-last-pass"}),
+        (clipped(0.05, 0.05, keeps=lambda one: one.zero_()), EARLY),
+        (clipped(0.01, 0.01, norm=False), {*EARLY, "clipping.by-value"}),
+        (clipped(0.01, 0.01, norm=False, keeps=lambda one: one.zero_()), {*EARLY, "clipping.by-value"}),
+        (clipped(1.0, None), EARLY),  # by its order alone
+        (clipped(1e9, 1e9), EARLY),  # a limit that only measures
+        (clipped(1.0, 1.0, keeps=lambda one: one.data.zero_()), EARLY),
         (penalty_last(clip_grad_norm_), {"clipping.before-change"}),
         (penalty_last(clip_grad_value_), {"clipping.by-value"}),
         (scaled_later, {"clipping.before-change"}),
@@ -127,7 +127,7 @@ def before_the_pass(limit):
         (kept_by_hand, {"clipping.before-change"}),
         (received, {"clipping.before-change"}),
         (before_the_pass(1e-3), SOMETHING),
-        (before_the_pass(1e3), set()),  # nothing is beyond it
+        (before_the_pass(1e3), {"clipping.nothing"}),  # by its order alone
     ],
 )
 def test_when_a_window_is_clipped(window, expected):

@@ -162,26 +162,3 @@ def dealt(
 )
 def test_data_that_are_cut_before_they_are_dealt_out(options, expected):
     assert dealt(**options) == expected
-
-
-@pytest.mark.parametrize(
-    ("replicas", "samplers", "averages", "values"),
-    [
-        (2, 1, True, None),
-        (4, 1, True, {"read": 2, "parts": 4}),
-        (4, 2, True, None),
-        (4, 1, False, None),
-        (1, 1, True, None),
-    ],
-)
-def test_parts_that_nobody_reads(replicas, samplers, averages, values):
-    """Two ranks, each with so many samplers."""
-    script = Script()
-    for number in range(samplers):
-        script.each(records.Epoch(number, 0, True, replicas))
-    for _ in range(3):
-        computed = script.backward()
-        script.step([total(computed, 0.5)] * 2 if averages else computed)
-        script.clear()
-    fact = script.findings().open.get("data.unread-parts")
-    assert (fact and fact.says.values) == values

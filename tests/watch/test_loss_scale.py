@@ -6,63 +6,9 @@ import torch
 from conformance.watch import records
 from conformance.watch.judging.properties import Property
 
-from .scripts import LINE, Script, gradients, laws, total
+from .scripts import LINE, Script, laws, total
 
 SCALES = (64.0, 64.0, 64.0, 64.0, 128.0, 128.0, 128.0, 128.0, 256.0, 256.0, 256.0, 256.0, 512.0)
-
-
-@pytest.mark.parametrize(
-    ("divides_by", "expected"),
-    [
-        (lambda now, following: following, {"watch/unscaled"}),
-        (lambda now, following: now, set()),
-        (lambda now, following: 1.0, set()),  # a loss that counts more and more
-        (lambda now, following: 512.0, set()),
-        (lambda now, following: following if now == 64.0 else now, set()),  # not each time
-    ],
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_scale_of_the_scripts_own(divides_by, expected, ranks):
-    script = Script(ranks)
-    for now, following in zip(SCALES, [*SCALES[1:], SCALES[-1]], strict=True):
-        computed = script.backward(factors=[now, 0.25])
-        script.step([total(computed, 1 / (divides_by(now, following) * ranks))] * ranks)
-        script.clear()
-    assert laws(script.findings()) == expected
-
-
-def test_a_scale_that_an_overflow_lowers_between_two_steps():
-    script = Script(ranks=1)
-    for now in (64.0, 32.0, 64.0, 32.0, 64.0, 32.0, 64.0):
-        script.step([total(script.backward(factors=[now]), 1 / now)])
-        script.clear()
-        script.backward(factors=[now])
-        script.clear()
-    assert laws(script.findings()) == set()
-
-
-@pytest.mark.parametrize(
-    ("divides_by", "replacement", "expected"),
-    [
-        (64.0, 1.0, {"watch/finite"}),
-        (64.0, 0.0, set()),  # zeros, so that the step is none
-        (1.0, 1.0, set()),  # a loss that counts more
-        (64.0, None, set()),  # the pass that overflowed is left out
-    ],
-)
-def test_an_overflow_at_a_scale_of_the_scripts_own(divides_by, replacement, expected):
-    """replacement: what is put in the place of each gradient that is not finite."""
-    script = Script(ranks=1)
-    for step in range(6):
-        [computed] = script.backward(factors=[64.0])
-        used = total([computed], 1 / divides_by)
-        if step == 4:
-            [_] = script.backward(factors=[64.0])
-            script.streams[0][-1].sketches = [[float("inf")] * 3 for _ in computed]
-            used = used if replacement is None else [torch.full_like(one, replacement) for one in used]
-        script.step([used])
-        script.clear()
-    assert laws(script.findings()) == expected
 
 
 def limited(largest, norm, scales=SCALES, length=None, *, is_own=False):
@@ -109,27 +55,6 @@ def test_gradients_that_are_brought_to_one_length_again():
     assert limited(any_size, lambda number, scale: 1.0, length=1.0) == set()
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [
-        (lambda number, scale: 20 / scale, {"watch/unscaled"}),
-        (lambda number, scale: 20.0, set()),  # added to what is unscaled
-        (lambda number, scale: 20 / (number + 1), set()),
-        (lambda number, scale: 20 / scale if number < 4 else 0.0, set()),  # at one scale alone
-        (lambda number, scale: 0.0, set()),
-    ],
-)
-def test_a_term_along_the_weights(share, expected):
-    script = Script(ranks=1)
-    for number, scale in enumerate(SCALES):
-        [computed] = script.backward(scale)
-        script.each(records.Unscaled(0, scale, LINE))
-        weights = gradients(7 + script.steps)
-        script.step([total([total([computed], 1 / scale), total([weights], share(number, scale))])])
-        script.clear()
-    assert laws(script.findings()) == expected
-
-
 @pytest.mark.parametrize(("scales", "broken"), [((8.0, 4.0, 2.0, 2.0), set()), ((8.0, 8.0), {"watch/unscaled"})])
 def test_a_scale_may_come_down_to_the_number_of_micro_batches(scales, broken):
     """What is divided by that number, is not divided by the scale a second time."""
@@ -165,22 +90,13 @@ def clipped(limit, scales, *, how="norm", unscales="after"):
         (lambda scale: 5.0, [32.0], "after", "written"),
         (lambda scale: 50.0, [64.0], "after", None),  # 0.8 times the scale
         (lambda scale: 0.5672, [64.0], "after", "open"),
-        (lambda scale: 0.5672, [64.0] * 3 + [128.0] * 3, "after", "constant"),
-        (lambda scale: 0.5672, [64.0] * 3 + [128.0] * 2, "after", "open"),
-        (lambda scale: 0.0567 * scale, [64.0] * 3 + [128.0] * 3, "after", "open"),  # it follows
-        (lambda scale: 0.005672, [64.0] * 3, "after", "tiny"),  # a thousandth, if it were scaled
-        (lambda scale: 0.005672, [64.0] * 2, "after", "open"),
+        (lambda scale: 0.5672, [64.0] * 3 + [128.0] * 3, "after", "open"),
     ],
 )
 def test_a_clip_before_gradients_are_unscaled(how, limit, scales, unscales, expected):
     findings = clipped(limit, scales, how=how, unscales=unscales)
-    law, row = "watch/unscale-before-clip", {"norm": "scale.limit", "value": "scale.element-limit"}[how]
-    # Elements may be limited to any number.
-    expected = "open" if (how, expected) == ("value", "tiny") else expected
-    code = {"written": f"clipping.scaled-{how}", "constant": row, "tiny": row}.get(expected)
-    assert [(one.first.law, one.first.says.code, one.first.step) for one in findings.causes.values()] == (
-        [(law, code, 0)] if code else []
-    )
+    wrong = [("watch/unscale-before-clip", f"clipping.scaled-{how}", 0)] if expected == "written" else []
+    assert [(one.first.law, one.first.says.code, one.first.step) for one in findings.causes.values()] == wrong
     facts = {code: (one.count, one.step) for code, one in findings.open.items() if "scaled" in code}
     assert facts == ({f"clipping.scaled-{how}": (len(scales), 0)} if expected == "open" else {})
 

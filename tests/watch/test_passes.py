@@ -7,12 +7,12 @@ from conformance.watch import records
 from .scripts import LINE, Script, laws, sketches, stepped, total
 
 TRAIN, PROBE = 1, 2
-AGAIN, SAME, OTHER = "watch/backward-once", "micro-batches.same-gradient", "clearing.other-passes"
+AGAIN, OTHER = "watch/backward-once", "clearing.other-passes"
 
 
 def found(findings):
     """The laws that are broken, and the facts about passes of a window."""
-    return laws(findings) | findings.open.keys() & {SAME, OTHER}
+    return laws(findings) | findings.open.keys() & {OTHER}
 
 
 def test_a_loss_that_goes_backward_again():
@@ -87,33 +87,6 @@ def test_an_evaluation_before_a_step(evaluations, moves, of, expected):
         script.step([total(computed + script.backward())])
         script.clear()
     assert found(script.findings()) == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "forwards", "alike", "count"),
-    [
-        ((0.0, 0.0, 0.0), False, True, 3),
-        ((0.0, 1e-3, 0.0), False, True, 2),  # another loss of the same forward
-        ((0.0, 0.0, 0.0), True, True, 0),  # of equal batches
-        ((0.0, 0.0, 0.0), False, False, 0),  # of outputs the other way round
-    ],
-)
-def test_one_loss_that_goes_backward_twice(changes, forwards, alike, count):
-    script = Script(ranks=1)
-    for change in changes:
-        script.each(records.Entered([1], False, LINE))
-        computed = script.backward()
-        if forwards:
-            script.each(records.Entered([1], False, LINE))
-        script.backwards -= 1
-        computed += script.backward(scale=1 + change)
-        for record in script.streams[0][-2:]:
-            record.backward += 1000
-        script.streams[0][-2].is_alike = alike
-        script.step([total(computed)])
-        script.clear()
-    fact = script.findings().open.get("micro-batches.same-gradient")
-    assert (fact.count if fact else 0) == count
 
 
 OTHER_LINE = ["train.py", 70, "main"]
@@ -220,28 +193,3 @@ def test_steps_without_gradients_that_were_cleared(computes, site, expected):
     [cause] = script.findings().causes.values()
     assert (cause.first.law, cause.first.site) == expected
     assert (cause.count, cause.first.step) == (4, 0)
-
-
-@pytest.mark.parametrize(
-    ("schedules", "moves", "loads", "site", "first", "expected"),
-    [
-        (True, False, False, LINE, False, {"watch/used"}),
-        (False, False, False, LINE, False, set()),  # gradients for their own sake
-        (True, True, False, LINE, False, set()),  # steps by hand
-        (True, False, False, None, False, set()),
-        (True, False, True, LINE, False, set()),  # one checkpoint after the other
-        (False, False, False, LINE, True, set()),  # a picture of the schedule
-    ],
-)
-def test_an_optimizer_that_never_steps(schedules, moves, loads, site, first, expected):
-    script = Script(ranks=1)
-    schedule = records.Scheduled(0, "StepLR", [0.1], [0.1], LINE)
-    for _ in range(5 if first else 0):
-        script.each(schedule)
-    for number in range(5):
-        script.steps += loads
-        script.backward()
-        if schedules:
-            script.each(schedule)
-        script.each(records.Cleared(script.numbers, script.versions, site, moved=moves or number == 0))
-    assert laws(script.findings()) == expected

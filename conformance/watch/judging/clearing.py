@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isclose
 
 from conformance.watch import records
@@ -27,9 +27,9 @@ _MOST = 1000
 
 @dataclass
 class _Line:
-    """Describes what a line of a rank has cleared. shares: passes whose losses are divided by the number of passes that
-    the window has with them. whole: these, and others of the kind of the step's, at least as many as it used. calls:
-    those that the losses came from."""
+    """What a line of a rank has cleared. shares: passes whose losses are divided by the number of passes that the
+    window has with them. whole: these, and others of the kind of the step's, at least as many as it used. calls: those
+    that the losses came from."""
 
     first: Cleared
     shares: int = 0
@@ -37,69 +37,56 @@ class _Line:
     calls: set[int] = field(default_factory=set)
 
 
-@dataclass
-class _Rank:
-    """Describes a process. waiting: what was cleared and concerns no step yet. emptied: the lines that cleared unused
-    gradients of a parameter since its last step."""
-
-    waiting: list[Cleared] = field(default_factory=list)
-    emptied: dict[int, records.Site] = field(default_factory=dict)
-
-
 class Discarded(Chapter):
-    """Judges the processes of one launch. passes: how many were cleared before steps that used the rest alone. windows:
-    how many steps these are. counts: for each optimizer how many steps follow how many cleared passes. calls: those
-    that losses came from whose gradients were used. without: for each rank and optimizer the lines that cleared the
-    gradients of steps which then found none."""
+    """Gradients that are cleared before a step uses them.
+
+    waiting: by rank, what was cleared and concerns no step yet. emptied: by rank and parameter, the line that cleared
+    its unused gradients since its last step. counts: for each optimizer, how many steps follow how many cleared passes.
+    calls: those that losses came from whose gradients were used. without: for each rank and optimizer, the lines that
+    cleared the gradients of steps which then found none."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
-        self._of: dict[int, _Rank] = defaultdict(_Rank)
+        self._waiting: dict[int, list[Cleared]] = defaultdict(list)
+        self._emptied: dict[tuple[int, int], records.Site] = {}
         self._lines: dict[tuple[int, str], _Line] = {}
-        self._passes = self._windows = 0
         self._counts: dict[int, Counter[int]] = defaultdict(Counter)
         self._calls: set[int] = set()
         self._without: dict[tuple[int, int | None], list[records.Site]] = defaultdict(list)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         """Takes a record that the stream has not seen yet."""
-        of = self._of[rank]
-        match record:
-            case records.Cleared() if record.site is not None:
-                for number in record.parameters:
-                    if stream.pending({number}):
-                        of.emptied[number] = record.site
+        if isinstance(record, records.Cleared) and record.site is not None:
+            for number in record.parameters:
+                if stream.has_pending(number):
+                    self._emptied[rank, number] = record.site
 
     def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
-        of = self._of[rank]
-        of.waiting += stream.cleared
-        del of.waiting[:-_MOST]
+        self._waiting[rank] = [*self._waiting[rank], *stream.cleared][-_MOST:]
 
     def see(self, window: Window) -> None:
         if window.step is None:
             return
-        emptied = self._of[window.rank].emptied
-        sites = [emptied.pop(number) for number in window.step.parameters if number in emptied]
-        if sites and not window.step.used:
-            self._without[window.rank, window.optimizer].append(sites[0])
+        sites = [self._emptied.pop((window.rank, number), None) for number in window.step.parameters]
+        site = next((site for site in sites if site is not None), None)
+        if site is not None and not window.step.used:
+            self._without[window.rank, window.optimizer].append(site)
 
     def sort(self, windows: Sequence[Window], *, is_known: bool) -> None:
         """Assigns what was cleared to the next step. is_known: these steps are known to use the rest alone. Otherwise
         the script may have kept what it cleared, and used it by hand."""
         for window in windows:
             held = set() if window.step is None else {*window.step.parameters}
-            of = self._of[window.rank]
-            before = [one for one in of.waiting if one.at <= window.at and one.parameters & held]
-            of.waiting = [one for one in of.waiting if one not in before]
-            window.lost = len({one.backward.backward for one in before})
+            waiting = self._waiting[window.rank]
+            before = [one for one in waiting if one.at <= window.at and one.parameters & held]
+            self._waiting[window.rank] = [one for one in waiting if one not in before]
+            window.lost = len(before)
             if is_known and window.backwards:
                 self._count(before, window)
             self._calls |= {one.calls for one in window.backwards.values()}
 
     def _count(self, before: Sequence[Cleared], window: Window) -> None:
         self._counts[window.optimizer][window.lost] += 1
-        self._passes += len(before)
-        self._windows += bool(before)
         together = Counter(one.at for one in before)
         for one in before:
             line = self._lines.setdefault((one.rank, str(one.site or one.backward.site)), _Line(one))
@@ -111,41 +98,38 @@ class Discarded(Chapter):
 
     def finish(self, end: End) -> None:
         concerned = [optimizer for optimizer, counts in self._counts.items() if any(counts)]
-        if not self._passes:
+        if not concerned:
             return
         steps = sum(stream.steps.get(one, 0) for stream in end.streams.values() for one in concerned)
         counts = sum((self._counts[one] for one in concerned), Counter[int]())
         is_regular = max(times for count, times in counts.items() if count) >= _REGULAR * counts.total()
-        whole = sum(line.whole for line in self._lines.values())
+        is_often = sum(line.whole for line in self._lines.values()) >= max(_SEVERAL, _OFTEN * steps)
         # Losses of other lines are those that the script only looks at the gradients of.
-        is_often = whole >= max(_SEVERAL, _OFTEN * steps) and any(
-            line.calls & self._calls for line in self._lines.values()
-        )
+        is_of_training = any(line.calls & self._calls for line in self._lines.values())
         for (rank, _), line in self._lines.items():
-            passes = line.whole if is_often and is_regular else line.shares
+            passes = line.whole if is_often and is_regular and is_of_training else line.shares
             if passes:
                 site = line.first.site or line.first.backward.site
-                says = said("used.cleared-before", passes=passes, steps=steps)
-                effect = said("used.lost", passes=passes)
+                says, effect = said("used.cleared-before", passes=passes, steps=steps), said("used.lost", passes=passes)
                 finding = Finding("watch/used", says, line.first.after_steps, (rank,), site, effect)
                 self._findings.add(finding, count=passes)
         first = next(iter(self._lines.values())).first
-        says = said("clearing.discarded", passes=self._passes, windows=self._windows, steps=steps)
-        self._findings.leave_open(says, self._passes, first.after_steps, first.site or first.backward.site)
+        lost, windows = sum(count * times for count, times in counts.items()), counts.total() - counts[0]
+        says = said("clearing.discarded", passes=lost, windows=windows, steps=steps)
+        self._findings.leave_open(says, lost, first.after_steps, first.site or first.backward.site)
 
     def name_lines(self) -> None:
         """Blames the line that cleared gradients after the backward pass for the steps that found none."""
         for key, cause in [*self._findings.causes.items()]:
             first = cause.first
             sites = [site for rank in cause.ranks for site in self._without[rank, first.optimizer]]
-            if first.law != "watch/has-gradient" or len(sites) < cause.count:
-                continue
-            says = said("used.step-without", steps=cause.count)
-            found = Finding("watch/used", says, first.step, first.ranks, sites[0], first.effect, first.optimizer)
-            del self._findings.causes[key]
-            self._findings.causes[found.key] = Cause(found, cause.ranks, cause.count)
-            if key in self._findings.scenes:
-                self._findings.scenes[found.key] = self._findings.scenes.pop(key)
+            if first.law == "watch/has-gradient" and len(sites) >= cause.count:
+                says = said("used.step-without", steps=cause.count)
+                found = replace(first, law="watch/used", says=says, site=sites[0])
+                del self._findings.causes[key]
+                self._findings.causes[found.key] = Cause(found, cause.ranks, cause.count)
+                if key in self._findings.scenes:
+                    self._findings.scenes[found.key] = self._findings.scenes.pop(key)
 
 
 def _is_share(one: Cleared, window: Window) -> bool:
@@ -155,56 +139,90 @@ def _is_share(one: Cleared, window: Window) -> bool:
     return all(divisors_of(backward) == [number] and backward.batches == 1 for backward in passes)
 
 
-_SEVERAL_PASSES = 2
+_EVALUATIONS = 2
 """Windows that begin with an evaluation."""
 
 
 @dataclass
 class _Passes:
-    """An optimizer of a rank. ends: by the line that windows end with, evaluations aside, how many there are.
-    began: how many of them begin in another line, or have an evaluation. lacks: the lines whose first window does not.
-    taken: how many windows have a pass that another optimizer has stepped on. alone: how many have one pass.
-    factor: of the first one's loss. more: how many windows have several passes of one line, each with this factor.
-    first: the step that uses another pass, and where that is.
-    evaluations: how many windows begin with some. at_others, of_used: how many of these are at weights that the
-    training does not see, or of what the window before has trained on. fed: what that is. evaluated: the first one.
+    """The windows of an optimizer on a rank. others: by the line that a window ends with, how many have a pass of
+    another line or of an evaluation, and how many have none. begins: whether the first had one. taken: how many have a
+    pass that another optimizer has stepped on. alone, factor: how many have one pass, and what multiplies the loss of
+    the first of these; several: how many have more passes of this factor. first: the first step that uses another pass,
+    and its line.
     """
 
     steps: int = 0
-    ends: Counter[int] = field(default_factory=Counter)
-    began: Counter[int] = field(default_factory=Counter)
-    lacks: set[int] = field(default_factory=set)
+    others: dict[int, Counter[bool]] = field(default_factory=lambda: defaultdict(Counter))
+    begins: dict[int, bool] = field(default_factory=dict)
     taken: int = 0
     alone: int = 0
+    several: int = 0
     factor: float | None = None
-    more: int = 0
-    first: dict[str, tuple[int, records.Site]] = field(default_factory=dict)
-    evaluations: int = 0
+    first: tuple[int, records.Site] | None = None
+
+    def see(self, window: Window) -> None:
+        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        first, factor = passes[0], self.factor
+        last = next((one for one in reversed(passes) if not one.evaluates), passes[-1])
+        evaluation = next((one for one in passes if one.evaluates != last.evaluates), None)
+        is_other = evaluation is not None or (first.calls != last.calls and len(kinds([window])) > 1)
+        if len(passes) == 1:
+            self.alone += 1
+            self.factor = factor_of(first) if factor is None else factor
+        is_more = len(passes) > 1 and all(_are_alike(one, first, factor) for one in passes)
+        is_taken = _are_taken(window, passes)
+        self.steps, self.taken, self.several = self.steps + 1, self.taken + is_taken, self.several + is_more
+        self.others[last.calls][is_other] += 1
+        self.begins.setdefault(last.calls, is_other)
+        if is_other or is_taken or is_more:
+            self.first = self.first or (window.index, (evaluation or first).site)
+
+    @property
+    def count(self) -> int:
+        """How many use other passes than most do, or all but the first of a run, which each take up what the one before
+        has left."""
+        few = [
+            of[True]
+            for line, of in self.others.items()
+            if of[True] <= of[False] or (of[False] == 1 and not self.begins[line])
+        ]
+        return sum(few) or self.taken or (self.several if 2 * self.alone > self.steps else 0)
+
+
+@dataclass
+class _Evaluations:
+    """Steps of an optimizer on a rank that begin with passes of an evaluation. at_others, of_used: how many of these
+    are at weights that the training does not see, or of what the window before has trained on. fed: what that is."""
+
+    steps: int = 0
+    count: int = 0
     at_others: int = 0
     of_used: int = 0
     fed: set[tuple[int, ...]] = field(default_factory=set)
-    evaluated: Finding | None = None
+    first: Finding | None = None
+
+    def see(self, window: Window) -> None:
+        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        evaluations = [one for one in passes if one.evaluates]
+        rest = passes[len(evaluations) :]
+        self.steps += 1
+        if evaluations and rest and not any(one.evaluates for one in rest):
+            self.count += 1
+            self.at_others += window.version(evaluations[-1]) != window.version(rest[0])
+            self.of_used += {tuple(one.evaluated) for one in evaluations} <= self.fed - window.fed
+            effect = said("passes.evaluated-of", passes=len(evaluations), all=len(passes))
+            of = frozenset((window.rank, one.backward) for one in evaluations)
+            at = window.index, (window.rank,), window.site, effect, window.optimizer, of
+            self.first = self.first or Finding("watch/cleared", said("passes.evaluated"), *at)
+        self.fed = window.fed
 
     @property
-    def others(self) -> tuple[str, int]:
-        """Why some steps use other passes than most do, and how many: few, or all but the first of a run, which each
-        take up what the one before has left."""
-        few = 0
-        for line, count in self.began.items():
-            is_rest = count == self.ends[line] - 1 and line in self.lacks
-            few += count if 2 * count <= self.ends[line] or is_rest else 0
-        more = self.more if 2 * self.alone > self.steps else 0
-        return next(((why, n) for why, n in (("began", few), ("taken", self.taken), ("more", more)) if n), ("", 0))
-
-    @property
-    def is_left(self) -> bool:
-        """Whether what the evaluations have left is known not to belong to the steps: a penalty that comes now and then
-        is at the weights that are trained, of what the window trains on."""
-        is_seldom = self.steps >= 2 * self.evaluations >= 2 * _SEVERAL_PASSES
-        return is_seldom and self.evaluations in (self.at_others, self.of_used)
-
-    def note(self, why: str, window: Window, backward: records.Backward) -> None:
-        self.first.setdefault(why, (window.index, backward.site))
+    def are_left(self) -> bool:
+        """Whether they are known not to belong to the steps: a penalty that comes now and then is at the weights that
+        are trained, of what the window trains on."""
+        is_seldom = self.steps >= 2 * self.count >= 2 * _EVALUATIONS
+        return is_seldom and self.count in (self.at_others, self.of_used)
 
 
 class OtherPasses(Chapter):
@@ -212,59 +230,35 @@ class OtherPasses(Chapter):
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
-        self._of: dict[tuple[int, int], _Passes] = defaultdict(_Passes)
+        self._of: dict[tuple[int, int], tuple[_Passes, _Evaluations]] = defaultdict(lambda: (_Passes(), _Evaluations()))
 
     @property
     def accuses(self) -> bool:
-        return any(of.is_left for of in self._of.values())
+        return any(evaluations.are_left for _, evaluations in self._of.values())
 
     def judge_right(self, together: Together) -> None:
-        windows = together.here
-        for window in windows:
+        for window in together.here:
             if window.step is not None and not window.step.closure and window.backwards:
-                of = self._of[window.optimizer, window.rank]
-                _see(of, window)
-                is_first = of.evaluated is None
-                _see_evaluations(of, window)
-                if is_first and of.evaluated is not None:
-                    self._findings.show(of.evaluated.key, windows)
+                passes, evaluations = self._of[window.optimizer, window.rank]
+                passes.see(window)
+                evaluations.see(window)
+                if evaluations.first is not None:
+                    self._findings.show(evaluations.first.key, together.here)
 
     def finish(self, end: End) -> None:
-        for of in self._of.values():
-            why, count = of.others
-            if of.is_left and of.evaluated is not None:
-                self._findings.add(of.evaluated, count=of.evaluations)
-            elif count:
-                step, site = of.first[why]
+        for passes, evaluations in self._of.values():
+            count = passes.count
+            if evaluations.are_left and evaluations.first is not None:
+                self._findings.add(evaluations.first, count=evaluations.count)
+            elif count and passes.first is not None:
+                step, site = passes.first
                 at = "" if site is None else f"{site[0]}:{site[1]}"
-                says = said("clearing.other-passes", count=count, steps=of.steps, at=at)
+                says = said("clearing.other-passes", count=count, steps=passes.steps, at=at)
                 self._findings.leave_open(says, count, step, site)
 
 
-def _see(of: _Passes, window: Window) -> None:
-    passes = [window.backwards[number] for number in sorted(window.backwards)]
-    first = passes[0]
-    last = next((one for one in reversed(passes) if not one.evaluates), passes[-1])
-    evaluation = next((one for one in passes if one.evaluates != last.evaluates), None)
-    of.steps += 1
-    of.ends[last.calls] += 1
-    is_other = first.calls != last.calls and len(kinds([window])) > 1
-    if evaluation is not None or is_other:
-        of.began[last.calls] += 1
-        of.note("began", window, evaluation or first)
-    elif of.ends[last.calls] == 1:
-        of.lacks.add(last.calls)
-    if _are_taken(window, passes):
-        of.taken += 1
-        of.note("taken", window, first)
-    if len(passes) == 1:
-        of.alone += 1
-        of.factor = factor_of(first) if of.factor is None else of.factor
-    elif of.factor is not None and all(
-        one.calls == first.calls and isclose(factor_of(one), of.factor, rel_tol=1e-6) for one in passes
-    ):
-        of.more += 1
-        of.note("more", window, first)
+def _are_alike(one: records.Backward, other: records.Backward, factor: float | None) -> bool:
+    return one.calls == other.calls and factor is not None and isclose(factor_of(one), factor, rel_tol=1e-6)
 
 
 def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:
@@ -272,19 +266,3 @@ def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:
     last = window.reached.get(passes[-1].backward, set())
     others = {str(other) for one in passes[:-1] for other in window.users.get(one.backward, ())}
     return not others <= last
-
-
-def _see_evaluations(of: _Passes, window: Window) -> None:
-    passes = [window.backwards[number] for number in sorted(window.backwards)]
-    evaluations = [one for one in passes if one.evaluates]
-    rest = passes[len(evaluations) :]
-    if evaluations and rest and not any(one.evaluates for one in rest):
-        of.evaluations += 1
-        of.at_others += window.version(evaluations[-1]) != window.version(rest[0])
-        of.of_used += {tuple(one.evaluated) for one in evaluations} <= of.fed - window.fed
-        says = said("passes.evaluated")
-        effect = said("passes.evaluated-of", passes=len(evaluations), all=len(passes))
-        of_evaluation = frozenset((window.rank, one.backward) for one in evaluations)
-        found = (window.index, (window.rank,), window.site, effect, window.optimizer, of_evaluation)
-        of.evaluated = of.evaluated or Finding("watch/cleared", says, *found)
-    of.fed = window.fed

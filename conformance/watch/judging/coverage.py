@@ -4,18 +4,19 @@ no step uses."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Set
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass
 from math import isfinite
 
 from conformance.watch import records
 from conformance.watch.judging.chapter import End, OneRank
-from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
 
 _SEVERAL = 2
+_OFTEN = 3
 _LONG = 3
 """An optimizer stops if more backward passes follow its last step than so many times the most between two steps."""
 _MANY_STEPS = 14
@@ -28,186 +29,32 @@ class _Optimizer:
     """Describes what reaches one optimizer.
 
     made: the parameters that it was made with. passes: backward passes that gave these gradients since its last step.
-    most: the most such passes before a step. last: the last of them. lost: those in skipped windows that were added to
-    gradients that are not finite. zero: steps on gradients that are zero, and were computed as zero. other: all other
-    steps. calls: the calls that produced the losses of its steps. first: the line of its first step.
+    most: the most such passes before a step. last: the last of them. first: the line of its first step. stepped: the
+    parameters of its last one. unheld: those without an optimizer by its last step with gradients.
     """
 
     made: frozenset[int] = frozenset()
     passes: int = 0
     most: int = 0
     last: int = -1
-    lost: int = 0
-    zero: int = 0
-    other: int = 0
-    calls: set[int] = field(default_factory=set)
     first: records.Site = None
+    stepped: frozenset[int] = frozenset()
+    unheld: records.Unheld | None = None
 
 
 class Coverage(OneRank):
-    """Judges one process."""
+    """Judges one process. frozen: parameters that the last steps found without a need of gradients. copies: the first
+    calls that clipped parameters which have no gradients and no optimizer; clipped: all others that were clipped.
+    cut_off: losses that come from no model; site: the last one. has_gradients: whether any step may have had some."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
-        self._stepped = 0
-
-    def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
-        match record:
-            case records.Optimizer():
-                self._of[record.optimizer].made = frozenset(record.parameters)
-            case records.Local():
-                for optimizer in stream.through(record.backward):
-                    of = self._of[optimizer]
-                    of.passes += record.backward != of.last
-                    of.last = record.backward
-            case records.Stepped() | records.Passed():
-                of = self._of[record.optimizer]
-                of.most, of.passes = max(of.most, of.passes), 0
-                self._stepped = stream.clock
-
-    def see(self, window: Window) -> None:
-        of = self._of[window.optimizer]
-        if window.step is None:
-            of.lost = of.lost + len(window.backwards) if _adds_to_infinite(window) else 0
-            return
-        of.lost = 0
-        of.first = of.first or window.site
-        of.calls |= {one.calls for one in window.backwards.values()}
-        computed = [one.sketch[..., 2].any() for every in window.new.values() for one in every]
-        is_zero = bool(computed) and not any(computed) and not any(sketch[2] for sketch in window.used.values())
-        of.zero += is_zero
-        of.other += not is_zero or any(shards != 1 for shards in window.shards.values())
-
-    def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
-        used = set[int]().union(*(one.used_ever for one in end.streams.values()))
-        for optimizer, held in [*stream.held.items()]:
-            self._findings.seen[Property.COVERAGE] += len(held & stream.used_ever)
-            self._judge_replaced(rank, stream, optimizer)
-            self._judge_copies(rank, stream, optimizer)
-            self._tell_idle(stream, optimizer)
-        for optimizer, of in self._of.items():
-            if of.zero > _SEVERAL and not of.other:
-                self._findings.leave_open(said("coverage.zero", steps=of.zero), of.zero, 0, of.first)
-            if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
-                self._judge_stopped(rank, stream, optimizer, of)
-        if stream.unheld is not None:
-            self._judge_unheld(rank, stream.unheld)
-
-    def _judge_unheld(self, rank: int, unheld: records.Unheld) -> None:
-        """Parameters that are to stay as they are stay frozen: nobody unfreezes them for good for no optimizer."""
-        if unheld.unfrozen:
-            says = said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen)
-            effect = said("held.stays", count=len(unheld.unfrozen))
-            self._findings.add(Finding("watch/held", says, None, (rank,), None, effect))
-        says = said("coverage.unheld", count=len(unheld.names), names=unheld.names)
-        self._findings.leave_open(says, len(unheld.names))
-
-    def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Finds an optimizer whose parameters get no gradients while as many alike, which none holds, get them: all of
-        its parameters from some step on, or some of them in no step. Parameters that already got gradients while these
-        did, as those of a teacher that is not detached, have not replaced them."""
-        held, steps = stream.held[optimizer] - stream.frozen, stream.steps.get(optimizer, 0)
-        idle = {n for n in held if steps - stream.last_used.get(n, 0) >= _SEVERAL and n not in _computed(stream)}
-        last = max((stream.last_used.get(number, 0) for number in idle), default=0)
-        shapes = Counter(tuple(stream.parameters[number].shape) for number in idle)
-        others = _shapes(stream.unheld) - (_shapes(stream.unheld_then.get(optimizer)) if last else Counter())
-        is_all = idle == held and not shapes - others
-        if stream.unheld is None or not shapes or not (is_all or (shapes == others and not last)):
-            return
-        says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
-        effect = said("held.stays", count=len(idle))
-        self._findings.add(Finding("watch/held", says, last or None, (rank,), None, effect, optimizer))
-
-    def _judge_copies(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Finds an optimizer that steps copies of the model's parameters, on gradients put there by hand, while the
-        model itself never changes. Master weights are copied back, if only now and then."""
-        held, unheld = stream.held[optimizer], stream.unheld
-        if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
-            return
-        is_by_hand = not held & stream.ever and bool(held & stream.used_ever)
-        if is_by_hand and sorted(unheld.here) == sorted(stream.parameters[number].shape for number in held):
-            says = said("held.copies", count=len(held), steps=unheld.constant, names=unheld.names)
-            effect = said("held.stays", count=len(held))
-            self._findings.add(Finding("watch/held", says, None, (rank,), None, effect, optimizer))
-
-    def _tell_idle(self, stream: Stream, optimizer: int) -> None:
-        """States which parameters of an optimizer its steps find without gradients."""
-        held, steps = stream.held[optimizer], stream.steps.get(optimizer, 0)
-        unused = held - stream.frozen - stream.used_ever
-        taken = {n for n in unused & stream.ever if stream.parameters[n].shards == 1 and held & stream.used_ever}
-        self._tell("coverage.no-gradient", stream, unused - stream.ever, held)
-        self._tell("coverage.taken-away", stream, taken, held)
-        stepped = stream.stepped_last.get(optimizer, frozenset()) & stream.last_used.keys()
-        few = steps - max(_MANY_STEPS, _LATE * steps)
-        stopped = {number for number in stepped if stream.last_used[number] <= few}
-        since = max((stream.last_used[number] for number in stopped), default=0)
-        if any(stream.last_used[number] > since for number in stepped):
-            self._tell("coverage.no-more-gradient", stream, stopped, held, since - 1)
-
-    def _tell(self, code: str, stream: Stream, some: Set[int], held: Set[int], step: int | None = None) -> None:
-        if some:
-            values = {"count": len(some), "all": len(held), "names": named(stream, some)}
-            self._findings.leave_open(said(code, **values, step=step), len(some), step)
-
-    def _judge_stopped(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer) -> None:
-        """States that an optimizer steps no more. If a gradient that is not finite was never cleared since any
-        optimizer stepped, and the passes of the same losses were added to it, that is why."""
-        steps, pending = stream.steps.get(optimizer, 0), stream.pending(stream.held[optimizer])
-        infinite = max((number for number, is_finite in pending.items() if not is_finite), default=-1)
-        added = sum(number > infinite for number in pending) if infinite > self._stepped else of.lost
-        if steps and added and added >= _LONG * of.most and stream.calls(pending) <= of.calls:
-            says, effect = said("cleared.not-finite", passes=added), said("cleared.no-step", step=steps)
-            self._findings.add(Finding("watch/cleared", says, steps, (rank,), of.first, effect, optimizer))
-        says = said("coverage.no-more-steps", steps=steps, passes=of.passes)
-        self._findings.leave_open(says, of.passes, steps, of.first)
-
-
-def judge_stale(rank: int, stream: Stream, stale: records.Stale, findings: Findings) -> None:
-    """Finds gradients at old weights: FSDP2 gathers nothing again while it still has what it gathered before."""
-    says = said("held.stale", count=len(stale.parameters))
-    effect = said("held.old", steps=stale.steps)
-    step = max(stream.steps.values(), default=0)
-    findings.add(Finding("watch/held", says, step, (rank,), stale.site, effect))
-
-
-def named(stream: Stream, numbers: Collection[int]) -> list[str]:
-    return [stream.parameters[number].name or f"parameter {number}" for number in sorted(numbers)]
-
-
-def _adds_to_infinite(window: Window) -> bool:
-    """Whether gradients that nobody has cleared are not finite, and those of this window are."""
-    is_left = not all(one.is_finite for several in window.old.values() for one in several)
-    return is_left and all(one.is_finite for several in window.new.values() for one in several)
-
-
-def _is_left(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:
-    """Whether no other optimizer has stepped its parameters since, on any rank if it never stepped itself."""
-    if stream.steps.get(optimizer):
-        return stream.is_last_user(optimizer)
-    return bool((of.made & stream.ever) - used - set[int]().union(*stream.held.values()))
-
-
-def _computed(stream: Stream) -> set[int]:
-    """The parameters that backward passes gave gradients, and no step used them."""
-    return stream.ever - stream.used_ever
-
-
-def _shapes(unheld: records.Unheld | None) -> Counter[tuple[int, ...]]:
-    return Counter() if unheld is None else Counter(tuple(shape) for shape in unheld.shapes)
-
-
-_OFTEN = 3
-
-
-class Detached(OneRank):
-    """Judges one process. copies: the first calls that clipped parameters which have no gradients and no optimizer."""
-
-    def __init__(self, findings: Findings) -> None:
-        super().__init__(findings)
+        self._unheld: records.Unheld | None = None
+        self._frozen: set[int] = set()
         self._copies: list[records.Clipped] = []
         self._clipped: set[int] = set()
-        self._backwards = self._cut_off = 0
+        self._cut_off = 0
         self._site: records.Site = None
         self._has_gradients = False
 
@@ -218,25 +65,123 @@ class Detached(OneRank):
                 if record.strange and isfinite(record.limit) and len(self._copies) < _OFTEN:
                     self._copies.append(record)
             case records.Backward():
-                self._backwards += 1
                 self._cut_off += record.is_cut_off
                 self._site = record.site
             case records.Captured():
                 self._has_gradients = True
-            case records.Stepped():
-                self._has_gradients |= bool(record.used) or record.moved or record.closure
+
+    def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
+        match record:
+            case records.Optimizer():
+                self._of[record.optimizer].made = frozenset(record.parameters)
+            case records.Unheld():
+                self._unheld = stream.unheld
+            case records.Local():
+                for optimizer in stream.through(record.backward):
+                    of = self._of[optimizer]
+                    of.passes += record.backward != of.last
+                    of.last = record.backward
+            case records.Stepped() | records.Passed():
+                of = self._of[record.optimizer]
+                of.most, of.passes = max(of.most, of.passes), 0
+            case records.Stale():
+                self._judge_stale(rank, stream, record)
+
+    def see(self, window: Window) -> None:
+        of, step = self._of[window.optimizer], window.step
+        if step is not None:
+            of.first, of.stepped = of.first or window.site, frozenset(step.parameters)
+            of.unheld = self._unheld if step.used else of.unheld
+            self._frozen = (self._frozen - of.stepped) | {*step.frozen}
+            self._has_gradients |= bool(step.used) or step.moved or step.closure
 
     def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
-        if not end.is_whole:
+        used = set[int]().union(*(one.last_used.keys() for one in end.streams.values()))
+        for optimizer, held in [*stream.held.items()]:
+            self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
+            self._judge_replaced(rank, stream, optimizer)
+            self._judge_copies(rank, stream, optimizer)
+            self._tell_idle(stream, optimizer)
+        for optimizer, of in [*self._of.items()]:
+            if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
+                steps = stream.steps.get(optimizer, 0)
+                says = said("coverage.no-more-steps", steps=steps, passes=of.passes)
+                self._findings.leave_open(says, of.passes, steps, of.first)
+        if stream.unheld is not None:
+            self._judge_unheld(rank, stream.unheld)
+        if end.is_whole:
+            self._judge_detached(rank, stream)
+
+    def _stays(self, rank: int, says: Said, step: int | None = None, optimizer: int | None = None) -> None:
+        """Parameters of the model that no step moves."""
+        effect = said("held.stays", count=says.values["count"])
+        self._findings.add(Finding("watch/held", says, step, (rank,), None, effect, optimizer))
+
+    def _judge_stale(self, rank: int, stream: Stream, stale: records.Stale) -> None:
+        """Finds gradients at old weights: FSDP2 gathers nothing again while it still has what it gathered before."""
+        says, effect = said("held.stale", count=len(stale.parameters)), said("held.old", steps=stale.steps)
+        step = max(stream.steps.values(), default=0)
+        self._findings.add(Finding("watch/held", says, step, (rank,), stale.site, effect))
+
+    def _judge_unheld(self, rank: int, unheld: records.Unheld) -> None:
+        """Parameters that are to stay as they are stay frozen: nobody unfreezes them for good for no optimizer."""
+        if unheld.unfrozen:
+            self._stays(rank, said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen))
+        says = said("coverage.unheld", count=len(unheld.names), names=unheld.names)
+        self._findings.leave_open(says, len(unheld.names))
+
+    def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:
+        """Finds an optimizer whose parameters get no gradients while as many alike, which none holds, get them: all of
+        its parameters from some step on, or some of them in no step. Parameters that already got gradients while these
+        did, as those of a teacher that is not detached, have not replaced them."""
+        held, steps = stream.held[optimizer] - self._frozen, stream.steps.get(optimizer, 0)
+        computed = stream.ever - stream.last_used.keys()
+        idle = {n for n in held - computed if steps - stream.last_used.get(n, 0) >= _SEVERAL}
+        last = max((stream.last_used.get(number, 0) for number in idle), default=0)
+        shapes = Counter(tuple(stream.parameters[number].shape) for number in idle)
+        others = _shapes(stream.unheld) - (_shapes(self._of[optimizer].unheld) if last else Counter())
+        is_all = idle == held and not shapes - others
+        if stream.unheld is not None and shapes and (is_all or (shapes == others and not last)):
+            says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
+            self._stays(rank, says, last or None, optimizer)
+
+    def _judge_copies(self, rank: int, stream: Stream, optimizer: int) -> None:
+        """Finds an optimizer that steps copies of the model's parameters, on gradients put there by hand, while the
+        model itself never changes. Master weights are copied back, if only now and then."""
+        held, unheld = stream.held[optimizer], stream.unheld
+        if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
             return
+        is_by_hand = not held & stream.ever and bool(held & stream.last_used.keys())
+        if is_by_hand and sorted(unheld.here) == sorted(stream.parameters[number].shape for number in held):
+            says = said("held.copies", count=len(held), steps=unheld.constant, names=unheld.names)
+            self._stays(rank, says, None, optimizer)
+
+    def _tell_idle(self, stream: Stream, optimizer: int) -> None:
+        """States which parameters of an optimizer its steps find without gradients."""
+        held, steps = stream.held[optimizer], stream.steps.get(optimizer, 0)
+        unused = held - self._frozen - stream.last_used.keys()
+        # Gradients that are gathered, or put into other tensors, may be used there.
+        elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
+        self._tell("coverage.no-gradient", stream, unused - elsewhere, held)
+        stepped = self._of[optimizer].stepped & stream.last_used.keys()
+        few = steps - max(_MANY_STEPS, _LATE * steps)
+        stopped = {number for number in stepped if stream.last_used[number] <= few}
+        since = max((stream.last_used[number] for number in stopped), default=0)
+        if any(stream.last_used[number] > since for number in stepped):
+            self._tell("coverage.no-more-gradient", stream, stopped, held, since - 1)
+
+    def _tell(self, code: str, stream: Stream, some: Set[int], held: Set[int], step: int | None = None) -> None:
+        if some:
+            names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(some)]
+            says = said(code, count=len(some), all=len(held), names=names, step=step)
+            self._findings.leave_open(says, len(some), step)
+
+    def _judge_detached(self, rank: int, stream: Stream) -> None:
         for optimizer in stream.steps:
             self._judge_clips(rank, stream, optimizer)
         steps = sum(stream.steps.values())
-        if self._cut_off == self._backwards >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
-            says, effect = (
-                said("from-the-model.cut-off", passes=self._backwards),
-                said("from-the-model.idle", steps=steps),
-            )
+        if self._cut_off == stream.clock >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
+            says, effect = said("from-the-model.cut-off", passes=stream.clock), said("from-the-model.idle", steps=steps)
             self._findings.add(Finding("watch/from-the-model", says, 0, (rank,), self._site, effect))
 
     def _judge_clips(self, rank: int, stream: Stream, optimizer: int) -> None:
@@ -245,8 +190,19 @@ class Detached(OneRank):
         held = stream.held[optimizer]
         shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
         alike = [one for one in self._copies if Counter(map(tuple, one.strange)) == shapes]
-        if len(alike) >= _OFTEN and not held & self._clipped and held & stream.used_ever:
+        if len(alike) >= _OFTEN and not held & self._clipped and held & stream.last_used.keys():
             says = said("clip-something.copies", count=len(held))
             effect = said("clip-something.nothing", limit=alike[0].limit)
             law, site = "watch/clip-something", alike[0].site
             self._findings.add(Finding(law, says, 0, (rank,), site, effect, optimizer))
+
+
+def _is_left(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:
+    """Whether no other optimizer has stepped its parameters since, on any rank if it never stepped itself."""
+    if stream.steps.get(optimizer):
+        return stream.is_last_user(optimizer)
+    return bool((of.made & stream.ever) - used - set[int]().union(*stream.held.values()))
+
+
+def _shapes(unheld: records.Unheld | None) -> Counter[tuple[int, ...]]:
+    return Counter() if unheld is None else Counter(tuple(shape) for shape in unheld.shapes)

@@ -1,17 +1,19 @@
-"""Denominators of losses: the true length of a window, and the mean over all targets of its micro-batches."""
+"""What losses are divided by, against how many passes, ranks and targets a step has."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import isclose, prod
+from itertools import groupby, pairwise
+from math import inf, isclose, prod
+from typing import NamedTuple
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.means import Means
 from conformance.watch.judging.proof import Steady
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.targets import (
@@ -27,70 +29,15 @@ from conformance.watch.judging.targets import (
     of_one_target,
     passes_of,
     targets_of,
+    total_by_count,
+    total_of,
+    weight_of,
 )
-from conformance.watch.judging.totals import Totals
 from conformance.watch.judging.windows import Window
 
+_SEVERAL = 3
+"""By two, a loss may be halved twice for other reasons. Divisors that change by themselves are three."""
 _MOST_KEPT = 100
-
-
-@dataclass
-class _Optimizer:
-    """Windows of an optimizer on a rank.
-
-    right: how many windows are divided by their length, by length. off: by another number that they are divided by, how
-    many have which length. kept: the last of these. means: as off, but only losses that are surely divided by this
-    number as a whole. surplus: how many more batches loaders gave than went backward. added: lengths of windows whose
-    losses nothing divides.
-    """
-
-    ranks: int
-    windows: int = 0
-    last: int = 0
-    right: Counter[int] = field(default_factory=Counter)
-    off: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    kept: deque[tuple[Window, set[int]]] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
-    means: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    surplus: int = 0
-    have_batches: bool = False
-    added: Counter[int] = field(default_factory=Counter)
-
-    def take(self, window: Window, kappa: float | None) -> None:
-        passes = [*window.backwards.values()]
-        number = len(passes)
-        self.windows += 1
-        self.last = window.index
-        # Batches may come long before. Of several loaders, one may be that of an evaluation.
-        self.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
-        numbers = _numbers(passes)
-        if number in numbers:
-            self.right[number] += 1
-            self.have_batches |= sum(one.batches for one in passes) >= number
-        elif numbers and number + window.lost not in numbers:
-            self.kept.append((window, numbers))
-            for nominal in numbers:
-                self.off[nominal][number] += 1
-                if kappa == 1 and all(is_mean(one) and near(prod(divisors_of(one)), nominal) for one in passes):
-                    self.means[nominal][number] += 1
-        if kappa == 1 and number > 1:
-            # Losses of one batch are those of several tasks.
-            self.added[number] += may_be_one([window]) and len(window.fed) != 1 and _are_added_up(passes)
-
-    def short(self, usual: int) -> list[Window]:
-        """Windows whose losses are divided by the usual length, and which surely lack the end of an epoch; none if
-        there may be another reason. Each pass has a batch of a loader, or they are alike and equally far apart, or it
-        is the first pass of all. A batch that lacks labels of one of several tasks lacks them by chance."""
-        off = [window for window, numbers in self.kept if usual in numbers]
-        missing = sum(max(0, usual - len(one.backwards) - one.lost) for one in off)
-        if not off or self.surplus >= missing:
-            return []
-        lengths = {len(one.backwards) for one in off}
-        places = [-1 if len(off) < _MOST_KEPT else off[0].index, *(one.index for one in off)]
-        gaps = {after - before for before, after in pairwise(places) if after > before}
-        are_ends = len(gaps) == len(lengths) == 1 and self.last - places[-1] <= min(gaps)
-        is_first = places == [-1, 0] and lengths == {1}
-        is_proof = self.have_batches or are_ends or is_first
-        return [one for one in off if is_proof and len(one.backwards) < usual]
 
 
 class Losses(Chapter):
@@ -99,8 +46,9 @@ class Losses(Chapter):
     def __init__(self, findings: Findings, steady: Steady) -> None:
         super().__init__(findings)
         self._steady = steady
-        self._of: dict[tuple[int, int], _Optimizer] = {}
-        self._means, self._totals = Means(findings), Totals(findings, steady)
+        self._lengths: dict[tuple[int, int], _Lengths] = defaultdict(_Lengths)
+        self._sums: dict[int, _Sums] = defaultdict(_Sums)
+        self._means = Means(findings)
 
     def judge_right(self, together: Together) -> None:
         kappa = kappa_of(together)
@@ -108,61 +56,243 @@ class Losses(Chapter):
             passes = [*window.backwards.values()]
             if window.step is None or window.step.closure or not passes:
                 continue
-            self._of.setdefault((window.optimizer, window.rank), _Optimizer(together.ranks)).take(window, kappa)
+            self._lengths[window.optimizer, window.rank].take(window, kappa)
             if kappa == 1 and _are_divided_partly(passes):
                 uneven = said("micro-batches.uneven", times=len(passes))
                 self._findings.leave_open(uneven, step=window.index, site=passes[0].site)
         self._means.judge(together.here)
-        self._totals.judge(together)
+        if kappa is not None and passes_of(together.here):
+            self._count_sums(together)
+            self._judge_numbers(together, kappa)
+
+    def _count_sums(self, together: Together) -> None:
+        # A batch that is made up counts nothing.
+        passes = [one for one in passes_of(together.here) if factor_of(one)]
+        total = total_of(together, together.here)
+        are_sums = all(one.summed for one in passes) and len(kinds(together.here)) == 1
+        if total is not None and are_sums and not together.is_joined:
+            self._sums[together.here[0].optimizer].take(total, 1 / factor_of(passes[0]))
+
+    def _judge_numbers(self, together: Together, kappa: float) -> None:
+        here = together.here
+        # A step of the script's own class may divide what it was given.
+        steps = [window.step for window in here if window.step is not None]
+        if any(window.captured for window in here) or any(step.closure or step.is_own for step in steps):
+            return
+        found = [(window, one) for one in _of_ranks(together, kappa) for window in here]
+        if not found and kappa == 1 and may_be_one(here):
+            found = [(window, one) for window in here for one in _of_passes(window)]
+        # Losses of several lines are several losses, which may be summed up, as those of several tasks on ranks may.
+        is_one = len(kinds(here)) == 1 and _train_the_same(here)
+        for window, one in found:
+            if is_one or one.fact is None:
+                self._steady.feed([(window.rank, one.of(window), False)], here)
+            else:
+                finding = one.of(window)
+                self._findings.leave_open(one.fact, step=finding.step, site=finding.site)
+        are_means = all(map(is_mean, passes_of(here)))
+        are_times_ranks = together.ranks > 1 and all(near(weight_of(one), together.ranks) for one in here)
+        if kappa == 1 and is_one and are_means and are_times_ranks:
+            self._findings.leave_open(said("ranks.sum", ranks=together.ranks), step=here[0].index)
 
     def finish(self, end: End) -> None:
         self._means.finish()
-        self._totals.finish()
+        for sums in self._sums.values():
+            if sums.are_open:
+                self._findings.leave_open(said("micro-batches.total", least=sums.least, most=sums.most), sums.off)
         # It is not known whether something else has used the first passes that are cleared.
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
-        for (_, rank), of in self._of.items():
+        for (_, rank), of in self._lengths.items():
             self._findings.seen[Property.MICRO_BATCHES] += of.right.total()
-            [(usual, right)] = of.right.most_common(1) or [(0, 0)]
-            is_usual = right >= 2 and of.right.total() >= of.windows / 2
-            short = of.short(usual) if is_usual and not are_cleared else []
-            for window in short:
-                self._findings.add(_too_short(window, usual, rank), [window])
-            is_all = of.right.total() + of.off[usual].total() == of.windows and max(of.off[usual], default=0) < usual
-            lengths = of.off[usual] if not short and (is_usual or is_all) and not are_cleared else None
-            if lengths:
-                self._leave_open(usual, lengths, of.ranks)
-            self._find_others(of)
+            if not are_cleared:
+                self._judge_lengths(rank, of)
+            # Half of a loss may be intended, as may a window that is left out.
+            if 2 * of.added.total() > of.windows and not self._steady.suspects("watch/means-averaged"):
+                self._findings.leave_open(said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
 
-    def _find_others(self, of: _Optimizer) -> None:
-        """What most windows of an optimizer show. Half of a loss may be intended, as may a window that is left out."""
-        most = of.windows / 2
-        for nominal, lengths in of.means.items():
-            if lengths.total() > most and not self._steady.suspects("watch/divided-once"):
-                self._leave_open(nominal, lengths, of.ranks)
-        if of.added.total() > most and not self._steady.suspects("watch/means-averaged"):
-            self._findings.leave_open(said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
-
-    def _leave_open(self, nominal: int, lengths: Counter[int], ranks: int) -> None:
-        says = said("micro-batches.divided", number=nominal, passes=sorted(lengths))
-        if ranks > 1 and {*lengths} == {nominal / ranks}:
-            says = said("ranks.divided-again", times=1 / ranks)
-        self._findings.leave_open(says, lengths.total())
+    def _judge_lengths(self, rank: int, of: _Lengths) -> None:
+        [(usual, _)] = of.right.most_common(1) or [(0, 0)]
+        short = of.short(usual)
+        for window in short:
+            number = len(window.backwards)
+            short_window = said("micro-batches.short", passes=number, number=usual)
+            wrong = _Wrong("watch/window-length", short_window, number / usual)
+            self._findings.add(wrong.of(window), [window])
+        facts = {usual: of.off[usual]} if of.off[usual] and not short else {}
+        if not self._steady.suspects("watch/divided-once"):
+            facts |= {nominal: found for nominal, found in of.means.items() if 2 * found.total() > of.windows}
+        for nominal, lengths in facts.items():
+            says = said("micro-batches.divided", number=nominal, passes=sorted(lengths))
+            self._findings.leave_open(says, lengths.total())
 
 
-def _too_short(window: Window, usual: int, rank: int) -> Finding:
-    passes = len(window.backwards)
-    return Finding(
-        "watch/window-length",
-        said("micro-batches.short", passes=passes, number=usual),
-        window.index,
-        (rank,),
-        next(iter(window.backwards.values())).site,
-        said("times-the-mean", times=passes / usual),
-        optimizer=window.optimizer,
-    )
+class _Wrong(NamedTuple):
+    """What a loss is divided by. times: what the update is of that of the mean. fact: what it is if the losses are
+    several; None if it is wrong then, too."""
+
+    law: str
+    says: Said
+    times: float
+    fact: Said | None = None
+
+    def of(self, window: Window) -> Finding:
+        site = next(iter(window.backwards.values())).site
+        passes = frozenset((window.rank, number) for number in window.backwards)
+        effect = said("times-the-mean", times=self.times)
+        return Finding(self.law, self.says, window.index, (window.rank,), site, effect, window.optimizer, passes)
 
 
-def _numbers(passes: list[records.Backward]) -> set[int]:
+def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
+    """What a step makes of the losses of ranks. Those that still have data may be fewer than all in the end, and be
+    averaged over."""
+    here, ranks = together.here, together.ranks
+    if ranks == 1 or together.is_joined:
+        return
+    if near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
+        fact = said("ranks.sum", ranks=ranks)
+        yield _Wrong("watch/means-averaged", said("ranks.means-added", times=ranks), ranks, fact)
+    passes = passes_of(here)
+    everything = sum(map(targets_of, passes))
+    # Were the counts equal, what divides might be each rank's own, times a factor of the script's. Half of a loss may
+    # be intended, but not by one number that says how many targets there are.
+    are_bare = all(targets_of(one) and _numbers_beside_targets(one) <= 1 for one in passes)
+    are_apart = len({sum(map(targets_of, window.backwards.values())) for window in here}) > 1
+    if near(total_by_count(together, kappa), 1 / ranks):
+        yield _Wrong("watch/averaged-once", said("ranks.divided-by-count"), 1 / ranks)
+    elif kappa == 1 and are_bare and are_apart and all(near(of_one_target(one) * everything, 1) for one in passes):
+        yield _Wrong("watch/averaged-once", said("ranks.divided-by-all", targets=everything), 1 / ranks)
+
+
+def _of_passes(window: Window) -> Iterator[_Wrong]:
+    """What a step makes of the losses of a rank's micro-batches."""
+    passes = [*window.backwards.values()]
+    number, batches = len(passes), passes[0].batches if passes else 0
+    divisors = [divisors_of(one) if is_mean(one) else [] for one in passes]
+    # Once for the micro-batches, and by the same number for something else again, no mean is.
+    if number >= _SEVERAL and all(of_one == 2 * [number] for of_one in divisors):
+        fact = said("micro-batches.divided", number=number**2, passes=[number])
+        yield _Wrong("watch/divided-once", said("micro-batches.divided-twice", number=number), 1 / number, fact)
+    # Who makes one batch of all, or leaves some out on purpose, has one mean, and nothing to divide it by.
+    elif number == 1 and batches >= _SEVERAL and passes[0].loader is not None and divisors == [[batches]]:
+        says = said("micro-batches.last-only", batches=batches)
+        yield _Wrong("watch/every-backward", says, 1 / batches, says)
+    elif number > 1 and are_batches(passes) and not _waits(window) and all(map(_is_bare, passes)):
+        says = said("micro-batches.sum", passes=number)
+        yield _Wrong("watch/means-averaged", says, number, says)
+
+
+def _numbers_beside_targets(backward: records.Backward) -> int:
+    """How many numbers a loss is multiplied with or divided by, but for the loss scale and how many targets it has."""
+    left = [one for one in backward.factors if not near(one, 1)]
+    for known in (backward.scale, backward.targets):
+        own = next((one for one in left if known and near(one, known)), None)
+        if own is not None:
+            left.remove(own)
+    return len(left)
+
+
+def _train_the_same(here: list[Window]) -> bool:
+    """Whether the backward passes of all ranks reach the same parameters."""
+    return len({frozenset(number for number, of in window.new.items() if of) for window in here}) == 1
+
+
+def _waits(window: Window) -> bool:
+    """Whether another optimizer steps between its backward passes, so that these are no micro-batches: it is the one
+    that steps more rarely, as for an embedding."""
+    calls = [one for one in window.moments if isinstance(one, (records.Backward, records.Stepped))]
+    return sum(issubclass(kind, records.Backward) for kind, _ in groupby(calls, type)) > 1
+
+
+def _is_bare(backward: records.Backward) -> bool:
+    """Whether it is a mean that only the loss scale multiplies. Factors that come to 1 together, as the number of ranks
+    over that of micro-batches may, are intended."""
+    factors = [factor for factor in backward.factors if not near(factor, 1)]
+    return bool(backward.targets) and factors in ([], [backward.scale])
+
+
+@dataclass
+class _Sums:
+    """Steps of an optimizer on sums over targets: how many there are and how many have a total that is not 1, between
+    which totals these are, and a few of the numbers that their sums are divided by."""
+
+    steps: int = 0
+    off: int = 0
+    least: float = inf
+    most: float = 0.0
+    divisors: set[float] = field(default_factory=set)
+
+    def take(self, total: float, divisor: float) -> None:
+        self.steps += 1
+        if not near(total, 1):
+            self.off += 1
+            self.least, self.most = min(self.least, total), max(self.most, total)
+            self.divisors |= {divisor} if len(self.divisors) < _SEVERAL else set()
+
+    @property
+    def are_open(self) -> bool:
+        """A script may divide by one number of its own."""
+        return self.off > 0 and (2 * self.off < self.steps or len(self.divisors) == _SEVERAL)
+
+
+@dataclass
+class _Lengths:
+    """How many passes the windows of an optimizer on a rank have, and by which number all of their losses are divided.
+
+    right: how many windows are divided by their length, by length. off: by another number that they are divided by, how
+    many have which length. kept: the first of these. means: as off, but only losses that are surely divided by this
+    number as a whole. surplus: how many more batches loaders gave than went backward. added: lengths of windows whose
+    losses nothing divides.
+    """
+
+    windows: int = 0
+    last: int = 0
+    right: Counter[int] = field(default_factory=Counter)
+    off: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    kept: list[tuple[Window, set[int]]] = field(default_factory=list)
+    means: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    surplus: int = 0
+    have_batches: bool = False
+    added: Counter[int] = field(default_factory=Counter)
+
+    def take(self, window: Window, kappa: float | None) -> None:
+        passes = [*window.backwards.values()]
+        number, numbers = len(passes), _numbers(passes)
+        self.windows, self.last = self.windows + 1, window.index
+        # Batches may come long before. Of several loaders, one may be that of an evaluation.
+        self.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
+        if number in numbers:
+            self.right[number] += 1
+            self.have_batches |= sum(one.batches for one in passes) >= number
+        elif numbers and number + window.lost not in numbers:
+            if len(self.kept) < _MOST_KEPT:
+                self.kept.append((window, numbers))
+            for nominal in numbers:
+                self.off[nominal][number] += 1
+                if kappa == 1 and all(is_mean(one) and near(prod(divisors_of(one)), nominal) for one in passes):
+                    self.means[nominal][number] += 1
+        # Losses of one batch are those of several tasks.
+        if kappa == 1 and number > 1 and len(window.fed) != 1 and may_be_one([window]) and _are_added_up(passes):
+            self.added[number] += 1
+
+    def short(self, usual: int) -> list[Window]:
+        """Windows whose losses are divided by the usual length, and which surely lack the end of an epoch; none if
+        there may be another reason. Each pass has a batch of a loader, or they are alike and equally far apart, or it
+        is the first pass of all. A batch that lacks labels of one of several tasks lacks them by chance."""
+        off = [window for window, numbers in self.kept if usual in numbers]
+        missing = sum(max(0, usual - len(one.backwards) - one.lost) for one in off)
+        is_usual = self.right[usual] >= 2 and 2 * self.right.total() >= self.windows
+        if not off or not is_usual or self.surplus >= missing:
+            return []
+        lengths, places = {len(one.backwards) for one in off}, [one.index for one in off]
+        gaps = {after - before for before, after in pairwise([-1, *places])}
+        to_the_end = 0 if len(self.kept) == _MOST_KEPT else self.last - places[-1]
+        are_ends = len(gaps) == len(lengths) == 1 and to_the_end <= min(gaps)
+        is_first = places == [0] and lengths == {1}
+        is_proof = self.have_batches or are_ends or is_first
+        return [one for one in off if is_proof and len(one.backwards) < usual]
+
+
+def _numbers(passes: Sequence[records.Backward]) -> set[int]:
     """How many micro-batches a window has, to all of its losses: 1 over what multiplies them, or what divides them last
     if what comes below is a part of the loss. Losses of batches that are made up count nothing."""
     factors = [factor for one in passes if (factor := factor_of(one))]
@@ -175,7 +305,7 @@ def _numbers(passes: list[records.Backward]) -> set[int]:
     return {round(one) for one in found if one > 1.5 and isclose(one, round(one), rel_tol=1e-5)}
 
 
-def _are_divided_partly(passes: list[records.Backward]) -> bool:
+def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
     """Whether each is of one batch of one loader, and some count as much more as there are. A loss of other data, such
     as those without labels, may be meant to."""
     factors = [abs(factor_of(one)) for one in passes]
@@ -185,7 +315,7 @@ def _are_divided_partly(passes: list[records.Backward]) -> bool:
     return not are_alike(times) and all(near(one, 1) or near(one, len(passes)) for one in times)
 
 
-def _are_added_up(passes: list[records.Backward]) -> bool:
+def _are_added_up(passes: Collection[records.Backward]) -> bool:
     """Whether they are means that nothing multiplies, or micro-batches of one loader, and nothing that is seen makes a
     mean of them or of a term of theirs: no factor is 1 over their number, and no divisor a multiple of it."""
     if all(one.targets and not one.factors for one in passes):
@@ -197,131 +327,3 @@ def _are_added_up(passes: list[records.Backward]) -> bool:
     divisors = [divisor for one in passes for divisor in (*one.divisors, *one.of_terms)]
     are_multiples = any(isclose(one / number, round(one / number)) for one in divisors if one > 1)
     return not are_multiples and not any(near(factor * number, 1) for factor in factors)
-
-
-_LITTLE = 1.1
-"""By what a target may weigh more than another one, as where a few pixels of some images have no label."""
-_RARELY = 0.5
-"""Of all steps: those in which an epoch ends."""
-
-
-@dataclass
-class _Found:
-    """The first step of a kind, with what it was fed, and how many there are."""
-
-    first: Finding
-    says: Said
-    fed: list[set[tuple[int, ...]]]
-    times: int = 0
-
-
-class Means:
-    """Judges steps in which micro-batches of different sizes count alike."""
-
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
-        self._steps: Counter[int] = Counter()
-        self._found: dict[tuple[int, str, bool], _Found] = {}
-        self._pools: dict[int, _Pool] = defaultdict(_Pool)
-
-    def judge(self, windows: list[Window]) -> None:
-        optimizer, passes = windows[0].optimizer, passes_of(windows)
-        self._steps[optimizer] += 1
-        fed = [rows for window in windows for rows in window.fed]
-        are_padded = any(one.ignored for one in passes) and not any(one.batches for one in passes)
-        if are_padded:
-            for rows in fed:
-                self._pools[optimizer].add(rows)
-        if not all(map(_counts_alike, windows)) or not may_be_one(windows):
-            return
-        sizes = [[targets_of(one) for one in window.backwards.values()] for window in windows]
-        are_of_loader = all(are_batches(window.backwards.values()) for window in windows)
-        # Samples, tasks and groups of a batch may be intended to count as one each.
-        are_samples = bool(fed) and all(len(rows) == 1 for rows in fed)
-        if max(max(of) / min(of) for of in sizes) <= _LITTLE or are_samples:
-            return
-        if all(map(_is_cut, sizes)):
-            shape = "cut"
-        elif len(kinds(windows)) > 1 or not (are_of_loader or (are_padded and _have_one_size(passes))):
-            return
-        else:
-            shape = "smaller" if all(map(_has_a_smaller_one, sizes)) else "any"
-        least, most = min(map(min, sizes)), max(map(max, sizes))
-        says = said("micro-batches.means", least=least, most=most, times=most / least)
-        found = _of_means(windows, says, most / least)
-        self._findings.show(found.key, windows)
-        first = _Found(found, says, [window.fed for window in windows])
-        self._found.setdefault((optimizer, shape, are_of_loader), first).times += 1
-
-    def finish(self) -> None:
-        for (optimizer, shape, are_of_loader), of in self._found.items():
-            # Chunks of a batch are no ends of epochs.
-            are_of_one = are_of_loader or all(map(self._pools[optimizer].are_linked, of.fed))
-            is_often = of.times > _RARELY * self._steps[optimizer]
-            if shape == "cut" and is_often and not are_of_loader:
-                self._findings.leave_open(of.says, of.times, of.first.step, of.first.site)
-            elif are_of_one and (shape == "any" or (shape == "smaller" and is_often)):
-                self._findings.add(of.first, count=of.times)
-
-
-def _counts_alike(window: Window) -> bool:
-    """Whether all passes weigh the same, reach the same parameters, as losses of several heads do not, and are over
-    targets. An episode or a graph may count as one, however long it is."""
-    passes = window.backwards.values()
-    weights = [of_one_target(one) * targets_of(one) for one in passes if not one.of_any]
-    reached = [{one.backward for one in of} & window.backwards.keys() for of in window.new.values()]
-    reach_the_same = all(of in (set(), {*window.backwards}) for of in reached)
-    return len(weights) == len(passes) > 0 and min(weights) > 0 and are_alike(weights) and reach_the_same
-
-
-def _have_one_size(passes: list[records.Backward]) -> bool:
-    """Whether they are padded to one size."""
-    return len({targets_of(one) + one.ignored for one in passes}) == 1
-
-
-def _is_cut(sizes: Sequence[int]) -> bool:
-    """Whether all are alike but the last, which is smaller, as where a batch is cut into parts, or an epoch ends."""
-    *before, last = sizes
-    return len({*before}) <= 1 and last <= max(before, default=last)
-
-
-def _has_a_smaller_one(sizes: Sequence[int]) -> bool:
-    """Whether all are alike but one, which is smaller, as wherever an epoch ends within a window."""
-    return len({*sizes}) == 1 or (len({*sizes}) == 2 and sizes.count(min(sizes)) == 1)
-
-
-def _of_means(windows: list[Window], says: Said, times: float) -> Finding:
-    first, ranks = windows[0], tuple(window.rank for window in windows)
-    site = next(iter(first.backwards.values())).site
-    effect = said("micro-batches.target-weighs", times=times)
-    return Finding("watch/mean-of-all", says, first.index, ranks, site, effect, first.optimizer)
-
-
-_MOST = 8192
-"""Rows."""
-
-
-class _Pool:
-    """Groups rows that are linked by micro-batches: rows of one task or data set never come with those of another, but
-    in one set that is shuffled again and again, all are soon linked."""
-
-    def __init__(self) -> None:
-        self._groups: list[set[int]] = []
-
-    def add(self, rows: Sequence[int]) -> None:
-        """Take a micro-batch."""
-        joined, others = set[int](), []
-        for group in self._groups:
-            if group.isdisjoint(rows):
-                others.append(group)
-            else:
-                joined |= group
-        if sum(map(len, self._groups)) < _MOST:
-            joined |= {*rows}
-        self._groups = [*others, joined] if joined else others
-
-    def are_linked(self, micro_batches: Collection[Sequence[int]]) -> bool:
-        """Whether all of these, none of which is like another one, are."""
-        firsts = {rows[0] for rows in micro_batches if rows}
-        are_several = len(firsts) == len(micro_batches) > 1
-        return are_several and any(firsts <= group for group in self._groups)

@@ -1,4 +1,4 @@
-"""Whether epochs have an order of their own, and whether all that samplers deal out is read."""
+"""Whether epochs have an order of their own, and whether samplers deal out what was cut before."""
 
 from __future__ import annotations
 
@@ -51,14 +51,11 @@ class _Order:
 
     def begin(self, first: records.First) -> None:
         before, self.first = self.first, first
-        if before is None:
+        self.is_told |= before is not None and before.epoch != first.epoch
+        are_same_rows = before is not None and before.rows == first.rows != []
+        if before is None or not (are_same_rows or before.drawn == first.drawn != []):
             self.times = 1
-            return
-        self.is_told |= before.epoch != first.epoch
-        are_same_rows = before.rows == first.rows != []
-        if not are_same_rows and not before.drawn == first.drawn != []:
-            self.times = 1
-            self.others += 1
+            self.others += before is not None
             return
         self.times += 1
         # Without labels there may be other samples at the same places.
@@ -126,8 +123,7 @@ class _Part:
 class Epochs(Chapter):
     """Collects the epochs of ranks that train together.
 
-    is_sampled: whether a sampler deals the data out. dealt: the parts of each sampler, by rank. read: by how many
-    replicas there are, the ranks and samplers that read a part."""
+    is_sampled: whether a sampler deals the data out. dealt: the parts of each sampler, by rank."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
@@ -135,7 +131,6 @@ class Epochs(Chapter):
         self.is_sampled = False
         self._of: dict[int, _Rank] = defaultdict(_Rank)
         self._dealt: dict[int, dict[int, _Part]] = {}
-        self._read: dict[int, set[tuple[int, int]]] = defaultdict(set)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         of = self._of[rank]
@@ -158,9 +153,6 @@ class Epochs(Chapter):
                 part.rows.add(record.rows, part.epoch)
 
     def _deal(self, rank: int, epoch: records.Epoch) -> None:
-        read = self._read[epoch.replicas]
-        if len(read) < epoch.replicas:
-            read.add((rank, epoch.sampler))
         if epoch.shuffles and epoch.replicas == self._ranks > 1:
             by_rank = self._dealt.get(epoch.sampler) or {}
             part = by_rank.setdefault(rank, _Part())
@@ -175,9 +167,6 @@ class Epochs(Chapter):
         if end.averages:
             for by_rank in self._dealt.values():
                 self._judge_dealt(by_rank)
-            for replicas, read in self._read.items():
-                if max(len(read), self._ranks) < replicas:
-                    self._findings.leave_open(said("data.unread-parts", read=len(read), parts=replicas))
 
     def _judge_order(self, rank: int, order: _Order) -> None:
         self._findings.seen[Property.DATA] += order.others

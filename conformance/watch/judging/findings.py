@@ -44,11 +44,11 @@ class Finding:
     """
 
     law: str
-    says: Said | str
+    says: Said
     step: int | None
     ranks: tuple[int, ...]
     site: Site = None
-    effect: Said | str | None = None
+    effect: Said | None = None
     optimizer: int | None = None
     passes: frozenset[Pass] = frozenset()
     waits: bool = False

@@ -6,32 +6,23 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
 
 from conformance.watch import records
 from conformance.watch.judging.windows import Key
 
-OF_PARAMETERS: dict[type[records.Record], tuple[str, ...]] = {
-    records.Optimizer: ("parameters",),
-    records.Hooks: ("parameters",),
-    records.Local: ("parameters", "fresh", "sparse"),
-    records.Entries: ("parameters",),
-    records.Left: ("parameters", "held", "changed"),
-    records.Stale: ("parameters",),
-    records.Captured: ("parameters",),
-    records.Cleared: ("parameters",),
-    records.Clipped: ("parameters",),
-    records.Limited: ("parameters",),
-    records.Stepped: ("parameters", "frozen", "used", "weights", "unreduced"),
-    records.Weighed: ("parameters",),
-    records.Wrapped: ("own", "inside"),
-    records.Exchanged: ("parameters",),
-}
-"""The fields of records that are numbers of parameters."""
+_V = TypeVar("_V")
 
-_Place: TypeAlias = tuple[Key | None, int, tuple[int, ...]]
-"""The last optimizer that was made when a parameter was seen first, how many came with it before, and the shape."""
+_OF_OTHERS = {"beside", "drawn", "evaluated", "rows", "samplers", "samples", "shape"}
+"""Lists that are no numbers of parameters."""
+
+
+OF_PARAMETERS = {
+    kind: tuple(one.name for one in fields(kind) if one.type == "list[int]" and one.name not in _OF_OTHERS)
+    for kind in records.Record.__subclasses__()
+}
+"""The fields of each kind of records that are numbers of parameters."""
 
 
 class _Common:
@@ -43,18 +34,17 @@ class _Common:
 
     def number(self, thing: Hashable, own: int) -> int:
         """own: the number that a rank has given it, which it keeps if nothing else has it."""
-        known = self._of.get(thing)
-        if known is None:
-            known = own if own not in self._taken else max(self._taken) + 1
-            self._of[thing] = known
-            self._taken.add(known)
-        return known
+        if thing not in self._of:
+            self._of[thing] = own if own not in self._taken else max(self._taken) + 1
+            self._taken.add(self._of[thing])
+        return self._of[thing]
 
 
 @dataclass
 class _Rank:
     """parameters, optimizers: by the rank's own numbers, those that are others for all. waiting: parameters that came
-    since the last other record. last: the last optimizer that was made. count: how many parameters came with it."""
+    since the last other record. shapes: of all. keys: how many optimizers are alike. last: the last that was made.
+    count: how many parameters came with it."""
 
     parameters: dict[int, int] = field(default_factory=dict)
     optimizers: dict[int, int] = field(default_factory=dict)
@@ -63,6 +53,28 @@ class _Rank:
     keys: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=Counter)
     last: Key | None = None
     count: int = 0
+
+    def make(self, optimizer: records.Optimizer) -> Key:
+        shapes = self.shapes | {one.parameter: tuple(one.shape) for one in self.waiting}
+        kind = optimizer.type, tuple(shapes[number] for number in optimizer.parameters)
+        self.last, self.count = Key(*kind, self.keys[kind]), 0
+        self.keys[kind] += 1
+        return self.last
+
+    def renumbered(self, record: records.Record) -> records.Record:
+        changes: dict[str, object] = {
+            name: [self.parameters.get(number, number) for number in getattr(record, name)]
+            for name in OF_PARAMETERS.get(type(record), ())
+        }
+        match record:
+            case records.Named():
+                changes["names"] = _by_common(record.names, self.parameters)
+            case records.Backward() | records.Cleared():
+                changes["versions"] = _by_common(record.versions, self.optimizers)
+        optimizer = getattr(record, "optimizer", None)
+        if optimizer is not None:
+            changes["optimizer"] = self.optimizers.get(optimizer, optimizer)
+        return replace(record, **changes) if changes else record
 
 
 class Numbering:
@@ -80,51 +92,29 @@ class Numbering:
             of.waiting.append(record)
             return
         if isinstance(record, records.Optimizer):
-            self._make(of, record)
-        if of.waiting:
-            waiting, of.waiting = of.waiting, []
-            for parameter in waiting:
-                yield self._see(of, parameter)
-        yield _renumbered(record, of) if of.parameters or of.optimizers else record
-
-    def _make(self, of: _Rank, optimizer: records.Optimizer) -> None:
-        shapes = of.shapes | {one.parameter: tuple(one.shape) for one in of.waiting}
-        kind = optimizer.type, tuple(shapes[number] for number in optimizer.parameters)
-        of.last, of.count = Key(*kind, of.keys[kind]), 0
-        of.keys[kind] += 1
-        common = self._optimizers.number(of.last, optimizer.optimizer)
-        if common != optimizer.optimizer:
-            of.optimizers[optimizer.optimizer] = common
+            common = self._optimizers.number(of.make(record), record.optimizer)
+            if common != record.optimizer:
+                of.optimizers[record.optimizer] = common
+        waiting, of.waiting = of.waiting, []
+        for parameter in waiting:
+            yield self._see(of, parameter)
+        yield of.renumbered(record) if of.parameters or of.optimizers else record
 
     def _see(self, of: _Rank, parameter: records.Parameter) -> records.Parameter:
+        """A parameter is known by the last optimizer that was made when it was seen first, how many came with that
+        before, and its shape."""
         number = parameter.parameter
         if number not in of.shapes:
             of.shapes[number] = tuple(parameter.shape)
-            place: _Place = of.last, of.count, of.shapes[number]
+            common = self._parameters.number((of.last, of.count, of.shapes[number]), number)
             of.count += 1
-            common = self._parameters.number(place, number)
             if common != number:
                 of.parameters[number] = common
         return replace(parameter, parameter=of.parameters.get(number, number))
 
 
-def _renumbered(record: records.Record, of: _Rank) -> records.Record:
-    changes: dict[str, object] = {
-        name: [of.parameters.get(number, number) for number in getattr(record, name)]
-        for name in OF_PARAMETERS.get(type(record), ())
-    }
-    if isinstance(record, records.Named):
-        changes["names"] = {
-            str(of.parameters.get(int(number), int(number))): name for number, name in record.names.items()
-        }
-    if isinstance(record, (records.Backward, records.Cleared)):
-        changes["versions"] = {
-            str(of.optimizers.get(int(number), int(number))): version for number, version in record.versions.items()
-        }
-    optimizer = getattr(record, "optimizer", None)
-    if optimizer is not None:
-        changes["optimizer"] = of.optimizers.get(optimizer, optimizer)
-    return replace(record, **changes) if changes else record
+def _by_common(of: dict[str, _V], numbers: dict[int, int]) -> dict[str, _V]:
+    return {str(numbers.get(int(number), int(number))): value for number, value in of.items()}
 
 
 _CLIPS = (records.Clipped, records.Limited)

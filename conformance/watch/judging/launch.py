@@ -9,12 +9,12 @@ from operator import attrgetter
 
 from conformance.trace.assembler import Assembler
 from conformance.watch import records
-from conformance.watch.judging import agreement, conservation, coverage, hypotheses, pairing
+from conformance.watch.judging import agreement, conservation, hypotheses, pairing
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End, OfEachRank
 from conformance.watch.judging.clearing import Discarded, OtherPasses
 from conformance.watch.judging.clipping import Clipping
-from conformance.watch.judging.coverage import Coverage, Detached
+from conformance.watch.judging.coverage import Coverage
 from conformance.watch.judging.denominators import Losses
 from conformance.watch.judging.epochs import Epochs
 from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
@@ -68,7 +68,6 @@ class Launch:
             Passes(findings),
             OfEachRank(findings, Coverage),
             OfEachRank(findings, Schedules),
-            OfEachRank(findings, Detached),
         )
         self._is_joined = self._is_split = False
         self._blind: set[int] = set()
@@ -91,8 +90,6 @@ class Launch:
         match record:
             case records.Joined():
                 self._is_joined = True
-            case records.Stale():
-                coverage.judge_stale(rank, stream, record, self.findings)
             case records.Failed():
                 if record.observer:
                     self.findings.lack(said("recorder-failed", observer=record.observer, error=record.error))

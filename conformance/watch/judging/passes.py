@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter
 from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.windows import Window
-from conformance.watch.records import Backward, Entered
-from conformance.watch.sizes import UNREAD
-
-_MANY_ELEMENTS = 64
-"""A gradient of fewer numbers may be another one's by chance."""
+from conformance.watch.records import Backward
 
 
 class Passes(Chapter):
@@ -39,11 +33,6 @@ class Passes(Chapter):
                 effect = said("passes.twice", passes=len(again), all=len(window.backwards))
                 found = _finding(window, "watch/backward-once", said("passes.contains"), again[0].site, effect)
                 self._findings.add(found, together.here)
-            # Losses of two sets of labels, or one loss the other way round, may have equal gradients.
-            pairs = _pairs(window)
-            if pairs and all(second.is_alike and _are_equal(window, first, second) for first, second in pairs):
-                says = said("micro-batches.same-gradient", passes=len(pairs), all=len(window.backwards))
-                self._findings.leave_open(says, 1, window.index, pairs[0][1].site)
 
 
 def _unreduced(window: Window, step: records.Stepped) -> Iterator[Finding]:
@@ -83,34 +72,3 @@ def _adds(window: Window, backward: Backward) -> bool:
     for different parameters."""
     passes = [[one.backward for one in of_parameter] for of_parameter in window.new.values()]
     return any(backward.backward in of_parameter and min(of_parameter) < backward.backward for of_parameter in passes)
-
-
-def _pairs(window: Window) -> list[tuple[Backward, Backward]]:
-    """The backward passes that come one after the other, with no forward in between. Made-up batches may be equal; each
-    has a forward of its own."""
-    if window.cut:
-        return []
-    calls = [one for one in window.moments if isinstance(one, (Entered, Backward))]
-    return [
-        (first, second)
-        for entered, first, second in zip(calls, calls[1:], calls[2:], strict=False)
-        if isinstance(entered, Entered)
-        and isinstance(first, Backward)
-        and isinstance(second, Backward)
-        and not second.evaluates
-        and not second.batches
-    ]
-
-
-def _are_equal(window: Window, one: Backward, other: Backward) -> bool:
-    """Whether every parameter has the same of both, bit by bit."""
-    first, second, elements = one.backward, other.backward, 0
-    for number, contributions in window.new.items():
-        of = {each.backward: each.sketch for each in contributions}
-        if (first in of) != (second in of):
-            return False
-        if first in of and window.samples.get(number) != UNREAD:
-            if not np.array_equal(of[first], of[second]):
-                return False
-            elements += window.sizes.get(number, 1) if of[first][..., 2].any() else 0
-    return elements >= _MANY_ELEMENTS

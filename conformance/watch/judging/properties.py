@@ -132,7 +132,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "data.same-micro-batches": (Property.DATA, "same"),
     "data.same-order": (Property.DATA, "same"),
     "data.cut-twice": (Property.DATA, "same"),
-    "data.unread-parts": (Property.DATA, "same"),
     # Order of calls in a window, and clipping.
     "clearing.other-passes": (Property.CLEARING, "kept"),
     "clipping.aside": (Property.CLIPPING, "parts"),
@@ -142,7 +141,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clipping.nothing": (Property.CLIPPING, "parts"),
     "clipping.parts": (Property.CLIPPING, "parts"),
     "loss-scale.not-finite": (Property.LOSS_SCALE, None),
-    "micro-batches.same-gradient": (Property.MICRO_BATCHES, "weighted"),
     # Loss scale and schedules
     "clipping.scaled-norm": (Property.CLIPPING, "early"),
     "clipping.scaled-value": (Property.CLIPPING, "early"),
@@ -154,7 +152,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "schedule.zero-rate": (Property.SCHEDULE, "any"),
     "schedule.low-rate": (Property.SCHEDULE, "any"),
     # Denominators.
-    "ranks.divided-again": (Property.RANKS, "weighted"),
     "micro-batches.sum": (Property.MICRO_BATCHES, "sum"),
     "micro-batches.divided": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
@@ -164,8 +161,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.unheld": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
     "coverage.no-more-gradient": (Property.COVERAGE, "part"),
-    "coverage.taken-away": (Property.COVERAGE, "part"),
-    "coverage.zero": (Property.COVERAGE, "part"),
     "coverage.no-more-steps": (Property.COVERAGE, "part"),
     "clearing.discarded": (Property.CLEARING, "discarded"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
@@ -12,7 +12,7 @@ from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Sketch, Window
 
 _FEWEST = 3
 """A first try may feed all ranks one or two batches, again and again."""
@@ -30,6 +30,8 @@ _PADDED = 0.1
 _MOST_BEHIND = 1000
 _NEAR = 1e-5
 """Rounding of the same gradient, computed twice."""
+_MANY_ELEMENTS = 64
+"""A gradient of fewer numbers may be another one's by chance."""
 
 
 class _Compared:
@@ -43,7 +45,6 @@ class _Compared:
         self.seen = self.alike = 0
         self._fed: list[deque[Sequence[int]]] = [deque(maxlen=_MOST_BEHIND) for _ in range(ranks)]
         self._rows = [Rows() for _ in range(ranks)]
-        self._repeated: set[int] = set()
 
     def enter(self, rank: int, rows: Sequence[int]) -> bool:
         """rows: of a batch; () if they are not known. Returns whether all ranks have read the same."""
@@ -54,16 +55,9 @@ class _Compared:
         is_alike = all(fed) and len({*fed}) == 1
         self.seen += all(bool(read) for read in fed)
         self.alike += is_alike
-        if not is_alike:
-            self._keep(fed)
+        for of, read in zip(self._rows, fed, strict=True) if not is_alike else ():
+            of.add_new(read)
         return is_alike
-
-    def _keep(self, fed: Sequence[Sequence[int]]) -> None:
-        for rank, read in enumerate(fed):
-            if rank in self._repeated or not self._rows[rank].are_new(read):
-                self._repeated.add(rank)
-            else:
-                self._rows[rank].add(read)
 
     @property
     def alike_share(self) -> float:
@@ -112,8 +106,8 @@ class Samples(Chapter):
         self._steps += 1
         self._alike += together.is_alike
         for window in together.here:
-            if _are_equal(window):
-                says = said("data.same-micro-batches", passes=len(window.backwards))
+            if (passes := _repeating(window)) > 1:
+                says = said("data.same-micro-batches", passes=passes, all=len(window.backwards))
                 self._findings.leave_open(says, step=window.index, site=window.site)
 
     def finish(self, end: End) -> None:
@@ -127,8 +121,7 @@ class Samples(Chapter):
             effect = said("data.same-inputs.effect", ranks=self._ranks)
             self._findings.add(Finding("watch/own-data", says, None, tuple(range(self._ranks)), self._site, effect))
         elif not are_alike and shared > _SHARED:
-            says = said("data.same-epoch", share=shared)
-            effect = said("data.same-epoch.effect", share=shared)
+            says, effect = said("data.same-epoch", share=shared), said("data.same-epoch.effect", share=shared)
             self._findings.add(Finding("watch/own-data", says, None, ranks, self._site, effect))
         elif (share := max(shared, inputs.alike_share, drawn.shared()[0], drawn.alike_share)) > _PADDED:
             self._findings.leave_open(said("data.same-samples", share=share), site=self._site)
@@ -136,16 +129,23 @@ class Samples(Chapter):
             self._findings.seen[Property.DATA] += inputs.seen - inputs.alike
 
 
-def _are_equal(window: Window) -> bool:
-    """Whether all of several backward passes give each parameter the same gradient, and some parameter one that is not
-    zero."""
-    passes = len(window.backwards)
-    if passes < 2 or any(len(of_one) != passes for of_one in window.new.values()):
-        return False
-    pairs = [(one.sketch, of_one[0].sketch) for of_one in window.new.values() for one in of_one]
-    # A projection may be much smaller than its gradient, and then its rounding is not small against it.
-    are_near = all(abs(one - first).max() <= _NEAR * abs(first).max() for one, first in pairs)
-    return are_near and any(first.any() for _, first in pairs)
+def _repeating(window: Window) -> int:
+    """How many backward passes give each parameter the gradient of the pass before or after, where some are not zero:
+    all of the window, or of gradients that are too large to be equal by chance."""
+    of = {number: {one.backward: one.sketch for one in passes} for number, passes in window.new.items()}
+    order, repeating = sorted(window.backwards), set[int]()
+    for one, other in pairwise(order):
+        pairs = [(by_pass.get(one), by_pass.get(other)) for by_pass in of.values()]
+        if all(map(_are_near, pairs)) and any(first is not None and first.any() for first, _ in pairs):
+            repeating |= {one, other}
+    is_large = sum(window.sizes.get(number, 1) for number in of) >= _MANY_ELEMENTS
+    return len(repeating) if is_large or len(repeating) == len(order) else 0
+
+
+def _are_near(pair: tuple[Sketch | None, Sketch | None]) -> bool:
+    """A projection may be much smaller than its gradient, and then its rounding is not small against it."""
+    one, other = pair
+    return one is other if one is None or other is None else abs(one - other).max() <= _NEAR * abs(one).max()
 
 
 _MOST = 2048
@@ -164,21 +164,23 @@ class Rows:
         self.again: set[int] = set()
         self._every, self._batches = 1, 0
         self._kept: dict[int, int] = {}
-
-    def are_new(self, rows: Iterable[int]) -> bool:
-        """Whether no row was read before, as far as is known."""
-        chosen = self._chosen(rows)
-        return len({*chosen}) == len(chosen) and self._kept.keys().isdisjoint(chosen)
+        self._is_over = False
 
     def add(self, rows: Iterable[int], epoch: int = 0) -> None:
-        chosen = self._chosen(rows)
+        chosen = [row for row in rows if row % self._every == 0]
         self.again |= {row for row in chosen if self._kept.get(row, epoch) != epoch}
         self._kept.update(dict.fromkeys(chosen, epoch))
         self._batches += 1
         while len(self._kept) > _MOST:
             self._every *= 2
-            self._kept = {row: self._kept[row] for row in self._chosen(self._kept)}
+            self._kept = {row: of for row, of in self._kept.items() if row % self._every == 0}
             self.again &= self._kept.keys()
+
+    def add_new(self, rows: Sequence[int]) -> None:
+        """Until one comes again."""
+        self._is_over |= len({*rows}) < len(rows) or not self._kept.keys().isdisjoint(rows)
+        if not self._is_over:
+            self.add(rows)
 
     def common(self, other: Rows) -> set[int]:
         """The rows that both have read, of those that both keep."""
@@ -195,10 +197,6 @@ class Rows:
             return 0.0
         every = max(self._every, other._every)
         own, theirs = (sum(row % every == 0 for row in one._kept) for one in (self, other))
-        rows = own * theirs / common
         # Pairs of rows from different batches, which could be the same row.
         pairs = min(own**2 * (1 - 1 / self._batches), theirs**2 * (1 - 1 / other._batches)) / 2
-        return common / min(own, theirs) if pairs >= _COINCIDENCES * rows else 0.0
-
-    def _chosen(self, rows: Iterable[int]) -> list[int]:
-        return [row for row in rows if row % self._every == 0]
+        return common / min(own, theirs) if pairs * common >= _COINCIDENCES * own * theirs else 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import floor, inf, log10
 
@@ -27,22 +26,23 @@ _DECADES = 4
 
 @dataclass
 class _Optimizer:
-    """parameters: those that it was made with. made: a schedule of it. rates: of its first step; keeps_rates: whether
-    all steps have these. steps: how many; skips: how many steps a scaler left out.
+    """An optimizer, its rates and its schedules.
 
-    decades: how many steps had a largest rate of which power of ten. most: the largest rate. still: for how many steps
-    all rates have been 0, after others. scheduled: how often its schedules have stepped. counts: by name, the first
-    count of a schedule; latest: the last step of one. Neither is told where the training is. early: how often one
-    stepped before the first step. since, seen: the steps of this optimizer, and of all, before a schedule stepped last.
-    alone: how often one stepped since the last step of this optimizer, each time after a step of another one; first:
-    the first of these that changed rates."""
+    parameters: those that it was made with. made: a schedule of it. rates: of its first step; keeps_rates: whether all
+    steps have these. steps: how many; tries: with those that a scaler left out. decades: how many steps had a largest
+    rate of which power of ten. most: the largest rate. still: for how many steps all rates have been 0, after others.
+    scheduled: how often its schedules have stepped. counts: by name, the first count of a schedule; latest: the last
+    step of one. Neither is told where the training is. early: how often one stepped before the first step. since, seen:
+    the tries of this optimizer, and the steps of all, before a schedule stepped last. alone: how often one stepped
+    since the last step of this optimizer, each time after a step of another one; first: the first of these that changed
+    rates."""
 
     parameters: frozenset[int] = frozenset()
     made: records.Schedule | None = None
     rates: set[float | None] = field(default_factory=set)
     keeps_rates: bool = True
     steps: int = 0
-    skips: int = 0
+    tries: int = 0
     decades: Counter[float] = field(default_factory=Counter)
     most: float = 0.0
     still: int = 0
@@ -55,9 +55,28 @@ class _Optimizer:
     alone: int = 0
     first: records.Scheduled | None = None
 
-    @property
-    def tries(self) -> int:
-        return self.steps + self.skips
+    def step(self, step: records.Stepped) -> None:
+        largest = max((abs(rate) for rate in step.rates if rate is not None), default=None)
+        self.rates = self.rates or {*step.rates}
+        self.keeps_rates &= {*step.rates} == self.rates
+        if largest is not None:
+            self.decades[floor(log10(largest)) if largest else -inf] += 1
+            self.most = max(self.most, largest)
+        self.still = self.still + 1 if self.most > 0 and not any(step.rates) else 0
+        self.steps, self.tries, self.alone, self.first = self.steps + 1, self.tries + 1, 0, None
+
+    def schedule(self, record: records.Scheduled, steps: int) -> None:
+        """steps: of all optimizers."""
+        self.scheduled += 1
+        if self.tries == self.since and steps > self.seen:
+            self.alone += 1
+            self.first = self.first or (record if record.before != record.after else None)
+        self.since, self.seen = self.tries, steps
+        # One that is told where the training is has the rate of that place, whenever it is told.
+        if not record.is_told:
+            self.counts.setdefault(record.name, record.count)
+            self.latest = record
+            self.early += not self.tries
 
     @property
     def low(self) -> int:
@@ -94,42 +113,23 @@ class Schedules(OneRank):
             case records.Schedule():
                 self._of[record.optimizer].made = record
             case records.Scheduled():
-                self._schedule(self._of[record.optimizer], record)
+                of = self._of[record.optimizer]
+                self._findings.seen[Property.SCHEDULE] += of.tries > of.since
+                of.schedule(record, self._steps)
             case records.Skipped():
-                self._of[record.optimizer].skips += 1
+                self._of[record.optimizer].tries += 1
             case records.Stepped():
-                self._step(rank, self._of[record.optimizer], record)
+                self._judge_negative(rank, self._of[record.optimizer], record)
+                self._of[record.optimizer].step(record)
+                self._steps += 1
 
-    def _schedule(self, of: _Optimizer, record: records.Scheduled) -> None:
-        of.scheduled += 1
-        if of.tries > of.since:
-            self._findings.seen[Property.SCHEDULE] += 1
-        elif self._steps > of.seen:
-            of.alone += 1
-            of.first = of.first or (record if record.before != record.after else None)
-        of.since, of.seen = of.tries, self._steps
-        # One that is told where the training is has the rate of that place, whenever it is told.
-        if not record.is_told:
-            of.counts.setdefault(record.name, record.count)
-            of.latest = record
-            of.early += not of.tries
-
-    def _step(self, rank: int, of: _Optimizer, record: records.Stepped) -> None:
-        rates = [rate for rate in record.rates if rate is not None]
-        of.rates = of.rates or {*record.rates}
-        of.keeps_rates &= {*record.rates} == of.rates
-        if rates:
-            largest = max(map(abs, rates))
-            of.decades[floor(log10(largest)) if largest else -inf] += 1
-            of.most = max(of.most, largest)
-        of.still = of.still + 1 if of.most > 0 and not any(record.rates) else 0
-        if min(rates, default=0.0) < 0 and not record.is_own:
-            is_of_schedule = of.latest is not None and {*of.latest.after} == {*record.rates}
-            site = of.latest.site if of.latest is not None and is_of_schedule else record.site
-            says, effect = said("rate.negative", rate=min(rates)), said("rate.negative.effect")
-            self._findings.add(Finding(_LAW, says, of.tries, (rank,), site, effect, record.optimizer))
-        of.steps, of.alone, of.first = of.steps + 1, 0, None
-        self._steps += 1
+    def _judge_negative(self, rank: int, of: _Optimizer, step: records.Stepped) -> None:
+        rate = min((rate for rate in step.rates if rate is not None), default=0.0)
+        if rate < 0 and not step.is_own:
+            is_of_schedule = of.latest is not None and {*of.latest.after} == {*step.rates}
+            site = of.latest.site if of.latest is not None and is_of_schedule else step.site
+            says, effect = said("rate.negative", rate=rate), said("rate.negative.effect")
+            self._findings.add(Finding(_LAW, says, of.tries, (rank,), site, effect, step.optimizer))
 
     def see(self, window: Window) -> None:
         """Does a schedule change the rate between the last backward pass and the step?"""
@@ -138,7 +138,7 @@ class Schedules(OneRank):
         for at, one in window.schedules:
             # One that goes by a loss may step as soon as it is known.
             if at > max(window.places) and one.before != one.after and not one.is_told:
-                says, effect = said("schedule.before-step", name=one.name), _rates(one.before, one.after)
+                says, effect = said("schedule.before-step", name=one.name), _rates(one)
                 rank = (window.rank,)
                 finding = Finding(_LAW, says, window.index, rank, one.site, effect, window.optimizer)
                 self._findings.add(finding)
@@ -198,6 +198,7 @@ class Schedules(OneRank):
         self._findings.leave_open(said("schedule.without-steps", name=first.name, times=of.alone), site=first.site)
 
 
-def _rates(before: Sequence[float | None], after: Sequence[float | None]) -> Said | None:
-    changed = [(old, new) for old, new in zip(before, after, strict=False) if old != new and None not in (old, new)]
-    return said("schedule.before-step.effect", before=changed[0][0], after=changed[0][1]) if changed else None
+def _rates(one: records.Scheduled) -> Said | None:
+    known = ((old, new) for old, new in zip(one.before, one.after, strict=False) if old is not None and new is not None)
+    changed = next(((old, new) for old, new in known if old != new), None)
+    return changed and said("schedule.before-step.effect", before=changed[0], after=changed[1])

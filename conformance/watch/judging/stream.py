@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -40,69 +40,113 @@ class _Pass:
     users: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Leaf:
+    """The `.grad` of a parameter. new, old: what of it no step has used, and what one has. since: where the first of it
+    came, 0 for none. is_long: some of it is forgotten. before, entries: what records say of the next gradient.
+
+    holders: the optimizers that have the parameter. user, stepped: the last one to step it, and where. uses: by
+    gradient, the place of the last step that used it."""
+
+    new: list[Contribution] = field(default_factory=list)
+    old: list[Contribution] = field(default_factory=list)
+    since: int = 0
+    is_long: bool = False
+    before: Sketch | None = None
+    entries: Sketch | None = None
+    holders: set[str] = field(default_factory=set)
+    user: int | None = None
+    stepped: int = 0
+    uses: dict[bytes, int] = field(default_factory=dict)
+
+    def add(self, found: Contribution) -> None:
+        last = self.new[-1] if self.new else None
+        if last is not None and last.backward == found.backward:
+            is_finite = last.is_finite and found.is_finite
+            total = last.sketch + found.sketch
+            self.new[-1] = replace(
+                last, sketch=total, sums=last.sums + 1, before=None, entries=None, is_finite=is_finite
+            )
+        else:
+            self.new.append(replace(found, before=self.before, entries=self.entries))
+        self.before = self.entries = None
+        self.new, self.since = self._limited(self.new), self.since or found.at
+
+    def keep(self, old: list[Contribution]) -> None:
+        """It stays in `.grad`, as it is, until somebody clears it."""
+        self.old, self.new = self._limited(old), []
+
+    def empty(self) -> None:
+        self.new, self.old, self.since, self.is_long = [], [], 0, False
+
+    def was_used(self, sketch: Sketch, at: int) -> int | None:
+        """A step uses it. Returns the place of the last step that has used just the same."""
+        key = sketch.tobytes()
+        before = self.uses.pop(key, None) if sketch[2] else None
+        self.uses[key] = at
+        if len(self.uses) > _MOST_USES:
+            del self.uses[next(iter(self.uses))]
+        return before
+
+    def _limited(self, found: list[Contribution]) -> list[Contribution]:
+        self.is_long |= len(found) > _MOST_PENDING
+        return found[-_MOST_PENDING:]
+
+
+@dataclass(slots=True)
+class _Optimizer:
+    """tries: its steps and skips. last, earlier: where its last window ended, and the one before."""
+
+    key: Key
+    tries: int = 0
+    last: int = 0
+    earlier: int = 0
+
+    def end(self, at: int) -> None:
+        self.tries, self.earlier, self.last = self.tries + 1, self.last, at
+
+
 class Stream:
     """Cuts the records of one process into windows. Keeps only what the next windows need.
 
-    cleared: the backward passes that the last record has cleared before any step used them.
+    clock: how many backward passes there were. cleared: those that the last record has cleared before any step used
+    them. unheld: parameters with gradients and no optimizer. steps, held: by optimizer, how often it has stepped, and
+    the parameters that it has stepped. ever: those that had gradients of a backward pass. last_used: by parameter that
+    steps have used a gradient of, the number of its optimizer's last such step.
     """
 
     def __init__(self, began: records.Began) -> None:
         self.began = began
+        self.clock = 0
         self.cleared: list[Cleared] = []
         self.parameters: dict[int, records.Parameter] = {}
         self.unheld: records.Unheld | None = None
-        self.unheld_then: dict[int, records.Unheld | None] = {}
         self.steps: dict[int, int] = {}
-        self.skips: dict[int, int] = {}
-        self.ever: set[int] = set()
-        self.sparse: set[int] = set()
-        self.used_ever: set[int] = set()
-        self._keys: dict[int, Key] = {}
-        self._alike: dict[tuple[str, tuple[tuple[int, ...], ...]], int] = {}
-        self.made: set[int] = set()
         self.held: dict[int, set[int]] = defaultdict(set)
+        self.ever: set[int] = set()
         self.last_used: dict[int, int] = {}
-        self.stepped_last: dict[int, frozenset[int]] = {}
-        self._user: dict[int, int] = {}
-        self.frozen: set[int] = set()
         self._at = 0
-        self.clock = 0
-        self._before: dict[int, Sketch] = {}
-        self._entries: dict[int, Sketch] = {}
-        self._pending: dict[int, list[Contribution]] = defaultdict(list)
-        self._old: dict[int, list[Contribution]] = defaultdict(list)
-        self._since: dict[int, int] = {}
-        self._overfull: set[int] = set()
-        self._last: dict[int, int] = {}
-        self._earlier: dict[int, int] = {}
         self._log = Log()
+        self._leaves: dict[int, _Leaf] = defaultdict(_Leaf)
+        self._optimizers: dict[int, _Optimizer] = {}
+        self._alike: dict[tuple[str, tuple[tuple[int, ...], ...]], int] = {}
         self._passes: dict[int, _Pass] = {}
         self._rows: tuple[int, ...] | None = None
         self._entered = 0
-        self._stepped: dict[int, int] = {}
+        self._idle: deque[int] = deque(maxlen=_MOST_PASSES)
         self._by_hand = 0
-        self._uses: dict[int, dict[bytes, int]] = defaultdict(dict)
-        self._holders: dict[int, set[str]] = defaultdict(set)
 
     @property
     def trains_unseen(self) -> bool:
         """Whether parameters get gradients, or were given to an optimizer, that no step has as far as is seen: they may
         be stepped by hand."""
         stepped = {number for held in self.held.values() for number in held}
-        return self.unheld is not None or bool((self.ever | self.made) - stepped)
+        made = {number for number, leaf in self._leaves.items() if leaf.holders}
+        return self.unheld is not None or bool((self.ever | made) - stepped)
 
-    def pending(self, parameters: Set[int]) -> dict[int, bool]:
-        """The backward passes whose gradients of these parameters no step has used and nobody has cleared, each with
-        whether they are finite."""
-        found: dict[int, bool] = {}
-        for number in parameters:
-            for one in self._pending.get(number, []):
-                found[one.backward] = found.get(one.backward, True) and one.is_finite
-        return dict(sorted(found.items()))
-
-    def calls(self, backwards: Iterable[int]) -> set[int]:
-        """The calls that the losses of these backward passes came from, of those that are still known."""
-        return {self._passes[number].record.calls for number in backwards if number in self._passes}
+    def has_pending(self, number: int) -> bool:
+        """Whether a parameter has gradients that no step has used and nobody has cleared."""
+        return number in self._leaves and bool(self._leaves[number].new)
 
     def through(self, backward: int) -> set[int]:
         """The optimizers whose parameters a backward pass has given gradients so far."""
@@ -110,7 +154,7 @@ class Stream:
 
     def is_last_user(self, optimizer: int) -> bool:
         """Whether no other one has stepped any of its parameters since."""
-        return all(self._user.get(number, optimizer) == optimizer for number in self.held[optimizer])
+        return {self._leaves[number].user for number in self.held[optimizer]} <= {optimizer, None}
 
     def has(self, key: Key) -> bool:
         return key.number < self._alike.get((key.type, key.shapes), 0)
@@ -127,24 +171,19 @@ class Stream:
                 for number, name in record.names.items():
                     self.parameters[int(number)].name = name
             case records.Optimizer():
-                self.made |= {*record.parameters}
-                self._hold(record.optimizer, record.parameters)
-                self._name(record)
+                self._make(record)
             case records.Unheld():
                 self.unheld = record if record.names else None
-            case records.Backward():
-                self.clock += 1
-                self._passes[record.backward] = _Pass(record, self._rows, self._entered or self._at)
-                self._rows, self._entered = None, 0
-                if len(self._passes) > _MOST_PASSES:
-                    del self._passes[next(iter(self._passes))]
             case records.Entered():
-                self._rows = tuple(record.rows) or None
-                self._entered = self._at
+                self._rows, self._entered = tuple(record.rows) or None, self._at
+            case records.Backward():
+                self._go_backward(record)
             case records.Hooks():
-                self._before = _sketches(record.parameters, record.sketches)
+                for hooked, sketch in _sketches(record.parameters, record.sketches).items():
+                    self._leaves[hooked].before = sketch
             case records.Entries():
-                self._entries = _sketches(record.parameters, record.sketches)
+                for sparse, sketch in _sketches(record.parameters, record.sketches).items():
+                    self._leaves[sparse].entries = sketch
             case records.Local():
                 self._add(record)
             case records.Left():
@@ -152,28 +191,33 @@ class Stream:
             case records.Cleared():
                 self._clear(record.parameters, record.versions, record.site, moved=record.moved)
             case records.Clipped():
-                if not any(self._pending.get(number) for number in record.parameters):
-                    self._log.keep_idle(self._at, record)
+                if not any(self._leaves[number].new for number in record.parameters):
+                    self._idle.append(self._at)
             case records.Stepped():
-                yield self._window(record.optimizer, record, record.site)
-            case records.Passed():
-                self._pass(record)
+                yield self._end(record.optimizer, record, record.site)
             case records.Skipped():
-                yield self._window(record.optimizer, None, record.site)
+                yield self._end(record.optimizer, None, record.site)
+            case records.Passed():
+                self._pass(record.optimizer)
 
     def end(self) -> tuple[Window, ...]:
         """None: what no step has used is no window."""
         return ()
 
-    def _hold(self, optimizer: int, parameters: Iterable[int]) -> None:
-        for number in parameters:
-            self._holders[number].add(str(optimizer))
-
-    def _name(self, optimizer: records.Optimizer) -> None:
+    def _make(self, optimizer: records.Optimizer) -> None:
+        for number in optimizer.parameters:
+            self._leaves[number].holders.add(str(optimizer.optimizer))
         shapes = tuple(tuple(self.parameters[number].shape) for number in optimizer.parameters)
         alike = self._alike.get((optimizer.type, shapes), 0)
         self._alike[optimizer.type, shapes] = alike + 1
-        self._keys[optimizer.optimizer] = Key(optimizer.type, shapes, alike)
+        self._optimizers[optimizer.optimizer] = _Optimizer(Key(optimizer.type, shapes, alike))
+
+    def _go_backward(self, record: records.Backward) -> None:
+        self.clock += 1
+        self._passes[record.backward] = _Pass(record, self._rows, self._entered or self._at)
+        self._rows, self._entered = None, 0
+        if len(self._passes) > _MOST_PASSES:
+            del self._passes[next(iter(self._passes))]
 
     def _add(self, record: records.Local) -> None:
         # What is None by now was set so by hand.
@@ -181,71 +225,38 @@ class Stream:
         self._clear(record.fresh, {} if one is None else one.record.versions, None, but=record.backward)
         if one is not None:
             one.has_arrived = True
-            one.through.update(*(self._holders[number] for number in record.parameters))
+            one.through.update(*(self._leaves[number].holders for number in record.parameters))
+        self.ever |= {*record.parameters}
+        roundoff = ROUNDOFF.get(record.dtype, COARSEST)
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
-        are_finite = bool(np.isfinite(values).all())
-        at = 0
-        self.sparse |= {*record.sparse}
         samples = record.samples or [WHOLE] * len(record.parameters)
+        at = 0
         for number, which in zip(record.parameters, samples, strict=True):
             shards = max(1, self.parameters[number].shards)
-            if which == UNREAD:
-                sketch = np.zeros((shards, WIDTH))
-            else:
-                sketch = values[at : at + shards]
-                at += shards
-            self.ever.add(number)
-            self._since.setdefault(number, self._at)
-            earlier = self._pending[number]
-            if earlier and earlier[-1].backward == record.backward:
-                last = earlier[-1]
-                total = last.sketch + sketch
-                total[:, 2] = last.sketch[:, 2] + sketch[:, 2]
-                is_finite = last.is_finite and (are_finite or bool(np.isfinite(sketch).all()))
-                earlier[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None, is_finite=is_finite)
-                self._entries.pop(number, None)
-                earlier[-1].entries = None
-            else:
-                roundoff = ROUNDOFF.get(record.dtype, COARSEST)
-                before, entries = self._before.pop(number, None), self._entries.pop(number, None)
-                is_finite = are_finite or bool(np.isfinite(sketch).all())
-                found = Contribution(record.backward, sketch, roundoff, self._at, which, is_finite=is_finite)
-                is_sparse = number in record.sparse
-                earlier.append(replace(found, before=before, entries=entries, is_sparse=is_sparse))
-                self._limit(number, earlier)
-
-    def _limit(self, number: int, found: list[Contribution]) -> None:
-        if len(found) > _MOST_PENDING:
-            del found[:-_MOST_PENDING]
-            self._overfull.add(number)
+            sketch = np.zeros((shards, WIDTH)) if which == UNREAD else values[at : at + shards]
+            at += 0 if which == UNREAD else shards
+            found = Contribution(record.backward, sketch, roundoff, self._at, which)
+            found.is_finite, found.is_sparse = bool(np.isfinite(sketch).all()), number in record.sparse
+            self._leaves[number].add(found)
 
     def _begin(self, record: records.Left) -> None:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""
+        left = _sketches(record.held, record.sketches)
         for number in record.parameters:
-            self._old.pop(number, None)
-        left = {number for number, sketch in _sketches(record.held, record.sketches).items() if sketch.any()}
-        for number in {*record.parameters} - left:
-            self._since.pop(number, None)
-        self._keep_old(record.held, record.sketches, record.samples, record.dtype, {*record.changed})
+            leaf = self._leaves[number]
+            leaf.old = []
+            if number not in left or not left[number].any():
+                leaf.since = 0
+        self._keep_old(left, record.samples, record.dtype, {*record.changed})
 
     def _keep_old(
-        self,
-        numbers: list[int],
-        sketches: records.Sketches,
-        samples: list[int],
-        dtype: str,
-        changed: Collection[int] = (),
+        self, left: Mapping[int, Sketch], samples: list[int], dtype: str, changed: Set[int] = frozenset()
     ) -> None:
         roundoff = ROUNDOFF.get(dtype, COARSEST)
-        for (number, sketch), which in zip(
-            _sketches(numbers, sketches).items(), samples or [WHOLE] * len(numbers), strict=True
-        ):
-            is_changed = number in changed
-            is_finite = bool(np.isfinite(sketch).all())
-            left = Contribution(
-                -1, sketch[None, :], roundoff, self._at, which, is_changed=is_changed, is_finite=is_finite
-            )
-            self._old[number] = [left]
+        for (number, sketch), which in zip(left.items(), samples or [WHOLE] * len(left), strict=True):
+            old = Contribution(-1, sketch[None, :], roundoff, self._at, which, is_changed=number in changed)
+            old.is_finite = bool(np.isfinite(sketch).all())
+            self._leaves[number].old = [old]
 
     def _clear(
         self,
@@ -258,170 +269,149 @@ class Stream:
     ) -> None:
         """but: a backward that is still at it, and may hand a leaf gradients in parts."""
         lost: set[int] = set()
-        for number in parameters:
-            pending = self._pending.pop(number, [])
-            if pending and pending[-1].backward == but:
-                self._pending[number] = pending
-                continue
-            self._overfull.discard(number)
-            read = [one for one in pending if one.sample != UNREAD]
-            lost |= {one.backward for one in read if one.is_finite}
-            self._old.pop(number, None)
-            self._since.pop(number, None)
-        if not lost:
-            return
-        still = {one.backward for rest in self._pending.values() for one in rest}
+        for leaf in (self._leaves[number] for number in parameters):
+            if not leaf.new or leaf.new[-1].backward != but:
+                lost |= {one.backward for one in leaf.new if one.sample != UNREAD and one.is_finite}
+                leaf.empty()
+        still = {one.backward for leaf in self._leaves.values() for one in leaf.new} if lost else set()
         for backward in sorted(lost - still):
             one = self._passes.get(backward)
             if one is not None and one.has_arrived and not one.is_done:
                 one.is_done = True
                 # A weight that has changed since may have used it, without an optimizer, and so may a step that was
                 # given its gradients by hand.
-                is_used = moved or backward <= self._by_hand or self._has_changed(parameters, backward, versions)
+                is_used = moved or backward <= self._by_hand or self._has_changed(parameters, one.record, versions)
                 if not is_used and not one.record.probe:
                     steps, held = sum(self.steps.values()), frozenset(parameters)
                     self.cleared.append(Cleared(self.began.rank, self._at, held, one.record, site, steps, one.rows))
 
-    def _has_changed(self, parameters: list[int], backward: int, versions: records.Versions) -> bool:
+    def _has_changed(self, parameters: list[int], backward: records.Backward, versions: records.Versions) -> bool:
         """Whether weights have, since a backward pass, that are those of an optimizer of these parameters."""
-        before = self._passes[backward].record.versions
-        holders = set[str]().union(*(self._holders[number] for number in parameters))
-        return any(before.get(number) != versions.get(number) for number in holders or versions)
+        holders = set[str]().union(*(self._leaves[number].holders for number in parameters))
+        return any(backward.versions.get(number) != versions.get(number) for number in holders or versions)
+
+    def _end(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
+        window = self._window(optimizer, step, site)
+        for number in window.backwards:
+            self._passes[number].is_done = True
+        if step is None:
+            # GradScaler leaves out a step; what it would have used stays until it is cleared, if only by hand.
+            for number in window.new:
+                leaf = self._leaves[number]
+                leaf.keep([*leaf.old, *leaf.new])
+            for one in self._passes.values():
+                one.is_done |= one.has_arrived
+        else:
+            self._step(window, step)
+        self._optimizers[optimizer].end(self._at)
+        self._forget()
+        return window
 
     def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
-        begin = self._last.get(optimizer, 0)
-        index = self.steps.get(optimizer, 0) + self.skips.get(optimizer, 0)
+        of = self._optimizers[optimizer]
         parameters = self._left_out(optimizer) if step is None else step.parameters
-        new = {number: self._pending[number] for number in parameters if self._pending.get(number)}
-        old = {number: self._old[number] for number in parameters if self._old.get(number)}
+        leaves = {number: self._leaves[number] for number in parameters}
+        known = {number: self.parameters[number] for number in parameters if number in self.parameters}
+        new = {number: leaf.new for number, leaf in leaves.items() if leaf.new}
+        old = {number: leaf.old for number, leaf in leaves.items() if leaf.old}
         reached = {one.backward for contributions in new.values() for one in contributions}
         passes = {number: self._passes[number] for number in sorted(reached) if number in self._passes}
-        concerned = set(parameters)
-        moments, cut = self._log.moments(begin)
-        window = Window(
+        calls, concerned = self._log.since(of.last), set(parameters)
+        clips = calls.of(records.Clipped, lambda one: not one.given or not concerned.isdisjoint(one.parameters))
+        moments, cut = calls.moments()
+        return Window(
             rank=self.began.rank,
             optimizer=optimizer,
-            key=self._keys[optimizer],
-            index=index,
+            key=of.key,
+            index=of.tries,
             step=step,
             site=site,
-            begin=begin,
+            begin=of.last,
             at=self._at,
             new=new,
             old=old,
             used={} if step is None else _sketches(_read(step), step.gradients),
             weights={} if step is None else _weights(step.weights, step.values),
             backwards={number: one.record for number, one in passes.items()},
-            clips=self._log.clips(begin, concerned),
-            idle=self._log.idle(begin, concerned),
-            unscales=self._log.unscales(begin, optimizer),
-            schedules=self._log.schedules(begin, optimizer),
-            limits=self._log.limits(begin, concerned),
+            clips=clips,
+            idle=[one for at, one in clips if at in self._idle and one.parameters],
+            unscales=calls.of(records.Unscaled, lambda one: one.optimizer == optimizer),
+            schedules=calls.of(records.Scheduled, lambda one: one.optimizer == optimizer),
+            limits=calls.of(records.Limited, lambda one: not concerned.isdisjoint(one.parameters)),
             is_computed=bool(self.ever & concerned),
-            captured=self._log.captures(begin, concerned),
-            shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
-            shard={number: self.parameters[number].shard for number in parameters if number in self.parameters},
-            sizes={number: prod(self.parameters[number].shape) for number in parameters if number in self.parameters},
-            names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
+            captured=bool(calls.of(records.Captured, lambda one: not concerned.isdisjoint(one.parameters))),
+            shards={number: one.shards for number, one in known.items()},
+            shard={number: one.shard for number, one in known.items()},
+            sizes={number: prod(one.shape) for number, one in known.items()},
+            names={number: _name(one) for number, one in known.items()},
             moments=moments,
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
             clock=self.clock,
-            inputs=[one.rows for one in passes.values() if one.rows is not None],
+            fed={one.rows for one in passes.values() if one.rows is not None},
             is_of_other=step is not None and self._is_of_other(optimizer, step),
-            of_others={number for number in old if self._is_used_by_other(number, optimizer, begin)},
-            is_late=self._is_late(new),
-            is_long=not self._overfull.isdisjoint(new),
+            of_others={n for n in old if leaves[n].user not in (optimizer, None) and leaves[n].since > of.last},
+            is_late=any(
+                one.forward < leaves[number].stepped
+                for number, found in new.items()
+                for backward in {one.backward for one in found}
+                if (one := passes.get(backward)) is not None
+            ),
+            is_long=any(leaves[number].is_long for number in new),
             reached={number: one.through for number, one in passes.items()},
             users={number: {*one.users} for number, one in passes.items()},
         )
-        window.again = self._used_before(window.used)
-        for one in passes.values():
-            one.is_done = True
-            if step is not None:
-                one.users.add(optimizer)
-        counts = self.skips if step is None else self.steps
-        counts[optimizer] = counts.get(optimizer, 0) + 1
-        if step is not None:
-            self._stepped |= dict.fromkeys(step.used, self._at)
-            self.used_ever |= set(step.used)
-            if step.used:
-                self.unheld_then[optimizer] = self.unheld
-            self._user |= dict.fromkeys(step.used, optimizer)
-            if step.used and not new:
-                self._by_hand = self.clock
-            self.last_used |= dict.fromkeys(step.used, counts[optimizer])
-            self.stepped_last[optimizer] = frozenset(step.parameters)
-            if not self.held[optimizer].issuperset(step.parameters):
-                self.held[optimizer] |= set(step.parameters)
-                self._hold(optimizer, step.parameters)
-            self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
-            # It stays in `.grad`, as it is, until somebody clears it.
-            read = _read(step)
-            samples = [which for which in step.samples if which != UNREAD]
-            self._keep_old(read, step.gradients, samples, step.dtype)
-            self._overfull.difference_update(new)
-            for number in new:
-                self._pending.pop(number)
-        else:
-            # GradScaler leaves out a step; what it would have used stays until it is cleared, if only by hand.
-            for number in new:
-                self._old[number] = [*self._old.get(number, []), *self._pending.pop(number)]
-                self._limit(number, self._old[number])
-            for one in self._passes.values():
-                one.is_done |= one.has_arrived
-        self._earlier[optimizer], self._last[optimizer] = begin, self._at
-        self._forget()
-        return window
 
-    def _used_before(self, used: Mapping[int, Sketch]) -> dict[int, int]:
-        """By parameters whose gradient a step has used before, the place of the last such step."""
-        found = {}
-        for number, sketch in used.items():
-            known, key = self._uses[number], sketch.tobytes()
-            if key in known and sketch[2]:
-                found[number] = known.pop(key)
-            known[key] = self._at
-            if len(known) > _MOST_USES:
-                del known[next(iter(known))]
-        return found
+    def _step(self, window: Window, step: records.Stepped) -> None:
+        """What a step has used stays in `.grad`."""
+        optimizer, count = step.optimizer, self.steps.get(step.optimizer, 0) + 1
+        self.steps[optimizer] = count
+        self.held[optimizer] |= {*step.parameters}
+        for number in window.backwards:
+            self._passes[number].users.add(optimizer)
+        for number, sketch in window.used.items():
+            before = self._leaves[number].was_used(sketch, self._at)
+            if before is not None:
+                window.again[number] = before
+        for number in step.parameters:
+            self._leaves[number].holders.add(str(optimizer))
+        for number in step.used:
+            leaf = self._leaves[number]
+            leaf.user, leaf.stepped = optimizer, self._at
+            self.last_used[number] = count
+        if step.used and not window.new:
+            self._by_hand = self.clock
+        self._keep_old(window.used, [which for which in step.samples if which != UNREAD], step.dtype)
+        for number in window.new:
+            leaf = self._leaves[number]
+            leaf.new, leaf.is_long = [], False
 
     def _left_out(self, optimizer: int) -> list[int]:
         """What would have been stepped: all that other optimizers do not hold alone."""
-        held = ((number, self._holders[number]) for number in self._pending)
-        return [number for number, holders in held if not holders or str(optimizer) in holders]
-
-    def _is_late(self, new: Mapping[int, list[Contribution]]) -> bool:
-        """Whether a parameter was stepped since the forward of one of its backward passes."""
-        stepped = {(one.backward, self._stepped.get(number, 0)) for number, found in new.items() for one in found}
-        return any(number in self._passes and self._passes[number].forward < at for number, at in stepped)
+        found = ((number, leaf.holders) for number, leaf in self._leaves.items() if leaf.new)
+        return [number for number, holders in found if not holders or str(optimizer) in holders]
 
     def _is_of_other(self, optimizer: int, step: records.Stepped) -> bool:
-        users = {self._user.get(number, optimizer) for number in step.used} - {optimizer}
-        return any(self.held[user] == {*step.parameters} for user in users)
+        users = {self._leaves[number].user for number in step.used} - {optimizer, None}
+        return any(user is not None and self.held[user] == {*step.parameters} for user in users)
 
-    def _is_used_by_other(self, number: int, optimizer: int, begin: int) -> bool:
-        """Whether all of a gradient that a step of another optimizer has used came since this one's last step."""
-        return self._user.get(number, optimizer) != optimizer and self._since.get(number, 0) > begin
-
-    def _pass(self, step: records.Passed) -> None:
+    def _pass(self, optimizer: int) -> None:
         """A window that is not looked at. What it leaves shows when the next one begins."""
-        self.steps[step.optimizer] = self.steps.get(step.optimizer, 0) + 1
-        for number in self.held.get(step.optimizer, ()):
-            self._overfull.discard(number)
-            for one in self._pending.pop(number, []):
+        self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+        for number in self.held.get(optimizer, ()):
+            leaf = self._leaves[number]
+            for one in leaf.new:
                 if one.backward in self._passes:
                     self._passes[one.backward].is_done = True
-                    self._passes[one.backward].users.add(step.optimizer)
-            self._old.pop(number, None)
-        self._earlier[step.optimizer] = self._last.get(step.optimizer, 0)
-        self._last[step.optimizer] = self._at
+                    self._passes[one.backward].users.add(optimizer)
+            leaf.new, leaf.old, leaf.is_long = [], [], False
+        self._optimizers[optimizer].end(self._at)
         self._forget()
 
     def _forget(self) -> None:
         """What all optimizers that step have behind them, but for the window before: the first one of an optimizer may
         end only after a step of another one, which followed the same clip."""
-        self._log.forget(min(self._earlier.values(), default=0))
+        self._log.forget(min(of.earlier for of in self._optimizers.values() if of.tries))
         for number in [number for number, one in self._passes.items() if one.is_done][:-_MOST_DONE]:
             del self._passes[number]
 

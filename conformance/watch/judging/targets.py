@@ -41,17 +41,11 @@ def divisors_of(backward: records.Backward) -> list[float]:
 
 def weight_of(window: Window) -> float | None:
     """What all targets of a rank weigh in its own losses; None if it is not known."""
-    weights = [_weight_of(one) for one in window.backwards.values()]
-    known = [weight for weight in weights if weight is not None]
-    return sum(known) if len(known) == len(weights) else None
-
-
-def _weight_of(backward: records.Backward) -> float | None:
-    factor = factor_of(backward)
-    if not factor:
-        # A batch that is made up, for a rank that has none.
-        return 0.0
-    return factor * (1 if backward.targets else backward.summed) or None
+    # A batch that is made up, for a rank that has none, counts nothing.
+    passes = [(one, factor) for one in window.backwards.values() if (factor := factor_of(one))]
+    if not all(map(targets_of, (one for one, _ in passes))):
+        return None
+    return sum(factor * (1 if one.targets else one.summed) for one, factor in passes)
 
 
 def scale_of(window: Window) -> float | None:
@@ -74,7 +68,7 @@ def kinds(windows: Iterable[Window]) -> set[int]:
         waits = [one.waits for one in passes]
         is_of_one_line = len({one.own_calls for one in passes}) == 1
         is_in_turn = len(passes) >= _SEVERAL and waits == [*[True] * (len(passes) - 1), False]
-        is_one = _are_of_one_loader(window) and _all_but_the_last(window) and (is_of_one_line or is_in_turn)
+        is_one = (is_of_one_line or is_in_turn) and _all_but_the_last(window)
         found |= {calls.most_common(1)[0][0]} if is_one else calls.keys()
     return found
 
@@ -82,25 +76,19 @@ def kinds(windows: Iterable[Window]) -> set[int]:
 def may_be_one(windows: Iterable[Window]) -> bool:
     """Whether they may be of one loss all the same, as where the last of several is in a line of its own. Two losses
     may go through batches of one loader in turn."""
-    return all(
-        len(kinds([window])) == 1 or (_are_of_one_loader(window) and _all_but_the_last(window)) for window in windows
-    )
+    return all(len(kinds([window])) == 1 or _all_but_the_last(window) for window in windows)
 
 
 def _all_but_the_last(window: Window) -> bool:
-    """Whether all but the last pass come from the same calls."""
-    calls = [window.backwards[number].calls for number in sorted(window.backwards)]
-    return len({*calls}) == 2 and len({*calls[:-1]}) == 1
-
-
-def _are_of_one_loader(window: Window) -> bool:
-    """Whether each pass has a batch of its own of one loader, and they are made alike, multiplied with the same number,
-    and reach the same parameters."""
-    passes = [*window.backwards.values()]
-    factors = [factor_of(one) for one in passes]
+    """Whether all but the last pass come from the same calls, each has a batch of its own of one loader, and they are
+    made alike, multiplied with the same number, and reach the same parameters."""
+    passes = [window.backwards[number] for number in sorted(window.backwards)]
+    calls, factors = [one.calls for one in passes], [factor_of(one) for one in passes]
     reached = {number: {one.backward for one in of} for number, of in window.new.items()}
     return (
-        all(one.batches == 1 for one in passes)
+        len({*calls}) == 2
+        and len({*calls[:-1]}) == 1
+        and all(one.batches == 1 for one in passes)
         and len({(one.loader, one.made_by) for one in passes}) == 1
         and all(isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
         and all(of >= window.backwards.keys() for of in reached.values())

@@ -90,8 +90,8 @@ class Window:
     samples: dict[int, int] = field(default_factory=dict)
     clock: int = 0
     """The number of all backward passes of the rank before."""
-    inputs: list[tuple[int, ...]] = field(default_factory=list)
-    """The rows that a model was fed for each of its backward passes, where they are known."""
+    fed: set[tuple[int, ...]] = field(default_factory=set)
+    """The rows that a model was fed for its backward passes, where they are known."""
     is_of_other: bool = False
     """Whether another optimizer, which holds the same parameters, was the last to step some of them."""
     of_others: set[int] = field(default_factory=set)
@@ -108,11 +108,6 @@ class Window:
     """How many backward passes were cleared before its own, and after the step before."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
-
-    @property
-    def fed(self) -> set[tuple[int, ...]]:
-        """What a model was fed for its backward passes."""
-        return {*self.inputs}
 
     @property
     def places(self) -> list[int]:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
+from conformance.report.figure import LEFT, RIGHT, WIDTH, counting, dots, frame, line, linear, steps
 from conformance.report.html import base
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.history import CURVES, MOST_HISTORIES
-from conformance.watch.report.curves import HEIGHT, WIDTH, drawing
+from conformance.watch.judging.history import CURVES, MOST_HISTORIES, Curve
 from conformance.watch.report.digest import digest, lacks, row_texts
 from conformance.watch.verdict import Expected, outcome
 
 _FEW = 4
 """Of so many optimizers the curves are open."""
+
+_HEIGHT = 130
+_SPAN = (108, 8)
+_MOST_DOTS = 64
 
 
 def page(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> str:
@@ -29,7 +35,20 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
             few=_FEW,
             most=MOST_HISTORIES,
             names=CURVES,
-            drawing=drawing,
-            size=f"0 0 {WIDTH} {HEIGHT}",
+            drawing=_drawing,
+            size=f"0 0 {WIDTH} {_HEIGHT}",
         )
     )
+
+
+def _drawing(curve: Curve) -> Markup:
+    """The inside of an `<svg>` of this width and height. What is not finite leaves a gap, with a cross at the top."""
+    across = counting(max((step for step, _ in curve.points), default=0), LEFT + 6, RIGHT - 4)
+    up = linear([value for _, value in curve.points], *_SPAN)
+    path = line(across, up, curve.points)
+    single, missing = dots(across, up, _SPAN[1], curve.points)
+    if len(curve.points) > _MOST_DOTS:
+        single = ""
+    paths = (("fe", path), ("fo", single), ("fw", missing))
+    drawn = "".join(f'<path class="{name}" d="{shape}"/>' for name, shape in paths if shape)
+    return Markup(f'{frame(up, _SPAN)}{steps(across, _HEIGHT - 6)}<g class="s0">{drawn}</g>')

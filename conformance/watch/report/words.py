@@ -29,9 +29,9 @@ class _Words(Formatter):
         return f"{value} {format_spec}{'' if value == 1 else ending}"
 
 
-def sentence(says: Said | str) -> str:
+def sentence(says: Said) -> str:
     """The sentence of a code, with its values. Raises KeyError for an unknown code or a value that is missing."""
-    return says if isinstance(says, str) else _Words().vformat(WORDS[says.code], (), says.values)
+    return _Words().vformat(WORDS[says.code], (), says.values)
 
 
 WORDS: Mapping[str, str] = {
@@ -175,12 +175,11 @@ WORDS: Mapping[str, str] = {
     "data.same-epoch": "{share:.0%} of a rank's samples came on another rank in the same epoch",
     "data.same-epoch.effect": "{share:.0%} of the samples count more than once an epoch",
     "data.same-samples": "Two ranks have {share:.0%} of their samples in common",
-    "data.same-micro-batches": "All {passes} backward passes of a step gave the same gradients",
+    "data.same-micro-batches": "{passes} of {all} backward passes of a step gave the same gradients",
     "data.same-order": "{times} epochs in a row began with the same {samples:sample}, each as number {epoch}",
     "data.same-order.effect": "{times} epochs read the same batches",
     "data.cut-twice": "{samples:sample} came again in later epochs, each only on its own rank",
     "data.cut-twice.effect": "An epoch reads 1/{ranks} of the data",
-    "data.unread-parts": "{read} of the {parts} parts that a sampler deals out are read",
     # Order of calls in a window, and clipping.
     "clearing.other-passes": "{count} of {steps:step} also use an earlier backward pass ({at})",
     "clip.after-step": "clipping comes after the step and before the next backward pass",
@@ -194,14 +193,13 @@ WORDS: Mapping[str, str] = {
     "clip.used-up": "clipping gets a generator of parameters that is used up",
     "clipping.aside": "clipped gradients reach no step, and steps use gradients that are not clipped ({at})",
     "clipping.before-change": "gradients change after clipping: by a factor of up to {ratio:.3g}",
-    "clipping.before-last-pass": "clipping comes before the last backward pass (norm {norm}, limit {limit:g})",
+    "clipping.before-last-pass": "clipping comes before the last backward pass (limit {limit:g})",
     "clipping.by-value": "gradients are clipped element by element, to {limit:g}",
-    "clipping.nothing": "a clip call gets no parameters",
+    "clipping.nothing": "a clip call gets nothing that has a gradient",
     "clipping.parts": "{calls:clip call} cover {clipped} of {all:parameter}, none of them all",
     "finite.of": "the gradients of {wrong} of {all:parameter} are NaN or infinite",
     "finite.step": "a step uses gradients that are not finite",
     "loss-scale.not-finite": "a step gets gradients that are not finite, which the script may discard",
-    "micro-batches.same-gradient": "{passes} of {all:backward pass} repeat the gradients of the same forward pass",
     "passes.contains": "a backward pass goes through the loss of an earlier one again",
     "passes.evaluated": "the step also uses gradients of an evaluation, which were not cleared",
     "passes.evaluated-of": "{passes} of {all:backward pass} of the step are in evaluation mode",
@@ -221,12 +219,6 @@ WORDS: Mapping[str, str] = {
     "scale.largest.effect": "A limit of {value:.4g} applies to gradients times {scale:g}",
     "scale.norm": "The gradient norm before unscaling is {value:.4g} at the loss scales {scales:g}",
     "scale.norm.effect": "A limit of {value:.4g} applies to gradients times {scale:g}",
-    "scale.limit": "Clipping compares gradients with {value:g} at the loss scales {scales:g}",
-    "scale.limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
-    "scale.part-limit": "Clipping compares a part of the gradients with {value:g} at the loss scales {scales:g}",
-    "scale.part-limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
-    "scale.element-limit": "Clipping compares elements of gradients with {value:g} at the loss scales {scales:g}",
-    "scale.element-limit.effect": "The limit of {value:g} applies to gradients times {scale:g}",
     "rate.negative": "The learning rate is {rate:.3g}",
     "rate.negative.effect": "A negative rate steps uphill: the loss grows",
     "schedule.before-step": "{name} steps between the backward pass and the optimizer's step",
@@ -244,7 +236,6 @@ WORDS: Mapping[str, str] = {
     "schedule.low-rate": "The learning rate is below 1e-4 of its maximum {most:.3g} in {low} of {steps:step}",
     # Denominators.
     "ranks.means-added": "the update is {times:g} times the mean over all targets: the ranks' means are added up",
-    "ranks.divided-again": "the update is {times} times the mean: losses are divided by the ranks, and averaged",
     "ranks.divided-by-all": "losses are divided by {targets:target} of all ranks, and averaged over ranks again",
     "micro-batches.sum": "losses of {passes} micro-batches are added up, and nothing divides them",
     "micro-batches.short": "a window of {passes:micro-batch} divides each loss by {number}",
@@ -258,10 +249,8 @@ WORDS: Mapping[str, str] = {
     "times-the-mean": "the update is {times} times the mean",
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count:parameter} with gradients in no optimizer: {names}",
-    "coverage.no-gradient": "{count} of {all} parameters of the optimizer never get a gradient: {names}",
+    "coverage.no-gradient": "{count} of {all} parameters of the optimizer have no gradient in any step: {names}",
     "coverage.no-more-gradient": "{count} of {all} parameters of the optimizer get none after step {step}: {names}",
-    "coverage.taken-away": "{count} of {all} parameters get gradients that are cleared before every step: {names}",
-    "coverage.zero": "all gradients of the optimizer are 0 in all {steps:step}",
     "coverage.no-more-steps": "the optimizer stops after {steps:step}: {passes:backward pass} follow",
     "clearing.discarded": "{passes:backward pass} cleared before a step used them, in {windows} of {steps:step}",
     "held.replaced": "{count:parameter} get no gradient in {steps:step}, as many in no optimizer do: {names}",
@@ -277,6 +266,4 @@ WORDS: Mapping[str, str] = {
     "used.cleared-before": "{passes:backward pass} cleared before a step used them, for {steps:step}",
     "used.step-without": "{steps:step} without gradients: this line clears them after the backward pass",
     "used.lost": "the gradients of {passes:backward pass} are in no update",
-    "cleared.not-finite": "{passes:backward pass} were added to gradients that are not finite and were never cleared",
-    "cleared.no-step": "the optimizer makes no step after step {step}",
 }

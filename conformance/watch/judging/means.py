@@ -1,0 +1,123 @@
+"""The mean over all targets of a step: micro-batches of different sizes that count alike are none."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.targets import (
+    are_alike,
+    are_batches,
+    kinds,
+    may_be_one,
+    of_one_target,
+    passes_of,
+    targets_of,
+)
+from conformance.watch.judging.windows import Window
+
+_LITTLE = 1.1
+"""By what a target may weigh more than another one, as where a few pixels of some images have no label."""
+_MOST = 8192
+"""Rows."""
+
+
+@dataclass
+class _Found:
+    """The first step of a kind, with what it was fed, and how many there are."""
+
+    first: Finding
+    fed: list[set[tuple[int, ...]]]
+    times: int = 0
+
+
+class Means:
+    """Judges steps in which micro-batches of different sizes count alike."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._steps: Counter[int] = Counter()
+        self._found: dict[tuple[int, str, bool], _Found] = {}
+        self._linked: dict[int, list[set[int]]] = defaultdict(list)
+
+    def judge(self, windows: list[Window]) -> None:
+        optimizer, passes = windows[0].optimizer, passes_of(windows)
+        self._steps[optimizer] += 1
+        fed = [rows for window in windows for rows in window.fed]
+        are_padded = any(one.ignored for one in passes) and not any(one.batches for one in passes)
+        for rows in fed if are_padded else ():
+            self._linked[optimizer] = _linked(self._linked[optimizer], {*rows})
+        if not all(map(_counts_alike, windows)) or not may_be_one(windows):
+            return
+        sizes = [[targets_of(one) for one in window.backwards.values()] for window in windows]
+        are_of_loader = all(are_batches(window.backwards.values()) for window in windows)
+        have_one_size = are_padded and len({targets_of(one) + one.ignored for one in passes}) == 1
+        is_of_one = len(kinds(windows)) == 1 and (are_of_loader or have_one_size)
+        # Samples, tasks and groups of a batch may be intended to count as one each.
+        are_samples = bool(fed) and all(len(rows) == 1 for rows in fed)
+        if max(max(of) / min(of) for of in sizes) <= _LITTLE or are_samples:
+            return
+        shape = _shape(sizes)
+        if shape == "cut" or is_of_one:
+            found = _Found(_finding(windows, sizes), [window.fed for window in windows])
+            self._findings.show(found.first.key, windows)
+            self._found.setdefault((optimizer, shape, are_of_loader), found).times += 1
+
+    def finish(self) -> None:
+        for (optimizer, shape, are_of_loader), of in self._found.items():
+            is_often = 2 * of.times > self._steps[optimizer]
+            if shape == "cut":
+                # Chunks of a batch are no ends of epochs.
+                if is_often and not are_of_loader:
+                    self._findings.leave_open(of.first.says, of.times, of.first.step, of.first.site)
+            elif (is_often or shape == "any") and (are_of_loader or all(self._are_linked(optimizer, *of.fed))):
+                self._findings.add(of.first, count=of.times)
+
+    def _are_linked(self, optimizer: int, *windows: set[tuple[int, ...]]) -> list[bool]:
+        """Whether the micro-batches of each, none of which is like another one, are of one data set."""
+        firsts = [{rows[0] for rows in fed if rows} for fed in windows]
+        groups = self._linked[optimizer]
+        return [
+            len(first) == len(fed) > 1 and any(first <= group for group in groups)
+            for first, fed in zip(firsts, windows, strict=True)
+        ]
+
+
+def _linked(groups: list[set[int]], rows: set[int]) -> list[set[int]]:
+    """Groups of rows that are linked by micro-batches: rows of one task or data set never come with those of another,
+    but in one set that is shuffled again and again, all are soon linked."""
+    joined = set[int]().union(*(group for group in groups if not group.isdisjoint(rows)))
+    if sum(map(len, groups)) < _MOST:
+        joined |= rows
+    others = [group for group in groups if group.isdisjoint(rows)]
+    return [*others, joined] if joined else others
+
+
+def _counts_alike(window: Window) -> bool:
+    """Whether all passes weigh the same, reach the same parameters, as losses of several heads do not, and are over
+    targets. An episode or a graph may count as one, however long it is."""
+    passes = window.backwards.values()
+    weights = [of_one_target(one) * targets_of(one) for one in passes if not one.of_any]
+    reached = [{one.backward for one in of} & window.backwards.keys() for of in window.new.values()]
+    reach_the_same = all(of in (set(), {*window.backwards}) for of in reached)
+    return len(weights) == len(passes) > 0 and min(weights) > 0 and are_alike(weights) and reach_the_same
+
+
+def _shape(by_rank: Sequence[Sequence[int]]) -> str:
+    """How the sizes of micro-batches differ: only the last is smaller, as where a batch is cut into parts, or an epoch
+    ends; only one is, as wherever an epoch ends within a window; or in any way."""
+    if all(len({*before}) <= 1 and last <= max(before, default=last) for *before, last in by_rank):
+        return "cut"
+    is_smaller = [len({*sizes}) <= 2 and sizes.count(min(sizes)) in (1, len(sizes)) for sizes in by_rank]
+    return "smaller" if all(is_smaller) else "any"
+
+
+def _finding(windows: list[Window], sizes: Sequence[Sequence[int]]) -> Finding:
+    first, ranks = windows[0], tuple(window.rank for window in windows)
+    least, most = min(map(min, sizes)), max(map(max, sizes))
+    site = next(iter(first.backwards.values())).site
+    says = said("micro-batches.means", least=least, most=most, times=most / least)
+    effect = said("micro-batches.target-weighs", times=most / least)
+    return Finding("watch/mean-of-all", says, first.index, ranks, site, effect, first.optimizer)
