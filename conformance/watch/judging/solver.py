@@ -32,7 +32,7 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
     """What is not usual in a step of a rank; nothing if it is right."""
     if (shows := _by(LEFT_OPEN, case, case, findings, is_ample=True)) is not None:
         return shows
-    if any(case.all(number) for number in case.parameters) and (factor := case.fits(case.all)) is not None:
+    if case.has_new and (factor := case.fits(case.all)) is not None:
         if not factor.is_known:
             return {COARSE}
         case.remember(factor)
