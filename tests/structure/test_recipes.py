@@ -66,16 +66,16 @@ SHOWN = {
         from types import SimpleNamespace
 
         from conformance.watch.judging import hypotheses
-        from conformance.watch.judging.findings import Findings
+        from conformance.watch.judging.findings import Findings, said
         from conformance.watch.judging.properties import Property
         from conformance.watch.report.words import sentence
         from conformance.watch.verdict import outcome
 
         case = SimpleNamespace(window=SimpleNamespace(rank=1), by_rank=lambda number: [(0, "first"), (1, "second")])
-        [row] = [one for one in hypotheses._HYPOTHESES if one.choose is hypotheses._of_rank_0]
-        assert row.applies(case) and row.choose(case)(0) == ["first"]
+        [(choose, [row])] = [one for one in hypotheses.OF_OTHERS if one[0] is hypotheses._of_rank_0]
+        assert row.when(SimpleNamespace(case=case)) and choose(case)(0) == ["first"]
         findings = Findings()
-        findings.leave_open(row.found(case, None))
+        findings.leave_open(said(row.what.code))
         [shown] = outcome(findings).rows
         assert (shown.of, shown.state) == (Property.RANKS, "OPEN")
         assert sentence(shown.open[0].says) == "each rank steps on the gradients of rank 0"

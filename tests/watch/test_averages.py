@@ -8,7 +8,7 @@ from conformance.watch.verdict import verdict
 
 from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, total, trained
 
-AGAIN, ONCE, EACH = {"watch/every-backward"}, {"watch/averaged-once"}, {"watch/means-averaged"}
+AGAIN, ONCE = {"watch/every-backward"}, {"watch/averaged-once"}
 
 
 def code_of(findings):
@@ -257,40 +257,12 @@ def test_ranks_are_left_out(kept, expected):
     assert shown(trained(window, times=4, ranks=3)) == expected
 
 
-def of_some(ratio, numbers, sparse, ranks=2, rates=None):
-    """Steps that use `ratio` times the average for the parameters with these numbers."""
-    script = Script(ranks)
-    for _ in range(3):
-        computed = script.backward()
-        for stream in script.streams:
-            stream[-1].sparse = [*sparse]
-        used = total(computed, 1 / ranks)
-        script.step([[one * ratio if n in numbers else one for n, one in enumerate(used)]] * ranks)
-        for stream in script.streams:
-            stream[-1].rates = rates or stream[-1].rates
-        script.clear()
-    return script.findings()
-
-
-@pytest.mark.parametrize(
-    ("ratio", "numbers", "sparse", "ranks", "rates", "expected"),
-    [
-        (2.0, (1, 4), (1, 4), 2, None, EACH),
-        (3.0, (1,), (1,), 3, None, EACH),
-        (2.0, (1,), (1, 4), 2, None, "UNDECIDED"),
-        (2.0, (1, 4), (), 2, None, "UNDECIDED"),
-        (1.5, (1, 4), (1, 4), 2, None, "UNDECIDED"),
-        (2.0, (1, 4), (1, 4), 2, [0.1, 0.05], "UNDECIDED"),
-        (2.0, (1, 4), (1, 4), 1, None, "UNDECIDED"),
-        (1.0, (1, 4), (1, 4), 2, None, "CONFORMS"),
-    ],
-)
-def test_sparse_gradients_that_are_summed(ratio, numbers, sparse, ranks, rates, expected):
-    assert shown(of_some(ratio, numbers, sparse, ranks, rates)) == expected
-
-
 def test_parameters_with_a_factor_of_their_own_are_named():
-    assert of_some(0.5, (1, 4), ()).open["ranks.some-parameters"].says.values == {"names": ["p1", "p4"]}
+    def window(script):
+        used = total(script.backward(), 0.5)
+        return [[one * 0.5 if number in (1, 4) else one for number, one in enumerate(used)]] * 2
+
+    assert trained(window).open["ranks.some-parameters"].says.values == {"names": ["p1", "p4"]}
 
 
 def taken(order, but=1.0):

@@ -34,15 +34,17 @@ def judge(together: Together, findings: Findings) -> None:
         return
     _clips(here, findings)
     _rates(here, findings)
+    _scales(here, findings)
+    _weights(together, here, findings)
+
+
+def _scales(here: list[Window], findings: Findings) -> None:
     # A rank that has run out of data has none.
     scales = {window.rank: window.scales for window in here if window.scales}
     if len({*map(tuple, scales.values())}) > 1:
-        every = [scale for of_rank in scales.values() for scale in of_rank]
-        says = said("scales-differ", low=min(every), high=max(every))
-        findings.add(
-            _of(first, "watch/one-scale", says, tuple(scales), said("rank-counts", times=max(every) / min(every)))
-        )
-    _weights(together, here, findings)
+        low, high = min(map(min, scales.values())), max(map(max, scales.values()))
+        effect = said("rank-counts", times=high / low)
+        findings.add(_of(here[0], "watch/one-scale", said("scales-differ", low=low, high=high), tuple(scales), effect))
 
 
 def _rates(here: list[Window], findings: Findings) -> None:
@@ -114,14 +116,10 @@ def use_the_same(here: list[Window]) -> bool:
     """Whether several ranks' steps use equal gradients."""
     first, *others = [window.used for window in here]
     used = [number for number, sketch in first.items() if sketch[2]]
-    return (
-        bool(used)
-        and bool(others)
-        and all(
-            other.keys() == first.keys() and all(np.allclose(other[n], first[n], _SAME, 0) for n in used)
-            for other in others
-        )
-        and all(window.shards.get(number, 1) == 1 for window in here for number in used)
+    are_whole = all(window.shards.get(number, 1) == 1 for window in here for number in used)
+    return bool(used and others and are_whole) and all(
+        other.keys() == first.keys() and all(np.allclose(other[n], first[n], _SAME, 0) for n in used)
+        for other in others
     )
 
 

@@ -1,4 +1,4 @@
-"""One rank's step: what it used, and what it may have used, as equations with an unknown factor."""
+"""The ledger of a step: what one rank used, and what it may have used, as equations with an unknown factor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from math import isfinite, prod, sqrt
 import numpy as np
 
 from conformance.watch.judging.factor import Equation, Factor, solve
-from conformance.watch.judging.findings import Finding, Said
 from conformance.watch.judging.rounding import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Clipped
@@ -35,20 +34,17 @@ HOOKS = {
 }
 """Communication hooks, each with the roundoff of what it sends."""
 
-LETS_APART = "post_localSGD_hook"
-"""The one with which ranks train by themselves, after some steps, and average their weights now and then."""
-
 
 @dataclass
 class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
-    ranks: how many average together. partitioned: parameters of which each rank has a part, see `apart.py`. is_split:
-    the ranks compute the same samples, so what they compute for one parameter is to be summed. is_joined: whether
-    ranks may run out of data. hooks: communication hooks. factors: by the parameters that were clipped together and by
-    rank, what a step used of the sum of all gradients, where there are equations enough. own: those of them where this
-    rank's gradients alone explain the step as well. kappas: by rank, the factors over the right ones. shortened: by
-    rank, factors below 1, with the norms of what was used with them.
+    ranks: how many average together. partitioned: parameters of which each rank has a part. is_split: the ranks compute
+    the same samples, so what they compute for one parameter is to be summed. is_joined: whether ranks may run out of
+    data. hooks: communication hooks. factors: by the parameters that were clipped together and by rank, what a step
+    used of the sum of all gradients, where there are equations enough. own: those of them where this rank's gradients
+    alone explain the step as well. kappas: by rank, the factors over the right ones. shortened: by rank, factors below
+    1, with the norms of what was used with them.
     """
 
     windows: Sequence[Window | None]
@@ -67,29 +63,14 @@ class Together:
         return [window for window in self.windows if window is not None]
 
     @property
+    def over(self) -> int:
+        """What the sum over the ranks is divided by, if it is right."""
+        return 1 if self.is_split else self.ranks
+
+    @property
     def is_alike(self) -> bool:
         """Whether all ranks' gradients explain the step as well as their sum, as they are equal, as far as is known."""
         return all((at, rank) in self.own for at, by_rank in self.factors.items() for rank in by_rank)
-
-
-@dataclass
-class Sum:
-    """A hypothesis about what a step used of a parameter, before any factor. roundings: that an element passed."""
-
-    contributions: list[Contribution]
-
-    def sketch(self, shard: int) -> Sketch:
-        if not self.contributions:
-            return np.zeros(3)
-        total: Sketch
-        total, *others = [one.sketch[min(shard, len(one.sketch) - 1)] for one in self.contributions]
-        for other in others:
-            total = total + other
-        return total
-
-    @property
-    def terms(self) -> int:
-        return sum(one.sums for one in self.contributions)
 
 
 def factor_of(clip: Clipped) -> float:
@@ -100,6 +81,7 @@ def factor_of(clip: Clipped) -> float:
 
 
 Choose = Callable[[int], list[Contribution]]
+"""Which gradients a step may have used of a parameter."""
 
 
 class Case:
@@ -108,29 +90,51 @@ class Case:
     def __init__(self, together: Together, window: Window, parameters: list[int], clips: list[int]) -> None:
         self.together, self.window, self.parameters, self.clips = together, window, parameters, clips
         self.after = Factor(1.0, 1.0)
-        """What became of gradients after the last change that is known element by element, see `limits.py`."""
+        """What became of gradients after the last change that is known element by element."""
         self.is_limited = any(window.clips[number][1].how == "value" for number in clips)
         # Hooks of the script's own may compress. If they do not, it shows.
         self.lossy = max([0.0, *(HOOKS.get(hook, 0.0) for hook in together.hooks)])
-        step = window.step
-        assert step is not None
-        self.step = step
+        assert window.step is not None
+        self.step = window.step
         self.roundoff = max(
-            ROUNDOFF.get(step.dtype, COARSEST),
+            ROUNDOFF.get(self.step.dtype, COARSEST),
             *(one.roundoff for other in together.here for p in parameters for one in other.new.get(p, [])),
             ROUNDOFF["float64"],
         )
 
+    # What is known of it.
+
+    @property
+    def used(self) -> list[int]:
+        """The parameters whose gradient is not zero."""
+        return [number for number in self.parameters if self.window.used[number][2]]
+
+    @property
+    def hooks(self) -> list[str]:
+        """Communication hooks of which it is not known what they send."""
+        return sorted(self.together.hooks - HOOKS.keys())
+
+    @property
+    def scale(self) -> float:
+        """The loss scale; the largest, if there are several."""
+        return max(self.window.scales, default=1.0)
+
     @property
     def is_of_one_sample(self) -> bool:
         """Whether all ranks look at the same of each parameter."""
-        return all(one.sample == self.sample(number) for number in self.parameters for _, one in self.by_rank(number))
+        sample = self.window.sample
+        return all(one.sample == sample(number) for number in self.parameters for one in self.all(number))
 
     @property
     def independent(self) -> int:
         """How many equations say something of their own: projections of few elements are the same up to a sign."""
         sizes = [self.window.sizes.get(number, 1) for number in self.parameters]
         return sum(2 if size > _FEW_ELEMENTS else 1 for size in sizes)
+
+    @property
+    def is_ample(self) -> bool:
+        """Whether there are enough to prove one factor wrong."""
+        return self.independent >= 1 + AMPLE
 
     @property
     def clipped(self) -> float:
@@ -144,76 +148,32 @@ class Case:
         places = [one.at for number in self.parameters for one in self.window.new.get(number, [])]
         return any(at < max(places, default=0) for at, _ in self.window.clips)
 
-    def equations(self, choose: Choose) -> list[Equation]:
-        found = []
-        for number in self.parameters:
-            used, total = self.window.used[number], Sum(choose(number))
-            local = total.sketch(self.shard(number))
-            roundings = max(0, total.terms - 1) + len(self.clips) + _BY_HAND
-            # Compressed for the way alone: a cast, the sum over ranks, a division.
-            on_the_way = self.together.ranks + 1
-            elements = self.window.sizes.get(number, 1)
-            lost = of_underflow(roundings, self.roundoff, elements)
-            lost += of_underflow(on_the_way, self.lossy, elements)
-            spread = (
-                of_sum(roundings, self.roundoff, local[2])
-                + of_sum(on_the_way, self.lossy, local[2])
-                + of_sketch(self.roundoff, local[2])
-                + lost
-            )
-            slack = of_sketch(self.roundoff, abs(used[2])) + lost
-            found += [Equation(float(used[j]), float(local[j]), slack, spread, number) for j in (0, 1)]
-        return found
+    @property
+    def has_new(self) -> bool:
+        return any(self.all(number) for number in self.parameters)
 
-    def fits(self, choose: Choose) -> Factor | None:
-        """The factor with which the step used the sum of these contributions; None if it did not."""
-        factor = solve(self.equations(choose))
-        return factor if factor is not None and factor.high > 0 else None
+    @property
+    def is_any_computed(self) -> bool:
+        """Whether there was something to use."""
+        sums = (self.sketch(number, self.all(number)) for number in self.parameters)
+        return bool(self.clipped) and any(one[:2].any() for one in sums)
 
-    def hooked(self) -> Factor | None:
-        """What hooks of the script's own have multiplied all gradients with, 1 without any; None if it is no factor."""
-        every = [(number, one) for number in self.parameters for one in self.all(number)]
-        if all(one.before is None for _, one in every):
-            return Factor(1.0, 1.0)
-        return self.ratio(
-            (number, one.sketch[0], one.sketch[0] if one.before is None else one.before) for number, one in every
-        )
+    @property
+    def is_old_of_others(self) -> bool:
+        """Whether what earlier steps left is what another optimizer has used in this window."""
+        left = [number for number in self.parameters if self.old(number)]
+        return self.window.of_others.issuperset(left) and not any(self.all(number) for number in left)
 
-    def ratio(self, pairs: Iterable[tuple[int, Sketch, Sketch]]) -> Factor | None:
-        """By what the script has multiplied gradients that are known before and after; None if it is no factor.
+    @property
+    def is_changed(self) -> bool:
+        """Whether the script has changed what an earlier step left: it decays them on purpose, say."""
+        return any(one.is_changed for number in self.parameters for _, one in self.old(number))
 
-        pairs: of a parameter, the sketches after and before."""
-        equations = []
-        for number, after, before in pairs:
-            lost = of_underflow(_BY_HAND, self.roundoff, self.window.sizes.get(number, 1))
-            slack = of_sketch(self.roundoff, abs(after[2])) + lost
-            spread = of_sum(_BY_HAND, self.roundoff, before[2]) + of_sketch(self.roundoff, before[2]) + lost
-            equations += [Equation(float(after[j]), float(before[j]), slack, spread, number) for j in (0, 1)]
-        factor = solve(equations)
-        return factor if factor is not None and factor.is_known else None
-
-    def of(self, parameters: list[int]) -> Case:
-        """The same for some of the parameters."""
-        return Case(self.together, self.window, parameters, self.clips)
-
-    def is_known(self, choose: Choose) -> bool:
-        """Whether the step used the sum of these contributions, by a factor that is known."""
-        factor = self.fits(choose)
-        return factor is not None and factor.is_known
-
-    def kappa(self, factor: Factor, ranks: int | None = None) -> Factor:
-        """The factor relative to the mean over so many ranks, with the loss scale and clipping undone: 1 is right."""
-        scale = self.window.scales[0] if self.window.scales else 1.0
-        over = (1 if self.together.is_split else self.together.ranks) if ranks is None else ranks
-        return factor.within(self.after).times(over * scale / (self.step.grad_scale or 1.0) / self.clipped)
-
-    def remember(self, factor: Factor) -> None:
-        """The factor of the sum over all ranks, to compare the ranks by."""
-        at = tuple(self.parameters)
-        if self.independent >= 1 + AMPLE:
-            self.together.factors[at][self.window.rank] = factor.within(self.after)
-        if self.together.ranks > 1 and self.fits(self.own) is not None:
-            self.together.own.add((at, self.window.rank))
+    @property
+    def drifts(self) -> bool:
+        """Whether it shows in the weights if each rank steps on gradients of its own."""
+        is_split = any(self.window.shards.get(number, 1) > 1 for number in self.parameters)
+        return not is_split and self.step.type != "ZeroRedundancyOptimizer"
 
     @property
     def norm(self) -> float | None:
@@ -230,23 +190,88 @@ class Case:
                 square += float(part.used[number][2]) ** 2
         return sqrt(square)
 
-    def finding(self, law: str, says: Said, effect: Said | None, *, is_of_all_steps: bool = False) -> Finding:
-        """Of this step and rank."""
-        of, where = self.window, (self.window.rank,)
-        return Finding(law, says, of.index, where, of.site, effect, of.optimizer, is_of_all_steps=is_of_all_steps)
+    @property
+    def overflows(self) -> list[int]:
+        """The parameters of which some gradients were not finite, and are in the step."""
+        return [number for number in self.parameters if not all(one.is_finite for one in self.all(number))]
 
-    def shard(self, number: int) -> int:
-        return self.window.shard.get(number, 0)
+    def of(self, parameters: list[int]) -> Case:
+        """The same for some of the parameters."""
+        return Case(self.together, self.window, parameters, self.clips)
 
-    def sample(self, number: int) -> int:
-        """What is looked at of a parameter."""
-        return self.window.sample(number)
+    # Its equations.
+
+    def sketch(self, number: int, contributions: list[Contribution]) -> Sketch:
+        """Their sum, for what this rank holds of a parameter."""
+        shard = self.window.shard.get(number, 0)
+        return sum((one.sketch[min(shard, len(one.sketch) - 1)] for one in contributions), np.zeros(3))
+
+    def equations(self, choose: Choose) -> list[Equation]:
+        found = []
+        for number in self.parameters:
+            chosen = choose(number)
+            roundings = max(0, sum(one.sums for one in chosen) - 1) + len(self.clips) + _BY_HAND
+            local = self.sketch(number, chosen)
+            found += self._equations(number, self.window.used[number], local, roundings, self.lossy)
+        return found
+
+    def _equations(
+        self, number: int, used: Sketch, local: Sketch, roundings: int = _BY_HAND, lossy: float = 0.0
+    ) -> list[Equation]:
+        """What must hold if one sketch of a parameter is a multiple of another one, from which it differs by these
+        roundings of each element. lossy: the roundoff on the way alone: a cast, the sum over ranks, a division."""
+        elements, on_the_way = self.window.sizes.get(number, 1), self.together.ranks + 1
+        lost = of_underflow(roundings, self.roundoff, elements) + of_underflow(on_the_way, lossy, elements)
+        spread = of_sum(roundings, self.roundoff, local[2]) + of_sum(on_the_way, lossy, local[2])
+        spread += of_sketch(self.roundoff, local[2]) + lost
+        slack = of_sketch(self.roundoff, abs(used[2])) + lost
+        return [Equation(float(used[j]), float(local[j]), slack, spread) for j in (0, 1)]
+
+    def fits(self, choose: Choose) -> Factor | None:
+        """The factor with which the step used the sum of these contributions; None if it did not."""
+        factor = solve(self.equations(choose))
+        return factor if factor is not None and factor.high > 0 else None
+
+    def known(self, choose: Choose) -> Factor | None:
+        """The same, if the equations say which factor it is."""
+        factor = self.fits(choose)
+        return factor if factor is not None and factor.is_known else None
+
+    def is_known(self, choose: Choose) -> bool:
+        return self.known(choose) is not None
+
+    def ratio(self, pairs: Iterable[tuple[int, Sketch, Sketch]]) -> Factor | None:
+        """By what the script has multiplied gradients that are known before and after; None if it is no factor.
+
+        pairs: of a parameter, the sketches after and before."""
+        equations = [one for number, after, before in pairs for one in self._equations(number, after, before)]
+        factor = solve(equations)
+        return factor if factor is not None and factor.is_known else None
+
+    def hooked(self) -> Factor | None:
+        """What hooks of the script's own have multiplied all gradients with, 1 without any; None if it is no factor."""
+        every = [(number, one) for number in self.parameters for one in self.all(number)]
+        if all(one.before is None for _, one in every):
+            return Factor(1.0, 1.0)
+        return self.ratio(
+            (number, one.sketch[0], one.sketch[0] if one.before is None else one.before) for number, one in every
+        )
+
+    def kappa(self, factor: Factor) -> Factor:
+        """The factor relative to the mean over the ranks, with the loss scale and clipping undone: 1 is right."""
+        scale = self.window.scales[0] if self.window.scales else 1.0
+        undone = scale / (self.step.grad_scale or 1.0) / self.clipped
+        return factor.within(self.after).times(self.together.over * undone)
+
+    def remember(self, factor: Factor) -> None:
+        """The factor of the sum over all ranks, to compare the ranks by."""
+        at = tuple(self.parameters)
+        if self.is_ample:
+            self.together.factors[at][self.window.rank] = factor.within(self.after)
+        if self.together.ranks > 1 and self.fits(self.own) is not None:
+            self.together.own.add((at, self.window.rank))
 
     # What a step may have used.
-
-    def sum(self, number: int) -> Sketch:
-        """Of the gradients of all ranks, for what this rank holds of a parameter."""
-        return Sum(self.all(number)).sketch(self.shard(number))
 
     def all(self, number: int) -> list[Contribution]:
         return [one for _, one in self.by_rank(number)]
@@ -257,6 +282,20 @@ class Case:
     def finite(self, number: int) -> list[Contribution]:
         """Without the passes that overflowed, as if the script had left these out."""
         return [one for one in self.all(number) if one.is_finite]
+
+    def own(self, number: int) -> list[Contribution]:
+        return self.window.new.get(number, [])
+
+    def of_parts(self, number: int) -> list[Contribution]:
+        """Of a parameter that is partitioned, this rank's part: what it needs of other ranks went through a collective,
+        so it is of all samples."""
+        return self.own(number) if number in self.together.partitioned else self.all(number)
+
+    def of_whole_parts(self, number: int) -> list[Contribution]:
+        """The same, where the division by the ranks leaves parts out."""
+        if number not in self.together.partitioned:
+            return self.all(number)
+        return [replace(one, sketch=one.sketch * self.together.over) for one in self.own(number)]
 
     def clipped_apart(self, number: int) -> list[Contribution]:
         """As if each rank had clipped its own gradients, before they were averaged."""
@@ -282,18 +321,12 @@ class Case:
         """As if of a sparse gradient the last entry of each row were kept."""
         return [one if one.entries is None else replace(one, sketch=one.entries[None]) for one in self.all(number)]
 
-    def own(self, number: int) -> list[Contribution]:
-        return self.window.new.get(number, [])
-
-    def with_old(self, number: int) -> list[Contribution]:
-        return self.all(number) + [one for _, one in self.old(number)]
-
     def old(self, number: int) -> list[tuple[int, Contribution]]:
         """What earlier steps left, by rank: of a parameter that is split, this rank's part alone. What is not of the
         sample that is looked at cannot be compared."""
         is_split = self.window.shards.get(number, 1) > 1
         ranks = [self.window] if is_split else self.together.here
-        sample, is_small = self.sample(number), self.window.sizes.get(number, 1) <= SMALL
+        sample, is_small = self.window.sample(number), self.window.sizes.get(number, 1) <= SMALL
         left = [
             (other.rank, one)
             for other in ranks
@@ -302,6 +335,9 @@ class Case:
         ]
         # What is not finite cannot be in a step that is. What was set to zero is cleared.
         return [(rank, one) for rank, one in left if one.is_finite and one.sketch[..., 2].any()]
+
+    def with_old(self, number: int) -> list[Contribution]:
+        return self.all(number) + [one for _, one in self.old(number)]
 
     def own_with_old(self, number: int) -> list[Contribution]:
         return self.own(number) + [one for rank, one in self.old(number) if rank == self.window.rank]

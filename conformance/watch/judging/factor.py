@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Equation:
-    """|used - c local| <= slack + c spread must hold. of: the parameter that it is about."""
+    """|used - c local| <= slack + c spread must hold."""
 
     used: float
     local: float
     slack: float
     spread: float
-    of: int
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,6 @@ class Factor:
     def is_known(self) -> bool:
         """Whether the equations say more than that there is some factor."""
         return self.low > 0 and self.high <= self.low * 1.5
-
-    def meets(self, other: Factor) -> bool:
-        """Whether both may be one number."""
-        return self.low <= other.high and other.low <= self.high
 
     def within(self, other: Factor) -> Factor:
         """The product of two numbers of which no more is known."""

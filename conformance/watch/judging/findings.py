@@ -143,9 +143,10 @@ class Findings:
         if (finding.step, finding.optimizer) == (cause.first.step, cause.first.optimizer):
             # Of another rank. What is certain says more than what waits.
             passes = cause.first.passes | finding.passes
+            of_all = cause.first.parameters and finding.parameters and cause.first.parameters | finding.parameters
             if cause.first.waits and not finding.waits:
                 cause.first = finding
-            cause.first.passes = passes
+            cause.first.passes, cause.first.parameters = passes, of_all
         elif finding.optimizer == cause.first.optimizer and _is_before(finding.step, cause.first.step):
             # What waits until the end comes later.
             cause.first = finding

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from conformance.trace.assembler import Assembler
 from conformance.watch import records
-from conformance.watch.judging import agreement, conservation, hypotheses, pairing
+from conformance.watch.judging import agreement, conservation, pairing, solver
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End, OfEachRank
 from conformance.watch.judging.clearing import Discarded, OtherPasses
@@ -21,11 +21,11 @@ from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, s
 from conformance.watch.judging.history import MOST_HISTORIES, History
 from conformance.watch.judging.incoming import Hooked, Numbering
 from conformance.watch.judging.loss_scale import Finite, LossScale
-from conformance.watch.judging.pairing import Lacking, Pairing, Replicas
+from conformance.watch.judging.pairing import Lacking, Pairing
 from conformance.watch.judging.passes import Passes
 from conformance.watch.judging.proof import Steady
 from conformance.watch.judging.properties import FACTS
-from conformance.watch.judging.ranks import Suspicions, are_stages
+from conformance.watch.judging.ranks import Models
 from conformance.watch.judging.samples import Samples
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.stages import Stages
@@ -49,9 +49,9 @@ class Launch:
         self.streams: dict[int, Stream] = {}
         self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"), self._lacks)
         self._numbering, self._hooked = Numbering(), defaultdict[int, Hooked](Hooked)
-        self._pairing, self._replicas, self._lacking = Pairing(ranks), Replicas(), Lacking(findings)
-        self._suspicions = Suspicions(ranks, self.streams, findings)
-        self._steady, self._solved = Steady(findings), Steady(findings)
+        self._pairing, self._lacking = Pairing(ranks), Lacking(findings)
+        self._models = Models(ranks, self.streams, findings)
+        self._steady = Steady(findings)
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._stages = Stages(ranks, findings)
         self._clipping, self._discarded = Clipping(findings), Discarded(findings)
@@ -69,7 +69,7 @@ class Launch:
             OfEachRank(findings, Coverage),
             OfEachRank(findings, Schedules),
         )
-        self._is_joined = self._is_split = False
+        self._is_joined = False
         self._blind: set[int] = set()
         self._buffers: dict[int, dict[int, records.Buffers]] = defaultdict(dict)
         self._histories: dict[Key, History] = {}
@@ -107,7 +107,7 @@ class Launch:
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._close(rank)
-        self._suspicions.feed(rank, record)
+        self._models.feed(rank, record)
         for chapter in (*self._chapters, self._clipping):
             chapter.feed(rank, record, stream)
         self._see(self._assembler.feed(rank, (record,)))
@@ -145,23 +145,21 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        are_steady = self._steady.accuses or self._solved.accuses
-        return bool(self.findings.causes) or are_steady or any(chapter.accuses for chapter in self._chapters)
+        return bool(self.findings.causes) or self._steady.accuses or any(chapter.accuses for chapter in self._chapters)
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
         for rank in range(self.ranks):
             self.end(rank)
-        common, findings = self._suspicions.common, self.findings
+        common, findings = self._models.common, self.findings
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
-        self._suspicions.finish(self._pairing, is_sampled=self._epochs.is_sampled)
+        self._models.finish(self._pairing, is_sampled=self._epochs.is_sampled)
         # Ranks that compute one model together read the same samples.
-        averages = self._suspicions.averages and not self._is_split
+        averages = self._models.averages and not self._models.is_split
         end = End(self.streams, is_whole and not self._blind, averages)
         for chapter in self._chapters:
             chapter.finish(end)
         self._steady.finish()
-        self._solved.finish()
         for rank, optimizer, _ in self._unsolved:
             findings.leave_open(said("changed.few"))
             findings.resolve((optimizer, rank), FACTS["changed.few"])
@@ -172,7 +170,7 @@ class Launch:
 
     def _state_facts(self) -> None:
         """What is of the whole run."""
-        findings, ranks, groups = self.findings, self.ranks, self._suspicions.groups
+        findings, ranks, groups = self.findings, self.ranks, self._models.groups
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > ranks == 1 and any(stream.steps for stream in self.streams.values()):
             findings.leave_open(said("ranks.no-group", started=started))
@@ -220,7 +218,7 @@ class Launch:
     def _judge_some(self, key: Key, here: list[Window], holders: int) -> None:
         """A step of an optimizer that some ranks have alone, such as one of a pipeline's stage."""
         own = Findings()
-        together = Together(here, holders, self._is_joined, frozenset(self._suspicions.hooks))
+        together = Together(here, holders, self._is_joined, frozenset(self._models.hooks))
         conservation.judge(together, own)
         if own.conserved == own.steps and not own.causes:
             self._clipping.take(together)
@@ -232,13 +230,12 @@ class Launch:
                 self._clipping.take(joined)
 
     def _judge_all(self, key: Key, windows: Sequence[Window | None], here: list[Window]) -> None:
-        self._suspicions.see(here)
+        self._models.see(here)
         if any(window.step is not None and window.step.is_elsewhere for window in here):
             self.findings.leave_open(said("agreement.between"), step=here[0].index)
-        self._replicas.see(here if len(here) == self.ranks else ())
         own = Findings()
         together = Together(
-            windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks), self._partitioned(here)
+            windows, self.ranks, self._is_joined, frozenset(self._models.hooks), self._models.partitioned(here)
         )
         conservation.judge(together, own)
         agreement.judge(together, own)
@@ -252,12 +249,11 @@ class Launch:
             self._judge_right(together)
         elif "watch/same-weights" in laws and agreement.use_the_same(here):
             # Gradients of different weights are different ones, until they are averaged.
-            self._suspicions.is_averaged(here[0].optimizer)
+            self._models[here[0].optimizer].right += 1
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
-            self._suspicions.is_unclear(here[0].optimizer)
+            self._models[here[0].optimizer].is_unclear = True
         for chapter in (*self._chapters, self._clipping):
             chapter.judge(together)
-        self._steady.feed(own.factors, here)
         self._clipping.take(together)
         broken = [cause for window in here for cause in window.broken]
         for cause in broken:
@@ -265,21 +261,11 @@ class Launch:
         self._remember(key, together, is_good=0 < own.steps == own.conserved and not own.causes and not broken)
         self._take(own, here)
 
-    def _partitioned(self, here: Sequence[Window]) -> frozenset[int]:
-        """Parameters that are parts of one tensor, as in tensor parallelism; or that differ from the start, outside of
-        a wrapper, in a model that the ranks compute together: its backward pass has collectives, or each rank has the
-        loss of another line, as the stages of a pipeline do."""
-        is_split = len(self._suspicions.exchanging) == self.ranks > 1 or are_stages(here)
-        parts = {number for number, one in self.streams[here[0].rank].parameters.items() if one.is_part}
-        found = frozenset(parts | (self._replicas.apart - self._suspicions.inside if is_split else set()))
-        self._is_split |= bool(found)
-        return found
-
     def _judge_right(self, together: Together) -> None:
         """A step that used what was computed, and nothing else."""
         here = together.here
         if self.ranks > 1:
-            self._suspicions.is_averaged(here[0].optimizer)
+            self._models[here[0].optimizer].right += 1
         for chapter in self._chapters:
             chapter.judge_right(together)
 
@@ -299,33 +285,22 @@ class Launch:
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""
+        solved = [found for system in own.unsolved if (found := self._solve(system, own)) is not None]
         self.findings.take(own)
-        for system in own.unsolved:
-            self._solve(system, here)
-        self._suspicions.take([*own.causes.values()], here)
+        for waiting, shows in solved:
+            self.findings.resolve(waiting, next(iter(shows), None))
+        self._steady.feed(own.factors, here)
+        self._models.take([*own.causes.values()], here)
 
-    def _solve(self, system: System, here: list[Window]) -> None:
-        """A script does the same in each window, so that several steps say together what one is too small for."""
+    def _solve(self, system: System, own: Findings) -> tuple[tuple[int, int], set[Shown]] | None:
+        """A script does the same in each window, so that several steps say together what one is too small for. Returns
+        the optimizer and rank whose steps this explains, and what they show."""
         window = system.case.window
         at = window.rank, window.optimizer, tuple(system.case.parameters)
         if at in self._unsolved:
             system = system.after(self._unsolved[at])
         if not system.is_enough:
             self._unsolved[at] = system
-            return
+            return None
         self._unsolved.pop(at, None)
-        found = hypotheses.solved(system)
-        if isinstance(found, set):
-            self.findings.resolve((window.optimizer, window.rank), None)
-            return
-        shows = FACTS[found.code] if isinstance(found, Said) else found.shows
-        self.findings.resolve((window.optimizer, window.rank), shows)
-        if isinstance(found, Said):
-            self._solved.feed([(window.rank, None, False)], here)
-            self.findings.leave_open(found, step=window.index, site=window.site)
-        elif found.waits:
-            self._suspicions.wait(found, here)
-        elif system.is_ample and not found.is_of_all_steps:
-            self.findings.add(found, here)
-        else:
-            self._solved.feed([(window.rank, found, False)], here)
+        return (window.optimizer, window.rank), solver.solve(system, own)

@@ -117,36 +117,10 @@ class Lacking:
             return
         finding, window = self.first
         are_lost = (window.optimizer in common and times.are_lost(window)) or (is_whole and is_of_shards(window))
-        if is_blind:
-            self._findings.judged(FACTS["ranks.turns"], count=self._count)
-            self._findings.leave_open(said("ranks.turns"), self._count)
-        elif are_lost and are_numbered_alike([window], streams.values()):
-            self._findings.judged(finding.shows, count=self._count)
+        if are_lost and not is_blind and are_numbered_alike([window], streams.values()):
             finding.effect = said("steps-of-some", steps=self._count)
+            self._findings.judged(finding.shows, count=self._count)
             self._findings.add(finding)
-        elif is_whole:
+        elif is_whole or is_blind:
             self._findings.judged(FACTS["ranks.turns"], count=self._count)
             self._findings.leave_open(said("ranks.turns"), self._count)
-
-
-class Replicas:
-    """Parameters of the processes that train together. Those with equal weights on all ranks at first are replicas,
-    whatever the parallelism: they must stay equal. apart: all others."""
-
-    def __init__(self) -> None:
-        self.apart: set[int] = set()
-        self._known: set[int] = set()
-
-    def see(self, here: Sequence[Window]) -> None:
-        """The windows of all ranks in a step: the weights are those from before it."""
-        if len(here) < 2:
-            return
-        first, *others = here
-        for number in first.weights.keys() - self._known:
-            if any(number not in other.weights for other in others):
-                continue
-            self._known.add(number)
-            own = first.weights[number]
-            are_equal = all(np.array_equal(other.weights[number], own, equal_nan=True) for other in others)
-            if not are_equal and first.shards.get(number, 1) == 1:
-                self.apart.add(number)

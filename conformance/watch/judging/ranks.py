@@ -1,36 +1,84 @@
 """Ranks that train one model, and ranks that each train their own.
 
-Keeps what is wrong of the former, and right of the latter, until the end. Optimizers train parts of one model if they
-step on the same backward pass; ranks have parts of it for themselves, as the stages of a pipeline are, if their losses
-come from other lines on each rank.
+What starts equal on all ranks are replicas: they must stay equal, so what is wrong of one model waits until the end,
+when it is known how the weights went on. What starts apart may be parts of one model, or models of each rank's own.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
+
 from conformance.watch import records
-from conformance.watch.judging.case import HOOKS, LETS_APART
+from conformance.watch.judging.case import HOOKS
 from conformance.watch.judging.findings import Cause, Finding, Findings, said
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
 
-_OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
+_WEIGHTS = "watch/same-weights"
+_OF_ONE_MODEL = frozenset((_WEIGHTS, "watch/same-rates", "watch/same-steps", "watch/one-scale"))
 """Laws for ranks that train one model."""
+
+_LETS_APART = "post_localSGD_hook"
+"""The communication hook with which ranks train by themselves, after some steps, and average their weights now and
+then."""
 
 _MOST = 1000
 
 _FEW = 3
 
 _SOME = 0.25
-"""Of the steps of a model that ranks train together: so many are right, at least."""
+"""Of the steps of a model that ranks train together: so many are right, at least. In a model of few numbers, the
+gradients of one rank may look like the average now and then, and do so the more, the smaller they become."""
 
 
-class Suspicions:
-    """Of the processes that train together: how their weights go on decides.
+@dataclass
+class _Optimizer:
+    """What the steps of an optimizer show. right: how many used what all ranks computed. is_unclear: whose gradients
+    some used is not known. apart: the first with other weights on the ranks; equal: the last with equal ones. related:
+    the optimizers that step on the same backward passes. is_alike: some ranks went backward from the same line.
+    wrapped: the ranks on which DDP wraps what it steps. waiting: what is wrong if the ranks train one model."""
+
+    steps: int = 0
+    right: int = 0
+    is_unclear: bool = False
+    apart: int | None = None
+    equal: int = -1
+    related: set[int] = field(default_factory=set)
+    is_alike: bool = False
+    wrapped: set[int] = field(default_factory=set)
+    waiting: list[Finding] = field(default_factory=list)
+
+    @property
+    def averages(self) -> bool:
+        return 0 < self.right >= _SOME * self.steps
+
+    @property
+    def is_common(self) -> bool:
+        return self.averages or bool(self.wrapped)
+
+    @property
+    def own(self) -> list[Finding]:
+        """Steps on gradients that are not those of all ranks."""
+        return [one for one in self.waiting if one.waits]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether all of these are on gradients of this rank alone."""
+        return {one.alone for one in self.own} == {True}
+
+    @property
+    def meets_again(self) -> bool:
+        return self.apart is not None and self.equal > self.apart
+
+
+class Models:
+    """Of the processes that train together.
 
     streams: of each rank, which may become more. hooks: communication hooks. groups: how many ranks average together.
     inside: parameters of a wrapper, but for those that it leaves to each rank. exchanging: the ranks whose backward
@@ -41,222 +89,167 @@ class Suspicions:
         self._ranks, self._streams, self._findings = ranks, streams, findings
         self.hooks: set[str] = set()
         self.groups: set[int] = set()
-        self.inside: frozenset[int] = frozenset()
-        self.exchanging: set[int] = set()
-        self._waiting: list[Finding] = []
-        self._apart: dict[int, list[int]] = defaultdict(list)
-        self._equal: dict[int, int] = {}
-        self._right, self._steps = Counter[int](), Counter[int]()
-        self._unclear: set[int] = set()
-        self._wrapped: dict[int, set[int]] = defaultdict(set)
-        self._left: frozenset[int] = frozenset()
+        self.inside: set[int] = set()
+        self._exchanging: set[int] = set()
+        self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
+        self._left: set[int] = set()
         self._elsewhere: set[int] = set()
-        self._related = Related()
+        self._starts: dict[int, bool] = {}
+        self.is_split = False
+
+    def __getitem__(self, optimizer: int) -> _Optimizer:
+        return self._of[optimizer]
 
     def feed(self, rank: int, record: records.Record) -> None:
         match record:
             case records.Hooked():
                 self.hooks.add(record.name)
             case records.Exchanged():
-                self.exchanging.add(rank)
+                self._exchanging.add(rank)
             case records.Grouped():
                 self.groups.add(record.size)
             case records.Wrapped():
-                self._wrapped[record.optimizer].add(rank)
-                self._left |= frozenset(record.own)
-                self.inside |= frozenset(record.inside)
+                self._of[record.optimizer].wrapped.add(rank)
+                self._left.update(record.own)
+                self.inside.update(record.inside)
 
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
-        self._related.see(here)
-        self._steps[here[0].optimizer] += 1
+        window, of = here[0], self._of[here[0].optimizer]
+        of.steps += 1
+        of.is_alike |= not _are_stages(here)
+        of.related |= {int(other) for through in window.reached.values() for other in through}
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
+        if len(here) == self._ranks > 1:
+            for number in window.weights.keys() - self._starts.keys():
+                if all(number in other.weights for other in here):
+                    self._starts[number] = _are_equal(here, number) or window.shards.get(number, 1) > 1
 
-    def is_averaged(self, optimizer: int) -> None:
-        """A step of it was right, as one of all ranks."""
-        self._right[optimizer] += 1
-
-    def is_unclear(self, optimizer: int) -> None:
-        """Whose gradients a step of it used is not known."""
-        self._unclear.add(optimizer)
-
-    @property
-    def _common(self) -> set[int]:
-        """The optimizers of which enough steps were right. In a model of few numbers, the gradients of one rank may
-        look like the average now and then, and do so the more, the smaller they become."""
-        return {one for one, right in self._right.items() if right >= _SOME * self._steps[one]}
+    def partitioned(self, here: Sequence[Window]) -> frozenset[int]:
+        """Parameters that are parts of one tensor, as in tensor parallelism; or that differ from the start, outside of
+        a wrapper, in a model that the ranks compute together: its backward pass has collectives, or each rank has the
+        loss of another line, as the stages of a pipeline do; or that a wrapper leaves to each rank."""
+        parts = {number for number, one in self._streams[here[0].rank].parameters.items() if one.is_part}
+        if len(self._exchanging) == self._ranks > 1 or _are_stages(here):
+            parts |= {number for number, is_equal in self._starts.items() if not is_equal} - self.inside
+        self.is_split |= bool(parts)
+        return frozenset(parts | self._left)
 
     @property
     def averages(self) -> bool:
         """Whether the ranks average gradients at all."""
-        return bool(self._common)
+        return any(of.averages for of in self._of.values())
 
     @property
     def common(self) -> set[int]:
         """The optimizers of models that the ranks train together."""
-        return {one for one in self._common | self._wrapped.keys() if not self._is_mixed(one)}
+        return {number for number, of in self._of.items() if of.is_common and not self._is_mixed(number)}
 
     def take(self, causes: Sequence[Cause], here: Sequence[Window]) -> None:
         """What was found in a step of all ranks: it waits, or is added."""
-        window = here[0]
-        is_common = window.optimizer in self._common | self._wrapped.keys()
+        window, of = here[0], self._of[here[0].optimizer]
         for cause in causes:
-            law = cause.first.law
-            cause.first.ranks = tuple(sorted(cause.ranks))
-            if cause.first.waits or (law in _OF_ONE_MODEL and not (is_common and law != "watch/same-weights")):
-                self.wait(cause.first, here)
+            found = cause.first
+            found.ranks = tuple(sorted(cause.ranks))
+            if found.waits or found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not of.is_common):
+                self._findings.show(found.key, here)
+                of.waiting += [found][: _MOST - len(of.waiting)]
             else:
-                self._findings.add(cause.first, here)
+                self._findings.add(found, here)
         if len(here) == self._ranks and window.weights:
-            if any(cause.first.law == "watch/same-weights" for cause in causes):
-                self._apart[window.optimizer].append(window.index)
-                del self._apart[window.optimizer][_MOST:]
-            else:
-                self._equal[window.optimizer] = window.index
-
-    def wait(self, finding: Finding, here: Sequence[Window]) -> None:
-        self._findings.show(finding.key, here)
-        if len(self._waiting) < _MOST:
-            self._waiting.append(finding)
+            if not any(cause.first.law == _WEIGHTS for cause in causes):
+                of.equal = window.index
+            elif of.apart is None:
+                of.apart = window.index
 
     def finish(self, pairing: Pairing, *, is_sampled: bool) -> None:
         """is_sampled: whether a sampler deals the data out."""
-        for finding in self._waiting:
-            if self._train_apart(finding, pairing, is_sampled=is_sampled):
-                self._findings.leave_open(said("ranks.own"), step=finding.step, site=finding.site)
-            else:
-                self._findings.add(finding)
+        for number, of in self._of.items():
+            may_be_apart = bool(of.waiting) and self._may_be_apart(number, pairing, is_sampled=is_sampled)
+            for found in of.waiting:
+                # They average where it is not seen, such as within a step.
+                is_seen = not found.waits or of.apart is not None
+                if may_be_apart or not is_seen or self._are_own_modules(found):
+                    self._findings.leave_open(said("ranks.own"), step=found.step, site=found.site)
+                else:
+                    self._findings.add(found)
 
-    def _train_apart(self, finding: Finding, pairing: Pairing, *, is_sampled: bool) -> bool:
+    def _may_be_apart(self, number: int, pairing: Pairing, *, is_sampled: bool) -> bool:
         """Whether something shows that the ranks may train apart on purpose."""
-        optimizer = finding.optimizer
-        assert optimizer is not None
-        apart = self._apart.get(optimizer, [])
-        meets_again = bool(apart) and self._equal.get(optimizer, -1) > apart[0]
-        has_own = any(one.waits and one.optimizer == optimizer for one in self._waiting)
-        held = self._streams[0].held[optimizer]
+        of, held = self._of[number], self._streams[0].held[number]
+        meets = of.meets_again and (bool(of.own) or not self.hooks <= HOOKS.keys())
         return (
-            bool(finding.parameters and finding.parameters <= self._left)
-            or self._are_own_modules(finding)
-            or self._is_mixed(optimizer)
-            or (optimizer not in self._common and self._related.are_stages(optimizer))
-            or self._changes_weights(optimizer)
-            or self._may_be_of_another_model(optimizer)
-            or self._may_be_of_each(optimizer, is_sampled=is_sampled)
-            or (LETS_APART in self.hooks and not meets_again)
-            or (meets_again and (has_own or bool(self.hooks - HOOKS.keys())))
-            or (has_own and bool(apart) and pairing.end_equal(held))
-            # They average where it is not seen, such as within a step.
-            or (finding.waits and not apart)
+            self._is_mixed(number)
+            or meets
+            or _LETS_APART in self.hooks
+            # The script changes the weights between steps by what others have learned: some of them, or halfway.
+            or (of.is_alone and bool(self._elsewhere & held))
+            or (bool(of.own) and of.apart is not None and pairing.end_equal(held))
+            or (not of.averages and not of.is_alike)
+            or self._may_be_of_another_model(number)
+            or self._may_be_of_each(number, is_sampled=is_sampled)
         )
 
-    def _are_own_modules(self, finding: Finding) -> bool:
-        """Whether it is about whole modules, of ranks without a wrapper and without collectives in their backward pass:
-        each rank may have its own, as with experts. One tensor of a module was forgotten. A module with the gradients
-        of all ranks is an expert without samples, and has the shapes of one with its own."""
-        stream = self._streams[0]
-        held = stream.held[finding.optimizer or 0]
-        is_one_model = any(stream.parameters[number].shards > 1 for number in held) or bool(self.exchanging)
-        if not finding.parameters or finding.optimizer in self._wrapped or is_one_model:
-            return False
-        found = [one.parameters for one in self._waiting if one.optimizer == finding.optimizer]
-        own = frozenset().union(*found)
-        alone = frozenset().union(*(one.parameters for one in self._waiting if one.waits)) & own
-        modules = _modules({number: stream.parameters[number].name for number in sorted(held)})
-        # It is not always seen of a few numbers whether they are averaged.
-        seen = {number for number in held if prod(stream.parameters[number].shape) > _FEW}
-        shared = {modules[number] for number in seen - own}
-        apart = {modules[number] for number in own}
-        shapes = defaultdict[object, set[tuple[int, ...]]](set)
-        for number, module in modules.items():
-            shapes[module].add(tuple(stream.parameters[number].shape))
-        experts = [shapes[modules[number]] for number in alone]
-        are_alike = not alone or all(shapes[module] in experts for module in apart)
-        steps_apart = any(one.waits for one in self._waiting) or 0 in self._apart.get(finding.optimizer or 0, [])
-        return all(found) and are_alike and steps_apart and bool(shared) and not (shared & apart) - {None}
-
-    def _is_mixed(self, optimizer: int) -> bool:
+    def _is_mixed(self, number: int) -> bool:
         """Whether DDP wraps what some ranks step with it, and not what others do: their optimizers only look alike."""
-        stepping = {rank for rank, stream in self._streams.items() if stream.steps.get(optimizer)}
-        return optimizer in self._wrapped and not stepping <= self._wrapped[optimizer]
+        wrapped = self._of[number].wrapped
+        stepping = {rank for rank, stream in self._streams.items() if stream.steps.get(number)}
+        return bool(wrapped) and not stepping <= wrapped
 
-    def _may_be_of_another_model(self, optimizer: int) -> bool:
+    def _may_be_of_another_model(self, number: int) -> bool:
         """Whether it never averages, and the ranks train another model together: one that does average, or of which not
         enough is seen to say that it does not. That has no backward pass in common with it."""
         # One whose weights stay equal averages where it is not seen, such as within its step.
-        own = {one.optimizer for one in self._waiting if one.waits and one.optimizer is not None}
-        equal = {one for one in own if not self._apart.get(one)}
-        others = (self._common | self._unclear | equal) - {optimizer}
+        others = {
+            other
+            for other, of in self._of.items()
+            if other != number and (of.averages or of.is_unclear or (of.own and of.apart is None))
+        }
         unseen = any(stream.trains_unseen for stream in self._streams.values())
-        is_common = optimizer in self._common | self._wrapped.keys()
-        return not is_common and not self._related.have(optimizer, others) and (bool(others) or unseen)
+        is_own = not self._of[number].is_common and not self._of[number].related & others
+        return is_own and (bool(others) or unseen)
 
-    def _may_be_of_each(self, optimizer: int, *, is_sampled: bool) -> bool:
+    def _may_be_of_each(self, number: int, *, is_sampled: bool) -> bool:
         """Whether each rank may train its own model, as the members of an ensemble or the trials of a search: on its
         own gradients, and from its own start or at its own rate. A script that forgot to average looks the same, unless
         something is averaged or wrapped, or a sampler deals the data out."""
-        found = [finding for finding in self._waiting if finding.optimizer == optimizer]
-        has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
-        alone = {finding.alone for finding in found if finding.waits} == {True}
-        is_common = optimizer in self._common or (optimizer in self._wrapped and self.groups <= {self._ranks})
-        return has_own and alone and not is_sampled and not is_common
+        of = self._of[number]
+        has_own = of.apart == 0 or any(finding.law == "watch/same-rates" for finding in of.waiting)
+        is_common = of.averages or (bool(of.wrapped) and self.groups <= {self._ranks})
+        return has_own and of.is_alone and not is_sampled and not is_common
 
-    def _changes_weights(self, optimizer: int) -> bool:
-        """Whether the ranks step on their own gradients, and the script changes the weights between steps by what
-        others have learned: all of them, as in an average now and then, some, or halfway."""
-        held = next(iter(self._streams.values())).held[optimizer]
-        found = {finding.alone for finding in self._waiting if finding.optimizer == optimizer and finding.waits}
-        return found == {True} and bool(self._elsewhere & held)
-
-
-def _modules(names: Mapping[int, str | None]) -> dict[int, tuple[str, int] | None]:
-    """The module of each parameter; None if it is not known. Where a name comes again, another model begins."""
-    modules: dict[int, tuple[str, int] | None] = {}
-    models = Counter[str]()
-    seen: dict[str, set[str]] = defaultdict(set)
-    for number, name in names.items():
-        module, _, own = (name or "").rpartition(".")
-        if own in seen[module]:
-            models[module] += 1
-            seen[module].clear()
-        seen[module].add(own)
-        modules[number] = None if name is None else (module, models[module])
-    return modules
-
-
-_MOST_WINDOWS = 64
-"""Of those before, whose backward passes are compared."""
+    def _are_own_modules(self, finding: Finding) -> bool:
+        """Whether it is about whole modules, of ranks without a wrapper and without collectives in their backward pass:
+        each rank may have its own, as with experts and heads. One tensor of a module was forgotten. A module with the
+        gradients of all ranks is an expert without samples, and has the shapes of one with its own."""
+        of, parameters = self._of[finding.optimizer or 0], self._streams[0].parameters
+        held = self._streams[0].held[finding.optimizer or 0]
+        is_one_model = of.wrapped or self._exchanging or any(parameters[number].shards > 1 for number in held)
+        if is_one_model or not (of.own or of.apart == 0) or not all(one.parameters for one in of.waiting):
+            return False
+        own = frozenset().union(*(one.parameters for one in of.waiting))
+        # It is not always seen of a few numbers whether they are averaged.
+        shared = {number for number in held - own if prod(parameters[number].shape) > _FEW}
+        names = {number: name for number in held if (name := parameters[number].name) is not None}
+        if len({*names.values()}) < len(names):
+            # Of several models, it is not known which parameter is of which.
+            return bool(shared)
+        modules = {number: name.rpartition(".")[0] for number, name in names.items()}
+        shapes = defaultdict[str, set[tuple[int, ...]]](set)
+        for number, module in modules.items():
+            shapes[module].add(tuple(parameters[number].shape))
+        experts = [shapes[modules[n]] for one in of.own for n in one.parameters & modules.keys()]
+        apart = {modules[number] for number in own & modules.keys()}
+        are_alike = not experts or all(shapes[module] in experts for module in apart)
+        return are_alike and bool(shared) and apart.isdisjoint(modules[n] for n in shared & modules.keys())
 
 
-class Related:
-    """Of the processes that train together."""
-
-    def __init__(self) -> None:
-        self._alike: set[int] = set()
-        self._pairs: set[frozenset[int]] = set()
-        self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
-
-    def see(self, here: Sequence[Window]) -> None:
-        """A step of all ranks."""
-        window = here[0]
-        if not are_stages(here):
-            self._alike.add(window.optimizer)
-        passes = {*window.backwards}
-        for other, theirs in self._passes:
-            if passes & theirs:
-                self._pairs.add(frozenset((other, window.optimizer)))
-        self._passes.append((window.optimizer, passes))
-
-    def are_stages(self, optimizer: int) -> bool:
-        """Whether the ranks never went backward from the same line before a step of this optimizer."""
-        return optimizer not in self._alike
-
-    def have(self, optimizer: int, others: Iterable[int]) -> bool:
-        """Whether it trains a part of a model of which one of the others trains another part."""
-        return any(frozenset((optimizer, other)) in self._pairs for other in others)
-
-
-def are_stages(here: Sequence[Window]) -> bool:
+def _are_stages(here: Sequence[Window]) -> bool:
     """Whether the losses of all ranks come from different lines."""
     calls = [{one.calls for one in each.backwards.values()} for each in here]
     return len(here) > 1 and all(calls) and not set.intersection(*calls)
+
+
+def _are_equal(here: Sequence[Window], number: int) -> bool:
+    first, *others = [window.weights[number] for window in here]
+    return all(np.array_equal(first, other, equal_nan=True) for other in others)

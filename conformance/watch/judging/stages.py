@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from conformance.watch.judging.windows import Window
 
 _MANY_ELEMENTS = 64
 """Fewer numbers, such as ones and zeros, may be equal by chance."""
-
-T = TypeVar("T")
 
 
 class Stages:
@@ -89,28 +87,20 @@ def _shared(here: Sequence[Window]) -> dict[int, dict[int, int]]:
     return numbers
 
 
-def _renumbered(window: Window, numbers: dict[int, int]) -> Window:
-    def by_number(values: dict[int, T]) -> dict[int, T]:
-        return {numbers.get(number, number): value for number, value in values.items()}
+_OF_PARAMETERS = ("new", "old", "used", "weights", "shards", "shard", "sizes", "names", "samples", "again")
+"""What a window has by the numbers of parameters."""
 
+
+def _renumbered(window: Window, numbers: dict[int, int]) -> Window:
     clips = [
         (at, replace(clip, parameters=[numbers.get(number, number) for number in clip.parameters]))
         for at, clip in window.clips
     ]
-    return replace(
-        window,
-        clips=clips,
-        new=by_number(window.new),
-        old=by_number(window.old),
-        used=by_number(window.used),
-        weights=by_number(window.weights),
-        shards=by_number(window.shards),
-        shard=by_number(window.shard),
-        sizes=by_number(window.sizes),
-        names=by_number(window.names),
-        samples=by_number(window.samples),
-        again=by_number(window.again),
-    )
+    values: dict[str, Any] = {
+        name: {numbers.get(number, number): value for number, value in getattr(window, name).items()}
+        for name in _OF_PARAMETERS
+    }
+    return replace(window, clips=clips, **values)
 
 
 def _are_equal(here: Sequence[Window], number: int) -> bool:

@@ -1,9 +1,8 @@
-"""Least squares over ranks and backward passes: with which factor a step used each of them, and whether something that
-belongs once into a window was done again after each micro-batch.
-"""
+"""Least squares over ranks and backward passes: with which factor a step used each of them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isclose
@@ -12,88 +11,27 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.case import AMPLE, Case
-from conformance.watch.judging.findings import Said, said
-from conformance.watch.judging.targets import kinds
-from conformance.watch.judging.windows import Sketch
+from conformance.watch.judging.targets import kinds, weigh_alike
+from conformance.watch.judging.windows import Pass, Sketch
 
 Column: TypeAlias = tuple[int, int, bool]
 """A rank, the position of a backward pass in its window, and whether an earlier step left it."""
-
-_SERIES = 3
-"""Factors of fewer backward passes are a geometric series whatever they are."""
-
-_NEAR = 1e-3
-
-
-def done_again(case: Case, factors: list[list[float]]) -> str | None:
-    """The code of what belongs once into a window and was done again after each micro-batch, to all that was
-    accumulated so far; None if nothing was. factors: of the ranks, in each backward pass.
-
-    A script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
-    micro-batches, the first of which counts the most of the former and the least of the latter, while the last one has
-    just what is done to it once. With gradients that fade to a third or a half, as an average of the last ones has
-    them, the newest counts in full, or all weights together are one.
-    """
-    if len(factors) < _SERIES or not all(factor for of_place in factors for factor in of_place):
-        return None
-    ratios = [
-        later / earlier for before, after in pairwise(factors) for earlier, later in zip(before, after, strict=True)
-    ]
-
-    def are_all(ratio: float) -> bool:
-        return all(isclose(one, ratio, rel_tol=_NEAR) for one in ratios)
-
-    ranks = case.together.ranks
-    last = factors[-1][0] * _scale(case)
-
-    def is_done_once(factor: float) -> bool:
-        """Whether the last micro-batch has this factor, or that and the mean over the ranks."""
-        return isclose(last, factor, rel_tol=_NEAR) or isclose(last, factor / ranks, rel_tol=_NEAR)
-
-    if are_all(len(factors)) and (is_done_once(1 / len(factors)) or is_done_once(ranks / len(factors))):
-        return "divided-again"
-    if ranks > 1 and are_all(1 / ranks) and (is_done_once(1.0) or is_done_once(1 / len(factors))):
-        return "summed-again"
-    return None
-
-
-def are_added_again(case: Case, of: dict[Column, float]) -> bool:
-    """Whether the running total was added up, K, K - 1 ... 1 times, or was summed over the ranks each time.
-
-    Passes of one line that are known to have as many samples each are of one loss, and count alike. A script that
-    weighs them otherwise on purpose does so in the loss, which belongs to what is computed."""
-    passes = list(case.window.backwards.values())
-    counts = {one.targets or one.summed for one in passes}
-    if len(kinds([case.window])) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
-        return False
-    last = len(passes) - 1
-    ranks = case.together.ranks
-    patterns = [[last + 1 - place for place in range(last + 1)]]
-    patterns += [[ranks ** (last - place) for place in range(last + 1)]] if ranks > 1 else []
-    smallest = min(of.values())
-    return smallest > 0 and any(
-        all(isclose(factor, smallest * pattern[place], rel_tol=0.01) for (_, place, _), factor in of.items())
-        for pattern in patterns
-    )
-
-
-def _scale(case: Case) -> float:
-    """What the gradients of a step are multiplied with that its losses carry, and the optimizer does not divide by."""
-    return max(case.window.scales, default=1.0) / (case.step.grad_scale or 1.0)
-
 
 _MOST_COLUMNS = 200
 _MORE = 2
 """Equations beyond the number of unknowns."""
 
 _ZERO = 1e-3
+_NEAR = 1e-3
+_SERIES = 3
+"""Factors of fewer backward passes are a geometric series whatever they are."""
 
 
 @dataclass
 class System:
-    """What a step used as a sum of what was computed, each with an unknown factor. columns: rank, position of the
-    backward pass in its window, and whether it was left by an earlier step. bounds: how far off rounding may be.
+    """What a step used as a sum of what was computed, each with an unknown factor. bounds: how far off rounding may be.
     independent: how many equations say something of their own."""
 
     case: Case
@@ -101,7 +39,6 @@ class System:
     matrix: Sketch
     used: Sketch
     bounds: Sketch
-
     independent: int
 
     @property
@@ -117,28 +54,37 @@ class System:
         """Both at once, if they have the same unknowns."""
         if self.columns != other.columns:
             return self
-        return System(
-            self.case,
-            self.columns,
-            np.concatenate((other.matrix, self.matrix)),
-            np.concatenate((other.used, self.used)),
-            np.concatenate((other.bounds, self.bounds)),
-            other.independent + self.independent,
-        )
+        matrix = np.concatenate((other.matrix, self.matrix))
+        used, bounds = np.concatenate((other.used, self.used)), np.concatenate((other.bounds, self.bounds))
+        return System(self.case, self.columns, matrix, used, bounds, other.independent + self.independent)
+
+    def solved(self) -> Shares | str:
+        """The factor of each column, or the code of the fact that they are not known."""
+        every = np.ones(len(self.columns), bool)
+        solution, rank, is_off = self._solution(every)
+        if rank < len(self.columns) or is_off:
+            return "changed.alike" if rank < len(self.columns) else "changed"
+        small = np.abs(solution) < _ZERO * np.abs(solution).max()
+        # What a script has made small by hand is no zero: without it the rest does not explain the step.
+        if small.any() and not self._solution(~small)[2]:
+            solution = np.where(small, 0.0, solution)
+        return Shares(self.case, dict(zip(self.columns, solution.tolist(), strict=True)))
+
+    def _solution(self, columns: npt.NDArray[np.bool_]) -> tuple[Sketch, int, bool]:
+        """The factors of these columns alone, how many of them are independent, and whether that is off."""
+        matrix, used = self.matrix[:, columns] / self.bounds[:, None], self.used / self.bounds
+        solution, _, rank, _ = np.linalg.lstsq(matrix, used, rcond=1e-9)
+        return solution.astype(np.float64), int(rank), bool(np.max(np.abs(matrix @ solution - used)) > 1)
 
 
 def system_of(case: Case) -> System | None:
     """None if there is nothing to solve for."""
-    order: dict[int, dict[int, int]] = {
+    order = {
         window.rank: {number: place for place, number in enumerate(sorted(window.backwards))}
         for window in case.together.here
     }
     terms = [
-        (
-            place,
-            (rank, -1 if is_old else order[rank].get(one.backward, -1), is_old),
-            one.sketch[min(case.shard(number), len(one.sketch) - 1)],
-        )
+        (place, (rank, -1 if is_old else order[rank].get(one.backward, -1), is_old), case.sketch(number, [one]))
         for place, number in enumerate(case.parameters)
         for is_old, found in ((False, case.by_rank(number)), (True, case.old(number)))
         for rank, one in found
@@ -156,26 +102,138 @@ def system_of(case: Case) -> System | None:
     typical = np.abs(used).sum() / max(np.abs(matrix).sum(), 1e-300) * len(columns)
     bounds = np.array([max(one.slack + typical * one.spread, 1e-300) for one in equations])
     # Steps that are clipped differently have the same factors otherwise.
-    clipped = case.clipped
-    return System(case, columns, matrix, used / clipped, bounds / clipped, case.independent)
+    return System(case, columns, matrix, used / case.clipped, bounds / case.clipped, case.independent)
 
 
-def factors_of(system: System) -> dict[Column, float] | Said:
-    """The factor of each rank and backward pass, or the fact that they are not known."""
-    weighed = system.matrix / system.bounds[:, None]
-    solution, _, rank, _ = np.linalg.lstsq(weighed, system.used / system.bounds, rcond=1e-9)
-    if rank < len(system.columns):
-        return said("changed.alike")
-    if np.max(np.abs(system.matrix @ solution - system.used) / system.bounds) > 1:
-        return said("changed")
-    small = np.abs(solution) < _ZERO * np.abs(solution).max()
-    # What a script has made small by hand is no zero: without it the rest does not explain the step.
-    kept = np.where(small, 0.0, solution) if small.any() and _explains(system, ~small) else solution
-    return dict(zip(system.columns, kept.tolist(), strict=True))
+class Shares:
+    """With which factor a step used each gradient of this window, by rank and place of the backward pass, and each that
+    earlier ones left.
 
+    numbers: the places. dropped: those that no rank uses; alone: that this rank alone uses. lost: how many of all
+    gradients are not used. without: ranks of which none is."""
 
-def _explains(system: System, columns: npt.NDArray[np.bool_]) -> bool:
-    """Whether the step is a sum of these alone."""
-    matrix = system.matrix[:, columns]
-    solution = np.linalg.lstsq(matrix / system.bounds[:, None], system.used / system.bounds, rcond=1e-9)[0]
-    return bool(np.max(np.abs(matrix @ solution - system.used) / system.bounds) <= 1)
+    def __init__(self, case: Case, of: dict[Column, float]) -> None:
+        self.case, self.of = case, of
+        self.ranks = sorted({rank for rank, _, _ in of})
+        self.numbers = sorted({place for _, place, _ in of})
+        self.new = [[of.get((rank, place, False), 0.0) for rank in self.ranks] for place in self.numbers]
+        used = {
+            place: [rank for rank, factor in zip(self.ranks, factors, strict=True) if factor]
+            for place, factors in zip(self.numbers, self.new, strict=True)
+        }
+        self.dropped = [place for place in self.numbers if not used[place]]
+        self.alone = [place for place in self.numbers if used[place] == [case.window.rank] and len(self.ranks) > 1]
+        self.lost = len(self.ranks) * len(self.numbers) - sum(map(len, used.values()))
+        self.all, self.rank, self.scale = len(of), case.window.rank, case.scale
+        self.without = [rank for rank in self.ranks if not any(rank in of_place for of_place in used.values())]
+
+    @property
+    def table(self) -> str:
+        """The factors relative to the largest, by rank, in order of the backward passes."""
+        right = max(self.of.values(), key=abs)
+        ranks: dict[int, list[str]] = {}
+        for (rank, _, is_old), factor in sorted(self.of.items()):
+            ranks.setdefault(rank, []).append(f"{factor / right:.3g}{' (earlier)' if is_old else ''}")
+        return "; ".join(f"rank {rank}: {', '.join(by_pass)}" for rank, by_pass in ranks.items())
+
+    @property
+    def times(self) -> float:
+        """How many times as much the largest counts as the smallest."""
+        sizes = [abs(factor) for factor in self.of.values() if factor]
+        return max(sizes) / min(sizes)
+
+    @property
+    def places(self) -> list[int]:
+        """Those that it is about, counted from one."""
+        return [place + 1 for place in self.dropped or self.alone]
+
+    def passes_at(self, places: Collection[int]) -> frozenset[Pass]:
+        """The backward passes of this rank at these places."""
+        order = sorted(self.case.window.backwards)
+        return frozenset((self.rank, order[place]) for place in places if 0 <= place < len(order))
+
+    @property
+    def old(self) -> list[float]:
+        return [factor for (_, _, is_old), factor in self.of.items() if is_old and factor]
+
+    @property
+    def are_old_alike(self) -> bool:
+        """Whether what is left over counts like what is added to it: a script may shrink it on purpose."""
+        new = [factor for (_, _, is_old), factor in self.of.items() if not is_old]
+        return not self.case.is_changed and any(isclose(one, other, rel_tol=0.01) for one in self.old for other in new)
+
+    @property
+    def are_ranks_lost(self) -> bool:
+        """Whether those of some ranks are lost, and no others."""
+        return 0 < self.lost == len(self.without) * len(self.numbers)
+
+    @property
+    def are_ranks_left_out(self) -> bool:
+        """Whether more than one rank is left."""
+        return self.are_ranks_lost and self.lost < len(self.of) - len(self.numbers)
+
+    @property
+    def are_common(self) -> bool:
+        return use_the_same(self.case.together.here)
+
+    @property
+    def are_targets_alike(self) -> bool:
+        return weigh_alike(self.case.together, self.of)
+
+    @property
+    def is_dropped_by_mistake(self) -> bool:
+        """Whether the passes that are not used are like the others, and came before all of them. What comes later was
+        taken back by the script, as is right for a gradient that it only looks at."""
+        window = self.case.window
+        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        if max(self.dropped) >= len(passes):
+            return False
+        lost = [passes[place] for place in self.dropped]
+        kept = [one for place, one in enumerate(passes) if place not in self.dropped]
+        alike = {(one.calls, window.version(one)) for one in lost} <= {(one.calls, window.version(one)) for one in kept}
+        return alike and max(one.backward for one in lost) < min(one.backward for one in kept)
+
+    # What belongs once into a window, and was done again after each micro-batch to all that was accumulated so far. A
+    # script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
+    # micro-batches, the first of which counts the most of the former and the least of the latter, while the last one
+    # has just what is done to it once. With gradients that fade to a third or a half, as an average of the last ones
+    # has them, the newest counts in full, or all weights together are one.
+
+    @property
+    def is_divided_again(self) -> bool:
+        number, ranks = len(self.new), self.case.together.ranks
+        return self._is_series(number, (1 / number, 1 / number / ranks, ranks / number))
+
+    @property
+    def is_summed_again(self) -> bool:
+        number, ranks = len(self.new), self.case.together.ranks
+        return ranks > 1 and self._is_series(1 / ranks, (1.0, 1 / ranks, 1 / number, 1 / number / ranks))
+
+    def _is_series(self, ratio: float, last: Collection[float]) -> bool:
+        """Whether each pass counts this many times as much as the one before, and the last one as one of these."""
+        if len(self.new) < _SERIES or not all(factor for of_place in self.new for factor in of_place):
+            return False
+        pairs = [pair for before, after in pairwise(self.new) for pair in zip(before, after, strict=True)]
+        scale = self.scale / (self.case.step.grad_scale or 1.0)
+        return all(isclose(later, ratio * earlier, rel_tol=_NEAR) for earlier, later in pairs) and any(
+            isclose(self.new[-1][0] * scale, one, rel_tol=_NEAR) for one in last
+        )
+
+    @property
+    def are_added_again(self) -> bool:
+        """Whether the running total was added up, K, K - 1 ... 1 times, or was summed over the ranks each time.
+
+        Passes of one line that are known to have as many samples each are of one loss, and count alike. A script that
+        weighs them otherwise on purpose does so in the loss, which belongs to what is computed."""
+        passes = list(self.case.window.backwards.values())
+        counts = {one.targets or one.summed for one in passes}
+        if len(kinds([self.case.window])) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
+            return False
+        number, ranks = len(passes), self.case.together.ranks
+        patterns = [[number - place for place in range(number)]]
+        patterns += [[ranks ** (number - 1 - place) for place in range(number)]] if ranks > 1 else []
+        smallest = min(self.of.values())
+        return smallest > 0 and any(
+            all(isclose(factor, smallest * pattern[place], rel_tol=0.01) for (_, place, _), factor in self.of.items())
+            for pattern in patterns
+        )

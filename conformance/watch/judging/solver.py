@@ -1,0 +1,131 @@
+"""Explains the step of a rank by the table of hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.watch.judging.apart import Apart
+from conformance.watch.judging.case import Case
+from conformance.watch.judging.factor import Factor
+from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
+from conformance.watch.judging.fit import Fit
+from conformance.watch.judging.hypotheses import (
+    APART,
+    CHANGED,
+    LEFT_OPEN,
+    OF_ALL,
+    OF_OTHERS,
+    SHARES,
+    Fact,
+    Of,
+    Row,
+    tell,
+)
+from conformance.watch.judging.properties import FACTS, Property
+from conformance.watch.judging.system import System, system_of
+
+COARSE: Shown = (Property.RANKS, "too coarse to tell")
+"""What a step shows that is not judged: its factor is not known."""
+
+
+def explain(case: Case, findings: Findings) -> set[Shown]:
+    """What is not usual in a step of a rank; nothing if it is right."""
+    if (shows := _by(LEFT_OPEN, case, case, findings, is_ample=True)) is not None:
+        return shows
+    if case.has_new and (factor := case.fits(case.all)) is not None:
+        if not factor.is_known:
+            return {COARSE}
+        case.remember(factor)
+        return _judge_factor(case, case.kappa(factor), findings)
+    if (shows := _by(CHANGED, case, case, findings)) is not None:
+        return shows
+    if (kappa := _of_parts(case)) is not None:
+        return _judge_factor(case, kappa, findings)
+    for choose, rows in OF_OTHERS:
+        if (other := case.known(choose(case))) is not None:
+            shows = _by(rows, Fit(case, other), case, findings)
+            if shows is not None:
+                return shows
+    if (shows := _by(APART, Apart(case), case, findings)) is not None:
+        return shows
+    system = system_of(case)
+    if system is None:
+        return _state(case, said("changed.few"), findings)
+    if system.is_ample:
+        return solve(system, findings)
+    findings.unsolved.append(system)
+    return {(case.window.optimizer, case.window.rank)}
+
+
+def solve(system: System, findings: Findings) -> set[Shown]:
+    """What the factors of the ranks and backward passes say."""
+    shares, case = system.solved(), system.case
+    if isinstance(shares, str):
+        return _state(case, said(shares), findings)
+    shows = _by(SHARES, shares, case, findings, is_ample=system.is_ample)
+    assert shows is not None, "the last row applies always"
+    return shows
+
+
+def _of_parts(case: Case) -> Factor | None:
+    """Of parameters that ranks have parts of, what this rank computed may be divided by the ranks, as the others are,
+    or not."""
+    if case.together.partitioned.isdisjoint(case.parameters):
+        return None
+    factors = [case.known(choose) for choose in (case.of_parts, case.of_whole_parts)]
+    kappas = [case.kappa(factor) for factor in factors if factor is not None]
+    return next((one for one in kappas if one.contains(1)), kappas[-1] if kappas else None)
+
+
+def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
+    """kappa: the factor relative to the mean over the ranks, with the loss scale and clipping undone."""
+    window = case.window
+    hooked = case.hooked()
+    if hooked is None:
+        findings.leave_open(said("clipping.hooks"), step=window.index, site=window.site)
+    of = Fit(case, kappa if hooked is None else kappa.within(hooked))
+    if len(window.scales) <= 1:
+        case.together.kappas[window.rank].append(of.right)
+    if (shows := _by(OF_ALL, of, case, findings, is_ample=True)) is not None:
+        return shows
+    if of.kappa.high < 1 and case.norm is not None:
+        # A clip by hand, if the norm is the same in each such step.
+        findings.factors.append((window.rank, None, False))
+        case.together.shortened[window.rank].append((of.kappa.middle, case.norm))
+        return {(window.optimizer, window.rank)}
+    return _state(case, said("ranks.factor", factor=of.kappa.middle), findings)
+
+
+def _by(
+    rows: Sequence[Row[Of]], of: Of, case: Case, findings: Findings, *, is_ample: bool | None = None
+) -> set[Shown] | None:
+    """What the first row that applies says; None if none does. is_ample: whether the equations prove it in one step."""
+    fitting = (one for one in rows if (one.factor is None or one.factor(of) is not None) and one.when(of))
+    if (row := next(fitting, None)) is None:
+        return None
+    what, window = row.what, case.window
+    if what is None:
+        findings.factors.append((window.rank, None, True))
+        return set()
+    says = tell(of, what.code, what.values)
+    if isinstance(what, Fact):
+        return _state(case, says, findings, is_right=what.is_right)
+    factor = row.factor(of) if row.factor is not None else None
+    effect = said("factor", factor=factor) if row.effect is None else row.effect(of)
+    found = Finding(what.law, says, window.index, (window.rank,), window.site, effect, window.optimizer)
+    found.is_of_all_steps = not what.once
+    row.amend(of, found)
+    is_ample = case.is_ample if is_ample is None else is_ample
+    if found.waits or (is_ample and not found.is_of_all_steps):
+        findings.add(found)
+    else:
+        findings.factors.append((window.rank, found, False))
+    return {found.shows}
+
+
+def _state(case: Case, says: Said, findings: Findings, *, is_right: bool = False) -> set[Shown]:
+    """A fact that does not explain the step as a mistake."""
+    window = case.window
+    findings.factors.append((window.rank, None, is_right))
+    findings.leave_open(says, step=window.index, site=window.site)
+    return {FACTS[says.code]}
