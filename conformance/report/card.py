@@ -226,7 +226,9 @@ def _own_line(case: CaseRecord, where: str | None) -> tuple[str, int] | None:
 
 
 def _commands(case: CaseRecord) -> tuple[tuple[str, str], ...]:
-    return ("script", case.repro_command), ("again", case.command)
+    # A script compares numbers, or ends as the trainer does.
+    is_shown = case.first_difference is not None or case.verdict in ("CRASH", "HANG")
+    return *((("script", case.repro_command),) if is_shown else ()), ("again", case.command)
 
 
 def _counted(cases: Sequence[CaseRecord], example: CaseRecord) -> str:
