@@ -17,10 +17,6 @@ SHORTEST = 25
 #: Lines of code in a function, without its docstring, comments and empty lines.
 LONGEST = 60
 PACKAGES = {folder.name for folder in PACKAGE.iterdir() if any(folder.rglob("*.py"))}
-#: Where that does not hold yet.
-HAVE_SHORT_FILES = {"laws", "results", "trace", "watch"}
-HAVE_LONG_FUNCTIONS = {"trace", "watch"}
-HAVE_STEMS_TWICE = {"oracle", "trace", "watch"}
 
 
 def files(package: str) -> list[Path]:
@@ -39,18 +35,18 @@ def functions(file: Path) -> Iterator[tuple[str, int]]:
             yield f"{file.name}: {node.name}", sum(bool(line) and not line.startswith("#") for line in code)
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES - HAVE_SHORT_FILES))
+@pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_no_file_is_short(package):
     short = [file.name for file in files(package) if len(file.read_text(encoding="utf-8").splitlines()) < SHORTEST]
     assert short == []
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES - HAVE_LONG_FUNCTIONS))
+@pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_no_function_is_long(package):
     assert [one for file in files(package) for one in functions(file) if one[1] > LONGEST] == []
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES - HAVE_STEMS_TWICE))
+@pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_each_stem_is_used_once(package):
     """In the package; a trainer or a framework has its name in all of them."""
     assert [stem for stem, count in Counter(file.stem for file in files(package)).items() if count > 1] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import sys
 from contextlib import contextmanager
@@ -118,7 +119,22 @@ def test_twice(acted):
     with when_imported(NAME, acting(acted)), when_imported(NAME, acting(acted)):
         module = importlib.import_module(NAME)
         assert acted == [module, module]
-        assert "exec_module" not in vars(module.__loader__)
+
+
+def test_a_loader_that_other_modules_share(acted, tmp_path, monkeypatch):
+    """As pytest's own one for test files."""
+
+    class Shared:
+        loader = importlib.machinery.SourceFileLoader(NAME, str(tmp_path / f"{NAME}.py"))
+
+        def find_spec(self, name, path, target=None):
+            return importlib.util.spec_from_loader(name, self.loader) if name == NAME else None
+
+    monkeypatch.setattr(sys, "meta_path", [Shared(), *sys.meta_path])
+    with when_imported(NAME, acting(acted)):
+        importlib.util.find_spec(NAME)
+        module = importlib.import_module(NAME)
+        assert acted == [module]
 
 
 def test_already(acted):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CellType, FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -182,7 +182,7 @@ def when_imported(name: str, seams: Callable[[ModuleType], Seams]) -> Iterator[N
 
 
 class _Finder(MetaPathFinder):
-    """Finds what others find, and acts after the module is loaded."""
+    """Wraps the loader that another finder returns, so that it acts after the module is loaded."""
 
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -195,16 +195,26 @@ class _Finder(MetaPathFinder):
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else []
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
-            own, load = vars(spec.loader), spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                # Only this once: the module keeps its loader.
-                own.pop("exec_module", None)
-                load(module)
-                self._act(module)
-
-            own["exec_module"] = exec_module
+            spec.loader = _Loader(spec.loader, self._act)
         return spec
+
+
+class _Loader(Loader):
+    """Loads with `loader`, which other modules may share, and leaves the module as if `loader` had loaded it."""
+
+    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._act = act
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._act(module)
 
 
 _KEY = torch._C.DispatchKey.BackendSelect
