@@ -237,6 +237,17 @@ def test_what_a_script_makes_of_them_is_seen(mesh, gather):
     assert (findings.conserved, [*findings.open]) == (0, ["changed"])
 
 
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_a_loss_that_is_a_dtensor_is_one_of_all_ranks(mesh, is_of_all, tmp_path):
+    weight = torch.nn.Parameter(distribute_tensor(torch.randn(6), mesh, [Replicate()]))
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        outputs = distribute_tensor(torch.randn(4, 6), mesh, [Shard(0)]) @ weight
+        (outputs.mean() if is_of_all else outputs.full_tensor().mean()).backward()
+        optimizer.step()
+    assert [one.is_of_all for one in found if isinstance(one, records.Backward)] == [is_of_all]
+
+
 def models(count):
     torch.manual_seed(0)
     return [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)) for _ in range(count)]
