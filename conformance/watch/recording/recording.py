@@ -156,7 +156,7 @@ class Recording:
         """Of all optimizers that exist."""
         return {
             str(self.numbers.of("optimizer", optimizer)): sum(
-                parameter._version for group in optimizer.param_groups for parameter in group["params"]
+                self.parameters.version(parameter) for group in optimizer.param_groups for parameter in group["params"]
             )
             for optimizer in self.numbers.alive("optimizer")
         }
