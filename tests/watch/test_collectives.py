@@ -237,6 +237,20 @@ def test_what_a_script_makes_of_them_is_seen(mesh, gather):
     assert (findings.conserved, [*findings.open]) == (0, ["changed"])
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_fsdp2_has_not_reduced_yet_is_not_cleared(waits, tmp_path):
+    model = nn.Linear(3, 1)
+    whole = SimpleNamespace(
+        unsharded_accumulated_grad=model.weight if waits else None, _unsharded_param=nn.Linear(1, 1).bias
+    )
+    model.weight._conformance_whole = lambda: whole
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        optimizer.step()
+    assert [one.parameters for one in found if isinstance(one, records.Cleared)] == [[1] if waits else [0, 1]]
+
+
 @pytest.mark.parametrize("is_of_all", [True, False])
 def test_a_loss_that_is_a_dtensor_is_one_of_all_ranks(mesh, is_of_all, tmp_path):
     weight = torch.nn.Parameter(distribute_tensor(torch.randn(6), mesh, [Replicate()]))
