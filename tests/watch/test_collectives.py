@@ -251,6 +251,31 @@ def test_what_fsdp2_has_not_reduced_yet_is_not_cleared(waits, tmp_path):
     assert [one.parameters for one in found if isinstance(one, records.Cleared)] == [[1] if waits else [0, 1]]
 
 
+class Averaging(torch.optim.Optimizer):
+    def __init__(self, parameters, reduces):
+        super().__init__(parameters, {"lr": 0.1})
+        self.reduces = reduces
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            dist.all_reduce(parameter.grad if self.reduces else parameter.grad.clone())
+            parameter.grad.div_(2)
+
+
+@pytest.mark.parametrize(("reduces", "share"), [(True, 0.5), (False, 1.0)])
+def test_a_step_that_averages_gradients_itself_is_read_when_it_is_over(two_ranks, reduces, share, tmp_path):
+    """The group is a fake that sums up nothing."""
+    model = nn.Linear(3, 1, bias=False)
+    with records_in(tmp_path) as found:
+        optimizer = Averaging(model.parameters(), reduces)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    steps = [one for one in found if isinstance(one, records.Stepped)]
+    assert [round(float(one.gradients[0][2]) / 3**0.5, 6) for one in steps] == [share] * 2
+
+
 @pytest.mark.parametrize("is_of_all", [True, False])
 def test_a_loss_that_is_a_dtensor_is_one_of_all_ranks(mesh, is_of_all, tmp_path):
     weight = torch.nn.Parameter(distribute_tensor(torch.randn(6), mesh, [Replicate()]))
