@@ -4,7 +4,7 @@ import pytest
 
 from conformance.watch import records
 
-from .scripts import LINE, Script, laws, sketches, stepped, total
+from .scripts import LINE, Script, gradients, laws, sketches, stepped, total
 
 TRAIN, PROBE = 1, 2
 AGAIN, OTHER = "watch/backward-once", "clearing.other-passes"
@@ -31,6 +31,43 @@ def test_unscaling_between_two_passes():
     script.step([total([*first, *script.backward(scale=1024.0), *script.backward(scale=1024.0)])])
     effects = {law: cause.first.effect for (law, _), cause in script.findings().causes.items()}
     assert effects["watch/unscale-whole-window"].values == {"passes": 2, "all": 3, "scale": 1024.0}
+
+
+@pytest.mark.parametrize(
+    ("passes", "changed", "hooks", "expected"),
+    [
+        (1, False, False, {"watch/cleared"}),
+        (2, False, False, set()),  # the script may clear by hand between them
+        (1, True, False, set()),
+        (1, False, True, set()),  # which may keep what they see elsewhere
+    ],
+)
+def test_gradients_that_are_still_there_are_used_whatever_is_made_of_them(passes, changed, hooks, expected):
+    """As adaptive clipping does, of each unit by itself."""
+    script, used = Script(ranks=1), []
+    for step in range(4):
+        if step:
+            left = script.numbers, "float32", sketches(used)
+            script.each(records.Left(script.numbers, *left, [], script.numbers * changed))
+        for _ in range(passes):
+            script.backward()
+            if hooks:
+                script.streams[0].insert(-1, records.Hooks(script.numbers, script.streams[0][-1].sketches))
+        used = [one.clamp(-0.1, 0.2) for one in gradients(step)]
+        script.step([used])
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("searches", "is_own", "expected"), [(1, 0, {"watch/cleared"}), (1, 1, set()), (0, 0, set())])
+def test_a_closure_that_does_not_clear(searches, is_own, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        first = script.backward()
+        script.steps += 1  # The search moves.
+        script.step([total([*first, *script.backward()])])
+        script.streams[0][-1].closure, script.streams[0][-1].is_own = bool(searches), bool(is_own)
+        script.clear()
+    assert laws(script.findings()) == expected
 
 
 @pytest.mark.parametrize(
