@@ -70,6 +70,27 @@ def test_a_closure_that_does_not_clear(searches, is_own, expected):
     assert laws(script.findings()) == expected
 
 
+@pytest.mark.parametrize("steps_between", [True, False])
+def test_a_pass_that_another_optimizer_has_stepped_on(steps_between):
+    """A discriminator's step, whose loss has reached the generator: the generator's pass goes through both."""
+    script = Script(ranks=1)
+    script.each(records.Optimizer(1, "SGD", script.numbers[3:]))
+    stream, ours, others = script.streams[0], script.numbers[:3], script.numbers[3:]
+    for step in range(4):
+        first = script.backward()[0]
+        stream[-2].versions = {"0": step, "1": step}
+        if steps_between:
+            stream.append(stepped(others, first[3:], optimizer=1))
+            stream.append(records.Cleared(others, {"0": step, "1": step + 1}, LINE))
+        second = script.backward()[0]
+        stream[-2].versions = {"0": step, "1": step + steps_between}
+        stream.append(stepped(ours, total([first[:3], second[:3]])))
+        script.clear()
+    assert ({"clearing.other-passes", "clearing.several-weights"} & script.findings().open.keys()) == (
+        {"clearing.other-passes"} if steps_between else set()
+    )
+
+
 @pytest.mark.parametrize(
     ("windows", "count"),
     [
