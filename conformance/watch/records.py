@@ -100,7 +100,8 @@ class Backward(Record):
     with something that is not known. of_terms: what single terms of it are divided by. ignored: how many targets were
     left out of the mean or sum. waits: DDP was told not to synchronize after it. own_calls: as calls, of those in the
     script's own files. made_by: the node of the loss below all that it is multiplied with, by name. global_divisors:
-    the divisors that are sums or means over ranks, reduced since the last step."""
+    the divisors that are sums or means over ranks, reduced since the last step. is_of_all: the loss is a DTensor: one
+    loss of all ranks, of which each computes a part."""
 
     backward: int
     scale: float | None
@@ -131,6 +132,7 @@ class Backward(Record):
     own_calls: int = 0
     made_by: str = ""
     global_divisors: list[list[float]] = field(default_factory=list)
+    is_of_all: bool = False
 
 
 class Hooks(Record):

@@ -237,6 +237,56 @@ def test_what_a_script_makes_of_them_is_seen(mesh, gather):
     assert (findings.conserved, [*findings.open]) == (0, ["changed"])
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_fsdp2_has_not_reduced_yet_is_not_cleared(waits, tmp_path):
+    model = nn.Linear(3, 1)
+    whole = SimpleNamespace(
+        unsharded_accumulated_grad=model.weight if waits else None, _unsharded_param=nn.Linear(1, 1).bias
+    )
+    model.weight._conformance_whole = lambda: whole
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        optimizer.step()
+    assert [one.parameters for one in found if isinstance(one, records.Cleared)] == [[1] if waits else [0, 1]]
+
+
+class Averaging(torch.optim.Optimizer):
+    def __init__(self, parameters, reduces):
+        super().__init__(parameters, {"lr": 0.1})
+        self.reduces = reduces
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            dist.all_reduce(parameter.grad if self.reduces else parameter.grad.clone())
+            parameter.grad.div_(2)
+
+
+@pytest.mark.parametrize(("reduces", "share"), [(True, 0.5), (False, 1.0)])
+def test_a_step_that_averages_gradients_itself_is_read_when_it_is_over(two_ranks, reduces, share, tmp_path):
+    """The group is a fake that sums up nothing."""
+    model = nn.Linear(3, 1, bias=False)
+    with records_in(tmp_path) as found:
+        optimizer = Averaging(model.parameters(), reduces)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    steps = [one for one in found if isinstance(one, records.Stepped)]
+    assert [round(float(one.gradients[0][2]) / 3**0.5, 6) for one in steps] == [share] * 2
+
+
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_a_loss_that_is_a_dtensor_is_one_of_all_ranks(mesh, is_of_all, tmp_path):
+    weight = torch.nn.Parameter(distribute_tensor(torch.randn(6), mesh, [Replicate()]))
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        outputs = distribute_tensor(torch.randn(4, 6), mesh, [Shard(0)]) @ weight
+        (outputs.mean() if is_of_all else outputs.full_tensor().mean()).backward()
+        optimizer.step()
+    assert [one.is_of_all for one in found if isinstance(one, records.Backward)] == [is_of_all]
+
+
 def models(count):
     torch.manual_seed(0)
     return [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)) for _ in range(count)]

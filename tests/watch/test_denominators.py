@@ -170,6 +170,8 @@ def share(number, counts, times=1):
     [
         ([of(16), of(16)], 0.5, set()),
         ([of(16), of(16)], 1, {MEANS}),
+        ([of(16, is_of_all=True)] * 2, 1, set()),
+        ([of(16, is_of_all=True)] * 2, 0.5, set()),
         ([by(2), by(2)], 1, set()),
         ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
         ([of(factors=[2.0])] * 2, 0.5, {"ranks.sum"}),

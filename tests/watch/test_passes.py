@@ -4,7 +4,7 @@ import pytest
 
 from conformance.watch import records
 
-from .scripts import LINE, Script, laws, sketches, stepped, total
+from .scripts import LINE, Script, gradients, laws, sketches, stepped, total
 
 TRAIN, PROBE = 1, 2
 AGAIN, OTHER = "watch/backward-once", "clearing.other-passes"
@@ -31,6 +31,64 @@ def test_unscaling_between_two_passes():
     script.step([total([*first, *script.backward(scale=1024.0), *script.backward(scale=1024.0)])])
     effects = {law: cause.first.effect for (law, _), cause in script.findings().causes.items()}
     assert effects["watch/unscale-whole-window"].values == {"passes": 2, "all": 3, "scale": 1024.0}
+
+
+@pytest.mark.parametrize(
+    ("passes", "changed", "hooks", "expected"),
+    [
+        (1, False, False, {"watch/cleared"}),
+        (2, False, False, set()),  # the script may clear by hand between them
+        (1, True, False, set()),
+        (1, False, True, set()),  # which may keep what they see elsewhere
+    ],
+)
+def test_gradients_that_are_still_there_are_used_whatever_is_made_of_them(passes, changed, hooks, expected):
+    """As adaptive clipping does, of each unit by itself."""
+    script, used = Script(ranks=1), []
+    for step in range(4):
+        if step:
+            left = script.numbers, "float32", sketches(used)
+            script.each(records.Left(script.numbers, *left, [], script.numbers * changed))
+        for _ in range(passes):
+            script.backward()
+            if hooks:
+                script.streams[0].insert(-1, records.Hooks(script.numbers, script.streams[0][-1].sketches))
+        used = [one.clamp(-0.1, 0.2) for one in gradients(step)]
+        script.step([used])
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("searches", "is_own", "expected"), [(1, 0, {"watch/cleared"}), (1, 1, set()), (0, 0, set())])
+def test_a_closure_that_does_not_clear(searches, is_own, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        first = script.backward()
+        script.steps += 1  # The search moves.
+        script.step([total([*first, *script.backward()])])
+        script.streams[0][-1].closure, script.streams[0][-1].is_own = bool(searches), bool(is_own)
+        script.clear()
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize("steps_between", [True, False])
+def test_a_pass_that_another_optimizer_has_stepped_on(steps_between):
+    """A discriminator's step, whose loss has reached the generator: the generator's pass goes through both."""
+    script = Script(ranks=1)
+    script.each(records.Optimizer(1, "SGD", script.numbers[3:]))
+    stream, ours, others = script.streams[0], script.numbers[:3], script.numbers[3:]
+    for step in range(4):
+        first = script.backward()[0]
+        stream[-2].versions = {"0": step, "1": step}
+        if steps_between:
+            stream.append(stepped(others, first[3:], optimizer=1))
+            stream.append(records.Cleared(others, {"0": step, "1": step + 1}, LINE))
+        second = script.backward()[0]
+        stream[-2].versions = {"0": step, "1": step + steps_between}
+        stream.append(stepped(ours, total([first[:3], second[:3]])))
+        script.clear()
+    assert ({"clearing.other-passes", "clearing.several-weights"} & script.findings().open.keys()) == (
+        {"clearing.other-passes"} if steps_between else set()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Weights that differ between ranks, or change between steps."""
 
 import pytest
+import torch
 
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
 from .scripts import Script, averaged, gradients, laws
+from .trained import loss, network, records_in
 
 
 def test_ranks_with_different_weights_that_use_one_gradient_have_averaged():
@@ -42,3 +44,26 @@ def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
         script.clear()
     findings = script.findings()
     assert (findings.causes, [*findings.open]) == ({}, ["agreement.between"] * bool(of))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_weights_that_are_frozen_may_move_by_themselves(trains, tmp_path):
+    """As a momentum encoder's do. What is frozen in turn, as in a GAN, is trained."""
+    model, beside = network(), network()
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD([*model.parameters(), *beside.parameters()], lr=0.1)
+        for _ in range(4):
+            beside.requires_grad_(trains)
+            (loss(model) + loss(beside)).backward()
+            beside.requires_grad_(requires_grad=False)
+            with torch.no_grad():
+                for one in beside.parameters():
+                    one.mul_(0.9)
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+    passes = [one.versions["0"] for one in found if isinstance(one, records.Backward)]
+    assert [second > first for first, second in zip(passes[::2], passes[1::2], strict=True)] == [trains] * 4
+    steps = [one.is_elsewhere for one in found if isinstance(one, records.Stepped)]
+    assert [bool(one) for one in steps] == [False, *[trains] * 3]
+    assert [one.moved for one in found if isinstance(one, records.Cleared)] == [False] * 4

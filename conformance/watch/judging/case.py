@@ -170,6 +170,17 @@ class Case:
         return any(one.is_changed for number in self.parameters for _, one in self.old(number))
 
     @property
+    def keeps_old(self) -> bool:
+        """Whether a single pass has added what it computed to what the last step had used, of all gradients: the step
+        uses both, whatever was made of them since. Hooks of the script's own may keep what they see elsewhere."""
+        window = self.window
+        left = {n for n in self.used for rank, one in self.old(n) if rank == window.rank and one.is_seen}
+        new = [window.new.get(number, []) for number in left]
+        are_added = all(len(of) == 1 and of[0].before is None for of in new)
+        is_all = bool(left) and left == {*self.used} and not left & window.of_others
+        return is_all and are_added and not self.is_changed and not self.step.closure
+
+    @property
     def drifts(self) -> bool:
         """Whether it shows in the weights if each rank steps on gradients of its own."""
         is_split = any(self.window.shards.get(number, 1) > 1 for number in self.parameters)

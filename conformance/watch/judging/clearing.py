@@ -262,7 +262,10 @@ def _are_alike(one: records.Backward, other: records.Backward, factor: float | N
 
 
 def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:
-    """Whether another optimizer has stepped on one of its passes, and has no part in the last one."""
-    last = window.reached.get(passes[-1].backward, set())
-    others = {str(other) for one in passes[:-1] for other in window.users.get(one.backward, ())}
-    return not others <= last
+    """Whether another optimizer has stepped on one of its passes before the last one came."""
+    last = passes[-1].versions
+    return any(
+        one.versions.get(str(other)) != last.get(str(other))
+        for one in passes[:-1]
+        for other in window.users.get(one.backward, ())
+    )

@@ -51,6 +51,8 @@ def _step(together: Together, window: Window, findings: Findings) -> set[Shown] 
 
 
 def _gradients(together: Together, window: Window, findings: Findings) -> set[Shown] | None:
+    step = window.step
+    assert step is not None
     of_others = {number for number in window.of_others - window.new.keys() if _is_as_it_was(window, number)}
     sets: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number in window.used:
@@ -66,7 +68,12 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
         findings.coarse += 1
         return None
     if not shows:
-        # On purpose for an average over disturbed weights; a bug where one should have been cleared.
+        # On purpose for an average over disturbed weights; a bug where one should have been cleared, as in a closure
+        # that torch calls at one point after another.
+        if window.saw_several_weights and step.closure and not step.is_own:
+            found = _finding(window, "watch/cleared", said("not-cleared"), None)
+            findings.add(found)
+            return {found.shows}
         if window.saw_several_weights:
             _open(window, findings, "clearing.several-weights")
         if window.is_late:
@@ -166,5 +173,5 @@ def _open(window: Window, findings: Findings, code: str) -> set[Shown]:
     return {FACTS[code]}
 
 
-def _finding(window: Window, law: str, says: Said, effect: Said) -> Finding:
+def _finding(window: Window, law: str, says: Said, effect: Said | None) -> Finding:
     return Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer)

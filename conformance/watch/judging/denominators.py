@@ -22,6 +22,7 @@ from conformance.watch.judging.targets import (
     divisors_of,
     factor_of,
     is_mean,
+    is_of_all_ranks,
     kappa_of,
     kinds,
     may_be_one,
@@ -146,7 +147,7 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
     """What a step makes of the losses of ranks. Those that still have data may be fewer than all in the end, and be
     averaged over."""
     here, ranks = together.here, together.ranks
-    if ranks == 1 or together.is_joined:
+    if ranks == 1 or together.is_joined or is_of_all_ranks(here):
         return
     if near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
         fact = said("ranks.sum", ranks=ranks)

@@ -94,6 +94,12 @@ OF_ALL: Sequence[Row[Fit]] = (
     ),
     # Ranks that still have data may be averaged over, of those that train together.
     Row(RIGHT, factor=lambda of: of.found(1.0, of.ranks / of.alive if of.case.together.is_joined else None)),
+    # A few numbers are a multiple of any others.
+    Row(
+        Wrong(_CLEARED, "not-cleared", once=True),
+        when=lambda of: not of.case.is_ample and of.case.keeps_old,
+        effect=lambda of: None,
+    ),
     Row(Fact("changed.by-element"), lambda of: of.case.is_limited and of.kappa.high < 1),
     # The loss scale.
     Row(
@@ -222,6 +228,11 @@ APART: Sequence[Row[Apart]] = (
         when=lambda of: of.is_used_again,
         effect=lambda of: said("stale", stale=len(of.again), all=len(of.case.used)),
         amend=_is_old,
+    ),
+    Row(
+        Wrong(_CLEARED, "not-cleared", once=True),
+        when=lambda of: of.case.keeps_old,
+        effect=lambda of: None,
     ),
     Row(
         Wrong(_AVERAGED, "some-not-averaged", lambda of: of.counted(parameters=of.own, all=of.all), once=True),

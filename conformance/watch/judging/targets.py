@@ -156,10 +156,17 @@ def total_by_count(together: Together, kappa: float) -> float | None:
     return sum(own for of_rank in by_rank for _, own in of_rank) / divisor * kappa / together.ranks
 
 
+def is_of_all_ranks(windows: Iterable[Window]) -> bool:
+    """Whether each loss is one of all ranks: what a rank's loss weighs says nothing then."""
+    return {one.is_of_all for one in passes_of(windows)} == {True}
+
+
 def is_mean_of_all(together: Together) -> bool:
-    """Whether the sum over ranks is right in this step: their losses weigh 1 together, as sums that are divided by the
-    number of all targets do, or means that are divided by the number of ranks."""
+    """Whether the sum over ranks is right in this step: they have one loss, or their losses weigh 1 together, as sums
+    that are divided by the number of all targets do, or means that are divided by the number of ranks."""
     here = together.here
+    if is_of_all_ranks(here):
+        return True
     if (total := total_by_count(together, together.ranks)) is not None:
         return near(total, 1)
     weights = [weight_of(window) or 0.0 for window in here]

@@ -136,11 +136,13 @@ class Window:
 
     @property
     def saw_several_weights(self) -> bool:
-        """Whether weights that two of its backward passes go through were changed between them."""
+        """Whether weights that two of its backward passes go through were changed between them, and not by a step of
+        another optimizer on the first."""
         return any(
             self.backwards[one].versions.get(number) != self.backwards[other].versions.get(number)
             for one, other in pairwise(sorted(self.backwards))
             for number in self.reached.get(one, set()) & self.reached.get(other, set())
+            if int(number) not in self.users.get(one, ())
         )
 
     def version(self, backward: records.Backward) -> int | None:

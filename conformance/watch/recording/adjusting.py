@@ -15,6 +15,7 @@ from conformance.trace.seams.probes import Clip, clearing, clips, scaling, sched
 from conformance.trace.state.graphs import mark
 from conformance.trace.state.optimizers import held_by, unwrapped
 from conformance.watch import records
+from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.output import later
 from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
@@ -34,7 +35,8 @@ def _clearing(recording: Recording, moving: Moving) -> Seams:
         return original(module, *args, **kwargs)
 
     def note(parameters: list[Any]) -> None:
-        held = recording.parameters.among(parameters)
+        # What FSDP2 has not reduced yet is in no `.grad`, and stays.
+        held = [(known, one) for known, one in recording.parameters.among(parameters) if not is_unreduced(one)]
         if held:
             numbers = [known.number for known, _ in held]
             is_unused = any(known.is_in_window and one.grad is not None for known, one in held)

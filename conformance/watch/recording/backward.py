@@ -100,6 +100,7 @@ class _Passes:
                 waits=any(not getattr(one, "require_backward_grad_sync", True) for one in [*recording.wrappers]),
                 own_calls=calls,
                 global_divisors=self._reduced.among(loss.divisors),
+                is_of_all=any(hasattr(one, "placements") for one in tensors),
                 **vars(loss),
                 **self._inputs.seen(),
             )

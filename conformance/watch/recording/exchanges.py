@@ -179,6 +179,7 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
             if recording.is_inside("backward"):
                 note(group, sys._getframe())
             elif args:
+                recording.reduced([*tensors([args[0]])])
                 return reduced.run(name, lambda: original(group, *args, **kwargs), args[0], group, returns=False)
             return original(group, *args, **kwargs)
 

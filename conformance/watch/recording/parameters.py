@@ -35,7 +35,7 @@ class Known:
     how many there were at all. beside: how many parameters its optimizer has. is_in_window: whether a backward pass has
     come since the last step. looked_at: at which pass `.grad` was read for what earlier steps have left, until a pass
     adds to it. used: the identity and the version of the gradient that the last step used. left: the first elements
-    that this step left of the parameter, or None.
+    that this step left of the parameter, or None. since: its version when it was first seen to require a gradient.
     """
 
     number: int
@@ -56,6 +56,7 @@ class Known:
     looked_at: int | None = None
     used: Stamp | None = None
     left: torch.Tensor | None = None
+    since: int | None = None
 
     @classmethod
     def of(cls, number: int, parameter: torch.Tensor) -> Known:
@@ -137,6 +138,16 @@ class Parameters:
     def among(self, tensors: Iterable[Any]) -> list[tuple[Known, Any]]:
         """Those of the tensors that are known."""
         return [(known, tensor) for tensor in tensors if (known := self.find(tensor)) is not None]
+
+    def version(self, tensor: torch.Tensor) -> int:
+        """Grows with each change in memory, once it has required a gradient. What never does, such as a momentum
+        encoder, may move in each forward; what is frozen and unfrozen in turn is trained."""
+        known = self.find(tensor)
+        if known is None:
+            return tensor._version
+        if known.since is None and tensor.requires_grad:
+            known.since = tensor._version
+        return 0 if known.since is None else tensor._version - known.since
 
     def numbers(self, tensors: Iterable[Any]) -> list[int]:
         return [known.number for known, _ in self.among(tensors)]

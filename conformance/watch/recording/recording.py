@@ -9,7 +9,7 @@ import threading
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -37,7 +37,7 @@ class Recording:
     given. inside(what): a context in which `what`, such as "backward", is in progress. backwards: how many there have
     been, and seen: the weights that the last one saw. roots: the outermost modules that went forward to train.
     wrappers: DDP's. steps: how many each optimizer has made. passes: how many backward passes came from the same calls.
-    stop: ends the recording.
+    stop: ends the recording. reduced: is called with what a collective outside of backward passes was given.
     """
 
     def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
@@ -66,6 +66,7 @@ class Recording:
         self.passes: Counter[int] = Counter()
         self.parameters = Parameters(self.note, self.roots)
         self.stop: Callable[[], None] = lambda: None
+        self.reduced: Callable[[Sequence[torch.Tensor]], None] = lambda tensors: None
         self.before_writing: list[Callable[[], None]] = []
 
     @contextmanager
@@ -156,7 +157,7 @@ class Recording:
         """Of all optimizers that exist."""
         return {
             str(self.numbers.of("optimizer", optimizer)): sum(
-                parameter._version for group in optimizer.param_groups for parameter in group["params"]
+                self.parameters.version(parameter) for group in optimizer.param_groups for parameter in group["params"]
             )
             for optimizer in self.numbers.alive("optimizer")
         }

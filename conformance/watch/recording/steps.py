@@ -49,6 +49,7 @@ def observe(recording: Recording) -> Seams:
     """Notes `Stepped` for each outermost step. It is read in the innermost one: a class whose step averages, and then
     calls that of its base, uses what the base finds."""
     steps = _Steps(recording)
+    recording.reduced = harmless(steps.reduce)
     hooks = optimizer_steps(steps.before, steps.after)
     yield from hooks
     yield steps.bases
@@ -69,7 +70,8 @@ def observe(recording: Recording) -> Seams:
 class _Outermost:
     """What is kept of a step until it is over. frame: of torch's function that runs it. backwards, versions, search:
     how many backward passes there were before, which weights, and what L-BFGS had evaluated. reader: the innermost
-    class that has read. weights: the beginnings of all, where none had a gradient. hook: ours, the last before it."""
+    class that has read. weights: the beginnings of all, where none had a gradient. is_reduced: a collective
+    was given a gradient since they were read. hook: ours, the last before it."""
 
     frame: int | None = None
     backwards: int = 0
@@ -79,6 +81,7 @@ class _Outermost:
     reader: type | None = None
     read: _Read | None = None
     weights: list[torch.Tensor] | None = None
+    is_reduced: bool = False
     hook: RemovableHandle | None = None
 
 
@@ -161,10 +164,17 @@ class _Steps:
         return True
 
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._step.is_reduced = False
         self._step.read = record, _ = self._of(optimizer, closure=False)
         # An optimizer of the script's own may be given gradients in another way.
         is_without = isinstance(record, records.Stepped) and not record.used
         self._step.weights = [one.clone() for one in self._beginnings(optimizer)] if is_without else None
+
+    def reduce(self, given: Sequence[torch.Tensor]) -> None:
+        """A collective is given these: a class of the script's own averages within its step, and calls no other."""
+        if self._running:
+            gradients = [one.grad for _, one in self._recording.parameters.held(self._running[0])]
+            self._step.is_reduced |= any(one is gradient for one in given for gradient in gradients)
 
     def _beginnings(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         held = self._recording.parameters.held(optimizer)
@@ -189,6 +199,10 @@ class _Steps:
         recording, (record, gradients) = self._recording, read
         if isinstance(record, records.Stepped):
             self._complete(record, optimizer, step)
+            if step.is_reduced:
+                again, gradients = self._of(optimizer, closure=False)
+                assert isinstance(again, records.Stepped)
+                record.used, record.samples, record.gradients = again.used, again.samples, again.gradients
         # A backward pass that it is called in has computed some gradients.
         recording.collect()
         recording.note(record)

@@ -58,6 +58,8 @@ _LOOKED_AT, _FEW = 8, 64
 
 def remember_weights(held: Sequence[tuple[Known, Any]]) -> None:
     """A step is over. Weights may be changed by their `data`, which their versions do not show."""
+    for known, _ in held:
+        known.left = None
     for known, parameter in _some(held):
         known.left = beginning(parameter).clone()
 
@@ -69,7 +71,9 @@ def have_weights_changed(held: Sequence[tuple[Known, Any]]) -> Any:
 
 
 def _some(held: Sequence[tuple[Known, Any]]) -> Sequence[tuple[Known, Any]]:
-    return held[:: -(-len(held) // _LOOKED_AT) or 1]
+    """Of those that are trained: a momentum encoder moves by itself."""
+    trained = [(known, one) for known, one in held if known.since is not None or one.requires_grad]
+    return trained[:: -(-len(trained) // _LOOKED_AT) or 1]
 
 
 def beginning(parameter: Any) -> torch.Tensor:
@@ -99,17 +103,20 @@ _OFTEN = 16
 
 class Moving:
     """Whether the script changes weights by their `data` before it clears gradients that no step has used, as one that
-    looks for sharp minima does. Their versions do not show that, so they are read, once there is reason to."""
+    looks for sharp minima does. Their versions do not show that, so they are read before the first passes, and later
+    once there is reason to."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._is_armed = self._moves = False
-        self._compared = 0
+        self._begun = self._compared = 0
         self._before: dict[int, tuple[int, torch.Tensor]] | None = None
 
     def begin(self) -> None:
         """A backward pass begins."""
-        if self._is_armed and not self._moves and self._compared < _OFTEN:
+        self._begun += 1
+        is_read = self._is_armed or self._begun <= _OFTEN
+        if is_read and not self._moves and self._compared < _OFTEN:
             held = [(known, one) for known, one in self._recording.parameters.all() if not one.is_sparse]
             self._before = {known.number: (one._version, beginning(one).clone()) for known, one in held}
 
