@@ -360,3 +360,35 @@ def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
         script.clear()
     findings = script.findings()
     assert (findings.causes, [*findings.open]) == ({}, ["agreement.between"] * bool(of))
+
+
+@pytest.mark.parametrize(
+    ("times", "starts_apart", "drift", "expected"),
+    [
+        (2, False, 0.1, [("watch/one-factor", "ranks-by-factor", 0)]),
+        (None, False, 0.1, [("watch/averaged", "used-differ", 0)]),
+        (None, True, 0.1, [("watch/same-weights", "weights-differ", 0)]),  # weights that differ already
+        (None, False, 0.0, []),  # weights stay equal: an average within the step
+    ],
+)
+def test_replicas_that_step_on_different_gradients_come_apart(times, starts_apart, drift, expected):
+    """The weights that differ later are the consequence."""
+    script = Script(drift=drift)
+    script.steps = int(starts_apart)
+    for step in range(4):
+        script.backward()
+        noise = gradients(900 + step)
+        script.step([noise, gradients(950 + step) if times is None else total([noise], times)])
+        script.clear()
+    found = [cause.first for cause in script.findings().causes.values()]
+    assert [(one.law, one.says.code, one.step) for one in found] == expected
+
+
+def test_what_says_why_gradients_differ_replaces_that_they_do():
+    script = Script(drift=0.1)
+    for step in range(4):
+        computed = script.backward()
+        script.step(computed if step else [gradients(900), gradients(901)])
+        script.clear()
+    [cause] = script.findings().causes.values()
+    assert (cause.first.says.code, cause.first.step) == ("own-gradients", 0)

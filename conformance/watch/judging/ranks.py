@@ -151,7 +151,8 @@ class Models:
         for cause in causes:
             found = cause.first
             found.ranks = tuple(sorted(cause.ranks))
-            if found.waits or found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not of.is_common):
+            of_one_model = found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not of.is_common)
+            if found.waits or found.is_bare or of_one_model:
                 self._findings.show(found.key, here)
                 of.waiting += [found][: _MOST - len(of.waiting)]
             else:
@@ -168,7 +169,7 @@ class Models:
             may_be_apart = bool(of.waiting) and self._may_be_apart(number, pairing, is_sampled=is_sampled)
             for found in of.waiting:
                 # They average where it is not seen, such as within a step.
-                is_seen = not found.waits or of.apart is not None
+                is_seen = not (found.waits or found.is_bare) or of.apart is not None
                 if may_be_apart or not is_seen or self._are_own_modules(found):
                     self._findings.leave_open(said("ranks.own"), step=found.step, site=found.site)
                 else:

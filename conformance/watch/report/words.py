@@ -119,6 +119,7 @@ WORDS: Mapping[str, str] = {
     "rates-differ": "the learning rates of parameter group {group} differ: {rates}",
     "scales-differ": "the loss scales of the ranks differ, from {low:g} to {high:g}",
     "some-clip": "ranks {clipping} clipped the gradients of this step, and ranks {others} did not",
+    "used-differ": "{parameters} of {all} parameters step on different gradients on the ranks: {names}",
     "weights-differ": "{apart} of {all} parameters differ between ranks before step {step}: {names}",
     # What it does to the update.
     "factor": "the update is {factor} times what it should be",
