@@ -392,3 +392,15 @@ def test_what_says_why_gradients_differ_replaces_that_they_do():
         script.clear()
     [cause] = script.findings().causes.values()
     assert (cause.first.says.code, cause.first.step) == ("own-gradients", 0)
+
+
+def test_steps_of_one_rank_do_not_hide_that_the_others_average():
+    """Whether ranks average is said by the steps that are those of all ranks."""
+    script = Script()
+    for turn in range(12):
+        weigh(script, is_apart=turn > 2)
+        used = averaged(script.backward())
+        script.step(used, ranks=[0] if turn in (2, 3) else None)
+        script.clear()
+    weigh(script, is_apart=True, last=True)
+    assert laws(script.findings()) == SAME_STEPS

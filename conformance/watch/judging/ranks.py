@@ -116,7 +116,6 @@ class Models:
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
         window, of = here[0], self._of[here[0].optimizer]
-        of.steps += 1
         of.is_alike |= not _are_stages(here)
         of.related |= {int(other) for through in window.reached.values() for other in through}
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
