@@ -184,7 +184,7 @@ def test_a_hook_lets_ranks_step_on_their_own_gradients(averages):
         script.clear()
     findings = script.findings()
     assert not findings.causes
-    assert "ranks.own" in findings.open
+    assert "agreement.weights" in findings.open
 
 
 @pytest.mark.parametrize(("right", "expected"), [(0, "UNDECIDED"), (1, "UNDECIDED"), (4, "DOES NOT CONFORM")])
@@ -404,3 +404,12 @@ def test_steps_of_one_rank_do_not_hide_that_the_others_average():
         script.clear()
     weigh(script, is_apart=True, last=True)
     assert laws(script.findings()) == SAME_STEPS
+
+
+def test_weights_that_differ_on_purpose_are_a_fact_of_their_own():
+    script = Script(drift=0.1)
+    script.steps = 1
+    for _ in range(3):
+        script.step(script.backward())
+        script.clear()
+    assert {*script.findings().open} == {"ranks.own", "agreement.weights"}

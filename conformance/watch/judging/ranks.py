@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import HOOKS
-from conformance.watch.judging.findings import Cause, Finding, Findings, said
+from conformance.watch.judging.findings import Cause, Finding, Findings, Said, said
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
@@ -170,7 +170,7 @@ class Models:
                 # They average where it is not seen, such as within a step.
                 is_seen = not (found.waits or found.is_bare) or of.apart is not None
                 if may_be_apart or not is_seen or self._are_own_modules(found):
-                    self._findings.leave_open(said("ranks.own"), step=found.step, site=found.site)
+                    self._findings.leave_open(_as_fact(found), step=found.step, site=found.site)
                 else:
                     self._findings.add(found)
 
@@ -242,6 +242,16 @@ class Models:
         apart = {modules[number] for number in own & modules.keys()}
         are_alike = not experts or all(shapes[module] in experts for module in apart)
         return are_alike and bool(shared) and apart.isdisjoint(modules[n] for n in shared & modules.keys())
+
+
+def _as_fact(found: Finding) -> Said:
+    """The same as a fact, which may be intended."""
+    values = found.says.values
+    if found.law == _WEIGHTS:
+        return said("agreement.weights", apart=values["apart"], all=values["all"], names=values["names"])
+    if found.says.code in ("some-not-averaged", "used-differ"):
+        return said("ranks.own-some", **values)
+    return said("ranks.own")
 
 
 def _are_stages(here: Sequence[Window]) -> bool:
