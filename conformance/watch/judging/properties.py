@@ -83,6 +83,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.sum": (Property.RANKS, "sum"),
     "ranks.own": (Property.RANKS, "own"),
     "ranks.own-some": (Property.RANKS, "own"),
+    "ranks.parts": (Property.RANKS, "weighted"),
     "ranks.some": (Property.RANKS, "own"),
     "ranks.factor": (Property.RANKS, "weighted"),
     "ranks.weighted": (Property.RANKS, "weighted"),

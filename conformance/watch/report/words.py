@@ -39,6 +39,7 @@ WORDS: Mapping[str, str] = {
     "ranks.sum": "gradients are summed over {ranks:rank}, so the update is {ranks} times the mean",
     "ranks.own": "each rank steps on its own gradients",
     "ranks.own-some": "ranks step {parameters} of {all} parameters on different gradients: {names}",
+    "ranks.parts": "{parameters} of {all} parameters differ from rank to rank, and use a mean of all ranks: {names}",
     "ranks.some": "an optimizer ({type}) of these parameters exists on some ranks only",
     "ranks.factor": "the update is {factor:.4g} times the mean of the gradients",
     "ranks.weighted": "ranks count with different weights ({table})",
