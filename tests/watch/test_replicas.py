@@ -184,7 +184,7 @@ def test_a_hook_lets_ranks_step_on_their_own_gradients(averages):
         script.clear()
     findings = script.findings()
     assert not findings.causes
-    assert "ranks.own" in findings.open
+    assert "agreement.weights" in findings.open
 
 
 @pytest.mark.parametrize(("right", "expected"), [(0, "UNDECIDED"), (1, "UNDECIDED"), (4, "DOES NOT CONFORM")])
@@ -360,3 +360,109 @@ def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
         script.clear()
     findings = script.findings()
     assert (findings.causes, [*findings.open]) == ({}, ["agreement.between"] * bool(of))
+
+
+@pytest.mark.parametrize(
+    ("times", "starts_apart", "drift", "expected"),
+    [
+        (2, False, 0.1, [("watch/one-factor", "ranks-by-factor", 0)]),
+        (None, False, 0.1, [("watch/averaged", "used-differ", 0)]),
+        (None, True, 0.1, [("watch/same-weights", "weights-differ", 0)]),  # weights that differ already
+        (None, False, 0.0, []),  # weights stay equal: an average within the step
+    ],
+)
+def test_replicas_that_step_on_different_gradients_come_apart(times, starts_apart, drift, expected):
+    """The weights that differ later are the consequence."""
+    script = Script(drift=drift)
+    script.steps = int(starts_apart)
+    for step in range(4):
+        script.backward()
+        noise = gradients(900 + step)
+        script.step([noise, gradients(950 + step) if times is None else total([noise], times)])
+        script.clear()
+    found = [cause.first for cause in script.findings().causes.values()]
+    assert [(one.law, one.says.code, one.step) for one in found] == expected
+
+
+def test_what_says_why_gradients_differ_replaces_that_they_do():
+    script = Script(drift=0.1)
+    for step in range(4):
+        computed = script.backward()
+        script.step(computed if step else [gradients(900), gradients(901)])
+        script.clear()
+    [cause] = script.findings().causes.values()
+    assert (cause.first.says.code, cause.first.step) == ("own-gradients", 0)
+
+
+class Parted(Script):
+    """Ranks that have parts of the last parameters, which begin apart, and replicas of the others."""
+
+    def __init__(self, exchanges=True, stages=False, parts=(4, 5), drift=0.0):
+        super().__init__()
+        self.parts, self.stages, self.moved = parts, stages, drift
+        self.each(records.Named({str(number): f"m{number}.weight" for number in self.numbers}))
+        if exchanges:
+            self.each(records.Exchanged([]))
+
+    def run(self, use, times=4):
+        """use: what a rank's step uses of its own gradient and the sum over the ranks, of each parameter."""
+        for step in range(times):
+            computed = self.backward()
+            for rank, stream in enumerate(self.streams):
+                stream[-2].calls = rank * self.stages
+            both = total(computed)
+            self.step([[use(n, own[n], both[n]) for n in self.numbers] for own in computed])
+            for rank, stream in enumerate(self.streams):
+                for number in self.numbers:
+                    moves = 2.0 if number in self.parts else self.moved * step
+                    stream[-1].values[number] = [one + rank * moves for one in stream[-1].values[number]]
+            self.clear()
+        findings = self.findings()
+        return sorted(laws(findings)), sorted(findings.open)
+
+
+PARTS = (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "use", "expected"),
+    [
+        # One factor for parts and sums of replicas: one loss of all ranks, and by hand, a clip of its gradient.
+        ({"stages": True, "exchanges": False}, lambda n, own, both: own if n in PARTS else both, ([], [])),
+        ({}, lambda n, own, both: own / 2 if n in PARTS else both / 2, ([], [])),
+        # A part uses the gradient of another one.
+        ({}, lambda n, own, both: both / 2, ([], ["ranks.parts"])),
+        # Replicas beside parts that are right.
+        ({"drift": 0.1}, lambda n, own, both: own, (["watch/averaged"], [])),
+        ({"drift": 0.1, "stages": True, "exchanges": False}, lambda n, own, both: own, (["watch/averaged"], [])),
+        # Vectors begin as the same constants on all stages by chance.
+        (
+            {"stages": True, "exchanges": False, "parts": (1, 3, 4, 5)},
+            lambda n, own, both: own if n % 2 or n in PARTS else both,
+            ([], []),
+        ),
+    ],
+)
+def test_parts_and_replicas_are_judged_each_by_what_it_is(options, use, expected):
+    assert Parted(**options).run(use) == expected
+
+
+def test_weights_that_differ_on_purpose_are_a_fact_of_their_own():
+    script = Script(drift=0.1)
+    script.steps = 1
+    for _ in range(3):
+        script.step(script.backward())
+        script.clear()
+    assert {*script.findings().open} == {"ranks.own", "agreement.weights"}
+
+
+def test_steps_of_one_rank_do_not_hide_that_the_others_average():
+    """Whether ranks average is said by the steps that are those of all ranks."""
+    script = Script()
+    for turn in range(12):
+        weigh(script, is_apart=turn > 2)
+        used = averaged(script.backward())
+        script.step(used, ranks=[0] if turn in (2, 3) else None)
+        script.clear()
+    weigh(script, is_apart=True, last=True)
+    assert laws(script.findings()) == SAME_STEPS

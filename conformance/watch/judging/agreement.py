@@ -18,6 +18,9 @@ _SAME = 1e-6
 _ROUNDED = 2.0**-22
 """Of the size of weights: a few roundings of each."""
 
+_APART = 1e-3
+"""Of the size of gradients: more than the ranks' roundings of one average."""
+
 
 def judge(together: Together, findings: Findings) -> None:
     here = together.here
@@ -35,6 +38,8 @@ def judge(together: Together, findings: Findings) -> None:
     _clips(here, findings)
     _rates(here, findings)
     _scales(here, findings)
+    if not findings.causes:
+        _gradients(together, here, findings)
     _weights(together, here, findings)
 
 
@@ -80,6 +85,40 @@ def _changes(window: Window, clip: records.Clipped) -> bool:
     return any(
         held & {*limit.parameters} and not np.array_equal(limit.before, limit.after) for _, limit in window.limits
     )
+
+
+def _gradients(together: Together, here: list[Window], findings: Findings) -> None:
+    """Whether replicas step on different gradients, so their weights come apart."""
+    first, *others = here
+    whole = {n for n in first.used if first.shards.get(n, 1) == 1} - together.partitioned
+    apart = [n for n in first.used if n in whole and any(_is_equal_but_its_gradient(first, one, n) for one in others)]
+    if not apart:
+        return
+    law, effect = "watch/averaged", None
+    says = said("used-differ", parameters=len(apart), all=len(first.used), names=first.named(apart))
+    if len(here) == 2 and (ratio := _ratio(first, others[0], apart)) is not None:
+        law, effect = "watch/one-factor", said("rank-counts", times=max(ratio, 1 / ratio))
+        says = said("ranks-by-factor", parameters=len(apart), rank=others[0].rank, other=first.rank, ratio=ratio)
+    found = _of(first, law, says, tuple(window.rank for window in here), effect)
+    found.is_bare, found.parameters = True, frozenset(apart)
+    findings.add(found)
+
+
+def _is_equal_but_its_gradient(one: Window, other: Window, number: int) -> bool:
+    if any(number not in of for of in (one.weights, other.weights, other.used)):
+        return False
+    if one.sample(number) != other.sample(number) or _share([one, other], [number]) > _ROUNDED:
+        return False
+    used, differs = (one.used[number], other.used[number]), one.used[number] - other.used[number]
+    return bool(np.abs(differs).max() > _APART * max(sketch[2] for sketch in used))
+
+
+def _ratio(one: Window, other: Window, apart: list[int]) -> float | None:
+    """What several of the other's gradients are multiplied with; None if it is not one number."""
+    ratios = [other.used[n][2] / one.used[n][2] if one.used[n][2] else inf for n in apart]
+    is_one = len(apart) > 1 and min(ratios) > 0 and max(ratios) < inf and np.ptp(ratios) <= _APART * max(ratios)
+    are_alike = (np.allclose(other.used[n], ratios[0] * one.used[n], 0, _APART * other.used[n][2]) for n in apart)
+    return float(ratios[0]) if is_one and all(are_alike) else None
 
 
 def _weights(together: Together, here: list[Window], findings: Findings) -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, prod, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -157,6 +158,22 @@ class Case:
         """Whether there was something to use."""
         sums = (self.sketch(number, self.all(number)) for number in self.parameters)
         return bool(self.clipped) and any(one[:2].any() for one in sums)
+
+    @property
+    def parts(self) -> list[int]:
+        """The parameters of which each rank has a part, with gradients of other parts on other ranks."""
+        own = [number for number in self.parameters if number in self.together.partitioned]
+        return [number for number in own if any(rank != self.window.rank for rank, _ in self.by_rank(number))]
+
+    @property
+    def replicas(self) -> list[int]:
+        """The parameters that all ranks hold, and whose gradient is not that of all."""
+        held = [number for number in self.used if number not in self.together.partitioned]
+        return [number for number in held if not self.of([number]).is_known(self.all)]
+
+    def counted(self, some: list[int]) -> dict[str, Any]:
+        """How many of the parameters these are, and the names of the first."""
+        return {"parameters": len(some), "all": len(self.parameters), "names": self.window.named(some)}
 
     @property
     def is_old_of_others(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from conformance.laws.chapters.watch_scripts import LAWS
@@ -39,8 +39,8 @@ class Finding:
     says: what happened. effect: what it does to the update. step: of the optimizer, from 0; None if it is of the whole
     run. ranks: where it shows. passes: the backward passes that it is about. waits: it is one only if the weights of
     the ranks drift apart. alone: a rank steps on nothing but gradients of its own. is_of_all_steps: it is one only if
-    all steps of the optimizer show it; pattern: with this in common. parameters: those that differ between ranks, or
-    are not averaged.
+    all steps of the optimizer show it; pattern: with this in common. is_bare: it does not say why, as another one may.
+    parameters: those that differ between ranks, or are not averaged.
     """
 
     law: str
@@ -55,6 +55,7 @@ class Finding:
     alone: bool = False
     is_of_all_steps: bool = False
     pattern: str = ""
+    is_bare: bool = False
     parameters: frozenset[int] = frozenset()
 
     @property
@@ -140,6 +141,11 @@ class Findings:
             return
         cause.ranks |= set(finding.ranks)
         cause.count += count
+        if cause.first.is_bare != finding.is_bare and finding.optimizer == cause.first.optimizer:
+            # It has begun with the first, whichever says why.
+            first, why = (cause.first, finding) if cause.first.is_bare else (finding, cause.first)
+            cause.first = replace(why, step=first.step) if _is_before(first.step, why.step) else why
+            return
         if (finding.step, finding.optimizer) == (cause.first.step, cause.first.optimizer):
             # Of another rank. What is certain says more than what waits.
             passes = cause.first.passes | finding.passes
@@ -170,7 +176,14 @@ class Findings:
             if one.first.step is not None:
                 steps[one.first.law] = min(one.first.step, steps.get(one.first.law, one.first.step))
 
+        # What says why gradients differ between ranks.
+        laws = LAWS["watch/same-weights"].unless
+        whys = [one.first for one in self.causes.values() if one.first.law in laws and not one.first.is_bare]
+        explained = {one.optimizer for one in whys}
+
         def follows(cause: Cause) -> bool:
+            if cause.first.is_bare:
+                return cause.first.optimizer in explained
             own = cause.first.step or 0
             return any(steps.get(law, own) < own for law in cause.first.text.unless)
 

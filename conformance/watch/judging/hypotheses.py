@@ -178,7 +178,20 @@ def _is_own(of: Fit, found: Finding) -> None:
         found.parameters = frozenset(of.case.parameters)
 
 
+def _are_replicas(of: Fit, found: Finding) -> None:
+    found.waits, found.parameters = of.case.of(of.case.replicas).drifts, frozenset(of.case.replicas)
+
+
 _OWN: Sequence[Row[Fit]] = (
+    # Of the model that they compute together, the ranks have parts: these are right.
+    Row(
+        Wrong(_AVERAGED, "some-not-averaged", lambda of: of.case.counted(of.case.replicas), once=True),
+        when=lambda of: bool(of.case.parts) and bool(of.case.replicas),
+        effect=lambda of: said(
+            "parameters-own", parameters=len(of.case.replicas), all=len(of.case.parameters), ranks=of.ranks
+        ),
+        amend=_are_replicas,
+    ),
     Row(
         Wrong(_AVERAGED, "own-gradients", once=True),
         effect=lambda of: said("ranks-in-update", used=1, ranks=of.ranks, rank=of.case.window.rank),

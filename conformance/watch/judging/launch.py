@@ -244,6 +244,7 @@ class Launch:
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
             self._lacking.take(here, pairing.times(here), tuple(window.rank for window in here))
             return
+        self._models[here[0].optimizer].steps += 1
         self._discarded.sort(here, is_known=own.conserved == own.steps)
         if own.outcomes and own.outcomes.keys() <= _KNOWN and not own.causes:
             self._judge_right(together)

@@ -82,6 +82,8 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     # How the gradients of the ranks enter a step.
     "ranks.sum": (Property.RANKS, "sum"),
     "ranks.own": (Property.RANKS, "own"),
+    "ranks.own-some": (Property.RANKS, "own"),
+    "ranks.parts": (Property.RANKS, "weighted"),
     "ranks.some": (Property.RANKS, "own"),
     "ranks.factor": (Property.RANKS, "weighted"),
     "ranks.weighted": (Property.RANKS, "weighted"),
@@ -123,6 +125,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.unreached": (Property.COVERAGE, "part"),
     # Whether the ranks agree.
     "agreement.rounding": (Property.AGREEMENT, "apart"),
+    "agreement.weights": (Property.AGREEMENT, "apart"),
     "agreement.parameters": (Property.AGREEMENT, "apart"),
     "agreement.buffers": (Property.AGREEMENT, "apart"),
     "agreement.frozen": (Property.AGREEMENT, "apart"),

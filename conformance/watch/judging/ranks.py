@@ -10,15 +10,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import HOOKS
-from conformance.watch.judging.findings import Cause, Finding, Findings, said
+from conformance.watch.judging.findings import Cause, Finding, Findings, Said, said
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Window, are_stages
 
 _WEIGHTS = "watch/same-weights"
 _OF_ONE_MODEL = frozenset((_WEIGHTS, "watch/same-rates", "watch/same-steps", "watch/one-scale"))
@@ -32,6 +33,8 @@ _MOST = 1000
 
 _FEW = 3
 
+_MATRIX = 2
+
 _SOME = 0.25
 """Of the steps of a model that ranks train together: so many are right, at least. In a model of few numbers, the
 gradients of one rank may look like the average now and then, and do so the more, the smaller they become."""
@@ -42,7 +45,8 @@ class _Optimizer:
     """What the steps of an optimizer show. right: how many used what all ranks computed. is_unclear: whose gradients
     some used is not known. apart: the first with other weights on the ranks; equal: the last with equal ones. related:
     the optimizers that step on the same backward passes. is_alike: some ranks went backward from the same line.
-    wrapped: the ranks on which DDP wraps what it steps. waiting: what is wrong if the ranks train one model."""
+    wrapped: the ranks on which DDP wraps what it steps. has_parts: the ranks have parts of some parameters. waiting:
+    what is wrong if the ranks train one model."""
 
     steps: int = 0
     right: int = 0
@@ -52,6 +56,7 @@ class _Optimizer:
     related: set[int] = field(default_factory=set)
     is_alike: bool = False
     wrapped: set[int] = field(default_factory=set)
+    has_parts: bool = False
     waiting: list[Finding] = field(default_factory=list)
 
     @property
@@ -95,6 +100,7 @@ class Models:
         self._left: set[int] = set()
         self._elsewhere: set[int] = set()
         self._starts: dict[int, bool] = {}
+        self._constant: set[int] = set()
         self.is_split = False
 
     def __getitem__(self, optimizer: int) -> _Optimizer:
@@ -116,24 +122,33 @@ class Models:
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
         window, of = here[0], self._of[here[0].optimizer]
-        of.steps += 1
-        of.is_alike |= not _are_stages(here)
+        of.is_alike |= not are_stages(here)
         of.related |= {int(other) for through in window.reached.values() for other in through}
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
         if len(here) == self._ranks > 1:
             for number in window.weights.keys() - self._starts.keys():
                 if all(number in other.weights for other in here):
-                    self._starts[number] = _are_equal(here, number) or window.shards.get(number, 1) > 1
+                    self._starts[number] = self._is_replica(here, number) or window.shards.get(number, 1) > 1
 
     def partitioned(self, here: Sequence[Window]) -> frozenset[int]:
         """Parameters that are parts of one tensor, as in tensor parallelism; or that differ from the start, outside of
         a wrapper, in a model that the ranks compute together: its backward pass has collectives, or each rank has the
         loss of another line, as the stages of a pipeline do; or that a wrapper leaves to each rank."""
         parts = {number for number, one in self._streams[here[0].rank].parameters.items() if one.is_part}
-        if len(self._exchanging) == self._ranks > 1 or _are_stages(here):
+        if len(self._exchanging) == self._ranks > 1 or are_stages(here):
             parts |= {number for number, is_equal in self._starts.items() if not is_equal} - self.inside
         self.is_split |= bool(parts)
+        self._of[here[0].optimizer].has_parts |= bool(parts & here[0].used.keys() - self._constant)
         return frozenset(parts | self._left)
+
+    def _is_replica(self, here: Sequence[Window], number: int) -> bool:
+        """Vectors, such as biases and those of norms, and zeros begin as the same constants, which says nothing of
+        different stages."""
+        is_vector = sum(size > 1 for size in self._streams[here[0].rank].parameters[number].shape) < _MATRIX
+        if is_vector or not here[0].weights[number][2]:
+            self._constant.add(number)
+        values = [one.weights for one in here], [one.used for one in here if number in one.used]
+        return all(_are_equal(each, number) for each in values[: 1 + (number in self._constant and are_stages(here))])
 
     @property
     def averages(self) -> bool:
@@ -151,7 +166,8 @@ class Models:
         for cause in causes:
             found = cause.first
             found.ranks = tuple(sorted(cause.ranks))
-            if found.waits or found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not of.is_common):
+            of_one_model = found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not of.is_common)
+            if found.waits or found.is_bare or of_one_model:
                 self._findings.show(found.key, here)
                 of.waiting += [found][: _MOST - len(of.waiting)]
             else:
@@ -168,9 +184,11 @@ class Models:
             may_be_apart = bool(of.waiting) and self._may_be_apart(number, pairing, is_sampled=is_sampled)
             for found in of.waiting:
                 # They average where it is not seen, such as within a step.
-                is_seen = not found.waits or of.apart is not None
-                if may_be_apart or not is_seen or self._are_own_modules(found):
-                    self._findings.leave_open(said("ranks.own"), step=found.step, site=found.site)
+                is_seen = not (found.waits or found.is_bare) or of.apart is not None
+                # Replicas of a model whose other parameters the ranks have parts of.
+                is_of_parts = of.has_parts and bool(found.parameters - self._constant)
+                if (may_be_apart and not is_of_parts) or not is_seen or self._are_own_modules(found):
+                    self._findings.leave_open(_as_fact(found), step=found.step, site=found.site)
                 else:
                     self._findings.add(found)
 
@@ -224,7 +242,9 @@ class Models:
         gradients of all ranks is an expert without samples, and has the shapes of one with its own."""
         of, parameters = self._of[finding.optimizer or 0], self._streams[0].parameters
         held = self._streams[0].held[finding.optimizer or 0]
-        is_one_model = of.wrapped or self._exchanging or any(parameters[number].shards > 1 for number in held)
+        is_one_model = (
+            of.wrapped or of.has_parts or self._exchanging or any(parameters[number].shards > 1 for number in held)
+        )
         if is_one_model or not (of.own or of.apart == 0) or not all(one.parameters for one in of.waiting):
             return False
         own = frozenset().union(*(one.parameters for one in of.waiting))
@@ -244,12 +264,16 @@ class Models:
         return are_alike and bool(shared) and apart.isdisjoint(modules[n] for n in shared & modules.keys())
 
 
-def _are_stages(here: Sequence[Window]) -> bool:
-    """Whether the losses of all ranks come from different lines."""
-    calls = [{one.calls for one in each.backwards.values()} for each in here]
-    return len(here) > 1 and all(calls) and not set.intersection(*calls)
+def _as_fact(found: Finding) -> Said:
+    """The same as a fact, which may be intended."""
+    values = found.says.values
+    if found.law == _WEIGHTS:
+        return said("agreement.weights", apart=values["apart"], all=values["all"], names=values["names"])
+    if found.says.code in ("some-not-averaged", "used-differ"):
+        return said("ranks.own-some", **values)
+    return said("ranks.own")
 
 
-def _are_equal(here: Sequence[Window], number: int) -> bool:
-    first, *others = [window.weights[number] for window in here]
-    return all(np.array_equal(first, other, equal_nan=True) for other in others)
+def _are_equal(values: Sequence[Mapping[int, Any]], number: int) -> bool:
+    rows = [of_rank[number] for of_rank in values]
+    return all(np.array_equal(rows[0], other, equal_nan=True) for other in rows[1:])

@@ -23,6 +23,7 @@ from conformance.watch.judging.hypotheses import (
 )
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.system import System, system_of
+from conformance.watch.judging.windows import are_stages
 
 COARSE: Shown = (Property.RANKS, "too coarse to tell")
 """What a step shows that is not judged: its factor is not known."""
@@ -32,15 +33,19 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
     """What is not usual in a step of a rank; nothing if it is right."""
     if (shows := _by(LEFT_OPEN, case, case, findings, is_ample=True)) is not None:
         return shows
+    # A part of a tensor, or of a model, has a gradient of its own: that of another one is not for it.
+    parts = case.parts
+    if parts and (kappa := _of_parts(case)) is not None:
+        return _judge_factor(case, kappa, findings)
     if case.has_new and (factor := case.fits(case.all)) is not None:
         if not factor.is_known:
             return {COARSE}
+        if parts:
+            return _state(case, said("ranks.parts", **case.counted(parts)), findings)
         case.remember(factor)
         return _judge_factor(case, case.kappa(factor), findings)
     if (shows := _by(CHANGED, case, case, findings)) is not None:
         return shows
-    if (kappa := _of_parts(case)) is not None:
-        return _judge_factor(case, kappa, findings)
     for choose, rows in OF_OTHERS:
         if (other := case.known(choose(case))) is not None:
             shows = _by(rows, Fit(case, other), case, findings)
@@ -70,10 +75,12 @@ def solve(system: System, findings: Findings) -> set[Shown]:
 def _of_parts(case: Case) -> Factor | None:
     """Of parameters that ranks have parts of, what this rank computed may be divided by the ranks, as the others are,
     or not."""
-    if case.together.partitioned.isdisjoint(case.parameters):
-        return None
     factors = [case.known(choose) for choose in (case.of_parts, case.of_whole_parts)]
     kappas = [case.kappa(factor) for factor in factors if factor is not None]
+    if len(kappas) == 1 and factors[0] is not None and kappas[0].low > 1:
+        # Parts and sums of the replicas have one factor: the ranks compute one loss, and the factor is that of a clip.
+        is_clipped = kappas[0].high < case.together.ranks
+        return kappas[0].times(1 / case.together.over if is_clipped or are_stages(case.together.here) else 1.0)
     return next((one for one in kappas if one.contains(1)), kappas[-1] if kappas else None)
 
 

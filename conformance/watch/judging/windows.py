@@ -197,3 +197,9 @@ class Scene:
         first = windows[0]
         of = {window.rank: window.moments for window in windows}
         return cls(first.optimizer, first.index, of, max(window.cut for window in windows))
+
+
+def are_stages(here: Sequence[Window]) -> bool:
+    """Whether the losses of all ranks come from different lines."""
+    calls = [{one.calls for one in each.backwards.values()} for each in here]
+    return len(here) > 1 and all(calls) and not set.intersection(*calls)

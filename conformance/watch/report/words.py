@@ -38,6 +38,8 @@ WORDS: Mapping[str, str] = {
     # How the gradients of the ranks enter a step.
     "ranks.sum": "gradients are summed over {ranks:rank}, so the update is {ranks} times the mean",
     "ranks.own": "each rank steps on its own gradients",
+    "ranks.own-some": "ranks step {parameters} of {all} parameters on different gradients: {names}",
+    "ranks.parts": "{parameters} of {all} parameters differ from rank to rank, and use a mean of all ranks: {names}",
     "ranks.some": "an optimizer ({type}) of these parameters exists on some ranks only",
     "ranks.factor": "the update is {factor:.4g} times the mean of the gradients",
     "ranks.weighted": "ranks count with different weights ({table})",
@@ -78,6 +80,7 @@ WORDS: Mapping[str, str] = {
     "coverage.unreached": "an optimizer steps parameters that no backward pass has reached",
     # Whether the ranks agree.
     "agreement.rounding": "the weights of the ranks differ by a rounding",
+    "agreement.weights": "{apart} of {all} parameters differ between ranks: {names}",
     "agreement.parameters": "the optimizers of the ranks hold different parameters",
     "agreement.buffers": "{apart} of {all} buffers differ between ranks: {names}",
     "agreement.frozen": "{apart} of {all} frozen parameters differ between ranks: {names}",
@@ -119,6 +122,7 @@ WORDS: Mapping[str, str] = {
     "rates-differ": "the learning rates of parameter group {group} differ: {rates}",
     "scales-differ": "the loss scales of the ranks differ, from {low:g} to {high:g}",
     "some-clip": "ranks {clipping} clipped the gradients of this step, and ranks {others} did not",
+    "used-differ": "{parameters} of {all} parameters step on different gradients on the ranks: {names}",
     "weights-differ": "{apart} of {all} parameters differ between ranks before step {step}: {names}",
     # What it does to the update.
     "factor": "the update is {factor} times what it should be",
