@@ -143,6 +143,27 @@ def test_what_makes_a_mean_of_micro_batches(passes, times, expected):
     assert shown(judged([passes] * 4, times=times)) == expected
 
 
+def own_means(*divisors):
+    return [{"divisors": [divisor], "of_any": True} for divisor in divisors]
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        ([of()] * 4, {SUM}),
+        ([by(4, loader=7)] * 4, set()),
+        ([by(4, loader=0)] * 3 + [of(loader=0)], {"micro-batches.uneven"}),
+        (own_means(5.2, 4.4, 5.5), {SUM}),  # the weights of its own samples
+        (own_means(27.5, 27.5, 27.5), set()),  # those of all
+        (own_means(5.2, 4.4)[:1], set()),
+    ],
+)
+def test_what_micro_batches_count_does_not_depend_on_the_ranks(passes, expected):
+    for times, of_ranks in ((0.5, set()), (1.0, {"ranks.sum"})):
+        found = shown(judged([passes] * 4, ranks=2, times=times))
+        assert expected <= found <= expected | of_ranks | {MEANS}
+
+
 WAITS = (True, True, True, False)
 """As DDP does, but for the last micro-batch."""
 

@@ -22,6 +22,7 @@ from conformance.watch.judging.targets import (
     divisors_of,
     factor_of,
     is_mean,
+    is_mean_of_all,
     kappa_of,
     kinds,
     may_be_one,
@@ -54,12 +55,15 @@ class Losses(Chapter):
 
     def judge_right(self, together: Together) -> None:
         kappa = kappa_of(together)
+        # What micro-batches count does not depend on whether ranks are averaged or summed, if this is not what makes a
+        # mean of them.
+        of_ranks = 1.0 if near(kappa, together.ranks) and not is_mean_of_all(together) else kappa
         for window in together.here:
             passes = [*window.backwards.values()]
             if window.step is None or window.step.closure or not passes:
                 continue
-            self._lengths[window.optimizer, window.rank].take(window, kappa)
-            if kappa == 1 and _are_divided_partly(passes):
+            self._lengths[window.optimizer, window.rank].take(window, of_ranks)
+            if of_ranks == 1 and _are_divided_partly(passes):
                 uneven = said("micro-batches.uneven", times=len(passes))
                 self._findings.leave_open(uneven, step=window.index, site=passes[0].site)
         self._means.judge(together.here)
@@ -356,10 +360,16 @@ def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
     return not are_alike(times) and all(near(one, 1) or near(one, len(passes)) for one in times)
 
 
+def _are_means_of_their_own(passes: Collection[records.Backward]) -> bool:
+    """Whether each is a sum that only a number of its own divides, such as that of the weights of its samples."""
+    divisors = [divisor for one in passes for divisor in one.divisors if near(factor_of(one) * divisor, 1)]
+    return len(passes) == len(divisors) == len({*divisors}) and all(one.of_any for one in passes)
+
+
 def _are_added_up(passes: Collection[records.Backward]) -> bool:
     """Whether they are means that nothing multiplies, or micro-batches of one loader, and nothing that is seen makes a
     mean of them or of a term of theirs: no factor is 1 over their number, and no divisor a multiple of it."""
-    if all(one.targets and not one.factors for one in passes):
+    if all(one.targets and not one.factors for one in passes) or _are_means_of_their_own(passes):
         return True
     if not are_batches(passes) or any(one.summed or one.is_hidden for one in passes):
         return False
