@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED
 from conformance.watch.judging.findings import Cause, Finding, Findings, Open, said
-from conformance.watch.judging.properties import CORE, VALUES, Property, usual
+from conformance.watch.judging.properties import CORE, PARTS_OF_LOSSES, VALUES, Property, usual
 
 Verdict: TypeAlias = Literal["CONFORMS", "DOES NOT CONFORM", "UNDECIDED"]
 State: TypeAlias = Literal["PROVEN", "WRONG", "OPEN"]
@@ -37,7 +37,7 @@ class Row:
     @property
     def is_of_each_step(self) -> bool:
         """Whether each step was as expected. Gradients that were cleared before any step used them are in none."""
-        open_ = [fact for fact in self.open if fact.shows[1] != "discarded"]
+        open_ = [fact for fact in self.open if fact.shows[1] != "discarded" and fact.says.code not in PARTS_OF_LOSSES]
         return bool(self.proven) and self.proven == self.judged and not open_
 
 

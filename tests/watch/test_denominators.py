@@ -5,11 +5,15 @@ import random
 import pytest
 
 from conformance.watch import records
+from conformance.watch.records import ENTROPIES
 from conformance.watch.report.words import sentence
+from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, laws, total
 
 MEANS, SUM, DIVIDED = "watch/means-averaged", "micro-batches.sum", "micro-batches.divided"
+TWICE, TIMES = "micro-batches.divided-twice", "micro-batches.times-ranks"
+TOTAL, TOTALS = "micro-batches.total", "micro-batches.totals"
 LENGTH, OF_ALL, ONCE = "watch/window-length", "watch/mean-of-all", "watch/averaged-once"
 
 
@@ -88,7 +92,10 @@ def lengths(numbers, *divisors, **facts):
         (lengths((1, 1, 1), 4), {DIVIDED}),
         (lengths((4, 4, 4), 8), {DIVIDED}),
         (lengths((4, 4, 4), 4, 4), {"watch/divided-once"}),
-        (lengths((2, 2, 2), 2, 2), {DIVIDED}),
+        (lengths((2, 2, 2), 2, 2), {TWICE}),  # half of a loss, or a mistake
+        (lengths((2, 2, 2), 2, 2, made_by=ENTROPIES[0]), {DIVIDED}),
+        (lengths((4, 4, 4), 4, 2), set()),
+        (lengths((4, 4, 2), 4, 2), {LENGTH}),
         (lengths((1, 1, 1), 2.5), set()),  # a temperature
         (lengths((1, 1, 1), 3, loader=7, batches=3), {"watch/every-backward", DIVIDED}),
         (lengths((1, 1, 1), 3, loader=7, batches=2), {DIVIDED}),
@@ -136,6 +143,27 @@ def test_what_makes_a_mean_of_micro_batches(passes, times, expected):
     assert shown(judged([passes] * 4, times=times)) == expected
 
 
+def own_means(*divisors):
+    return [{"divisors": [divisor], "of_any": True} for divisor in divisors]
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        ([of()] * 4, {SUM}),
+        ([by(4, loader=7)] * 4, set()),
+        ([by(4, loader=0)] * 3 + [of(loader=0)], {"micro-batches.uneven"}),
+        (own_means(5.2, 4.4, 5.5), {SUM}),  # the weights of its own samples
+        (own_means(27.5, 27.5, 27.5), set()),  # those of all
+        (own_means(5.2, 4.4)[:1], set()),
+    ],
+)
+def test_what_micro_batches_count_does_not_depend_on_the_ranks(passes, expected):
+    for times, of_ranks in ((0.5, set()), (1.0, {"ranks.sum"})):
+        found = shown(judged([passes] * 4, ranks=2, times=times))
+        assert expected <= found <= expected | of_ranks | {MEANS}
+
+
 WAITS = (True, True, True, False)
 """As DDP does, but for the last micro-batch."""
 
@@ -174,7 +202,7 @@ def share(number, counts, times=1):
         ([of(16, is_of_all=True)] * 2, 0.5, set()),
         ([by(2), by(2)], 1, set()),
         ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
-        ([of(factors=[2.0])] * 2, 0.5, {"ranks.sum"}),
+        ([of(factors=[2.0])] * 2, 0.5, {TIMES}),
         ([of(factors=[0.5])] * 2, 0.5, set()),  # half of a loss
         ([{"factors": [2.0]}] * 2, 0.5, set()),
         ([by(2), by(2)], 0.5, {DIVIDED}),
@@ -193,6 +221,22 @@ def test_what_ranks_weigh(of_ranks, times, expected):
     assert shown(judged([[of_ranks]] * 3, ranks=2, times=times)) == expected
 
 
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ([[of(factors=[2.0])]] * 3, (TIMES, "CONFORMS")),
+        ([[of(factors=[2.0])]] * 2 + [[of()]], (TOTALS, "UNDECIDED")),
+        (lengths((2, 2, 2), 2, 2), (TWICE, "CONFORMS")),
+        ([[of()] * 2] * 3, (SUM, "UNDECIDED")),
+    ],
+)
+def test_a_constant_of_all_losses_is_a_part_of_them(windows, expected):
+    found = judged(windows, ranks=2)
+    [code] = found.open
+    assert (code, verdict(found)) == expected
+    assert sentence(found.open[code].says)
+
+
 def sums(divisors, counts):
     return [[{"divisors": [divisor], "summed": count}] for divisor, count in zip(divisors, counts, strict=True)]
 
@@ -203,19 +247,19 @@ RISING = [8, 9, 10, 11, 12, 13]
 @pytest.mark.parametrize(
     ("divisors", "counts", "times", "expected"),
     [
-        ([8, 9, 10, 11, 12, 13], [7, 8, 9, 10, 11, 12], 0.5, (7 / 8, 12 / 13)),  # those of the step before
+        ([8, 9, 10, 11, 12, 13], [7, 8, 9, 10, 11, 12], 0.5, [7 / 8, 12 / 13]),  # those of the step before
         (RISING, RISING, 0.5, None),
         ([2 * one for one in RISING], RISING, 1.0, None),  # of both ranks
         ([32] * 6, RISING, 0.5, None),  # some number of the script's own
-        ([8] * 6, [8, 8, 12, 8, 8, 8], 0.5, (1.5, 1.5)),  # some are in it twice
-        ([8] * 6, [8, 8, 8, 8, 8, 4], 0.5, (0.5, 0.5)),
+        ([8] * 6, [8, 8, 12, 8, 8, 8], 0.5, [1.5]),  # some are in it twice
+        ([8] * 6, [8, 8, 8, 8, 8, 4], 0.5, [0.5]),
     ],
 )
 def test_sums_whose_divisor_is_not_how_many_targets_there_are(divisors, counts, times, expected):
     found = judged(sums(divisors, counts), ranks=2, times=times)
     assert not found.causes
-    said = found.open.get("micro-batches.total")
-    assert (said and tuple(said.says.values.values())) == (expected and pytest.approx(expected))
+    said = [one.says for code, one in found.open.items() if code in (TOTAL, TOTALS)]
+    assert [[*one.values.values()] for one in said] == ([pytest.approx(expected)] if expected else [])
 
 
 def shuffled(window, place):

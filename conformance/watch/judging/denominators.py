@@ -22,6 +22,7 @@ from conformance.watch.judging.targets import (
     divisors_of,
     factor_of,
     is_mean,
+    is_mean_of_all,
     is_of_all_ranks,
     kappa_of,
     kinds,
@@ -35,6 +36,7 @@ from conformance.watch.judging.targets import (
     weight_of,
 )
 from conformance.watch.judging.windows import Window
+from conformance.watch.records import ENTROPIES
 
 _SEVERAL = 3
 """By two, a loss may be halved twice for other reasons. Divisors that change by themselves are three."""
@@ -49,16 +51,20 @@ class Losses(Chapter):
         self._steady = steady
         self._lengths: dict[tuple[int, int], _Lengths] = defaultdict(_Lengths)
         self._sums: dict[int, _Sums] = defaultdict(_Sums)
+        self._weights: dict[int, _Weights] = defaultdict(_Weights)
         self._means = Means(findings)
 
     def judge_right(self, together: Together) -> None:
         kappa = kappa_of(together)
+        # What micro-batches count does not depend on whether ranks are averaged or summed, if this is not what makes a
+        # mean of them.
+        of_ranks = 1.0 if near(kappa, together.ranks) and not is_mean_of_all(together) else kappa
         for window in together.here:
             passes = [*window.backwards.values()]
             if window.step is None or window.step.closure or not passes:
                 continue
-            self._lengths[window.optimizer, window.rank].take(window, kappa)
-            if kappa == 1 and _are_divided_partly(passes):
+            self._lengths[window.optimizer, window.rank].take(window, of_ranks)
+            if of_ranks == 1 and _are_divided_partly(passes):
                 uneven = said("micro-batches.uneven", times=len(passes))
                 self._findings.leave_open(uneven, step=window.index, site=passes[0].site)
         self._means.judge(together.here)
@@ -91,16 +97,16 @@ class Losses(Chapter):
             else:
                 finding = one.of(window)
                 self._findings.leave_open(one.fact, step=finding.step, site=finding.site)
-        are_means = all(map(is_mean, passes_of(here)))
-        are_times_ranks = together.ranks > 1 and all(near(weight_of(one), together.ranks) for one in here)
-        if kappa == 1 and is_one and are_means and are_times_ranks:
-            self._findings.leave_open(said("ranks.sum", ranks=together.ranks), step=here[0].index)
+        if kappa == 1 and is_one and all(map(is_mean, passes_of(here))):
+            self._weights[here[0].optimizer].take(here, together.ranks)
 
     def finish(self, end: End) -> None:
         self._means.finish()
         for sums in self._sums.values():
             if sums.are_open:
-                self._findings.leave_open(said("micro-batches.total", least=sums.least, most=sums.most), sums.off)
+                self._findings.leave_open(_total(sums.least, sums.most), sums.off)
+        for of_means in self._weights.values():
+            of_means.state(self._findings)
         # It is not known whether something else has used the first passes that are cleared.
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
         for (_, rank), of in self._lengths.items():
@@ -110,6 +116,8 @@ class Losses(Chapter):
             # Half of a loss may be intended, as may a window that is left out.
             if 2 * of.added.total() > of.windows and not self._steady.suspects("watch/means-averaged"):
                 self._findings.leave_open(said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
+            if of.twice:
+                self._findings.leave_open(said("micro-batches.divided-twice", number=_SEVERAL - 1), of.twice)
 
     def _judge_lengths(self, rank: int, of: _Lengths) -> None:
         [(usual, _)] = of.right.most_common(1) or [(0, 0)]
@@ -236,13 +244,48 @@ class _Sums:
 
 
 @dataclass
+class _Weights:
+    """What the means of a rank weigh together in the steps of an optimizer. times_ranks: in how many as much as there
+    are ranks. least, most: between what they weigh in the others."""
+
+    ranks: int = 1
+    times_ranks: int = 0
+    least: float = inf
+    most: float = 0.0
+
+    def take(self, here: list[Window], ranks: int) -> None:
+        weights = [weight_of(one) or 0.0 for one in here]
+        self.ranks = ranks
+        if ranks == 1 or not all(near(one, ranks) for one in weights):
+            self.least, self.most = min(self.least, *weights), max(self.most, *weights)
+        elif not all(near(factor_of(one), 1) for one in passes_of(here)):
+            # As many losses as there are ranks, which nothing multiplies, are added up.
+            self.times_ranks += 1
+
+    def state(self, findings: Findings) -> None:
+        """A constant of all steps is a part of the loss, which may be the number of ranks by chance."""
+        if not self.times_ranks:
+            return
+        is_constant = self.least > self.most
+        says = said("micro-batches.times-ranks", ranks=self.ranks)
+        total = _total(min(self.least, self.ranks), max(self.most, self.ranks))
+        findings.leave_open(says if is_constant else total, self.times_ranks)
+
+
+def _total(least: float, most: float) -> Said:
+    if near(least, most):
+        return said("micro-batches.total", weight=least)
+    return said("micro-batches.totals", least=least, most=most)
+
+
+@dataclass
 class _Lengths:
     """How many passes the windows of an optimizer on a rank have, and by which number all of their losses are divided.
 
     right: how many windows are divided by their length, by length. off: by another number that they are divided by, how
     many have which length. kept: the first of these. means: as off, but only losses that are surely divided by this
     number as a whole. surplus: how many more batches loaders gave than went backward. added: lengths of windows whose
-    losses nothing divides.
+    losses nothing divides. twice: how many are divided by their length twice, where one may be a part of the loss.
     """
 
     windows: int = 0
@@ -254,6 +297,7 @@ class _Lengths:
     surplus: int = 0
     have_batches: bool = False
     added: Counter[int] = field(default_factory=Counter)
+    twice: int = 0
 
     def take(self, window: Window, kappa: float | None) -> None:
         passes = [*window.backwards.values()]
@@ -263,6 +307,7 @@ class _Lengths:
         self.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
         if number in numbers:
             self.right[number] += 1
+            self.twice += number < _SEVERAL and all(divisors_of(one) == 2 * [number] for one in passes)
             self.have_batches |= sum(one.batches for one in passes) >= number
         elif numbers and number + window.lost not in numbers:
             if len(self.kept) < _MOST_KEPT:
@@ -300,8 +345,8 @@ def _numbers(passes: Sequence[records.Backward]) -> set[int]:
     if not factors or min(factors) < 0 or not are_alike(factors):
         return set()
     divisors = divisors_of(passes[0])
-    # Two divisions of a mean are of the same thing.
-    is_part = len(divisors) == 1 or not all(map(is_mean, passes))
+    # Two divisions of a mean are of the same thing, unless it is half of a squared error.
+    is_part = len(divisors) == 1 or not all(is_mean(one) and one.made_by in ENTROPIES for one in passes)
     found = [1 / factors[0], *(divisors[:1] if is_part else [])]
     return {round(one) for one in found if one > 1.5 and isclose(one, round(one), rel_tol=1e-5)}
 
@@ -316,10 +361,16 @@ def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
     return not are_alike(times) and all(near(one, 1) or near(one, len(passes)) for one in times)
 
 
+def _are_means_of_their_own(passes: Collection[records.Backward]) -> bool:
+    """Whether each is a sum that only a number of its own divides, such as that of the weights of its samples."""
+    divisors = [divisor for one in passes for divisor in one.divisors if near(factor_of(one) * divisor, 1)]
+    return len(passes) == len(divisors) == len({*divisors}) and all(one.of_any for one in passes)
+
+
 def _are_added_up(passes: Collection[records.Backward]) -> bool:
     """Whether they are means that nothing multiplies, or micro-batches of one loader, and nothing that is seen makes a
     mean of them or of a term of theirs: no factor is 1 over their number, and no divisor a multiple of it."""
-    if all(one.targets and not one.factors for one in passes):
+    if all(one.targets and not one.factors for one in passes) or _are_means_of_their_own(passes):
         return True
     if not are_batches(passes) or any(one.summed or one.is_hidden for one in passes):
         return False

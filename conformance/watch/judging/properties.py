@@ -157,9 +157,12 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     # Denominators.
     "micro-batches.sum": (Property.MICRO_BATCHES, "sum"),
     "micro-batches.divided": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.divided-twice": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.times-ranks": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.means": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.totals": (Property.MICRO_BATCHES, "weighted"),
     # coverage, discarded
     "coverage.unheld": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
@@ -167,3 +170,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.no-more-steps": (Property.COVERAGE, "part"),
     "clearing.discarded": (Property.CLEARING, "discarded"),
 }
+
+PARTS_OF_LOSSES = ("micro-batches.divided-twice", "micro-batches.times-ranks")
+"""Facts of a constant that multiplies all losses alike: each step is as expected if it is a part of the loss."""

@@ -243,7 +243,9 @@ WORDS: Mapping[str, str] = {
     "micro-batches.uneven": "some losses of a window count {times:g} times as much as the others",
     "micro-batches.means": "micro-batches of {least} to {most} targets count alike: a target weighs {times}x another",
     "micro-batches.target-weighs": "the largest weight of a target in the update is {times} times the smallest",
-    "micro-batches.total": "the targets of a step weigh {least} to {most} together, and 1 in a mean",
+    "micro-batches.times-ranks": "each loss is multiplied by {ranks}, which is also the number of ranks",
+    "micro-batches.total": "the targets of a step weigh {weight} together, and 1 in a mean",
+    "micro-batches.totals": "the targets of a step weigh {least} to {most} together, and 1 in a mean",
     "times-the-mean": "the update is {times} times the mean",
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count:parameter} with gradients in no optimizer: {names}",
