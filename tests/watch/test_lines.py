@@ -25,7 +25,7 @@ def entered(*, wrapped):
 def own(script, *, waits=False, around=False, wraps=True):
     """waits: DDP is told not to reduce. around: the model is called around the wrapper."""
     if wraps:
-        script.each(records.Wrapped(0))
+        script.each(records.Grouped(2))
     script.each(entered(wrapped=wraps and not around))
     computed = script.backward()
     for stream in script.streams:

@@ -105,7 +105,7 @@ class Window:
     users: dict[int, set[int]] = field(default_factory=dict)
     """By backward pass, the other optimizers that have stepped on it before."""
     is_wrapped: bool = False
-    """Whether DDP wraps what is stepped."""
+    """Whether the rank has a model that DDP wraps."""
     lost: int = 0
     """How many backward passes were cleared before its own, and after the step before."""
     again: dict[int, int] = field(default_factory=dict)
