@@ -125,6 +125,19 @@ def test_the_terminal_prints_the_same_cards(findings):
         assert dict(re.findall(r"^  (\S+) +(PROVEN|WRONG|OPEN) ", shown, re.MULTILINE)) == rows
 
 
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_line_is_named_whole_and_ends_without_blanks(findings, width, monkeypatch):
+    path = f"/home/{'a' * 90}/train.py"
+    monkeypatch.chdir("/home")
+    findings.sources["train.py", 7] = path, "optimizer.step()"
+    console = Console(width=width, record=True)
+    render(findings, COMMAND, console)
+    lines = console.export_text().splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert max(len(line) for line in lines if path[6:] not in line) <= width
+    assert sum(f"{path.removeprefix('/home/')}:7" in line for line in lines) == 2
+
+
 def test_an_open_fact_is_no_failure_of_a_law_and_has_a_way_out():
     script = Script()
     script.step([total(script.backward(), 0.37)] * 2)
