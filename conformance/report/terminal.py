@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rich.columns import Columns
-from rich.console import Console, Group
-from rich.padding import Padding
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +20,7 @@ from .card import Card, cards
 from .grouping import Alike, grouped, overall, precisions, reasons, tally, trainers
 from .laws import Breach, Checked, breaches, checked, unchecked
 from .summary import extent, scope, scopes, summary
-from .text import STYLES, one_line, plural, visible
+from .text import STYLES, one_line, plural, print_beside, visible
 from .verdicts import LOOKS
 
 #: How much is printed: the verdict and a line for each cause, what a reader needs, or all there is.
@@ -201,7 +200,7 @@ def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -
 def print_card(card: Card, console: Console, more: Iterable[Text] = ()) -> None:
     """more: lines below the one that says where it is so."""
     console.print()
-    console.print(title(card))
+    print_beside(Text(), title(card), console)
     body = [Text(f"{card.extent}: {one_line(card.scope)}", "dim"), *more]
     if card.where:
         body.append(Text.assemble(("at: ", "bold"), one_line(card.where)))
@@ -214,7 +213,8 @@ def print_card(card: Card, console: Console, more: Iterable[Text] = ()) -> None:
     if card.advice:
         body.append(Text.assemble(("fix: ", "bold"), visible(card.advice)))
     body += [Text(f"also: {visible(text)}", "dim") for text in card.also]
-    console.print(Padding(Group(*body), (0, 0, 0, 2), expand=False))
+    for text in body:
+        print_beside(Text("  "), text, console)
     # What may be copied keeps its lines, however long.
     if card.fix:
         console.print(Text("  fix:", "bold"))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -118,6 +120,27 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+def print_beside(head: Text, text: Text, console: Console) -> None:
+    """Prints `text` beside its head, and its next lines below its beginning. A word stays whole, however long, such as
+    a path with its line number; no line ends with blanks."""
+    indent, width = Text(" " * head.cell_len), console.width - head.cell_len
+    lines = [line for part in text.split("\n", allow_blank=True) for line in part.divide(_breaks(part.plain, width))]
+    for number, line in enumerate(lines):
+        line.rstrip()
+        console.print(Text.assemble(indent if number else head, line), soft_wrap=True)
+
+
+def _breaks(text: str, width: int) -> Iterator[int]:
+    """Where the next line begins, between words. rich breaks long words, or cuts them off."""
+    first = len(text) - len(text.lstrip())
+    used = first
+    for word in re.finditer(r"\S+\s*", text):
+        if word.start() > first and used + cell_len(word[0].rstrip()) > width:
+            yield word.start()
+            used = 0
+        used += cell_len(word[0])
 
 
 def write(file: Path, text: str) -> None:

@@ -353,6 +353,20 @@ def test_models_with_equal_names_are_told_apart(tmp_path):
     assert sorted(buffers.names)[::3] == ["Sequential 0.1.num_batches_tracked", "Sequential 1.1.num_batches_tracked"]
 
 
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_buffers_that_ddp_overwrites_are_not_compared(broadcasts, tmp_path, two_ranks):
+    """What differs in them between ranks is no fact about the script."""
+    [model] = models(1)
+    with records_in(tmp_path) as found:
+        ddp = nn.parallel.DistributedDataParallel(model)
+        ddp.broadcast_buffers = broadcasts
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            ddp(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+    assert [len(one.names) for one in found if isinstance(one, records.Buffers)] == [3] * (not broadcasts)
+
+
 def test_weights_are_read_before_passes_of_all_lines(tmp_path, two_ranks):
     first, second = models(2)
     with records_in(tmp_path) as found:

@@ -163,6 +163,7 @@ LAWS: dict[str, Law] = {
             "One NaN or infinity makes all weights NaN.",
             "skip the step, as GradScaler does, or find the cause with `torch.autograd.set_detect_anomaly(True)`",
             ("loss-scale", None),
+            unless=("watch/cleared", "watch/unscaled", "watch/means-averaged"),
         ),
         Law(
             "watch/has-gradient",
@@ -179,8 +180,12 @@ LAWS: dict[str, Law] = {
             ("agreement", "apart"),
             unless=(
                 "watch/averaged",
+                "watch/every-backward",
                 "watch/own-gradient",
                 "watch/one-factor",
+                "watch/clip-whole-window",
+                "watch/clip-something",
+                "watch/unscale-before-clip",
                 "watch/one-scale",
                 "watch/same-rates",
                 "watch/same-steps",

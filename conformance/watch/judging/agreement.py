@@ -49,7 +49,9 @@ def _scales(here: list[Window], findings: Findings) -> None:
     if len({*map(tuple, scales.values())}) > 1:
         low, high = min(map(min, scales.values())), max(map(max, scales.values()))
         effect = said("rank-counts", times=high / low)
-        findings.add(_of(here[0], "watch/one-scale", said("scales-differ", low=low, high=high), tuple(scales), effect))
+        found = _of(here[0], "watch/one-scale", said("scales-differ", low=low, high=high), tuple(scales), effect)
+        found.site = here[0].scaled_at
+        findings.add(found)
 
 
 def _rates(here: list[Window], findings: Findings) -> None:
@@ -75,7 +77,9 @@ def _clips(here: list[Window], findings: Findings) -> None:
     if bites and without and not use_the_same(here):
         says = said("some-clip", clipping=bites, others=without)
         effect = said("ranks-longer", without=len(without), ranks=len(here))
-        findings.add(_of(here[0], "watch/one-factor", says, tuple(without), effect))
+        found = _of(here[0], "watch/one-factor", says, tuple(without), effect)
+        found.site = next(window.clipped_at for window in here if window.rank in bites)
+        findings.add(found)
 
 
 def _changes(window: Window, clip: records.Clipped) -> bool:

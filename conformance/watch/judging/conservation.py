@@ -164,7 +164,7 @@ def _judge_ranks(together: Together, findings: Findings) -> None:
             ratio = by_rank[lowest].middle / by_rank[highest].middle
             says = said("ranks-by-factor", parameters=len(parameters), rank=lowest, other=highest, ratio=ratio)
             found = _finding(first, "watch/one-factor", says, said("factor", factor=ratio))
-            found.ranks = (lowest, highest)
+            found.ranks, found.site = (lowest, highest), first.clipped_at
             findings.add(found)
 
 

@@ -170,11 +170,8 @@ class Findings:
             known.count += count
 
     def drop_consequences(self) -> None:
-        """Weights that come apart after a wrong average belong to that."""
-        steps: dict[str, int] = {}
-        for one in self.causes.values():
-            if one.first.step is not None:
-                steps[one.first.law] = min(one.first.step, steps.get(one.first.law, one.first.step))
+        """What starts well goes wrong only through steps: a mistake of the same optimizer that explains it speaks for
+        it, also one that takes several steps to show. What is wrong before the first step has a cause of its own."""
 
         # What says why gradients differ between ranks.
         laws = LAWS["watch/same-weights"].unless
@@ -182,12 +179,17 @@ class Findings:
         explained = {one.optimizer for one in whys}
 
         def follows(cause: Cause) -> bool:
-            if cause.first.is_bare:
-                return cause.first.optimizer in explained
-            own = cause.first.step or 0
-            return any(steps.get(law, own) < own for law in cause.first.text.unless)
+            own = cause.first
+            if own.is_bare:
+                return own.optimizer in explained
+            every = (other.first for other in self.causes.values() if other.first.law in own.text.unless)
+            return bool(own.step) and any(other.optimizer in (own.optimizer, None) for other in every)
 
-        self.causes = {key: cause for key, cause in self.causes.items() if not follows(cause)}
+        dropped = {key: cause for key, cause in self.causes.items() if follows(cause)}
+        self.causes = {key: cause for key, cause in self.causes.items() if key not in dropped}
+        # How often it was right before says nothing any more.
+        gone = {cause.first.shows[0] for cause in dropped.values()}
+        self.seen = Counter({of: count for of, count in self.seen.items() if of not in gone})
 
     def lack(self, says: Said) -> None:
         """Something was not seen, so the script cannot conform."""

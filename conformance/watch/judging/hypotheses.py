@@ -17,6 +17,7 @@ from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.fit import Fit
 from conformance.watch.judging.system import Shares
 from conformance.watch.judging.targets import is_mean_of_all
+from conformance.watch.records import Site
 
 Of = TypeVar("Of", Case, Fit, Apart, Shares)
 Values: TypeAlias = str | Callable[[Any], dict[str, Any]]
@@ -54,12 +55,14 @@ RIGHT = None
 @dataclass(frozen=True)
 class Row(Generic[Of]):
     """A hypothesis. what: it then is. when: in which steps. factor: which one fits, if not any does. effect: what it
-    does to the update; the factor, if there is none. amend: what else a finding has."""
+    does to the update; the factor, if there is none. site: the line that it is about; that of the step, if it is None.
+    amend: what else a finding has."""
 
     what: Wrong | Fact | None
     when: Callable[[Of], bool] = lambda of: True
     factor: Callable[[Of], float | None] | None = None
     effect: Callable[[Of], Said | None] | None = None
+    site: Callable[[Of], Site] | None = None
     amend: Callable[[Of, Finding], None] = lambda of, found: None
 
 
@@ -86,6 +89,7 @@ OF_ALL: Sequence[Row[Fit]] = (
         Wrong("watch/one-scale", "several-scales", "scales", once=True),
         when=lambda of: len(of.scales) > 1,
         effect=lambda of: said("factor", factor=max(of.scales) / min(of.scales)),
+        site=lambda of: of.case.window.scaled_at,
     ),
     Row(
         Wrong(_CLEARED, "unscaled-old", once=True),
@@ -116,17 +120,20 @@ OF_ALL: Sequence[Row[Fit]] = (
         Wrong(_SCALED, "unscaled-twice", "scale", once=True),
         when=lambda of: of.is_scaled,
         factor=lambda of: of.found(1 / of.scale),
+        site=lambda of: of.case.window.unscaled_at,
     ),
     # Nobody knows by how much a scale will have grown.
     Row(
         Wrong(_SCALED, "unscaled-by-another", "scale divisor", once=True),
         when=lambda of: of.is_scaled and of.divisor not in (1.0, of.scale),
         factor=lambda of: of.found(of.scale / of.divisor),
+        site=lambda of: of.case.window.scaled_at,
     ),
     Row(
         Wrong(_SCALED, "never-scaled", lambda of: {"scale": of.unscaled}),
         when=lambda of: of.scale == 1.0 != of.unscaled and of.is_scale_seen,
         factor=lambda of: of.found(1 / of.unscaled),
+        site=lambda of: of.case.window.scaled_at,
     ),
     # The ranks.
     Row(RIGHT, lambda of: of.ranks > 1 and is_mean_of_all(of.case.together), lambda of: of.found(of.ranks)),
@@ -195,6 +202,7 @@ _OWN: Sequence[Row[Fit]] = (
     Row(
         Wrong(_AVERAGED, "own-gradients", once=True),
         effect=lambda of: said("ranks-in-update", used=1, ranks=of.ranks, rank=of.case.window.rank),
+        site=lambda of: of.case.window.unreduced_at,
         amend=_is_own,
     ),
 )
@@ -203,6 +211,7 @@ _CLIPPED_APART: Sequence[Row[Fit]] = (
         Wrong("watch/one-factor", "clipped-then-averaged", "factors", once=True),
         when=lambda of: len({*of.factors}) > 1,
         effect=lambda of: said("rank-counts", times=max(of.factors) / min(of.factors)),
+        site=lambda of: of.case.window.clipped_at,
     ),
 )
 _WITH_OLD: Sequence[Row[Fit]] = (
@@ -251,6 +260,7 @@ APART: Sequence[Row[Apart]] = (
         Wrong(_AVERAGED, "some-not-averaged", lambda of: of.counted(parameters=of.own, all=of.all), once=True),
         when=lambda of: bool(of.own),
         effect=lambda of: said("parameters-own", parameters=len(of.own), all=len(of.all), ranks=of.case.together.ranks),
+        site=lambda of: of.case.window.unreduced_at,
         amend=_are_own,
     ),
     Row(
@@ -277,6 +287,13 @@ def _are_missing(of: Shares, found: Finding) -> None:
         found.waits, found.alone = of.case.drifts, True
 
 
+def _at(of: Shares) -> Site:
+    """The first backward pass that is missing."""
+    numbers = sorted(number for _, number in of.passes_at(of.dropped or of.alone))
+    window = of.case.window
+    return window.backwards[numbers[0]].site if numbers else window.unreduced_at
+
+
 def _loses(of: Shares) -> Said:
     return tell(of, "lost-gradients", "lost all rank")
 
@@ -294,17 +311,19 @@ SHARES: Sequence[Row[Shares]] = (
         Wrong(_EVERY, "micro-batches-missing", "places table"),
         when=lambda of: bool(of.dropped),
         effect=_loses,
+        site=_at,
         amend=_are_missing,
     ),
     Row(
         Wrong(_AVERAGED, "micro-batches-own", "places table"),
         when=lambda of: bool(of.alone),
         effect=_loses,
+        site=_at,
         amend=_are_missing,
     ),
     # There is nothing to average in the gradients of one rank.
     Row(Fact("ranks.left-out", "table"), lambda of: of.are_ranks_left_out and of.are_common),
-    Row(Wrong(_AVERAGED, "ranks-missing", "table"), lambda of: bool(of.lost), effect=_loses, amend=_are_missing),
+    Row(Wrong(_AVERAGED, "ranks-missing", "table"), lambda of: bool(of.lost), None, _loses, _at, _are_missing),
     # What belongs once into a window, and was done again for each micro-batch.
     Row(Wrong(_EVERY, "divided-again", "table", once=True), lambda of: of.is_divided_again, effect=_counts),
     Row(Wrong(_EVERY, "summed-again", "table", once=True), lambda of: of.is_summed_again, effect=_counts),

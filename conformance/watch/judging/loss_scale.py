@@ -85,8 +85,10 @@ class LossScale(Chapter):
                 limit.is_meant |= is_longer or (window.step is not None and window.step.is_own)
 
     def finish(self, end: End) -> None:
+        # A call that clips too early limits what is unscaled after it, too, whosever gradients those are.
+        is_called = any(cause.first.law == _LAW for cause in self._findings.causes.values())
         for (_, _, what), limit in self._limits.items():
-            if limit.is_wrong:
+            if limit.is_wrong and not is_called:
                 value, scales = limit.same
                 values = {"scale": limit.scale, "value": value, "scales": scales}
                 says, effect = said(f"scale.{what}", **values), said(f"scale.{what}.effect", **values)

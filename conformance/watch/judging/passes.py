@@ -39,7 +39,8 @@ def _unreduced(window: Window, step: records.Stepped) -> Iterator[Finding]:
     if step.unreduced:
         says = said("passes.unreduced", parameters=len(step.unreduced), names=window.named(step.unreduced))
         effect = said("passes.unreduced-of", parameters=len(step.unreduced), all=len(step.parameters))
-        yield _finding(window, "watch/averaged", says, window.site, effect)
+        site = [one.site for one in window.backwards.values()][-1:] or [window.site]
+        yield _finding(window, "watch/averaged", says, site[0], effect)
 
 
 def _unscales(window: Window) -> Iterator[Finding]:

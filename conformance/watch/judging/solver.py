@@ -119,7 +119,8 @@ def _by(
         return _state(case, says, findings, is_right=what.is_right)
     factor = row.factor(of) if row.factor is not None else None
     effect = said("factor", factor=factor) if row.effect is None else row.effect(of)
-    found = Finding(what.law, says, window.index, (window.rank,), window.site, effect, window.optimizer)
+    site = (row.site(of) if row.site is not None else None) or window.site
+    found = Finding(what.law, says, window.index, (window.rank,), site, effect, window.optimizer)
     found.is_of_all_steps = not what.once
     row.amend(of, found)
     is_ample = case.is_ample if is_ample is None else is_ample

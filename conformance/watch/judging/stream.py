@@ -133,6 +133,7 @@ class Stream:
         self._passes: dict[int, _Pass] = {}
         self._rows: tuple[int, ...] | None = None
         self._entered = 0
+        self._is_wrapped = False
         self._idle: deque[int] = deque(maxlen=_MOST_PASSES)
         self._by_hand = 0
 
@@ -172,6 +173,8 @@ class Stream:
                     self.parameters[int(number)].name = name
             case records.Optimizer():
                 self._make(record)
+            case records.Grouped():
+                self._is_wrapped = True
             case records.Unheld():
                 self.unheld = record if record.names else None
             case records.Entered():
@@ -359,6 +362,7 @@ class Stream:
             ),
             is_long=any(leaves[number].is_long for number in new),
             reached={number: one.through for number, one in passes.items()},
+            is_wrapped=self._is_wrapped,
             users={number: {*one.users} for number, one in passes.items()},
         )
 

@@ -104,6 +104,8 @@ class Window:
     """By backward pass, the optimizers whose parameters it goes through, as `versions` has them."""
     users: dict[int, set[int]] = field(default_factory=dict)
     """By backward pass, the other optimizers that have stepped on it before."""
+    is_wrapped: bool = False
+    """Whether the rank has a model that DDP wraps."""
     lost: int = 0
     """How many backward passes were cleared before its own, and after the step before."""
     again: dict[int, int] = field(default_factory=dict)
@@ -113,6 +115,41 @@ class Window:
     def places(self) -> list[int]:
         """Where in the stream its gradients came."""
         return [one.at for contributions in self.new.values() for one in contributions]
+
+    # The line that a finding is about, where a call of it was recorded; else that of the step.
+
+    @property
+    def unreduced_at(self) -> records.Site:
+        """Where gradients stay those of one rank: at a backward pass that DDP was told not to reduce after, or at a
+        forward around the wrapper."""
+        passes = [*self.backwards.values()]
+        if passes and all(one.waits for one in passes):
+            return passes[-1].site
+        around = [one.site for one in self.moments if isinstance(one, records.Entered) and not one.wrapped]
+        return around[0] if around and self.is_wrapped else self.site
+
+    @property
+    def scaled_at(self) -> records.Site:
+        """Where a loss got another scale than its window: at an update since the first backward pass, or at the last
+        backward pass."""
+        seen, found = False, self.site
+        for one in self.moments:
+            if isinstance(one, records.Updated) and seen:
+                return one.site
+            if isinstance(one, records.Backward) and one.backward in self.backwards:
+                seen, found = True, one.site
+        return found
+
+    @property
+    def unscaled_at(self) -> records.Site:
+        """Where gradients are unscaled for the second time."""
+        return self.unscales[-1][1].site if len(self.unscales) > 1 else self.site
+
+    @property
+    def clipped_at(self) -> records.Site:
+        """The last call that clips what the step uses."""
+        held = [one.site for _, one in self.clips if not {*one.parameters}.isdisjoint(self.used)]
+        return held[-1] if held else self.site
 
     def clips_of(self, number: int) -> tuple[int, ...]:
         """The numbers of the calls that clipped a parameter's gradient. Those that came before it had one clipped

@@ -156,11 +156,14 @@ class Buffers:
             return
         roots = [root for root in list(self._recording.roots) if root not in self._seen]
         self._seen.update(roots)
+        # DDP overwrites them by those of rank 0 before each forward, as the statistics of BatchNorm.
+        wrappers = [one for one in list(self._recording.wrappers) if getattr(one, "broadcast_buffers", False)]
+        overwritten = {id(buffer) for wrapper in wrappers for buffer in wrapper.buffers()}
         buffers, frozen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for root in roots:
             model = type(getattr(root, "module", root)).__name__
             of = f"{model} {self._recording.numbers.of('root', root)}." if len(roots) > 1 else ""
-            buffers |= {of + plain(name): one for name, one in root.named_buffers()}
+            buffers |= {of + plain(name): one for name, one in root.named_buffers() if id(one) not in overwritten}
             # Of those that are split over ranks, each has a part of its own.
             whole = [pair for pair in root.named_parameters() if not hasattr(pair[1], "placements")]
             frozen |= {of + plain(name): one for name, one in whole if not one.requires_grad}
