@@ -14,13 +14,13 @@ from conformance.trace.seams.probes import begins_at, engine_calls
 from conformance.trace.state.graphs import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
-from conformance.watch.recording.coverage import Coverage
 from conformance.watch.recording.exchanges import Reduced
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.losses import Again
 from conformance.watch.recording.partitions import gathered
 from conformance.watch.recording.recording import Recording, frames
+from conformance.watch.recording.unheld import Coverage
 from conformance.watch.recording.weights import Moving, note_weights
 
 
