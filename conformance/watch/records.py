@@ -145,8 +145,7 @@ class Hooks(Record):
 
 class Local(Record):
     """Gradients as a backward hands them to the leaves, before anything reduces them. fresh: those of `parameters`
-    that have no `.grad` yet. sketches: for each parameter, one for each of its shards. sparse: those of `parameters`
-    whose gradient is a sparse one."""
+    that have no `.grad` yet. sketches: for each parameter, one for each of its shards."""
 
     backward: int
     parameters: list[int]
@@ -154,15 +153,6 @@ class Local(Record):
     dtype: str
     sketches: Sketches
     samples: list[int] = field(default_factory=list)
-    sparse: list[int] = field(default_factory=list)
-
-
-class Entries(Record):
-    """Sparse gradients that have several entries of one row: what the next `Local` has of them is their sum, and this
-    is what is left if the last entry of each row is kept."""
-
-    parameters: list[int]
-    sketches: Sketches
 
 
 class Left(Record):
@@ -228,14 +218,9 @@ class Limited(Record):
 
 
 class Unscaled(Record):
-    """largest, norm: of all gradients that are divided, the largest element and the 2-norm; None if they were not
-    looked at."""
-
     optimizer: int
     scale: float
     site: Site
-    largest: float | None = None
-    norm: float | None = None
     within: int | None = None
 
 
@@ -359,16 +344,11 @@ class First(Record):
 
 class Unheld(Record):
     """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
-    names of those that were frozen while others trained, have got gradients for half of the run, and never changed.
-    here: the shapes of what this rank has of them. constant: for how many steps, at least, none of them has changed.
-    are_copies: each was at first what a parameter of an optimizer was, up to rounding."""
+    names of those that were frozen while others trained, have got gradients for half of the run, and never changed."""
 
     names: list[str]
     shapes: list[list[int]]
     unfrozen: list[str] = field(default_factory=list)
-    here: list[list[int]] = field(default_factory=list)
-    constant: int = 0
-    are_copies: bool = False
 
 
 class Weighed(Record):

@@ -119,7 +119,7 @@ def test_a_clip_before_unscaling_has_one_card():
     for scale in (64.0,) * 4 + (128.0,) * 4:
         [computed] = script.backward(scale)
         script.each(records.Clipped("norm", script.numbers, 2.0, 1e3, len(script.numbers), LINE))
-        script.each(records.Unscaled(0, scale, [LINE[0], 8, LINE[2]], 1.0, 2.0))
+        script.each(records.Unscaled(0, scale, [LINE[0], 8, LINE[2]]))
         script.step([total([computed], 2e-3 / scale)])
         script.clear()
     [cause] = script.findings().causes.values()

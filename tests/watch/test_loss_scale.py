@@ -1,58 +1,11 @@
 """Mistakes with a loss scale that show once it changes, each beside right scripts that look much like them."""
 
 import pytest
-import torch
 
 from conformance.watch import records
 from conformance.watch.judging.properties import Property
 
 from .scripts import LINE, Script, laws, total
-
-SCALES = (64.0, 64.0, 64.0, 64.0, 128.0, 128.0, 128.0, 128.0, 256.0, 256.0, 256.0, 256.0, 512.0)
-
-
-def limited(largest, norm, scales=SCALES, length=None, *, is_own=False):
-    """What `unscale_` is given in each window, by its number and the loss scale. length: of what the step uses, if that
-    is another one than what is left of it. is_own: the script's own optimizer takes the step."""
-    script = Script(ranks=1)
-    for number, scale in enumerate(scales):
-        [computed] = script.backward(scale)
-        script.each(records.Unscaled(0, scale, LINE, largest(number, scale), norm(number, scale)))
-        own = torch.cat([one.flatten() for one in computed]).norm()
-        left = length or (norm(number, scale) or 0.0) / scale
-        script.step([total([computed], min(left, 1.0) / own)])
-        script.streams[0][-1].is_own = is_own
-        script.clear()
-    return laws(script.findings())
-
-
-def any_size(number, scale):
-    return scale * (1 + number % 5)
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        (lambda number, scale: 1.0, {"watch/unscale-before-clip"}),
-        (lambda number, scale: 1.0 if number % 4 else 0.5, {"watch/unscale-before-clip"}),  # not reached each time
-        (lambda number, scale: scale, set()),  # a limit that follows, or a loss that has one
-        (lambda number, scale: 1.0 if number < 4 else any_size(number, scale), set()),  # at one scale alone
-        (lambda number, scale: 1.0 if number % 4 == 1 else any_size(number, scale), set()),  # now and then
-        (lambda number, scale: 0.0, set()),
-        (lambda number, scale: 65504.0, set()),  # so that nothing overflows
-        (lambda number, scale: float("inf"), set()),
-        (lambda number, scale: None, set()),
-    ],
-)
-def test_a_limit_that_does_not_follow_the_scale(limit, expected):
-    assert limited(limit, any_size) == limited(any_size, limit) == expected
-
-
-def test_gradients_that_are_brought_to_one_length_again():
-    """Or whose signs are taken, as an optimizer of the script's own may do: a limit before was for the arithmetic."""
-    assert limited(any_size, lambda number, scale: 1.0, is_own=True) == set()
-    assert limited(any_size, lambda number, scale: 1.0) == {"watch/unscale-before-clip"}
-    assert limited(any_size, lambda number, scale: 1.0, length=1.0) == set()
 
 
 @pytest.mark.parametrize(("scales", "broken"), [((8.0, 4.0, 2.0, 2.0), set()), ((8.0, 8.0), {"watch/unscaled"})])

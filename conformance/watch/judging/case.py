@@ -345,10 +345,6 @@ class Case:
             for other in self.together.here
         ]
 
-    def last_entries(self, number: int) -> list[Contribution]:
-        """As if of a sparse gradient the last entry of each row were kept."""
-        return [one if one.entries is None else replace(one, sketch=one.entries[None]) for one in self.all(number)]
-
     def old(self, number: int) -> list[tuple[int, Contribution]]:
         """What earlier steps left, by rank: of a parameter that is split, this rank's part alone. What is not of the
         sample that is looked at cannot be compared."""

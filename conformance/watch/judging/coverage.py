@@ -104,7 +104,6 @@ class Coverage(OneRank):
             self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
             self._judge_replaced(rank, stream, optimizer)
             self._judge_without(rank, stream, optimizer)
-            self._judge_copies(rank, stream, optimizer)
             self._tell_idle(stream, optimizer)
         for optimizer, of in [*self._of.items()]:
             if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
@@ -157,17 +156,6 @@ class Coverage(OneRank):
         is_idle = not self._of[optimizer].finds and not stream.held[optimizer] & stream.ever
         if unheld is not None and steps >= _OFTEN and is_idle:
             says = said("held.without", count=len(unheld.names), steps=steps, names=unheld.names)
-            self._stays(rank, says, None, optimizer)
-
-    def _judge_copies(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Finds an optimizer that steps copies of the model's parameters, on gradients put there by hand, while the
-        model itself never changes. Master weights are copied back, if only now and then."""
-        held, unheld = stream.held[optimizer], stream.unheld
-        if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
-            return
-        is_by_hand = not held & stream.ever and bool(held & stream.last_used.keys())
-        if is_by_hand and sorted(unheld.here) == sorted(stream.parameters[number].shape for number in held):
-            says = said("held.copies", count=len(held), steps=unheld.constant, names=unheld.names)
             self._stays(rank, says, None, optimizer)
 
     def _tell_idle(self, stream: Stream, optimizer: int) -> None:

@@ -116,12 +116,6 @@ class Fit:
         return self.case.factors_of_ranks
 
     @property
-    def sparse(self) -> list[int]:
-        """Parameters of whose gradients only the last entry of a row is used."""
-        of = self.case
-        return [number for number in of.parameters if any(one.entries is not None for one in of.all(number))]
-
-    @property
     def longer(self) -> Said | None:
         """What earlier gradients add, in the length of all together. That of a sum is at most the sum of the lengths.
         The factor is that of the gradients as they are."""

@@ -219,19 +219,12 @@ _WITH_OLD: Sequence[Row[Fit]] = (
     Row(Fact("clearing.shared"), lambda of: of.case.is_old_of_others),
     Row(Wrong(_CLEARED, "not-cleared", once=True), effect=lambda of: of.longer),
 )
-_LAST_ENTRIES: Sequence[Row[Fit]] = (
-    Row(
-        Wrong(_EVERY, "last-entries", lambda of: {"names": of.case.window.named(of.sparse)}),
-        effect=lambda of: said("gradients-miss-entries", sparse=len(of.sparse), all=len(of.case.parameters)),
-    ),
-)
 
 OF_OTHERS: Sequence[tuple[Callable[[Case], Choose], Sequence[Row[Fit]]]] = (
     (lambda case: case.own, _OWN),
     (lambda case: case.clipped_apart, _CLIPPED_APART),
     (lambda case: case.with_old, _WITH_OLD),
     (lambda case: case.own_with_old, _WITH_OLD),
-    (lambda case: case.last_entries, _LAST_ENTRIES),
 )
 """Other gradients, with one factor."""
 

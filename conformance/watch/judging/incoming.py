@@ -118,7 +118,7 @@ def _by_common(of: dict[str, _V], numbers: dict[int, int]) -> dict[str, _V]:
 
 
 _CLIPS = (records.Clipped, records.Limited)
-_HELD = (*_CLIPS, records.Local, records.Hooks, records.Entries, records.Source)
+_HELD = (*_CLIPS, records.Local, records.Hooks, records.Source)
 
 
 class Hooked:

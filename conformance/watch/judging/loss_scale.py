@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import hypot, isclose, isfinite, sqrt
+from math import isclose, sqrt
 
 import numpy as np
 
@@ -21,14 +21,6 @@ from conformance.watch.judging.windows import Window
 from conformance.watch.records import Clipped
 
 _NEAR = 0.02
-_OVERFLOW = 2.0**15
-"""A limit of so much keeps what is added up later from an overflow of float16."""
-
-_OFTEN = 3
-"""Windows at a scale that have the same value."""
-
-_MOST_VALUES, _MOST_SCALES = 64, 16
-
 _FAR = 1e3
 """A test of learning rates goes so far, from its first rate to its last."""
 
@@ -39,16 +31,7 @@ _LAW = "watch/unscale-before-clip"
 
 
 class LossScale(Chapter):
-    """Detects gradients that are clipped before they are unscaled: by a call, or by hand, where what is unscaled has
-    the same size at several scales."""
-
-    def __init__(self, findings: Findings) -> None:
-        super().__init__(findings)
-        self._limits: dict[tuple[int, int, str], _Limit] = {}
-
-    @property
-    def accuses(self) -> bool:
-        return any(limit.is_wrong for limit in self._limits.values())
+    """Detects gradients that are clipped before they are unscaled."""
 
     def see(self, window: Window) -> None:
         """The window of a rank."""
@@ -61,39 +44,10 @@ class LossScale(Chapter):
                 window.broken.append(finding.key)
             else:
                 self._findings.leave_open(says, 1, window.index, clip.site)
-        self._see_limits_by_hand(window)
 
     def judge(self, together: Together) -> None:
         """A step of all ranks, whose factors are known."""
         self._findings.seen[Property.LOSS_SCALE] += sum(_is_undone(window, together) for window in together.here)
-
-    def _see_limits_by_hand(self, window: Window) -> None:
-        """A script that brings gradients to one length again after that, or takes their signs, uses only their
-        direction. Its own optimizer may do so in its step."""
-        # Twice in a window, or before the last backward pass, is another mistake.
-        if len(window.unscales) != 1 or window.unscales[0][0] < max(window.places, default=0):
-            return
-        [(_, unscaled)] = window.unscales
-        used = hypot(*(float(sketch[2]) for sketch in window.used.values()))
-        is_longer = unscaled.norm is not None and used * unscaled.scale > 2 * unscaled.norm
-        for what, value in (("largest", unscaled.largest), ("norm", unscaled.norm)):
-            if value and isfinite(value) and value < _OVERFLOW:
-                at = window.index, (window.rank,), unscaled.site, None, window.optimizer
-                first = _Limit(_ROUNDING[what], Finding(_LAW, said(f"scale.{what}"), *at), unscaled.scale)
-                limit = self._limits.setdefault((window.optimizer, window.rank, what), first)
-                limit.add(unscaled.scale, value)
-                limit.is_meant |= is_longer or (window.step is not None and window.step.is_own)
-
-    def finish(self, end: End) -> None:
-        # A call that clips too early limits what is unscaled after it, too, whosever gradients those are.
-        is_called = any(cause.first.law == _LAW for cause in self._findings.causes.values())
-        for (_, _, what), limit in self._limits.items():
-            if limit.is_wrong and not is_called:
-                value, scales = limit.same
-                values = {"scale": limit.scale, "value": value, "scales": scales}
-                says, effect = said(f"scale.{what}", **values), said(f"scale.{what}.effect", **values)
-                count = sum(len(limit.of[scale]) for scale in scales)
-                self._findings.add(replace(limit.first, says=says, effect=effect), count=count)
 
 
 def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
@@ -109,42 +63,6 @@ def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
         # What is made zero on purpose is zero at any scale.
         if at > max(own, default=last) and clip.limit and not is_unscaled and is_later and is_far_below:
             yield clip, scale
-
-
-_ROUNDING = {"largest": 1e-6, "norm": 1e-4}
-"""Of what is unscaled, the largest element, and the norm, which rounds. Both grow with the scale, unless limited."""
-
-
-@dataclass
-class _Limit:
-    """The size of what an optimizer's scaler unscales on a rank. first, scale: what shows the first, and its loss
-    scale. of: by loss scale, the first values. is_meant: whether the script undoes what makes them equal."""
-
-    rounding: float
-    first: Finding
-    scale: float
-    of: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
-    is_meant: bool = False
-
-    def add(self, scale: float, value: float) -> None:
-        if (scale in self.of or len(self.of) < _MOST_SCALES) and len(self.of[scale]) < _MOST_VALUES:
-            self.of[scale].append(value)
-
-    @property
-    def same(self) -> tuple[float, list[float]]:
-        """The value that most windows have at the most scales, and these scales."""
-        found: dict[float, list[float]] = {}
-        for scale, values in sorted(self.of.items()):
-            middle = sorted(values)[len(values) // 2]
-            count = sum(isclose(value, middle, rel_tol=self.rounding) for value in values)
-            if count >= _OFTEN and 2 * count > len(values):
-                equal = next((one for one in found if isclose(one, middle, rel_tol=self.rounding)), middle)
-                found.setdefault(equal, []).append(scale)
-        return max(found.items(), key=lambda item: len(item[1]), default=(0.0, []))
-
-    @property
-    def is_wrong(self) -> bool:
-        return len(self.same[1]) > 1 and not self.is_meant
 
 
 def _is_written(limit: float, scale: float, passes: int) -> bool:

@@ -43,7 +43,7 @@ class _Pass:
 @dataclass(slots=True)
 class _Leaf:
     """The `.grad` of a parameter. new, old: what of it no step has used, and what one has. since: where the first of it
-    came, 0 for none. is_long: some of it is forgotten. before, entries: what records say of the next gradient.
+    came, 0 for none. is_long: some of it is forgotten. before: what records say of the next gradient.
 
     holders: the optimizers that have the parameter. user, stepped: the last one to step it, and where. uses: by
     gradient, the place of the last step that used it."""
@@ -53,7 +53,6 @@ class _Leaf:
     since: int = 0
     is_long: bool = False
     before: Sketch | None = None
-    entries: Sketch | None = None
     holders: set[str] = field(default_factory=set)
     user: int | None = None
     stepped: int = 0
@@ -64,12 +63,10 @@ class _Leaf:
         if last is not None and last.backward == found.backward:
             is_finite = last.is_finite and found.is_finite
             total = last.sketch + found.sketch
-            self.new[-1] = replace(
-                last, sketch=total, sums=last.sums + 1, before=None, entries=None, is_finite=is_finite
-            )
+            self.new[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None, is_finite=is_finite)
         else:
-            self.new.append(replace(found, before=self.before, entries=self.entries))
-        self.before = self.entries = None
+            self.new.append(replace(found, before=self.before))
+        self.before = None
         self.new, self.since = self._limited(self.new), self.since or found.at
 
     def keep(self, old: list[Contribution]) -> None:
@@ -184,9 +181,6 @@ class Stream:
             case records.Hooks():
                 for hooked, sketch in _sketches(record.parameters, record.sketches).items():
                     self._leaves[hooked].before = sketch
-            case records.Entries():
-                for sparse, sketch in _sketches(record.parameters, record.sketches).items():
-                    self._leaves[sparse].entries = sketch
             case records.Local():
                 self._add(record)
             case records.Left():
@@ -239,7 +233,7 @@ class Stream:
             sketch = np.zeros((shards, WIDTH)) if which == UNREAD else values[at : at + shards]
             at += 0 if which == UNREAD else shards
             found = Contribution(record.backward, sketch, roundoff, self._at, which)
-            found.is_finite, found.is_sparse = bool(np.isfinite(sketch).all()), number in record.sparse
+            found.is_finite = bool(np.isfinite(sketch).all())
             self._leaves[number].add(found)
 
     def _begin(self, record: records.Left) -> None:

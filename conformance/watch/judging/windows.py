@@ -25,8 +25,7 @@ _PARTS = 2
 class Contribution:
     """What one backward gave one parameter. at: its place in the stream. sample: what of the parameter it is of. sums:
     how many gradients are summed in it. is_changed: whether it is what the script made of what a step has used. before:
-    what it gave before hooks of the script's own, if there are any. entries: what is left of a sparse one if the last
-    entry of each row is kept, where there are several."""
+    what it gave before hooks of the script's own, if there are any."""
 
     backward: int
     sketch: Sketch
@@ -37,8 +36,6 @@ class Contribution:
     is_changed: bool = False
     before: Sketch | None = None
     is_finite: bool = True
-    entries: Sketch | None = None
-    is_sparse: bool = False
 
     @property
     def is_seen(self) -> bool:

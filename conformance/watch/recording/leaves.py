@@ -37,7 +37,6 @@ class _Seen:
     pieces: list[Taken]
     dtype: torch.dtype
     is_fresh: bool
-    is_sparse: bool
     before: Taken | None = None
     left: _Left | None = None
 
@@ -177,7 +176,6 @@ class Leaves:
                 str(taken[0].dtype)[6:],
                 finish([piece for one in taken for piece in one.pieces]),
                 [one.known.sample for one in taken],
-                [one.known.number for one in taken if one.is_sparse],
             )
         )
 
@@ -225,10 +223,10 @@ class Leaves:
         is_here = parameter is not None and not is_elsewhere
         held = parameter.grad if parameter is not None and is_here else None
         self._look_again(known, held)
-        take, is_sparse = self._recording.sketching.take, gradient.layout == torch.sparse_coo
+        take = self._recording.sketching.take
         parts = [] if not known.is_read else known.split(own(gradient.detach())) if known.pieces else [gradient]
         pieces = [take(part, known.sample) for part in parts]
-        return _Seen(known, pieces, gradient.dtype, is_here and held is None, is_sparse)
+        return _Seen(known, pieces, gradient.dtype, is_here and held is None)
 
     def _take(self, seen: _Seen) -> None:
         if self._taken and seen.dtype != self._taken[0].dtype:
