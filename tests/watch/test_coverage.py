@@ -13,7 +13,7 @@ from conformance.watch import records
 from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.properties import Property
 
-from .scripts import LINE, Script, laws, shown, stepped, total
+from .scripts import Script, laws, shown, stepped
 from .trained import judged_by, loss, network, records_in, watched
 
 
@@ -287,26 +287,3 @@ def test_parameters_of_fsdp2(tmp_path, alone, make, expected, says):
     findings = judged_by(Judge(), tmp_path, trains)
     assert shown(findings) == expected
     assert says is None or any(name.startswith(says) for name in findings.open["coverage.unheld"].says.values["names"])
-
-
-@pytest.mark.parametrize(
-    ("count", "finds", "unheld", "expected"),
-    [
-        (3, False, True, ("watch/held", LINE)),
-        (2, False, True, None),
-        (3, True, True, None),
-        (3, False, False, None),  # a body that stays frozen
-    ],
-)
-def test_an_optimizer_whose_steps_never_find_a_gradient(count, finds, unheld, expected):
-    """While no optimizer holds what has gradients: it was made before the adapters were put into the model."""
-    script = Script(ranks=1)
-    if unheld:
-        script.each(records.Unheld(["lora_A", "lora_B"], [[2, 6], [5, 2]]))
-    for step in range(count):
-        if finds and step == 1:
-            script.step([total(script.backward())])
-        else:
-            script.each(stepped(script.numbers))
-    causes = [(one.first.law, one.first.site) for one in script.findings().causes.values()]
-    assert causes == [expected] * bool(expected)

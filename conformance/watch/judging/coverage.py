@@ -30,8 +30,7 @@ class _Optimizer:
 
     made: the parameters that it was made with. passes: backward passes that gave these gradients since its last step.
     most: the most such passes before a step. last: the last of them. first: the line of its first step. stepped: the
-    parameters of its last one. unheld: those without an optimizer by its last step with gradients. finds: whether any
-    step may have found a gradient, or has what it needs from elsewhere.
+    parameters of its last one. unheld: those without an optimizer by its last step with gradients.
     """
 
     made: frozenset[int] = frozenset()
@@ -41,7 +40,6 @@ class _Optimizer:
     first: records.Site = None
     stepped: frozenset[int] = frozenset()
     unheld: records.Unheld | None = None
-    finds: bool = False
 
 
 class Coverage(OneRank):
@@ -95,7 +93,6 @@ class Coverage(OneRank):
             of.first, of.stepped = of.first or window.site, frozenset(step.parameters)
             of.unheld = self._unheld if step.used else of.unheld
             self._frozen = (self._frozen - of.stepped) | {*step.frozen}
-            of.finds |= bool(step.used) or step.moved or step.closure or step.is_own or step.is_elsewhere
             self._has_gradients |= bool(step.used) or step.moved or step.closure
 
     def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
@@ -103,7 +100,6 @@ class Coverage(OneRank):
         for optimizer, held in [*stream.held.items()]:
             self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
             self._judge_replaced(rank, stream, optimizer)
-            self._judge_without(rank, stream, optimizer)
             self._tell_idle(stream, optimizer)
         for optimizer, of in [*self._of.items()]:
             if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
@@ -148,15 +144,6 @@ class Coverage(OneRank):
         if stream.unheld is not None and shapes and (is_all or (shapes == others and not last)):
             says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
             self._stays(rank, says, last or None, optimizer)
-
-    def _judge_without(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Finds an optimizer whose steps never find a gradient, while no optimizer holds the parameters that get some:
-        nobody can mean such a step."""
-        unheld, steps = stream.unheld, stream.steps.get(optimizer, 0)
-        is_idle = not self._of[optimizer].finds and not stream.held[optimizer] & stream.ever
-        if unheld is not None and steps >= _OFTEN and is_idle:
-            says = said("held.without", count=len(unheld.names), steps=steps, names=unheld.names)
-            self._stays(rank, says, None, optimizer)
 
     def _tell_idle(self, stream: Stream, optimizer: int) -> None:
         """States which parameters of an optimizer its steps find without gradients."""

@@ -249,7 +249,6 @@ WORDS: Mapping[str, str] = {
     "clearing.discarded": "{passes:backward pass} cleared before a step used them, in {windows} of {steps:step}",
     "held.replaced": "{count:parameter} got no gradient in {steps:step}, as many in no optimizer did: {names}",
     "held.unfrozen": "no optimizer got {count:parameter}, unfrozen while others trained: {names}",
-    "held.without": "{steps:step} found no gradient, and no optimizer holds {count:parameter} with gradients: {names}",
     "held.stays": "no step changes {count:parameter} of the model",
     "held.stale": "FSDP2 still uses the old weights of {count:parameter}: call `set_reshard_after_backward(True)`",
     "held.old": "gradients are of weights that are {steps:step} old",
