@@ -74,6 +74,23 @@ def test_parameters_that_are_covered_are_counted():
     assert watched(HEAD).seen[Property.COVERAGE] == 2
 
 
+def test_an_optimizer_that_is_kept_for_its_schedule():
+    """A number of its own has the shape of the model's bias, whose weights are stepped by hand."""
+
+    def trains():
+        model = network()
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        for _ in range(10):
+            model.zero_grad()
+            loss(model).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(optimizer.param_groups[0]["lr"] * parameter.grad)
+            optimizer.step()
+
+    assert shown(watched(trains)) == "UNDECIDED"
+
+
 def each_layer(left_out, passes=12, detaches=False):
     """left_out: the layers whose optimizer does not step after a pass."""
 

@@ -140,8 +140,9 @@ class Coverage(OneRank):
         last = max((stream.last_used.get(number, 0) for number in idle), default=0)
         shapes = Counter(tuple(stream.parameters[number].shape) for number in idle)
         others = _shapes(stream.unheld) - (_shapes(self._of[optimizer].unheld) if last else Counter())
-        is_all = idle == held and not shapes - others
-        if stream.unheld is not None and shapes and (is_all or (shapes == others and not last)):
+        # An optimizer may be kept for its schedule: a number that it steps instead is like a bias only by chance.
+        are_replaced = idle == held and not shapes - others if last else shapes == others
+        if stream.unheld is not None and shapes and are_replaced:
             says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
             self._stays(rank, says, last or None, optimizer)
 
