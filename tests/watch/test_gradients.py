@@ -91,16 +91,11 @@ def test_what_hooks_keep_is_read_once(loss_of):
     assert len({*reads}) == len(reads) and not kept
 
 
-@pytest.mark.parametrize(
-    ("limit", "clips_last", "effect"),
-    [
-        (1e-3, True, ["clip.clipped-again"]),
-        (1e-3, False, ["clip.passes-unclipped"]),
-        (1e3, True, []),  # nothing is beyond it
-        (1e3, False, []),
-    ],
-)
-def test_clips_by_value_in_each_micro_batch(limit, clips_last, effect):
+@pytest.mark.parametrize("clips_last", [True, False])
+@pytest.mark.parametrize("limit", [1e-3, 1e3])
+def test_clips_by_value_in_each_micro_batch(limit, clips_last):
+    """Whatever it changes, the order is stated."""
+
     def train():
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -112,8 +107,9 @@ def test_clips_by_value_in_each_micro_batch(limit, clips_last, effect):
             optimizer.step()
             optimizer.zero_grad()
 
-    causes = watched(train).causes.items()
-    assert [cause.first.effect.code for (law, _), cause in causes if law == "watch/clip-whole-window"] == effect
+    findings = watched(train)
+    assert not findings.causes
+    assert "clipping.before-last-pass" in findings.open
 
 
 LAW, FACT = "watch/finite", "loss-scale.not-finite"

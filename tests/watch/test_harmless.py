@@ -180,11 +180,11 @@ def test_a_learning_rate_may_be_a_tensor():
 @pytest.mark.parametrize(("now", "has_changed"), [(torch.ones(3), False), (torch.zeros(3), True)])
 def test_weights_may_be_moved_between_steps(now, has_changed):
     """Those on another device, or of another format, are not compared."""
-    left = SimpleNamespace(left=torch.ones(3))
+    left = SimpleNamespace(left=torch.ones(3), since=0)
     assert have_weights_changed([(left, now)]) == has_changed
     assert not have_weights_changed([(left, now.double())])
     assert not have_weights_changed([(left, now.to("meta"))])
-    several = [(SimpleNamespace(left=torch.ones(2).double()), torch.ones(2).double()), (left, now)]
+    several = [(SimpleNamespace(left=torch.ones(2).double(), since=0), torch.ones(2).double()), (left, now)]
     assert have_weights_changed(several) == has_changed
 
 
