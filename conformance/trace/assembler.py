@@ -17,7 +17,7 @@ class Assembler(Generic[E, W, K]):
     Those of a rank wait for the others', so that no more are kept than it is ahead.
 
     ranks: how many there will be. key: of a window, such as its optimizer. lacks: whether a rank will never have the
-    like of a window. over: the ranks of which nothing more comes.
+    like of a window. over: the ranks that have ended.
     cuts: of each rank that has begun what cuts its events into windows, where the plan's number changes or, without a
     plan, at each step or skip: `feed(event)` gives the windows that an event ends, `end()` those that are left.
     """

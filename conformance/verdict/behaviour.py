@@ -23,7 +23,7 @@ def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tupl
         may_be: tuple[Way, ...] = (way,)
         # Later epochs show what became of the gradients.
         if way == "last_window=drop" and len(run.plan.spec["epochs"]) == 1:
-            # Of the ranks, the one of which the least is known says what it may be.
+            # The rank that shows the least decides what the trainer may do.
             may_be = max((_left_over(rank, last) for rank in run.ranks), key=_IN_DOUBT.index)
         choice = split(way)[0]
         declared = declares.get(choice)

@@ -40,7 +40,7 @@ HOOKS = {
 class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
-    ranks: how many average together. partitioned: parameters of which each rank has a part. is_split: the ranks compute
+    ranks: how many average together. partitioned: parameters that ranks hold in parts. is_split: the ranks compute
     the same samples, so what they compute for one parameter is to be summed. is_joined: whether ranks may run out of
     data. hooks: communication hooks. factors: by the parameters that were clipped together and by rank, what a step
     used of the sum of all gradients, where there are equations enough. own: those of them where this rank's gradients
@@ -112,7 +112,7 @@ class Case:
 
     @property
     def hooks(self) -> list[str]:
-        """Communication hooks of which it is not known what they send."""
+        """Communication hooks that may send anything."""
         return sorted(self.together.hooks - HOOKS.keys())
 
     @property
@@ -161,7 +161,7 @@ class Case:
 
     @property
     def parts(self) -> list[int]:
-        """The parameters of which each rank has a part, with gradients of other parts on other ranks."""
+        """The parameters that ranks hold in parts, with gradients of other parts on other ranks."""
         own = [number for number in self.parameters if number in self.together.partitioned]
         return [number for number in own if any(rank != self.window.rank for rank, _ in self.by_rank(number))]
 
@@ -220,7 +220,7 @@ class Case:
 
     @property
     def overflows(self) -> list[int]:
-        """The parameters of which some gradients were not finite, and are in the step."""
+        """The parameters in the step that had a gradient that was not finite."""
         return [number for number in self.parameters if not all(one.is_finite for one in self.all(number))]
 
     def of(self, parameters: list[int]) -> Case:

@@ -76,7 +76,7 @@ class Means:
                 self._findings.add(of.first, count=of.times)
 
     def _are_linked(self, optimizer: int, *windows: set[tuple[int, ...]]) -> list[bool]:
-        """Whether the micro-batches of each, none of which is like another one, are of one data set."""
+        """Whether the micro-batches of each, all of them different, are of one data set."""
         firsts = [{rows[0] for rows in fed if rows} for fed in windows]
         groups = self._linked[optimizer]
         return [

@@ -34,7 +34,7 @@ class _Tally:
     @property
     def is_proof(self) -> bool:
         """Whether all steps break the same law in the same way, but for those that may be right beside it."""
-        # A step without gradients does nothing, and one beside others may be meant to.
+        # A step without gradients does nothing; a script may take one beside others.
         is_beside = self.right > 0 and (self.wrong.total() == 1 or _WITHOUT in self.laws)
         return len(self.wrong) == 1 and not self.others and not is_beside
 

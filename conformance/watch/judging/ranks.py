@@ -252,7 +252,7 @@ class Models:
         shared = {number for number in held - own if prod(parameters[number].shape) > _FEW}
         names = {number: name for number in held if (name := parameters[number].name) is not None}
         if len({*names.values()}) < len(names):
-            # Of several models, it is not known which parameter is of which.
+            # The record does not say to which of several models a parameter belongs.
             return bool(shared)
         modules = {number: name.rpartition(".")[0] for number, name in names.items()}
         shapes = defaultdict[str, set[tuple[int, ...]]](set)
