@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-#: In which nothing is taken for Markdown; a bar would end the cell of a table all the same.
+#: Code, whose text Markdown leaves as it is. A bar would still end the cell of a table.
 _CODE = re.compile(r"(`[^`|]+`)")
 _SIGNS = re.compile(r"[\\`*_\[\]<>#|~&]")
 

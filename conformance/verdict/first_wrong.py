@@ -129,8 +129,8 @@ def _reduced_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[floa
             continue
         where = place(reduced[-1])
         text = (
-            f"before training the ranks reduced their weights{at(where)}, of which one became {number(other[0])} in "
-            f"place of {number(other[1])}: divide a sum by the number of ranks, or broadcast the weights of one rank"
+            f"the ranks reduced their weights before training{at(where)}, and a weight is {number(other[0])} now, not "
+            f"{number(other[1])}: divide the sum by the number of ranks, or broadcast the weights of one rank"
         )
         seen = f"rank {rank.number}, before training"
         return _early(text, seen, "weights reduced before training", where)

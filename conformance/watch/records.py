@@ -401,6 +401,12 @@ class Wrapped(Record):
     inside: list[int] = field(default_factory=list)
 
 
+class Shared(Record):
+    """Before the first step of this optimizer, ranks have exchanged its weights or gradients."""
+
+    optimizer: int
+
+
 class Failed(Record):
     """A part of the recorder raised, and was switched off. observer: "" if each part would, and has to be."""
 

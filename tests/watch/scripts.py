@@ -34,15 +34,16 @@ def stepped(held, used=(), weights=(), optimizer=0, kind="SGD", rate=0.1, **more
 
 
 class Script:
-    """What `ranks` do, in order. Weights are equal, unless `drift`."""
+    """What `ranks` do, in order. Weights are equal, unless `drift`; they are exchanged first, if `shared`."""
 
-    def __init__(self, ranks=2, drift=0.0, shapes=SHAPES):
+    def __init__(self, ranks=2, drift=0.0, shapes=SHAPES, shared=True):
         self.ranks, self.drift, self.shapes = ranks, drift, shapes
         self.streams = [[records.Began(rank, rank, ranks, "launch")] for rank in range(ranks)]
         self.numbers = [*range(len(shapes))]
         for stream in self.streams:
             stream += [records.Parameter(n, list(shapes[n]), "float32", 1, f"p{n}") for n in self.numbers]
             stream.append(records.Optimizer(0, "SGD", self.numbers))
+            stream += [records.Shared(0)] if shared else []
         self.backwards, self.steps = 0, 0
 
     def backward(self, scale=None, factors=(), targets=None, ranks=None, loader=None):

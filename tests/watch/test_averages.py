@@ -411,7 +411,7 @@ def test_zeros_in_place_of_what_was_computed():
 @pytest.mark.parametrize("is_summed", [True, False])
 def test_a_rank_whose_shards_have_no_elements(is_summed):
     """Each parameter is cut into two, of which the second is empty: that rank has nothing to lose."""
-    script = Script()
+    script = Script(shared=False)
     for rank, stream in enumerate(script.streams):
         stream[1:-1] = [
             records.Parameter(n, list(shape), "float32", 2, f"p{n}", rank) for n, shape in enumerate(script.shapes)

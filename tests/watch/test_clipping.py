@@ -115,7 +115,9 @@ def before_the_pass(limit):
         (clipped(None, 0.05), set()),
         (clipped(0.05, 0.05, 0.05, 0.05), WHOLE_WINDOW),
         (clipped(0.05, 0.05, keeps=lambda one: one.zero_()), EARLY),
-        (clipped(0.01, 0.01, norm=False), {*EARLY, "clipping.by-value"}),
+        (clipped(0.01, norm=False), {"clipping.by-value"}),
+        (clipped(0.01, 0.01, norm=False), WHOLE_WINDOW),
+        (clipped(1e9, 1e9, norm=False), {*EARLY, "clipping.by-value"}),
         (clipped(0.01, 0.01, norm=False, keeps=lambda one: one.zero_()), {*EARLY, "clipping.by-value"}),
         (clipped(1.0, None), EARLY),  # by its order alone
         (clipped(1e9, 1e9), EARLY),  # a limit that only measures

@@ -251,6 +251,68 @@ def test_what_fsdp2_has_not_reduced_yet_is_not_cleared(waits, tmp_path):
     assert [one.parameters for one in found if isinstance(one, records.Cleared)] == [[1] if waits else [0, 1]]
 
 
+def sent(make, at):
+    """Broadcasts what is made of a model's parameters, at this place of its loop."""
+
+    def exchange(model, place):
+        if place == at:
+            for one in make([*model.parameters()]):
+                dist.broadcast(one, src=0)
+
+    return exchange
+
+
+def first(of):
+    return of[:1]
+
+
+def flat(of):
+    return [torch.cat([one.detach().flatten() for one in of])]
+
+
+def copies(of):
+    return [one.detach().clone() for one in of]
+
+
+def ring_parts(of):
+    return [one.grad.flatten()[:9].clone() for one in of]
+
+
+def losses(of):
+    return [torch.zeros(2)]
+
+
+def predictions(of):
+    return [torch.zeros(50)]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "is_shared"),
+    [
+        (sent(copies, "first"), True),
+        (sent(flat, "first"), True),
+        (sent(first, "first"), False),
+        (sent(predictions, "first"), False),
+        (sent(copies, "gradients"), True),
+        (sent(ring_parts, "gradients"), True),
+        (sent(losses, "gradients"), False),
+        (sent(predictions, "last"), False),
+    ],
+)
+def test_whether_ranks_exchange_what_they_train(two_ranks, exchange, is_shared, tmp_path):
+    """One after another, they train two models."""
+    with records_in(tmp_path) as found:
+        for _ in range(2):
+            model = nn.Linear(9, 2)
+            exchange(model, "first")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(1, 9)).sum().backward()
+            exchange(model, "gradients")
+            optimizer.step()
+            exchange(model, "last")
+    assert [one.optimizer for one in found if isinstance(one, records.Shared)] == [0, 1] * is_shared
+
+
 class Averaging(torch.optim.Optimizer):
     def __init__(self, parameters, reduces):
         super().__init__(parameters, {"lr": 0.1})

@@ -230,6 +230,11 @@ def test_what_clipping_by_value_was_given(given, drift, expected):
 
 def test_each_rank_clips_by_value_before_the_average():
     findings = trained(lambda script: averaged(by_value(script, script.backward())))
+    assert shown(findings) == {"watch/one-factor"}
+
+
+def test_a_part_of_what_ranks_have_clipped_by_value_is_averaged():
+    findings = trained(lambda script: averaged(by_value(script, script.backward())[:1]))
     assert (shown(findings), "changed.by-element" in findings.open) == ("UNDECIDED", True)
 
 

@@ -8,7 +8,7 @@ from conformance.watch import records
 from conformance.watch.judging.incoming import OF_PARAMETERS
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total
+from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total, trained
 
 
 class Beside(Script):
@@ -46,6 +46,12 @@ def test_a_model_beside_may_be_each_rank_s_own(shares, expected, inside):
         script.clear()
         beside.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(True, {"watch/averaged"}), (False, "UNDECIDED")])
+def test_models_that_begin_equal_may_be_each_rank_s_own(shared, expected):
+    """As the folds of a validation, where nothing makes one model of them."""
+    assert shown(trained(Script.backward, drift=0.1, shared=shared)) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from math import hypot, inf, isfinite, sqrt
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together, factor_of
+from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Window, factor_of
 from conformance.watch.sizes import WIDTH
 
 _SAME = 1e-6

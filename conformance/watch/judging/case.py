@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, prod, sqrt
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.rounding import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
-from conformance.watch.judging.windows import Contribution, Sketch, Window
-from conformance.watch.records import Clipped
-from conformance.watch.sizes import SMALL, UNREAD, WHOLE
+from conformance.watch.judging.windows import Contribution, Sketch, Window, factor_of
+from conformance.watch.sizes import SMALL, UNREAD, WHOLE, WIDTH
 
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""
@@ -72,13 +71,6 @@ class Together:
     def is_alike(self) -> bool:
         """Whether all ranks' gradients explain the step as well as their sum, as they are equal, as far as is known."""
         return all((at, rank) in self.own for at, by_rank in self.factors.items() for rank in by_rank)
-
-
-def factor_of(clip: Clipped) -> float:
-    """What clipping by norm multiplies gradients with."""
-    if clip.norm is None or not isfinite(clip.norm):
-        return 1.0
-    return min(1.0, clip.limit / (clip.norm + 1e-6))
 
 
 Choose = Callable[[int], list[Contribution]]
@@ -227,6 +219,30 @@ class Case:
         """The same for some of the parameters."""
         return Case(self.together, self.window, parameters, self.clips)
 
+    def undone(self) -> Case | None:
+        """The case of a step that used what clipping by value was given; None where there is none, or not one alone,
+        after all backward passes, of all these parameters, whose result the step used."""
+        window, held = self.window, {*self.used}
+        last = max((one.at for number in self.parameters for one in window.new.get(number, [])), default=0)
+        found = [one for at, one in window.limits if at > last and held & {*one.parameters}]
+        if len(found) != 1 or not held:
+            return None
+        samples = dict(zip(found[0].parameters, found[0].samples, strict=True))
+        before, after = (
+            dict(zip(found[0].parameters, np.reshape(sketches, (-1, WIDTH)), strict=True))
+            for sketches in (found[0].before, found[0].after)
+        )
+        if not all(samples.get(n) == window.sample(n) and np.isfinite(before[n]).all() for n in held):
+            return None
+        kept = self.ratio((number, window.used[number], after[number]) for number in sorted(held))
+        if kept is None:
+            return None
+        used = {**window.used, **{number: before[number] for number in held}}
+        result = Case(self.together, replace(window, used=used), self.parameters, self.clips)
+        result.after = kept
+        result.is_limited = any(at < last and held & {*one.parameters} for at, one in window.limits)
+        return result
+
     # Its equations.
 
     def sketch(self, number: int, contributions: list[Contribution]) -> Sketch:
@@ -327,11 +343,14 @@ class Case:
 
     def clipped_apart(self, number: int) -> list[Contribution]:
         """As if each rank had clipped its own gradients, before they were averaged."""
-        return [
-            replace(one, sketch=one.sketch * factor, sums=one.sums + 1)
-            for other, factor in zip(self.together.here, self.factors_of_ranks, strict=True)
-            for one in other.new.get(number, [])
-        ]
+        return [one for other in self.together.here for one in other.clipped(number)]
+
+    @property
+    def are_clipped_apart(self) -> bool:
+        """Whether ranks have clipped by value what was averaged later: they left other numbers than the step uses."""
+        if not self.is_limited or self.together.ranks == 1:
+            return False
+        return self.is_known(self.clipped_apart) and self.fits(self.window.clipped) is None
 
     @property
     def factors_of_ranks(self) -> list[float]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import hypot, isclose, isfinite
 
 from conformance.watch import records
-from conformance.watch.judging.case import Case, Together, factor_of
+from conformance.watch.judging.case import Case, Together
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import kinds
-from conformance.watch.judging.windows import Contribution, Window
+from conformance.watch.judging.windows import Contribution, Window, factor_of
 from conformance.watch.records import Clipped
 from conformance.watch.sizes import WHOLE
 
@@ -80,7 +79,7 @@ class Clipping(Chapter):
             if window.step is None or window.step.closure or not window.used:
                 continue
             between = [(at, clip, held) for at, clip in window.clips if (held := _held_between(window, at, clip))]
-            wrong = [clip for at, clip, held in between if _is_kept(together, window, held, at, clip)]
+            wrong = [clip for at, clip, held in between if _is_kept(together, window, held, clip)]
             for clip in wrong:
                 self._findings.add(_between(window, clip), together.here)
             limits = [clip for _, clip, _ in between if isfinite(clip.limit)]
@@ -193,29 +192,19 @@ def _calls(window: Window, at: int, *, later: bool) -> set[int]:
     return {window.backwards[number].calls for number in came if number in window.backwards}
 
 
-def _is_kept(together: Together, window: Window, held: list[int], at: int, clip: Clipped) -> bool:
-    """Whether the step uses each gradient times all factors of the clips that came after it, and not each alike."""
-    if clip.how != "norm" or factor_of(clip) == 1:
+def _is_kept(together: Together, window: Window, held: list[int], clip: Clipped) -> bool:
+    """Whether the step uses what the clips have left of each gradient, and not each alike."""
+    if clip.how == "norm" and factor_of(clip) == 1:
         return False
     alike = [window.clips_of(number) for number in held]
     case = Case(together, window, [number for number, clips in zip(held, alike, strict=True) if clips == alike[0]], [])
+    case = case.undone() or case
 
     def in_turns(number: int) -> list[Contribution]:
-        return [
-            replace(one, sketch=one.sketch * _after(other, number, one.at), sums=one.sums + len(other.clips))
-            for other in together.here
-            for one in other.new.get(number, [])
-        ]
+        last = {other.rank: max((one.at for one in other.new.get(number, [])), default=0) for other in together.here}
+        return [one for other in together.here for one in other.clipped(number, until=last[other.rank])]
 
     return case.is_known(in_turns) and case.fits(case.all) is None
-
-
-def _after(window: Window, number: int, at: int) -> float:
-    result = 1.0
-    for came, clip in window.clips:
-        if came > at and clip.how == "norm" and number in clip.parameters:
-            result *= factor_of(clip)
-    return result
 
 
 def _changed(together: Together, window: Window) -> tuple[Said, Clipped] | None:

@@ -8,7 +8,6 @@ what it gave back.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from conformance.watch.judging.findings import Finding, Findings, Said, Shown, s
 from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.solver import COARSE, explain
 from conformance.watch.judging.windows import Window
-from conformance.watch.sizes import WIDTH
 
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
@@ -61,7 +59,7 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
     shows: set[Shown] = set()
     for clips, parameters in sets.items():
         case = Case(together, window, parameters, [*clips])
-        shows |= explain(_undone(case) or case, findings)
+        shows |= explain(case.undone() or case, findings)
     if of_others:
         shows |= _open(window, findings, "clearing.shared")
     if COARSE in shows:
@@ -124,31 +122,6 @@ def _is_as_it_was(window: Window, number: int) -> bool:
     if not old or number not in window.used or not is_same_sample:
         return False
     return np.array_equal(sum(one.sketch[0] for one in old), window.used[number])
-
-
-def _undone(case: Case) -> Case | None:
-    """The case of a step that used what clipping by value was given; None where there is none, or not one alone, after
-    all backward passes, of all these parameters, whose result the step used."""
-    window, held = case.window, {*case.used}
-    found = [(at, one) for at, one in window.limits if held & {*one.parameters}]
-    places = [one.at for number in case.parameters for one in window.new.get(number, [])]
-    if len(found) != 1 or not held or found[0][0] < max(places, default=0):
-        return None
-    [(_, limit)] = found
-    samples = dict(zip(limit.parameters, limit.samples, strict=True))
-    before, after = (
-        dict(zip(limit.parameters, np.reshape(sketches, (-1, WIDTH)), strict=True))
-        for sketches in (limit.before, limit.after)
-    )
-    if not all(samples.get(n) == window.sample(n) and np.isfinite(before[n]).all() for n in held):
-        return None
-    kept = case.ratio((number, window.used[number], after[number]) for number in sorted(held))
-    if kept is None:
-        return None
-    used = {**window.used, **{number: before[number] for number in held}}
-    result = Case(case.together, replace(window, used=used), case.parameters, case.clips)
-    result.after, result.is_limited = kept, False
-    return result
 
 
 def _judge_ranks(together: Together, findings: Findings) -> None:

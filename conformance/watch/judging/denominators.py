@@ -352,8 +352,8 @@ def _numbers(passes: Sequence[records.Backward]) -> set[int]:
 
 
 def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
-    """Whether each is of one batch of one loader, and some count as much more as there are. A loss of other data, such
-    as those without labels, may be meant to."""
+    """Whether each is of one batch of one loader, and some count as many times as there are passes. A loss of other
+    data, such as those without labels, may do so on purpose."""
     factors = [abs(factor_of(one)) for one in passes]
     if any(one.batches != 1 for one in passes) or len({one.loader for one in passes}) > 1 or not all(factors):
         return False

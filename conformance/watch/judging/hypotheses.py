@@ -168,6 +168,12 @@ OF_ALL: Sequence[Row[Fit]] = (
 """The gradients of all ranks, each once: the factor over their mean."""
 
 CHANGED: Sequence[Row[Case]] = (
+    Row(
+        Wrong("watch/one-factor", "clipped-by-value-then-averaged", once=True),
+        when=lambda of: of.are_clipped_apart,
+        effect=lambda of: None,
+        site=lambda of: of.window.clipped_at,
+    ),
     Row(Fact("changed.by-element"), lambda of: of.is_limited),
     Row(Fact("ranks.hook", "hooks"), lambda of: bool(of.hooks)),
     Row(Fact("ranks.run-out"), lambda of: of.together.is_joined),

@@ -12,12 +12,12 @@ from math import isclose, sqrt
 
 import numpy as np
 
-from conformance.watch.judging.case import Together, factor_of
+from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.targets import scale_of
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Window, factor_of
 from conformance.watch.records import Clipped
 
 _NEAR = 0.02

@@ -45,8 +45,8 @@ class _Optimizer:
     """What the steps of an optimizer show. right: how many used what all ranks computed. is_unclear: whose gradients
     some used is not known. apart: the first with other weights on the ranks; equal: the last with equal ones. related:
     the optimizers that step on the same backward passes. is_alike: some ranks went backward from the same line.
-    wrapped: the ranks on which DDP wraps what it steps. has_parts: the ranks have parts of some parameters. waiting:
-    what is wrong if the ranks train one model."""
+    wrapped: the ranks on which DDP wraps what it steps. is_shared: ranks have exchanged it. has_parts: the ranks have
+    parts of some parameters. waiting: what is wrong if the ranks train one model."""
 
     steps: int = 0
     right: int = 0
@@ -56,6 +56,7 @@ class _Optimizer:
     related: set[int] = field(default_factory=set)
     is_alike: bool = False
     wrapped: set[int] = field(default_factory=set)
+    is_shared: bool = False
     has_parts: bool = False
     waiting: list[Finding] = field(default_factory=list)
 
@@ -118,6 +119,8 @@ class Models:
                 self._of[record.optimizer].wrapped.add(rank)
                 self._left.update(record.own)
                 self.inside.update(record.inside)
+            case records.Shared():
+                self._of[record.optimizer].is_shared = True
 
     def see(self, here: Sequence[Window]) -> None:
         """A step of all ranks."""
@@ -228,11 +231,13 @@ class Models:
         return is_own and (bool(others) or unseen)
 
     def _may_be_of_each(self, number: int, *, is_sampled: bool) -> bool:
-        """Whether each rank may train its own model, as the members of an ensemble or the trials of a search: on its
-        own gradients, and from its own start or at its own rate. A script that forgot to average looks the same, unless
-        something is averaged or wrapped, or a sampler deals the data out."""
+        """Whether each rank may train its own model, as the members of an ensemble, the folds of a validation or the
+        trials of a search: on its own gradients, from its own start, at its own rate, or without anything that makes
+        one model of them. A script that forgot to average looks the same, unless something is averaged or wrapped, or
+        a sampler deals the data out."""
         of = self._of[number]
-        has_own = of.apart == 0 or any(finding.law == "watch/same-rates" for finding in of.waiting)
+        is_shared = any(one.is_shared for one in (of, *(self._of[other] for other in of.related & self._of.keys())))
+        has_own = of.apart == 0 or not is_shared or any(one.law == "watch/same-rates" for one in of.waiting)
         is_common = of.averages or (bool(of.wrapped) and self.groups <= {self._ranks})
         return has_own and of.is_alone and not is_sampled and not is_common
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf, isfinite, prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from conformance.watch import records
 from conformance.watch.records import Record
-from conformance.watch.sizes import WHOLE
+from conformance.watch.sizes import WHOLE, WIDTH
 
 Sketch = npt.NDArray[np.float64]
 """(WIDTH,), or (shards, WIDTH) of a local gradient."""
@@ -41,6 +42,13 @@ class Contribution:
     def is_seen(self) -> bool:
         """Whether it was in `.grad`, with all that was added to it by then; else it may have been cleared by hand."""
         return self.backward < 0
+
+
+def factor_of(clip: records.Clipped) -> float:
+    """What clipping by norm multiplies gradients with."""
+    if clip.norm is None or not isfinite(clip.norm):
+        return 1.0
+    return min(1.0, clip.limit / (clip.norm + 1e-6))
 
 
 @dataclass
@@ -112,6 +120,35 @@ class Window:
     def places(self) -> list[int]:
         """Where in the stream its gradients came."""
         return [one.at for contributions in self.new.values() for one in contributions]
+
+    def clipped(self, number: int, until: float = inf) -> list[Contribution]:
+        """What clips have left of this rank's own gradient of a parameter, as far as it had come by then: a factor by
+        norm, and what was recorded of the elements by value. until: the place from which on none is by value."""
+        came = self.new.get(number, [])
+        at, left = next((found for found in reversed(self.limited(number)) if found[0] < until), (0, None))
+        before, later = [one for one in came if one.at < at], [one for one in came if one.at > at]
+        if left is not None and before:
+            later = [replace(before[-1], at=at, sketch=left[None], sums=1 + sum(one.sums for one in before)), *later]
+        return [
+            replace(one, sketch=one.sketch * self._factor(number, one.at), sums=one.sums + len(self.clips))
+            for one in later
+        ]
+
+    def limited(self, number: int) -> list[tuple[int, Sketch]]:
+        """What each clip by value has left of a parameter's gradient, and where it came."""
+        return [
+            (at, np.reshape(limit.after, (-1, WIDTH))[limit.parameters.index(number)])
+            for at, limit in self.limits
+            if number in limit.parameters and limit.samples[limit.parameters.index(number)] == self.sample(number)
+        ]
+
+    def _factor(self, number: int, since: int) -> float:
+        """What clips by norm have multiplied with since this place."""
+        return prod(
+            factor_of(clip)
+            for at, clip in self.clips
+            if at > since and clip.how == "norm" and number in clip.parameters
+        )
 
     # The line that a finding is about, where a call of it was recorded; else that of the step.
 

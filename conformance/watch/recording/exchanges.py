@@ -17,10 +17,10 @@ from conformance.trace.seams.probes import group_calls, wrapping
 from conformance.watch import records
 from conformance.watch.recording.holdings import is_plain, tensors
 from conformance.watch.recording.leaves import Leaves
-from conformance.watch.recording.recording import Recording, frames
+from conformance.watch.recording.recording import MOST_STATISTICS, Recording, frames
 
-_MOST, _MOST_ELEMENTS = 32, 8
-"""Tensors of a window, and elements of each: gradients are larger."""
+_MOST = 32
+"""Tensors of a window."""
 
 _NEAR = 1e-6
 """Relative: how the inverse of a float32 is rounded."""
@@ -29,6 +29,7 @@ _SUMS = {"allreduce": False, "allgather": True, "all_gather_single": True, "_all
 """Methods of a process group that tell each rank of all, and whether the script has to sum up what it gets."""
 
 _HOROVOD = "horovod.torch.mpi_ops"
+_SENDS = {"broadcast", "broadcast_", "broadcast_async_"}
 
 
 class _Reduced(NamedTuple):
@@ -68,7 +69,7 @@ class Reduced:
         if not _SUMS[name]:
             for one, own in zip(found, before, strict=True):
                 self._add(ranks, [one], own)
-        elif len(found) == 1 and 0 < size <= ranks * _MOST_ELEMENTS and size % ranks == 0:
+        elif len(found) == 1 and 0 < size <= ranks * MOST_STATISTICS and size % ranks == 0:
             parts = [*found[0].detach().reshape(ranks, -1)]
             self._add(ranks, parts, parts[rank])
         elif len(found) == ranks and all(one.numel() == size for one in found):
@@ -94,21 +95,22 @@ class Reduced:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.numel() <= _MOST_ELEMENTS and not tensor.is_complex()
+    return tensor.numel() <= MOST_STATISTICS and not tensor.is_complex()
 
 
-def _by_horovod(reduced: Reduced) -> Seams:
-    """Keeps what Horovod reduces. torch's process groups are seen elsewhere."""
+def _by_horovod(recording: Recording, reduced: Reduced) -> Seams:
+    """Keeps what Horovod reduces, and counts what it sends. torch's process groups are seen elsewhere."""
 
     def around(module: ModuleType, name: str) -> Callable[..., Any]:
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
             given = args[0] if args else None
+            recording.given.add(tensors([given]), recording.backwards)
             return reduced.run(name, lambda: original(*args, **kwargs), given, module, returns=True)
 
         return call
 
     def functions(module: ModuleType) -> Seams:
-        for name in _SUMS.keys() & vars(module).keys():
+        for name in (_SUMS.keys() | _SENDS) & vars(module).keys():
             yield replaced(module, name, around(module, name))
 
     yield when_imported(_HOROVOD, functions)
@@ -143,9 +145,12 @@ def _by_ddp(recording: Recording) -> Seams:
     yield replaced(Join, "__enter__", enter)
 
 
-def note_wrapped(recording: Recording, number: int, optimizer: torch.optim.Optimizer) -> None:
-    """Note `Wrapped` once, if it is so."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def note_bound(recording: Recording, number: int, optimizer: torch.optim.Optimizer) -> None:
+    """Note `Wrapped` and `Shared` once, if it is so."""
+    steps = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    held = set(map(id, steps))
+    if recording.given.has(steps, recording.backwards):
+        recording.once(records.Shared(number))
     wrappers = list(recording.wrappers)
     named = [(name.removeprefix("module."), one) for wrapper in wrappers for name, one in wrapper.named_parameters()]
     if any(id(parameter) in held for _, parameter in named):
@@ -179,7 +184,9 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
             if recording.is_inside("backward"):
                 note(group, sys._getframe())
             elif args:
-                recording.reduced([*tensors([args[0]])])
+                given = [*tensors([args[0]])]
+                recording.given.add(given, recording.backwards)
+                recording.reduced(given)
                 return reduced.run(name, lambda: original(group, *args, **kwargs), args[0], group, returns=False)
             return original(group, *args, **kwargs)
 
@@ -206,4 +213,4 @@ def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
     """Notes `Grouped`, `Hooked`, `Joined` and `Exchanged`, and keeps what is reduced outside of backward passes."""
     yield from _by_ddp(recording)
     yield from _in_groups(recording, leaves, reduced)
-    yield from _by_horovod(reduced)
+    yield from _by_horovod(recording, reduced)

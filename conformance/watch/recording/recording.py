@@ -9,7 +9,7 @@ import threading
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -29,6 +29,30 @@ from conformance.watch.recording.parameters import Parameters
 from conformance.watch.recording.settings import Settings
 from conformance.watch.sketch import Sketching
 
+MOST_STATISTICS = 8
+"""Elements of what ranks tell each other for a log. Gradients are larger."""
+
+
+class Given:
+    """What collectives outside of backward passes were given: how many tensors of each size, and after how many
+    backward passes the last gradients."""
+
+    def __init__(self) -> None:
+        self._sizes: Counter[int] = Counter()
+        self._last = 0
+
+    def add(self, tensors: Iterable[torch.Tensor], backwards: int) -> None:
+        sizes = [tensor.numel() for tensor in tensors]
+        self._sizes.update(sizes)
+        if max(sizes, default=0) > MOST_STATISTICS:
+            self._last = backwards
+
+    def has(self, parameters: Sequence[torch.Tensor], backwards: int) -> bool:
+        """Whether all of these were among it, each by itself or in one tensor, or gradients of the last pass."""
+        sizes = Counter(parameter.numel() for parameter in parameters)
+        is_one = self._sizes[sum(parameter.numel() for parameter in parameters)] > 0
+        return sizes <= self._sizes or is_one or 0 < self._last == backwards
+
 
 class Recording:
     """Keeps records until the next step, and then writes them, if this process has made an optimizer.
@@ -37,7 +61,8 @@ class Recording:
     given. inside(what): a context in which `what`, such as "backward", is in progress. backwards: how many there have
     been, and seen: the weights that the last one saw. roots: the outermost modules that went forward to train.
     wrappers: DDP's. steps: how many each optimizer has made. passes: how many backward passes came from the same calls.
-    stop: ends the recording. reduced: is called with what a collective outside of backward passes was given.
+    stop: ends the recording. reduced: is called with what a collective outside of backward passes was given, and given
+    keeps their sizes.
     """
 
     def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
@@ -67,6 +92,7 @@ class Recording:
         self.parameters = Parameters(self.note, self.roots)
         self.stop: Callable[[], None] = lambda: None
         self.reduced: Callable[[Sequence[torch.Tensor]], None] = lambda tensors: None
+        self.given = Given()
         self.before_writing: list[Callable[[], None]] = []
 
     @contextmanager

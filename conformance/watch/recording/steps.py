@@ -19,7 +19,7 @@ from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state.numbers import Stamp
 from conformance.trace.state.optimizers import unwrapped
 from conformance.watch import records
-from conformance.watch.recording.exchanges import note_wrapped
+from conformance.watch.recording.exchanges import note_bound
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.output import later
 from conformance.watch.recording.parameters import Known, coarsest, sample_of
@@ -211,7 +211,7 @@ class _Steps:
         remember_weights(recording.parameters.held(optimizer))
         number = recording.optimizer(optimizer)
         if number not in recording.steps:
-            note_wrapped(recording, number, optimizer)
+            note_bound(recording, number, optimizer)
         recording.steps[number] += 1
         self._buffers.note(number)
         recording.flush()

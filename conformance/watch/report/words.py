@@ -103,6 +103,7 @@ WORDS: Mapping[str, str] = {
     "divided-by-all-and-averaged": "sums were divided by the {targets:g} targets of all ranks, then averaged",
     "own-gradients": "the step used this rank's gradients only",
     "clipped-then-averaged": "each rank clipped its own gradients, by {factors}, before they were averaged",
+    "clipped-by-value-then-averaged": "each rank clipped its own gradients by value, before they were averaged",
     "not-cleared": "gradients were not cleared: the step also used those of earlier windows",
     "used-again": "{again} of {used} parameters used the gradient of an earlier step again: {names}",
     "exchanged": "parameters got each other's gradients: {names} those of {others}",
