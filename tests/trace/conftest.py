@@ -33,8 +33,11 @@ class Recording:
 
 
 @pytest.fixture
-def record():
-    """Starts recorders, and takes off what a test left on. No observer fails, unless a test says `may_fail`."""
+def record(monkeypatch):
+    """Starts recorders, and takes off what a test left on. No observer fails, unless a test says `may_fail`.
+
+    What a test patches is undone after that: a recorder puts back the functions that it has found.
+    """
     running = []
 
     def start(**changes):
