@@ -1,4 +1,4 @@
-"""Watches what this process, and those that it starts, do within a block, for a test of one's own."""
+"""Watches the training in a block of Python code, for the user's own tests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from conformance.watch.watching import environment, place
 
 
 class NotConforming(AssertionError):
-    """What a block did does not conform, or is undecided. `str()` is the report."""
+    """The training in a block is judged DOES NOT CONFORM or UNDECIDED. `str()` is the report."""
 
 
 @contextmanager
 def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False) -> Iterator[Findings]:
     """Watch the optimizers that step in this block: in this process, and in those that it starts and waits for.
 
-    What was found is in the result when the block is left. expect: values of properties, such as {"ranks": "sum"}.
-    strict: each open row is a failure. Raises NotConforming there if it does not conform or is undecided, unless the
-    block itself raised. Raises ValueError for an expectation that there is not.
+    The yielded findings are complete when the block ends. expect: intended values of properties, such as
+    {"ranks": "sum"}. strict: every open row is a failure. Raises NotConforming at the end of the block if the verdict
+    is not CONFORMS, unless the block itself raised. Raises ValueError for an unknown property or value.
     """
     expected = dict(stated(f"{name}={value}") for name, value in (expect or {}).items())
     judge = Judge()
@@ -38,7 +38,7 @@ def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False) -
             for optimizer in _made_before():
                 recording.optimizer(optimizer)
             yield judge.findings
-        # Where a test has cut it short, the reader says so.
+        # If a test cut the ledger short, the reader says so.
         with suppress(OSError):
             ledger.end()
         is_whole = Reader(folder, judge).finish()
@@ -49,13 +49,13 @@ def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False) -
 
 
 def _made_before() -> list[torch.optim.Optimizer]:
-    """Those that exist: what they hold is to be seen from the first backward pass on, not only from the first step."""
+    """Existing optimizers: their parameters must be seen from the first backward pass on, not from the first step."""
     return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
 
 
 @contextmanager
 def _inherited(folder: str) -> Iterator[None]:
-    """Within this, processes that are started have a recorder."""
+    """Context in which new processes start with a recorder."""
     before = dict(os.environ)
     added = environment(folder, before)
     os.environ.update(added)
