@@ -1,4 +1,4 @@
-"""The recorder reads calls in a backward pass, in the step of a base class, on the GPU, and in compiled code."""
+"""The recorder reads calls in a backward pass, in the step of a base class, and in compiled code."""
 
 import warnings
 
