@@ -24,9 +24,8 @@ from struct import pack_into
 from typing import NamedTuple
 
 NAME = "ledger"
-_HEADER = struct.Struct("<qqqq")
-"""Number of accounts in use, and flags: a process imported torch, a process got no account, the watch is over."""
 _USED, _IMPORTED, _UNLISTED, _OVER = (8 * number for number in range(4))
+"""Places of the number of used accounts, and of flags: torch was imported, an account was missing, the watch ended."""
 _ACCOUNT = struct.Struct("<qqqqq16s192s")
 """pid, start, state, number of records and steps, random part of the name, reason why recording failed."""
 _STATE, _RECORDS, _STEPS, _REASON = 16, 24, 32, 56

@@ -64,7 +64,7 @@ class Reader:
             return []
 
     def _end_one(self) -> bool:
-        """Ends one stream, so that waiting ranks continue: no further records come."""
+        """Ends one stream without further records, so waiting ranks continue."""
         return any(stream.end() for stream in self._streams)
 
 
@@ -150,7 +150,7 @@ class _Stream:
         self._steps += isinstance(record, (records.Stepped, records.Passed))
         try:
             if isinstance(record, records.Began) and self._count > 1:
-                self._error = "a second first record"
+                self._error = "the stream begins twice"
             elif isinstance(record, records.Began):
                 self._launch, self._rank = judge.begin(record), record.rank
             elif self._launch is not None:

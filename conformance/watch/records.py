@@ -175,8 +175,8 @@ class Cleared(Record):
 
 class Clipped(Record):
     """A clip call. how: `norm` or `value`. given: the number of tensors. used_up: the tensors came from an exhausted
-    generator; None if that is not known of an iterator. strange: the shapes of the tensors, if none is in an optimizer
-    or has a gradient, though all require one."""
+    generator; None if that is not known of an iterator. strange: the shapes of the tensors, if all require gradients
+    but have none, and are in no optimizer."""
 
     how: str
     parameters: list[int]

@@ -128,7 +128,7 @@ def verdict(findings: Findings, expected: Expected | None = None) -> Verdict:
 
 
 def stated(text: str) -> tuple[Property, str]:
-    """The expectation in `PROPERTY=VALUE`. Raises ValueError with one line: what is wrong and what to write."""
+    """The expectation in `PROPERTY=VALUE`. Raises ValueError: one line with the problem and the valid words."""
     name, _, value = text.partition("=")
     known = {one.value: one for one in Property}
     if name not in known:

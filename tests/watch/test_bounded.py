@@ -85,7 +85,7 @@ def by_hand(count):
 
 
 def turns(count):
-    """Two optimizers, one of which steps less often."""
+    """Two optimizers; one steps less often."""
     maker, critic = nn.Linear(2, 6), nn.Linear(6, 1)
     of_maker, of_critic = torch.optim.Adam(maker.parameters()), torch.optim.Adam(critic.parameters())
     for step in range(count):

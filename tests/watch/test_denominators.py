@@ -308,7 +308,7 @@ CUT = "micro-batches.means"
         (sized(RAGGED, lambda *_: [1, 2, 3], padded=24), set()),  # groups of the same rows
         (sized(RAGGED, shuffled), set()),  # these may be graphs
         (sized(RAGGED, of_tasks, loader=7, draws=True), set()),  # tasks
-        (sized(RAGGED, lambda *_: [1], padded=24), set()),  # samples, each of which may count as one
+        (sized(RAGGED, lambda *_: [1], padded=24), set()),  # samples, which may count as one each
         (sized(RAGGED, loader=7, of_any=True), set()),
         (sized(turned(1000, 980, 991), loader=7), set()),  # a few missing targets
         ([[of(factors=[count / 48], targets=count, loader=7) for count in (20, 12, 16)]] * 3, set()),

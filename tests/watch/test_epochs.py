@@ -125,8 +125,8 @@ def dealt(
     script = Script()
     for epoch in range(epochs):
         number = epoch if sets_epoch else 0
-        for stream, holds, whole in zip(script.streams, data, wholes, strict=True):
-            stream.append(records.Epoch(3, number, shuffles, replicas, holds, whole))
+        for stream, content, whole in zip(script.streams, data, wholes, strict=True):
+            stream.append(records.Epoch(3, number, shuffles, replicas, content, whole))
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(number)).tolist()
         for at in range(0, rows // 2, rows // 8):
             for rank, stream in enumerate(script.streams):

@@ -37,7 +37,7 @@ SCRIPT = """
     print(digest.hexdigest(), builtins.hidden, sys.argv[1:], torch.is_grad_enabled(), len(warnings.filters))
     sys.stdout.flush()
     sys.stdout.buffer.write(b"\\xff\\x00\\x1b[1m no text\\r\\n")
-    sys.stderr.buffer.write(b"\\xfe of its own\\n")
+    sys.stderr.buffer.write(b"\\xfe from the script\\n")
 """
 
 
@@ -81,7 +81,7 @@ def test_output_random_numbers_and_weights_are_unchanged(tmp_path):
 def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, observers):
     source = SCRIPT.replace("import numpy, torch\n", f"import numpy, torch\n    {perturbed}\n")
     watched = run(tmp_path, source, watch=True)
-    assert watched.stderr == b"\xfe of its own\n"
+    assert watched.stderr == b"\xfe from the script\n"
     own, _, said = watched.stdout.partition(b"no text\r\n")
     assert b"ran [] True" in own
     assert said.startswith(b"UNDECIDED: ")

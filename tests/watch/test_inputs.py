@@ -22,7 +22,7 @@ from conformance.watch.recording.holdings import (
     fingerprint,
     fingerprint_of_whole,
     fingerprints,
-    fingerprints_beside,
+    joint_fingerprints,
     settings,
 )
 from conformance.watch.records import Entered
@@ -75,16 +75,16 @@ def test_images_with_equal_margins_have_different_fingerprints(size):
 @pytest.mark.parametrize("changed", [0, 1])
 def test_a_fingerprint_is_of_all_inputs(changed):
     batches = [torch.arange(12.0).reshape(4, 3), torch.arange(4)]
-    before = fingerprints_beside(torch.zeros(4), *batches)
+    before = joint_fingerprints(torch.zeros(4), *batches)
     batches[changed][2] += 1
-    after = fingerprints_beside(torch.zeros(4), *batches)
+    after = joint_fingerprints(torch.zeros(4), *batches)
     assert [one == two for one, two in zip(before, after, strict=True)] == [True, True, False, True]
 
 
 def test_an_input_with_another_number_of_rows_belongs_to_each_row():
     batch, scale = torch.zeros(4), torch.ones(2)
-    before = fingerprints_beside(batch, torch.arange(4), scale)
-    after = fingerprints_beside(batch, torch.arange(4), scale + 1)
+    before = joint_fingerprints(batch, torch.arange(4), scale)
+    after = joint_fingerprints(batch, torch.arange(4), scale + 1)
     assert len(before) == 4
     assert {*before}.isdisjoint(after)
 

@@ -30,8 +30,9 @@ def shuffled(rank, data=DATA):
     return random.Random(rank).sample(data, len(data))
 
 
-def judged(reads, *, beside=None, drawn=None, is_alike=False, wrapped=True, averages=True):
-    """The findings of ranks that read these rows. beside, drawn: like `reads`. is_alike: their gradients are equal."""
+def judged(reads, *, others=None, drawn=None, is_alike=False, wrapped=True, averages=True):
+    """The findings of ranks that read these rows. others: of other inputs, like `reads`, as is drawn. is_alike: the
+    ranks' gradients are equal."""
     findings = Findings()
     samples = Samples(len(reads), findings)
     for at in range(max(map(len, reads))):
@@ -39,9 +40,8 @@ def judged(reads, *, beside=None, drawn=None, is_alike=False, wrapped=True, aver
         for rank in shuffled(at, range(len(reads))):
             if at >= len(reads[rank]):
                 continue
-            others = beside[rank][at] if beside else []
-            made_of = drawn[rank][at] if drawn else []
-            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, None, made_of, others), None)
+            made_of, of_others = (of[rank][at] if of else [] for of in (drawn, others))
+            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, None, made_of, of_others), None)
         samples.judge_right(SimpleNamespace(here=[], is_alike=is_alike))
     samples.finish(End({}, True, averages))
     return findings
@@ -72,7 +72,7 @@ FEW = [[[1, 2], [3, 4]] * 16] * 2
 
 
 def mixed(common, all_of=STEPS):
-    """Batches of which the last `common` are equal on both ranks."""
+    """Batches of both ranks: first different ones, then `common` equal ones."""
     return [batches(own(rank))[: all_of - common] + batches(DATA)[:common] for rank in range(2)]
 
 
@@ -88,12 +88,12 @@ def mixed(common, all_of=STEPS):
             {"alike": STEPS, "forwards": 32},
         ),
         (mixed(30), {"is_alike": True}, shared("data.same-inputs", 0, 1), {"alike": 30, "forwards": 32}),
-        (SAME, {"is_alike": True, "beside": OWN}, None, {}),
+        (SAME, {"is_alike": True, "others": OWN}, None, {}),
         (SAME, {"is_alike": True, "averages": False}, None, {}),
         (SAME[:1], {"is_alike": True}, None, {}),
         (APART, {}, shared("data.same-epoch", 0, 1), {"share": 1.0}),
-        (APART, {"beside": APART}, shared("data.same-epoch", 0, 1), {"share": 1.0}),
-        (APART, {"beside": OWN}, None, {}),
+        (APART, {"others": APART}, shared("data.same-epoch", 0, 1), {"share": 1.0}),
+        (APART, {"others": OWN}, None, {}),
         (OWN, {}, None, {}),
         ([OWN[0], *APART], {}, shared("data.same-epoch", 1, 2), {"share": 1.0}),
         ([APART[0], OWN[0], APART[1]], {}, shared("data.same-epoch", 0, 2), {"share": 1.0}),

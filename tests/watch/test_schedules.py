@@ -159,7 +159,7 @@ def test_schedule_steps_after_an_optimizer_step_are_counted(events, expected):
 
 
 @pytest.mark.parametrize(
-    ("base", "holds", "first", "code"),
+    ("base", "held", "first", "code"),
     [
         (0.1, 6, 0, "schedule.of-another"),
         (0.1, 6, 1, "schedule.without-steps"),  # a phase that is over
@@ -167,12 +167,12 @@ def test_schedule_steps_after_an_optimizer_step_are_counted(events, expected):
         (0.1, 7, 0, "schedule.without-steps"),  # of other parameters
     ],
 )
-def test_a_schedule_of_an_optimizer_that_does_not_step(base, holds, first, code):
-    """Optimizer 1 has the schedule and the first `holds` parameters, optimizer 0 the first 6. first: the first steps
-    are of optimizer 1."""
+def test_a_schedule_of_an_optimizer_that_does_not_step(base, held, first, code):
+    """Optimizer 1 has the schedule and the first `held` parameters, optimizer 0 the first 6. first: the first steps are
+    of optimizer 1."""
     script = Script(ranks=1)
     script.each(records.Parameter(6, [3], "float32", 1, "p6"))
-    script.each(records.Optimizer(1, "SGD", [*range(holds)]))
+    script.each(records.Optimizer(1, "SGD", [*range(held)]))
     for number in range(5):
         script.step([total(script.backward())])
         script.streams[0][-1].optimizer = int(number < first)

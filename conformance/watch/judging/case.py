@@ -37,14 +37,14 @@ HOOKS = {
 
 @dataclass
 class Together:
-    """All ranks' windows of one step of an optimizer: None for a rank that has no more windows.
+    """All ranks' windows of one step of an optimizer: None for a rank without further windows.
 
     ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
-    partitioned: parameters of which each rank has a part. is_split: all ranks compute the same samples, so the sum of
-    their gradients is correct, not the mean. factors: used gradients over the sum of all ranks' gradients, by
-    parameters that were clipped together and by rank, given enough equations. own: keys of these where this rank's
-    gradients explain the step just as well. kappas: by rank, the factors over the correct ones. shortened: by rank,
-    factors below 1, each with the norm of the used gradients.
+    partitioned: parameters with a part on each rank. is_split: all ranks compute the same samples, so the sum of their
+    gradients is correct, not the mean. factors: used gradients over the sum of all ranks' gradients, by parameters that
+    were clipped together and by rank, given enough equations. own: keys of these where this rank's gradients explain
+    the step just as well. kappas: by rank, the factors over the correct ones. shortened: by rank, factors below 1, each
+    with the norm of the used gradients.
     """
 
     windows: Sequence[Window | None]
@@ -85,7 +85,7 @@ class Case:
         self.after = Factor(1.0, 1.0)
         """The factor after the last change that was recorded element by element."""
         self.is_limited = any(window.clips[number][1].how == "value" for number in clips)
-        # Unknown hooks may compress; `hooks` names them.
+        # Unknown hooks count as exact. If they are not, the equations do not fit.
         self.lossy = max([0.0, *(HOOKS.get(hook, 0.0) for hook in together.hooks)])
         assert window.step is not None
         self.step = window.step

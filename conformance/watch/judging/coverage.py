@@ -101,9 +101,9 @@ class Coverage(OneRank):
         for optimizer, held in [*stream.held.items()]:
             self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
             self._judge_replaced(rank, stream, optimizer)
-            self._tell_idle(stream, optimizer)
+            self._open_idle(stream, optimizer)
         for optimizer, of in [*self._of.items()]:
-            if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
+            if of.passes > _LONG * max(of.most, _LONG) and _is_abandoned(stream, optimizer, of, used):
                 steps = stream.steps.get(optimizer, 0)
                 says = said("coverage.no-more-steps", steps=steps, passes=of.passes)
                 self._findings.leave_open(says, of.passes, steps, of.first)
@@ -147,21 +147,21 @@ class Coverage(OneRank):
             says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
             self._stays(rank, says, last or None, optimizer)
 
-    def _tell_idle(self, stream: Stream, optimizer: int) -> None:
+    def _open_idle(self, stream: Stream, optimizer: int) -> None:
         """Leaves open parameters of an optimizer that have no gradients at its steps."""
         held, steps = stream.held[optimizer], stream.steps.get(optimizer, 0)
         unused = held - self._frozen - stream.last_used.keys()
         # Gradients that were gathered, or copied to other tensors, may be used there.
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
-        self._tell("coverage.no-gradient", stream, unused - elsewhere, held)
+        self._open("coverage.no-gradient", stream, unused - elsewhere, held)
         stepped = self._of[optimizer].stepped & stream.last_used.keys()
         few = steps - max(_MANY_STEPS, _LATE * steps)
         stopped = {number for number in stepped if stream.last_used[number] <= few}
         since = max((stream.last_used[number] for number in stopped), default=0)
         if any(stream.last_used[number] > since for number in stepped):
-            self._tell("coverage.no-more-gradient", stream, stopped, held, since - 1)
+            self._open("coverage.no-more-gradient", stream, stopped, held, since - 1)
 
-    def _tell(self, code: str, stream: Stream, some: Set[int], held: Set[int], step: int | None = None) -> None:
+    def _open(self, code: str, stream: Stream, some: Set[int], held: Set[int], step: int | None = None) -> None:
         if some:
             names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(some)]
             says = said(code, count=len(some), all=len(held), names=names, step=step)
@@ -188,7 +188,7 @@ class Coverage(OneRank):
             self._findings.add(Finding(law, says, 0, (rank,), site, effect, optimizer))
 
 
-def _is_left(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:
+def _is_abandoned(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:
     """Whether no other optimizer stepped its parameters since; on no rank at all if it never stepped itself."""
     if stream.steps.get(optimizer):
         return stream.is_last_user(optimizer)

@@ -35,7 +35,7 @@ class _Order:
 
     sampler, first: the last sampler, and the first batch of its epoch. times: epochs in a row that began with this
     batch. others: epochs that began with another batch than the one before. repeated: the last repetition, and its
-    line. is_known: it is surely wrong, because samples are known to be equal. is_told: `set_epoch` was called with
+    line. is_known: it is surely wrong, because samples are known to be equal. sets_epoch: `set_epoch` was called with
     several epochs. trained: backward passes on its batches. are_mixed: samplers of the same data take turns."""
 
     sampler: int = -1
@@ -44,13 +44,13 @@ class _Order:
     others: int = 0
     repeated: tuple[Said, records.Site] | None = None
     is_known: bool = False
-    is_told: bool = False
+    sets_epoch: bool = False
     trained: int = 0
     are_mixed: bool = False
 
     def begin(self, first: records.First) -> None:
         before, self.first = self.first, first
-        self.is_told |= before is not None and before.epoch != first.epoch
+        self.sets_epoch |= before is not None and before.epoch != first.epoch
         are_same_rows = before is not None and before.rows == first.rows != []
         if before is None or not (are_same_rows or before.drawn == first.drawn != []):
             self.times = 1
@@ -172,7 +172,7 @@ class Epochs(Chapter):
         if order.repeated is None:
             return
         says, site = order.repeated
-        if order.is_known and not order.is_told:
+        if order.is_known and not order.sets_epoch:
             # A script that calls `set_epoch` may repeat epochs on purpose.
             effect = said("data.same-order.effect", times=says.values["times"])
             self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))

@@ -198,7 +198,7 @@ class Findings:
             self.lacks.append(says)
 
     def judged(self, *shows: Shown, count: int = 1) -> None:
-        """Counts a judged step of a rank. shows: what is unusual in it."""
+        """Counts a judged step of a rank. shows: beyond the usual."""
         self.outcomes[frozenset(shows)] += count
 
     def resolve(self, waiting: tuple[int, int], shows: Shown | None) -> None:

@@ -70,7 +70,7 @@ class Fit:
 
     @property
     def right(self) -> float:
-        """The correct factor if the factor may equal one, else its middle."""
+        """1, or the factor of a mean over all targets, if the factor may equal it; else its middle."""
         return self.found(1.0, self.over_total) or self.kappa.middle
 
     @property

@@ -37,7 +37,7 @@ class LossScale(Chapter):
         step, rank = window.step, (window.rank,)
         for clip, scale in _scaled_clips(window) if step is not None and not step.closure and window.places else ():
             says = said(f"clipping.scaled-{clip.how}", scale=scale, limit=clip.limit)
-            if _is_written(clip.limit, scale, len(window.backwards)):
+            if _is_literal(clip.limit, scale, len(window.backwards)):
                 finding = Finding(_LAW, says, window.index, rank, clip.site, _left(clip, scale), window.optimizer)
                 self._findings.add(finding)
                 window.broken.append(finding.key)
@@ -63,7 +63,7 @@ def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
             yield clip, scale
 
 
-def _is_written(limit: float, scale: float, passes: int) -> bool:
+def _is_literal(limit: float, scale: float, passes: int) -> bool:
     """Whether the script has this limit as a literal, not another limit times the loss scale: for the window, or for
     each of its micro-batches. Literals have few digits: 5 at a scale of 32 is not a scaled 0.15625."""
     return _is_round(limit, 2) and not _is_round(limit / scale, 3) and not _is_round(limit / scale * passes, 2)

@@ -132,7 +132,7 @@ class Models:
                     self._starts[number] = self._is_replica(here, number) or window.shards.get(number, 1) > 1
 
     def partitioned(self, here: Sequence[Window]) -> frozenset[int]:
-        """Parameters of which each rank has a part.
+        """Partitioned parameters: each rank has a part.
 
         These are shards of one tensor, as in tensor parallelism; parameters that a wrapper does not synchronize; and
         those that start different, outside of a wrapper, in a model that the ranks compute together. In such a model,

@@ -394,7 +394,7 @@ class Stream:
         return any(user is not None and self.held[user] == {*step.parameters} for user in users)
 
     def _pass(self, optimizer: int) -> None:
-        """Takes a step that was not recorded. Its gradients are known when the next recorded window begins."""
+        """Takes a step of a window that was not watched. Its gradients are known when the next watched one begins."""
         self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         for number in self.held.get(optimizer, ()):
             leaf = self._leaves[number]

@@ -43,7 +43,7 @@ class System:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are more equations than unknowns, so that a solution can be wrong."""
+        """Whether there are more equations than unknowns: only then can they prove a solution wrong."""
         return len(self.columns) + _MORE <= self.independent
 
     @property

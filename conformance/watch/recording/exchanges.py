@@ -56,8 +56,8 @@ class Reduced:
         self._found: deque[_Reduced] = deque(maxlen=_MOST)
 
     def run(self, name: str, call: Callable[[], Any], given: Any, group: Any, *, returns: bool) -> Any:
-        """Calls a method of a group. returns: the result is a new tensor, as in Horovod; otherwise it replaces what is
-        given."""
+        """Calls a method of a group. returns: the result is a new tensor, as in Horovod; otherwise it is written into
+        `given`."""
         if name not in _SUMS or group.size() < 2:
             return call()
         before = [] if _SUMS[name] else [one.detach().clone() if _is_small(one) else one for one in tensors([given])]

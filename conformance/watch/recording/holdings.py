@@ -134,7 +134,7 @@ def fingerprints(batch: torch.Tensor) -> list[int]:
     return [zlib.crc32(bytes(row)) for row in some.numpy()]
 
 
-def fingerprints_beside(batch: torch.Tensor, *others: torch.Tensor) -> list[int]:
+def joint_fingerprints(batch: torch.Tensor, *others: torch.Tensor) -> list[int]:
     """A fingerprint of all other inputs for each row of a batch: of the same row, or of all rows if their numbers
     differ."""
     found = [fingerprints(other) for other in others]

@@ -27,8 +27,8 @@ from conformance.watch.recording.holdings import (
     fingerprint,
     fingerprint_of_whole,
     fingerprints,
-    fingerprints_beside,
     is_plain,
+    joint_fingerprints,
     settings,
     tensors,
 )
@@ -255,8 +255,8 @@ class Inputs:
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
         given, site, dealt = (*args, *kwargs.values()), self._recording.site(), self._loading.dealt
         data = _data(given)
-        drawn, beside = [*self._loading.of(data)], _beside(data, given)
-        self._recording.note(records.Entered(_rows(data), wrapped, site, dealt, drawn, beside))
+        drawn, others = [*self._loading.of(data)], _others(data, given)
+        self._recording.note(records.Entered(_rows(data), wrapped, site, dealt, drawn, others))
 
 
 def _keywords(module: torch.nn.Module) -> Mapping[str, Any]:
@@ -282,12 +282,12 @@ def _rows(data: torch.Tensor | None) -> Any:
     return later(fingerprints, data[:MOST_ROWS]) if data is not None and _has_data(data) else []
 
 
-def _beside(data: torch.Tensor | None, inputs: Iterable[Any]) -> Any:
+def _others(data: torch.Tensor | None, inputs: Iterable[Any]) -> Any:
     """For each row, a fingerprint of all other inputs: of the same row, or of all rows if their numbers differ."""
     if data is None or not _has_data(data):
         return []
     others = [one for one in tensors(inputs) if one is not data and _has_data(one) and one.dim() and one.numel()]
-    return later(fingerprints_beside, *(one.detach()[:MOST_ROWS] for one in (data, *others))) if others else []
+    return later(joint_fingerprints, *(one.detach()[:MOST_ROWS] for one in (data, *others))) if others else []
 
 
 def _has_data(tensor: torch.Tensor) -> bool:

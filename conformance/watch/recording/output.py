@@ -110,7 +110,7 @@ class Output:
         elif self._entry.process != getpid():
             # A fork by Python would have started a new recorder.
             if (of_child := self.ledger.opened()) is not None:
-                of_child.fail("a library forked it without Python's fork")
+                of_child.fail("a library forked the process outside of Python")
             raise Lost("this process was forked by a library")
         return self._entry
 

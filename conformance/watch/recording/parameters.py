@@ -33,8 +33,8 @@ class Known:
     first: of our last hook, and of our first one if the script has hooks. sample: to read in this window. windows: the
     number of watched windows before. steps: the number of all steps. among: the number of parameters of its optimizer.
     is_in_window: a backward pass came since the last step. looked_at: the pass at which an old `.grad` was read, until
-    a pass adds to it. used: identity and version of the gradient that the last step used. left: its first elements
-    after this step, or None. since: its version when it was first seen to require a gradient.
+    a pass adds to it. used: identity and version of the gradient that the last step used. left: the parameter's first
+    elements after this step, or None. since: its version when it was first seen to require a gradient.
     """
 
     number: int
