@@ -113,7 +113,7 @@ class Backward(Record):
     waits: bool = False  # DDP does not synchronize after it, as in `no_sync`
     own_calls: int = 0  # like calls, but only of calls in the script's files
     made_by: str = ""  # the autograd node of the loss below all factors
-    global_divisors: list[list[float]] = field(default_factory=list)  # divisors reduced over ranks since the last step
+    global_divisors: list[list[float]] = field(default_factory=list)  # divisors reduced since the last step, own parts
     is_of_all: bool = False  # the loss is a DTensor: each rank computes a part of one loss
 
 
