@@ -98,16 +98,16 @@ NO_TRACE = "{} is not a trace of trainer-conformance"
 #: What becomes of the text of a file, and what is said of it.
 DAMAGES = [
     # Within a line, and between two lines.
-    (lambda text: text[:-10], "{} was cut off: 2 of 3 events are there"),
-    (lambda text: text[: text[:-1].rindex("\n") + 1], "{} was cut off: 2 of 3 events are there"),
+    (lambda text: text[:-10], "{} is truncated: it has 2 of 3 events"),
+    (lambda text: text[: text[:-1].rindex("\n") + 1], "{} is truncated: it has 2 of 3 events"),
     *(
-        (with_line(3, line), "{}: line 3 is not the event that belongs there")
+        (with_line(3, line), "{}: line 3 is not event 1")
         for line in ("{}", "no JSON", "[1]", '{"event": "step", "seq": 7}')
     ),
     (with_line(3, json.dumps(event(0, 1, colour="red"))), "{}: line 3: loss_scaled has an unknown field 'colour'"),
     # A results file is among those that begin otherwise.
     *(
-        (lambda _, text=text: text, f"{NO_TRACE}: it does not begin with the header of one")
+        (lambda _, text=text: text, f"{NO_TRACE}: the header is missing")
         for text in ("", "\n", "hello\n", "{}\n", "[]\n", '{"kind": "header", "schema": 1}\n')
     ),
     (lambda _: "\x89PNG\r\n", f"{NO_TRACE}: it is not ASCII text"),
@@ -134,13 +134,11 @@ def test_a_rank_of_another_case(folder, spec, traces):
     kept = (folder / "rank0.jsonl").read_text()
     file.write(folder, {**spec, "steps": 7}, traces, VERSIONS)
     (folder / "rank0.jsonl").write_text(kept)
-    assert complaint(folder) == f"{folder}: rank1.jsonl is of another case than rank0.jsonl"
+    assert complaint(folder) == f"{folder}: rank1.jsonl and rank0.jsonl are from different cases"
 
 
 def test_another_folder(folder, tmp_path):
     assert complaint(tmp_path / "nosuch") == f"{tmp_path / 'nosuch'}: no such folder"
-    assert complaint(tmp_path) == (
-        f"{tmp_path}: there is no rank0.jsonl in it; name the folder of one case, such as {folder}"
-    )
+    assert complaint(tmp_path) == (f"{tmp_path} has no rank0.jsonl; name the folder of one case, such as {folder}")
     (tmp_path / "empty").mkdir()
-    assert complaint(tmp_path / "empty") == f"{tmp_path / 'empty'}: there is no rank0.jsonl in it"
+    assert complaint(tmp_path / "empty") == f"{tmp_path / 'empty'} has no rank0.jsonl"
