@@ -40,7 +40,7 @@ def test_files_of_its_own_get_nothing_of_ours(run, tmp_path, then):
     )
     (rank,) = outcome.ranks
     assert (rank.finished, outcome.timed_out) == (False, bool(then))
-    assert then or rank.exit.startswith("rank 0 closed or replaced file descriptors that it had not opened")
+    assert then or rank.exit.startswith("rank 0 closed or replaced file descriptors it had not opened")
     files = list(tmp_path.glob("own-*"))
     assert len(files) == 64
     assert [file.name for file in files if file.stat().st_size] == []
@@ -70,7 +70,7 @@ def test_evidence_that_was_changed_is_malformed(run, how):
     (rank,) = outcome.ranks
     assert not rank.finished
     assert rank.exit.startswith("the evidence of rank 0 has ")
-    assert rank.exit.endswith("or truncated it")
+    assert rank.exit.endswith("a file descriptor it had not opened")
     assert list(rank.events) == []
 
 
@@ -93,7 +93,7 @@ def test_malformed_evidence_ends_the_case(write, ran, kind, written):
     outcome = ran(target)
     zero, one = outcome.ranks
     assert not outcome.timed_out
-    assert one.exit.startswith("the evidence of rank 1 has a ")
+    assert one.exit.startswith("the evidence of rank 1 has an invalid ")
     assert (zero.after, one.after) == (1, None)
 
 
@@ -159,7 +159,7 @@ def test_a_rank_that_limits_its_files(run, where):
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))"
     (rank,) = run(**{"inside": "", where: limit}).ranks
     assert not rank.finished
-    assert rank.exit.startswith("rank 0 limited the size of its files (RLIMIT_FSIZE)")
+    assert rank.exit.startswith("rank 0 lowered its file size limit (RLIMIT_FSIZE)")
 
 
 @pytest.mark.parametrize("clock", ["lambda: 0.0", "lambda: 'noon'", "None"])
@@ -184,4 +184,4 @@ def test_one_that_floods_the_pipe_for_its_notices(run):
         SUPPRESS,
     )
     assert not outcome.timed_out
-    assert outcome.ranks[0].exit.startswith("the evidence of rank 0 has a notice that is not one of ours: 'xxxx")
+    assert outcome.ranks[0].exit.startswith("the evidence of rank 0 has an invalid notice: 'xxxx")

@@ -98,7 +98,7 @@ def test_a_function_that_returns_what_has_not_run(alone, kind, before):
     rank = alone("return trains(task)", before)
     last = rank.events[-1]
     assert (last["event"], last["type"]) == ("raised", "TypeError")
-    assert last["message"].startswith(f"the trainer's function returned a {kind}, of which nothing has run")
+    assert last["message"].startswith(f"the trainer's function returned a {kind}, which has not run")
     assert "never awaited" not in rank.output
 
 
@@ -196,8 +196,8 @@ def test_what_never_ends_is_named(run):
     zero, one = outcome.ranks
     assert (outcome.timed_out, zero.finished, one.finished) == (True, True, False)
     assert one.exit == (
-        "killed at the time limit of 3 s after its function had returned, as Python waits for threads and processes "
-        "that are no daemons before it exits, here for writer"
+        "killed at the time limit of 3 s after its function had returned: at exit, Python waits for non-daemon threads "
+        "and processes, here writer"
     )
 
 
@@ -229,7 +229,7 @@ def test_a_rank_that_waits_for_a_lock(run, tmp_path):
     os.utime(lock, (0.0, 0.0))
     outcome = run(f"build({str(lock)!r})", before=BUILD, time_limit=1.0)
     assert outcome.timed_out
-    why = f"killed at the time limit of 1 s while it waited for the lock of a build of a torch extension, {lock}"
+    why = f"killed at the time limit of 1 s while it waited for the build lock of a torch extension, {lock}"
     assert all(why in rank.exit for rank in outcome.ranks)
     assert lock.exists()
 

@@ -211,7 +211,7 @@ def test_a_worker_that_writes_into_its_connection(run):
         threading.Event().wait()
     """)
     assert not outcome.timed_out
-    assert outcome.ranks[1].exit.startswith("the evidence of rank 1 has something among its events that is none")
+    assert outcome.ranks[1].exit.startswith("the evidence of rank 1 has a message that is not an event")
     assert [rank.after for rank in outcome.ranks] == [1, None]
 
 
@@ -242,7 +242,7 @@ def test_a_driver_that_declines_the_case(run):
         (("worker.start()", "threading.Event().wait()"), "killed because it had not started after 2 s"),
         (
             ("with tempfile.TemporaryDirectory() as folder:", "if not threading.Event().wait():"),
-            "session had not begun",
+            "session had not started",
         ),
     ],
     ids=["the driver before a worker enters", "the session"],

@@ -43,7 +43,7 @@ def test_messages_within_a_message_stay_as_they_came(messages, others):
     lines = Lines([to_json(message) for message in messages])
     assert list(lines) == messages
     assert list(lines[1:]) == messages[1:]
-    assert json.loads(lines.beside(others, "many")) == {"many": messages, **others}
+    assert json.loads(lines.within(others, "many")) == {"many": messages, **others}
 
 
 def test_floats_that_are_not_finite_are_text():

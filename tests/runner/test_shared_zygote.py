@@ -91,7 +91,7 @@ def test_the_error_when_it_has_ended(write):
     joined.join((process := ZygoteProcess()).address)
     before = joined.get()
     process.close()
-    with pytest.raises(ZygoteLost, match=r"^the process that imports torch ended$"):
+    with pytest.raises(ZygoteLost, match=r"^the process that imports torch died$"):
         before.serve(write(), "single", spawn=None, limit=LIMIT)
     assert not before.running
     before.close()
@@ -109,7 +109,7 @@ def test_an_importer_that_is_killed_during_a_case_loses_none(rank):
 def test_an_importer_that_is_killed_when_a_server_has_died(rank):
     killed = rank(f"{KILL.replace('SERVER', 'os.getppid()')}; os.kill(os.getppid(), signal.SIGKILL)")
     assert not killed.finished
-    assert killed.exit == "the trainer's server died (the process that had imported the trainer has ended)"
+    assert killed.exit == "the trainer's server died (the process that imported the trainer died)"
 
 
 def test_what_imports_torch_is_replaced_when_it_is_killed_during_an_import(write, make_spec, tmp_path):
@@ -187,7 +187,7 @@ for number in range(3, 100):
     ],
 )
 def test_an_import_that_writes_to_descriptors_of_ours(refused, trouble):
-    why = "importing it closed, or wrote to, file descriptors that it had not opened$"
+    why = "import closed or wrote to file descriptors it had not opened$"
     refused(f"from contextlib import suppress\n{trouble}", why)
 
 
@@ -220,7 +220,7 @@ def test_an_importer_that_is_killed_is_noticed_although_its_child_lives(refused)
 
 
 def test_an_import_after_which_its_process_fails(refused):
-    why = "the process that had imported it ended, twice: memory may be short, or the import limits that process or "
+    why = "the process that imported it died twice: memory is short, or the import limits the process or "
     refused("import json; json.JSONDecoder.decode = None", why)
 
 

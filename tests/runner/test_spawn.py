@@ -30,9 +30,9 @@ def test_a_thread_started_on_import(write, make_spec):
     target = write("print(weather.is_alive(), sys.argv)", THREAD)
     with ForkServer(target, "ddp") as server:
         assert server.why_slow == (
-            f"{target} takes seconds a case, because each rank is a fresh Python that imports torch again: a fork "
-            "would be unsafe after its import, with 1 thread running (weather). Start threads inside its function, not "
-            "on import."
+            f"{target} takes seconds per case, because each rank starts a fresh Python that imports torch: forks are "
+            "unsafe after its import, with 1 thread running (weather). Start threads inside its function, not on "
+            "import."
         )
         outcome = server.run(make_spec("ddp"), LIMIT)
     for rank in outcome.ranks:
