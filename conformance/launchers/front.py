@@ -87,7 +87,7 @@ class RemoteStarter:
 
     def _lose(self) -> HostLost:
         self.lost = True
-        return HostLost(f"lost the connection to our process on {self.name} (rank {self.hello.number} of the launch)")
+        return HostLost(f"lost the connection to {self.name} (rank {self.hello.number} of the launch)")
 
 
 class RemoteServer:

@@ -146,7 +146,7 @@ class SpreadCase:
             if channel is node.starter.channel:
                 # A starter sends nothing unless asked, so its connection has ended.
                 node.starter.lost = True
-                self._give_up(node, f"lost the connection to our process on {node.starter.name}")
+                self._give_up(node, f"lost the connection to {node.starter.name}")
             else:
                 self._read(node, channel)
 
@@ -292,7 +292,7 @@ class Hosts(Servers):
 
     def why_not(self, case: Case) -> str | None:
         if case.resumed_at is not None and len(set(self.hosts)) > 1:
-            return "its ranks need a shared folder for checkpoints, but the machines have none that is known"
+            return "its ranks need a shared checkpoint folder, which several machines may not have"
         other = next((size for size in case.world_sizes if size != self._world_size), None)
         if self._world_size is None or other is None:
             return None

@@ -1,4 +1,4 @@
-"""Trace files: what is written is read again, and what cannot be read is refused with one clear line."""
+"""Trace files are read as they were written; a damaged file is one clear line."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def test_round_trip(folder, spec, traces):
 
 
 def test_an_empty_trace(tmp_path):
-    """Of a rank that died before it said a word."""
+    """The trace of a rank that died before its first event."""
     file.write(tmp_path, make_spec(), [[]], VERSIONS)
     assert file.read(tmp_path) == (make_spec(), [[]])
 
 
-def test_it_is_written_anew(folder, spec):
+def test_a_trace_is_replaced(folder, spec):
     file.write(folder, spec, [[event(0, 0)], []], VERSIONS)
     assert file.read(folder) == (spec, [[event(0, 0)], []])
 
 
-def test_what_a_file_leads_to_elsewhere_stays(folder, spec, tmp_path):
+def test_the_target_of_a_link_stays_unchanged(folder, spec, tmp_path):
     elsewhere, place = tmp_path / "elsewhere", folder / "rank0.jsonl"
     elsewhere.write_text("mine")
     for link in (place.symlink_to, place.hardlink_to):
@@ -85,19 +85,19 @@ def test_what_a_file_leads_to_elsewhere_stays(folder, spec, tmp_path):
     [("ddp", "ddp"), ("my trainer", "my trainer"), ("a/b.py:train", "a%2Fb.py%3Atrain"), ("..", "%2E."), (".", "%2E")],
 )
 def test_folders(trainer, name):
-    """Of whatever name a trainer has: below the folder, and different for different names."""
+    """For any name of a trainer: below the folder, and different for different names."""
     assert file.folder_of(Path("traces"), trainer, "case") == Path("traces") / name / "case"
 
 
 def with_line(number, line):
-    """The text of a trace in which a line is another one."""
+    """Replaces a line in the text of a trace."""
     return lambda text: "\n".join(line if at == number else one for at, one in enumerate(text.split("\n"), 1))
 
 
 NO_TRACE = "{} is not a trace of trainer-conformance"
-#: What becomes of the text of a file, and what is said of it.
+#: Changes of a file's text, each with the error.
 DAMAGES = [
-    # Within a line, and between two lines.
+    # Truncated within a line, and between two lines.
     (lambda text: text[:-10], "{} is truncated: it has 2 of 3 events"),
     (lambda text: text[: text[:-1].rindex("\n") + 1], "{} is truncated: it has 2 of 3 events"),
     *(
@@ -105,7 +105,7 @@ DAMAGES = [
         for line in ("{}", "no JSON", "[1]", '{"event": "step", "seq": 7}')
     ),
     (with_line(3, json.dumps(event(0, 1, colour="red"))), "{}: line 3: loss_scaled has an unknown field 'colour'"),
-    # A results file is among those that begin otherwise.
+    # Files without the header, including a results file.
     *(
         (lambda _, text=text: text, f"{NO_TRACE}: the header is missing")
         for text in ("", "\n", "hello\n", "{}\n", "[]\n", '{"kind": "header", "schema": 1}\n')

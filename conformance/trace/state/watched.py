@@ -362,7 +362,7 @@ class Watched:
         return self._elements.values(parameters or self.current or [None] * len(self._elements.shapes))
 
     def used_by(self, module: torch.nn.Module) -> Found:
-        """The tensors that a forward of `module` uses, or their masters. A functional call replaces its parameters."""
+        """The tensors that a forward of `module` uses, or their masters; a functional call replaces its parameters."""
         if not self.is_readable or len(self._own) > 1:
             return self.current
         # A parametrized or pruned tensor is computed from others, which have other names.
