@@ -9,7 +9,7 @@ from conformance.suite.servers import Servers
 
 ADAPTER = "conformance.frameworks.deepspeed"
 TARGET = " ".join(f"{ADAPTER}:zero_{stage}" for stage in range(4))
-REFUSED = "DeepSpeed refuses fp16 here, as this CPU has no instructions for it (AVX512-FP16)"
+REFUSED = "DeepSpeed refuses fp16 here, because this CPU has no instructions for it (AVX512-FP16)"
 CASES = (
     "deepspeed-w2-acc2-fp32-momentum",
     "deepspeed-w2-acc2-bf16-momentum",

@@ -1,4 +1,4 @@
-"""A launch that cannot be: one line that says why, and exit code 2."""
+"""Launches with bad input end with one line of error and exit code 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOROVODRUN = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "{port}",
 }
 ONE = ["ddp", "--case", "ddp-w2-fp32-momentum"]
-#: By what is wrong: the launcher, its variables, other arguments, and the whole line; PORT is a free one.
+#: For each problem: the launcher, its variables, other arguments, and the whole line; PORT is a free port.
 LINES = {
     "not started by torchrun": (
         *("torchrun", {}, []),
@@ -28,7 +28,7 @@ LINES = {
         *("horovodrun", {}, []),
         r"--launcher horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_HOSTNAME, .*",
     ),
-    "a rank that is no number": (
+    "a rank that is not a number": (
         *("torchrun", TORCHRUN | {"RANK": "first"}, []),
         r"RANK is 'first', but must be a whole number; the launcher sets it",
     ),
@@ -44,7 +44,7 @@ LINES = {
         *("horovodrun", HOROVODRUN, []),
         r"cannot reach horovodrun's rendezvous at 127\.0\.0\.1:PORT.*",
     ),
-    "a process that does not come": (
+    "a process that does not connect": (
         *("torchrun", TORCHRUN, []),
         r".*(of 2 processes connected within 1 s; missing ranks: 1|missing ranks: 0, 1)",
     ),

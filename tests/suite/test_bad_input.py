@@ -39,7 +39,7 @@ MISTAKES = {
     "syntax error": (["broken.py"], "broken.py:3: SyntaxError: invalid syntax"),
     "import error": (["misses.py"], "misses.py:2: ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
     "raises on import": (["raises.py"], "raises.py:3: ValueError: not today"),
-    "exits on import": (["exits.py"], "exits.py: importing it ended the process (exited 7)"),
+    "exits on import": (["exits.py"], "exits.py: import ended the process (exited 7)"),
     "unknown module": (["nosuchpackage.module"], "no such module"),
     "unknown reference": (["dpp"], "dpp: no such module; did you mean 'ddp'?"),
     "unknown backend in the trainer": (["declares.py"], "unknown backend 'dpp'"),
@@ -91,7 +91,7 @@ def test_an_import_that_hangs(conformance):
     Path("waits.py").write_text("import threading\nthreading.Event().wait()\n")
     ended = conformance("run", "waits.py", "--time-limit", "2")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.line.startswith("conformance: waits.py: importing it did not end within 2 s at ")
+    assert ended.line.startswith("conformance: waits.py: import took longer than 2 s at ")
     assert ended.line.endswith("waits.py:2")
 
 

@@ -15,8 +15,8 @@ import threading
 threading.Thread(target=threading.Event().wait, name="weather", daemon=True).start()
 """
 NOTE = (
-    "{} takes seconds a case, because each rank is a fresh Python that imports torch again: a fork would be unsafe "
-    "after its import, with 1 thread running (weather). Start threads inside its function, not on import."
+    "{} takes seconds per case, because each rank starts a fresh Python that imports torch: forks are unsafe after its "
+    "import, with 1 thread running (weather). Start threads inside its function, not on import."
 )
 
 
