@@ -32,7 +32,7 @@ def _has_layers(problem: Problem) -> bool:
 
 
 @fault(
-    "takes each gradient at the weights before the last step",
+    "computes each gradient at the weights before the last step",
     _steps_again,
     has_room_for_other_weights,
     # In 16 bits the bound of AdamW is too wide to tell.
@@ -46,7 +46,7 @@ class StaleWeights(Recurrence):
         return super().window_gradient(window, before)
 
 
-@fault("steps between a forward and its backward, which finds other weights", _has_layers, _steps_again)
+@fault("steps between a forward and its backward, so the backward uses newer weights", _has_layers, _steps_again)
 class StaleForward(Recurrence):
     _before: Affine | None = None
 
@@ -61,7 +61,7 @@ def _backward_at(rule: Recurrence, window: Window, weights: Affine, backward: Af
     return gradient(rule.problem, window, form, weights, rule.loss_scale, rule.ledger, finite, backward)
 
 
-@fault("steps the last layer before the gradients of those below are computed from it", _has_layers)
+@fault("steps the last layer before the gradients of the earlier layers are computed", _has_layers)
 class LastLayerSteppedFirst(Recurrence):
     _taken = 0
 
@@ -92,13 +92,13 @@ def in_first_order(problem: Problem, window: Window) -> Window:
     return replace(first, index=window.index, epoch=window.epoch)
 
 
-@fault("reads every epoch in the order of the first one, as its sampler is never told the epoch", shuffles, has_epochs)
+@fault("reads every epoch in the order of the first, without calling `set_epoch`", shuffles, has_epochs)
 class EpochNeverSet(Recurrence):
     def read(self) -> Sequence[Window]:
         return [in_first_order(self.problem, window) for window in super().read()]
 
 
-@fault("deals the samples out to each rank in an order of its own, as by another seed", shuffles, distributed)
+@fault("shuffles with a different seed on each rank", shuffles, distributed)
 class SeededByRank(Recurrence):
     def read(self) -> Sequence[Window]:
         return [self._of_all_seeds(window) for window in super().read()]

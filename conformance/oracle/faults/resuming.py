@@ -25,14 +25,14 @@ def _keeps_state(problem: Problem) -> bool:
     return not isinstance(optimizer, SGD) or bool(optimizer.momentum)
 
 
-@fault("resumes with the weights that training began with", resumes)
+@fault("resumes from the initial weights", resumes)
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         super().resumed(weights, taken)
         return self.symbols.exactly(self.problem.workload.start)
 
 
-@fault("resumes without the optimizer's state, its momentum, AdamW's moments or Adagrad's sums", resumes, _keeps_state)
+@fault("resumes without the optimizer's state: momentum, AdamW's moments or Adagrad's sums", resumes, _keeps_state)
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         for rule, _ in self.rules:
@@ -41,7 +41,7 @@ class OptimizerStateNotRestored(Recurrence):
 
 
 @fault(
-    "resumes with AdamW's moments, and counts its steps from zero again",
+    "resumes with AdamW's moments, but restarts its step count",
     resumes,
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
 )
@@ -53,7 +53,7 @@ class StepCountNotRestored(Recurrence):
         return super().resumed(weights, taken)
 
 
-@fault("gives all parameter groups the settings of the first once it is resumed", resumes, has_groups)
+@fault("gives all parameter groups the settings of the first after a resume", resumes, has_groups)
 class GroupsAlikeOnceResumed(Recurrence):
     _has_resumed = False
 
@@ -85,31 +85,31 @@ class _Rescheduled(Recurrence):
         raise NotImplementedError
 
 
-@fault("begins the learning-rate schedule again when it is resumed", resumes, schedules)
+@fault("restarts the learning-rate schedule after a resume", resumes, schedules)
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step - taken
 
 
-@fault("is one step ahead in the learning-rate schedule once it is resumed", resumes, schedules)
+@fault("is one step ahead in the learning-rate schedule after a resume", resumes, schedules)
 class ScheduleAheadOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step + 1
 
 
-@fault("is one step behind in the learning-rate schedule once it is resumed", resumes, schedules)
+@fault("is one step behind in the learning-rate schedule after a resume", resumes, schedules)
 class ScheduleBehindOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step - 1
 
 
-@fault("takes the first step after a resume at the learning rate that the schedule begins with", resumes, schedules)
+@fault("takes the first step after a resume at the initial learning rate of the schedule", resumes, schedules)
 class FirstRateWhenResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return 0 if step == taken else step
 
 
-@fault("resumes with the weights alone, without the optimizer's state and the schedule", resumes, _keeps_state)
+@fault("resumes with only the weights, without the optimizer's state and the schedule", resumes, _keeps_state)
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     pass
 
@@ -140,15 +140,14 @@ class _ResumedInside(Recurrence):
         raise NotImplementedError
 
 
-@fault("loses the gradients of a window's first micro-batches when it is resumed inside the window", _resumes_inside)
+@fault("loses a window's first micro-batches after a resume inside the window", _resumes_inside)
 class HalfWindowLost(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(not before)
 
 
 @fault(
-    "adds the gradients of a window's first micro-batches twice, or the sum of two ranks' on each of them, when it is "
-    "resumed inside the window",
+    "counts a window's first micro-batches twice, or sums them over two ranks, after a resume inside the window",
     _resumes_inside,
 )
 class HalfWindowTwice(_ResumedInside):
@@ -156,14 +155,14 @@ class HalfWindowTwice(_ResumedInside):
         return Fraction(1 + before)
 
 
-@fault("divides by the micro-batches that are left of a window when it is resumed inside the window", _resumes_inside)
+@fault("divides by the remaining micro-batches of a window after a resume inside the window", _resumes_inside)
 class DividesByRestOfWindow(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(1) if before else Fraction(window.length, window.length - self.problem.resumed_inside)
 
 
 @fault(
-    "gives all ranks the first rank's gradients of a window's first micro-batches when it is resumed inside the window",
+    "gives all ranks rank 0's gradients of a window's first micro-batches after a resume inside the window",
     _resumes_inside,
     distributed,
 )
@@ -173,7 +172,7 @@ class HalfWindowOfFirstRank(_ResumedInside):
 
 
 @fault(
-    "restores the gradients of a window's first micro-batches on the first rank alone when it is resumed inside it",
+    "restores a window's first micro-batches only on rank 0 after a resume inside the window",
     _resumes_inside,
     distributed,
 )
@@ -205,20 +204,20 @@ def _resumes_on_others(problem: Problem) -> bool:
     return problem.resumed_layout is not None
 
 
-@fault("divides by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
+@fault("divides by the old number of ranks after a resume on a different number", _resumes_on_others)
 class DividesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
         return 1 / times
 
 
-@fault("multiplies by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
+@fault("multiplies by the old number of ranks after a resume on a different number", _resumes_on_others)
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
         return times
 
 
 @fault(
-    "goes on in the order of the first epoch when it is resumed in a later one, as its sampler is not told the epoch",
+    "reads in the order of the first epoch after a resume in a later one, without calling `set_epoch`",
     resumes,
     shuffles,
     # Where the windows at the ends of epochs are left out, none may follow the stop.
@@ -234,7 +233,7 @@ def _reads_on_in_place(problem: Problem) -> bool:
     return resumes(problem) and not problem.precision.scaled
 
 
-@fault("reads the data from the beginning again when it is resumed", _reads_on_in_place)
+@fault("reads the data from the start again after a resume", _reads_on_in_place)
 class DataReadAgain(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows_of_lives[-1]
@@ -243,13 +242,13 @@ class DataReadAgain(Recurrence):
         return super().place(min(step, self.problem.workload.steps - 1))
 
 
-@fault("trains on the last window before the stop again when it is resumed", _reads_on_in_place)
+@fault("repeats the last window before the stop after a resume", _reads_on_in_place)
 class WindowReadAgain(DataReadAgain):
     def read_on(self, stop: int) -> Sequence[Window]:
         return super().read_on(stop)[stop - 1 :]
 
 
-@fault("leaves out a window when it is resumed", _reads_on_in_place)
+@fault("skips a window after a resume", _reads_on_in_place)
 class WindowLeftOut(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows[stop + 1 :]

@@ -48,7 +48,7 @@ def _left(window: Window) -> set[int]:
 
 
 @fault(
-    "leaves the gradients of a short window at the end of an epoch in those of the next epoch's first window",
+    "adds the gradients of an epoch's short last window to the next epoch's first window",
     _goes_on_from_a_short_window,
 )
 class AddsWhatIsLeft(Recurrence):
@@ -61,7 +61,7 @@ class AddsWhatIsLeft(Recurrence):
 
 
 @fault(
-    "adds the mean gradient of a short window at the end of an epoch to that of the next epoch's first window",
+    "adds the mean gradient of an epoch's short last window to that of the next epoch's first window",
     _goes_on_from_a_short_window,
 )
 class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
@@ -71,7 +71,7 @@ class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
 
 
 @fault(
-    "counts micro-batches on after a short window, so that windows of the next epoch end elsewhere",
+    "keeps counting micro-batches after a short window, so windows of the next epoch end too early",
     _goes_on_from_a_short_window,
 )
 class CountsOnInNextEpoch(Recurrence):
@@ -119,7 +119,7 @@ class NominalSamples(Recurrence):
 
 
 @fault(
-    "averages over the ranks in every micro-batch, which divides the earlier ones again when ranks have no data left",
+    "averages over the ranks in every micro-batch, which shrinks the earlier ones if ranks run out of data",
     accumulating,
     runs_out,
 )

@@ -34,14 +34,14 @@ class _SparseApart(Recurrence):
         raise NotImplementedError
 
 
-@fault("sums the ranks' sparse gradients, and averages all others", _has_sparse_gradients, distributed)
+@fault("sums the ranks' sparse gradients, but averages all others", _has_sparse_gradients, distributed)
 class SparseSummed(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
         return times(coefficients, window.world_size)
 
 
 @fault(
-    "takes of each row of a sparse gradient only the last of its entries, which add up",
+    "keeps only the last entry of each row of a sparse gradient instead of their sum",
     _has_sparse_gradients,
     # To add up micro-batches, torch adds entries of both.
     lambda problem: not accumulating(problem),
@@ -69,7 +69,7 @@ def _has_users_on_some_ranks(problem: Problem) -> bool:
 
 
 @fault(
-    "averages a parameter's gradients over the ranks that use it, and not over all",
+    "averages a parameter's gradients over only the ranks that use it",
     _leaves_unused,
     _has_users_on_some_ranks,
 )
@@ -80,7 +80,7 @@ class AveragedOverUsers(Recurrence):
         return self.joined((vector.scaled(factor), [n]) for n, factor in enumerate(factors))
 
 
-@fault("steps a parameter that a window does not use along its gradient of an earlier window", _leaves_unused)
+@fault("steps a parameter that a window does not use with its stale gradient of an earlier window", _leaves_unused)
 class GradientKept(Recurrence):
     _last: Affine | None = None
 

@@ -66,7 +66,7 @@ class WeightOfFirstWindow(Recurrence):
         return times(super().counted(window), self.problem.total_weight(window) / first)
 
 
-@fault("divides by the weight of rank 0's samples, as if all ranks had the same", _weighted, distributed)
+@fault("divides by the weight of rank 0's samples on every rank", _weighted, distributed)
 class WeightOfRankZero(Recurrence):
     def counted(self, window: Window) -> Vector:
         own = sum((window.batch[index].weight for index in chain.from_iterable(window.shares[0])), Fraction(0))
