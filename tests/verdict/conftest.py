@@ -100,7 +100,7 @@ class Run:
         assert found.verdict == verdict, (found.headline, found.notes)
         assert found.headline.startswith(says) and has in found.headline, found.headline
         assert headline is None or found.headline == headline
-        assert broken is None or [guard.name for guard in found.guards if not guard.holds] == broken
+        assert broken is None or [guard.name for guard in found.guards if not guard.passed] == broken
         return found
 
 

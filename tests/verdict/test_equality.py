@@ -24,7 +24,7 @@ EXACT = (
 @pytest.mark.parametrize("name", EXACT)
 def test_right_numbers_pass_exactly(follow, name):
     judgement = follow(name).expect("PASS (exact)")
-    assert all(guard.holds for guard in judgement.guards)
+    assert all(guard.passed for guard in judgement.guards)
     assert judgement.power.sufficient
     assert judgement.notes == []
     assert (judgement.difference, judgement.divergence, judgement.suspects.explained_by) == (None, None, ())

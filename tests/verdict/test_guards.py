@@ -14,7 +14,7 @@ from conformance.verdict.guards import idle_after
 
 
 def broken(judgement):
-    return [guard.name for guard in judgement.guards if not guard.holds]
+    return [guard.name for guard in judgement.guards if not guard.passed]
 
 
 def test_world_size_one_reached(follow):

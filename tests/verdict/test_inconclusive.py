@@ -68,7 +68,7 @@ def test_long_sum_in_a_short_format(follow, case):
     judgement = run.expect("INCONCLUSIVE", "no finite error bound: ")
     assert judgement.headline.endswith("; take the cases that are exact for an answer")
     assert judgement.trajectory is None
-    assert all(guard.holds for guard in judgement.guards)
+    assert all(guard.passed for guard in judgement.guards)
 
 
 @pytest.mark.parametrize("broken", ["guard", "ranks"])

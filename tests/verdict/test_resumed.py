@@ -71,7 +71,7 @@ def test_another_place_in_the_data(follow):
 
 def broken(judgement):
     """The mistakes that guards show."""
-    return [guard.diagnosis for guard in judgement.guards if not guard.holds]
+    return [guard.diagnosis for guard in judgement.guards if not guard.passed]
 
 
 @pytest.mark.parametrize("workload", ["momentum", "own-order"])
