@@ -85,8 +85,8 @@ def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, rig
     if taken is None or taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
         return None
     text = (
-        f"the optimizer's step of window {expected.window} is correct, but rank {difference.rank}'s weights change after "
-        "it; only steps may change them"
+        f"the optimizer's step of window {expected.window} is correct, but rank {difference.rank} changes its weights "
+        "after it; only steps may change weights"
     )
     where = f"rank {difference.rank}, after the step of window {expected.window}"
     return guard("weights stay as they are stepped", "until the next step", text, where)

@@ -179,8 +179,8 @@ def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:
 
 
 def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Mapping[str, str]) -> None:
-    """Compares with the oracle, and appends problems to ``wrong``. If several readings have equal numbers, such as for a
-    last window that is filled up with its own samples, takes the one that the trainer declares.
+    """Compares with the oracle, and appends problems to ``wrong``. If several readings have equal numbers, such as
+    for a last window that is filled up with its own samples, takes the one that the trainer declares.
 
     Raises:
         Unbounded: the precision has no finite error bound here.

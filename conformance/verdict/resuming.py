@@ -31,8 +31,8 @@ def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
         if inside and last and last != [(stop, inside - 1)]:
             return (
                 f"You stopped after micro-batch {last[0][1]} of window {last[0][0]} instead of micro-batch "
-                f"{inside - 1} of window {stop}: train `task.stop_after` windows and `task.stop_inside` micro-batches of the next "
-                "one, save in `task.checkpoint_dir`, and return."
+                f"{inside - 1} of window {stop}: train `task.stop_after` windows and `task.stop_inside` micro-batches "
+                "of the next one, save in `task.checkpoint_dir`, and return."
             )
         if not inside and before and (before[-1] >= stop or after[:1] == [before[-1] + 1] != [stop]):
             return (

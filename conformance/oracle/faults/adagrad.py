@@ -1,4 +1,4 @@
-"""Adagrad."""
+"""Known bugs of Adagrad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples count, and how much: sums and means over samples, windows and ranks."""
+"""Known bugs in sums and means over samples, windows and ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LossSummed(Recurrence):
 
 @fault("steps with each rank's own gradient, without averaging over ranks", distributed)
 class NotSynchronised(Recurrence):
-    # A trainer that does not average over ranks cannot do it wrong.
+    # A trainer that does not average over ranks cannot average wrongly.
     over_ranks = Recurrence.over_ranks
 
     def counted(self, window: Window) -> Vector:

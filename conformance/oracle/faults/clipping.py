@@ -1,4 +1,4 @@
-"""Clipping and the loss scale."""
+"""Known bugs of clipping and the loss scale."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ClipPerMicroBatch(Recurrence):
 
 
 def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[_Part]) -> Affine:
-    """The mean of the clipped gradients of ``parts``, which divide up all micro-batches."""
+    """The mean of the clipped gradients of ``parts``, which together are all micro-batches."""
     total = rule.symbols.exactly([Fraction(0)] * len(weights))
     for own in _of_parts(rule, window, weights, parts):
         total = total.plus(rule.clip(own).scaled(Fraction(1, len(parts))))
@@ -63,7 +63,7 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Se
 
 
 def _of_parts(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[_Part]) -> Iterator[Affine]:
-    """The gradients of ``parts``, whose mean is that of the window."""
+    """Yields the gradients of ``parts``, whose mean is the gradient of the window."""
     coefficients = rule.coefficients(window)
     for part in parts:
         yield rule.trained(window, weights, times(only(coefficients, part), len(parts)))

@@ -1,4 +1,4 @@
-"""Frozen parameters, parameter groups, and what the optimizer does and keeps."""
+"""Known bugs with frozen parameters, parameter groups, and the optimizer's steps and state."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ClipsWhatWasTrainedAtFirst(Recurrence):
 
 
 def _has_own(setting: str) -> Condition:
-    """Whether a parameter group has a momentum or a schedule of its own."""
+    """Whether a parameter group has its own momentum or schedule."""
     return lambda problem: any(getattr(group, setting) is not None for group in problem.workload.groups)
 
 

@@ -1,4 +1,4 @@
-"""Stop and resume: what a checkpoint leaves out, or its load does wrong."""
+"""Known bugs of stop and resume: incomplete checkpoints, and wrong loads."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class GroupsAlikeOnceResumed(Recurrence):
 
 
 class _Rescheduled(Recurrence):
-    """Goes on elsewhere in the learning-rate schedule once it is resumed."""
+    """Resumes at another place in the learning-rate schedule."""
 
     _taken: int | None = None
 
@@ -81,7 +81,7 @@ class _Rescheduled(Recurrence):
         return super().place(min(place, self.problem.workload.steps - 1))
 
     def resumed_place(self, step: int, taken: int) -> int:
-        """The place in the schedule of a step after the resume, before which ``taken`` steps were taken."""
+        """The place in the schedule of a step after the resume, which came after ``taken`` steps."""
         raise NotImplementedError
 
 
@@ -119,7 +119,7 @@ def _resumes_inside(problem: Problem) -> bool:
 
 
 class _ResumedInside(Recurrence):
-    """Counts samples of the window in which it is stopped otherwise."""
+    """Counts samples differently in the window of the stop."""
 
     def counted(self, window: Window) -> Vector:
         counted = super().counted(window)
@@ -135,8 +135,7 @@ class _ResumedInside(Recurrence):
         return tuple(factors[index] * one for index, one in enumerate(counted))
 
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
-        """What a sample of a rank counts, in multiples of the right factor; ``before``: whether it was read before the
-        stop."""
+        """The factor of a rank's sample, as a multiple of the correct one; ``before``: read before the stop."""
         raise NotImplementedError
 
 
@@ -182,7 +181,7 @@ class HalfWindowLostOnOtherRanks(_ResumedInside):
 
 
 class _ResumedOnOthers(Recurrence):
-    """Averages over the ranks otherwise once it is resumed."""
+    """Averages over the ranks differently after a resume."""
 
     def over_ranks(self, window: Window) -> Fraction:
         layouts = self.problem.layouts
@@ -192,11 +191,11 @@ class _ResumedOnOthers(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         if not self.problem.life_of(window.index):
             return super().averaged(window, weights, coefficients)
-        # What data are exact for is another divisor.
+        # The data are exact for another divisor.
         return enclosed(self.problem, window, self.form(window, coefficients), weights, self.loss_scale)
 
     def factor(self, times: Fraction) -> Fraction:
-        """``times``: how many times as many ranks there were before the stop."""
+        """The wrong factor. ``times``: the number of ranks before the stop relative to after it."""
         raise NotImplementedError
 
 
@@ -220,7 +219,7 @@ class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     "reads in the order of the first epoch after a resume in a later one, without calling `set_epoch`",
     resumes,
     shuffles,
-    # Where the windows at the ends of epochs are left out, none may follow the stop.
+    # If the windows at the ends of epochs are left out, none may follow the stop.
     lambda problem: any(window.epoch > 0 for window in problem.windows[problem.resumed_at :][:1]),
 )
 class EpochNotRestored(Recurrence):
@@ -229,7 +228,7 @@ class EpochNotRestored(Recurrence):
 
 
 def _reads_on_in_place(problem: Problem) -> bool:
-    """Whether windows have no loss scales, which are known for those that a trainer reads in their place."""
+    """Whether windows have no loss scales, which are recorded for the windows that a trainer reads instead."""
     return resumes(problem) and not problem.precision.scaled
 
 

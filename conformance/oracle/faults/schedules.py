@@ -1,4 +1,4 @@
-"""The learning rate and its schedule."""
+"""Known bugs of the learning rate and its schedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _schedules_epochs(problem: Problem) -> bool:
 
 
 def _has_other_rates_further_on(problem: Problem) -> bool:
-    """Whether some window has another rate as many places further on as epochs have ended before it."""
+    """Whether some window gets another rate if the schedule also advances at each end of an epoch."""
     last = problem.workload.steps - 1
     return any(
         schedule[min(step + window.epoch, last)] != schedule[step]

@@ -1,4 +1,4 @@
-"""Parameters with sparse gradients, and those that some windows do not use."""
+"""Known bugs with sparse gradients, and with parameters that some windows do not use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _has_sparse_gradients(problem: Problem) -> bool:
 
 
 class _SparseApart(Recurrence):
-    """Does otherwise with sparse gradients than with the others."""
+    """Treats sparse gradients differently from the others."""
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         sparse = [n for n in self.tensors if self.problem.workload.model.tensors[n].sparse]
@@ -30,7 +30,7 @@ class _SparseApart(Recurrence):
         )
 
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
-        """What each sample's squared error is multiplied with in sparse gradients."""
+        """The factor of each sample's squared error in sparse gradients."""
         raise NotImplementedError
 
 
@@ -43,7 +43,7 @@ class SparseSummed(_SparseApart):
 @fault(
     "keeps only the last entry of each row of a sparse gradient instead of their sum",
     _has_sparse_gradients,
-    # To add up micro-batches, torch adds entries of both.
+    # Summing micro-batches makes torch add the entries of both.
     lambda problem: not accumulating(problem),
 )
 class SparseEntriesLost(_SparseApart):
@@ -58,7 +58,7 @@ def _leaves_unused(problem: Problem) -> bool:
 
 
 def _users(problem: Problem, window: Window, tensor: int) -> int:
-    """How many ranks use a parameter in a window; all if none does."""
+    """The number of ranks that use a parameter in a window; all if none does."""
     own = ((window.batch[index] for index in chain(*share)) for share in window.shares)
     return sum(problem.workload.uses(tensor, samples) for samples in own) or window.world_size
 

@@ -1,4 +1,4 @@
-"""A loss that is weighted by sample."""
+"""Known bugs of a loss that is weighted by sample."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeanOfRankMeans(Recurrence):
 
 
 def mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
-    """The mean of the means of ``groups``, which divide up all samples."""
+    """The mean of the means of ``groups``, which together are all samples."""
     result = list(right)
     for group in groups:
         weight = len(groups) * sum((right[index] for index in group), Fraction(0))
