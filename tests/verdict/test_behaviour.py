@@ -74,7 +74,7 @@ def test_a_wrong_run_shows_nothing(follow):
 def test_a_window_that_is_stepped(follow):
     assert seen(follow(SHORT)) == seen(follow(SHORT), last_window="step") == ("PASS (exact)", ["last_window=step"])
     assert refusal(follow(SHORT), last_window="drop") == (
-        'the trainer declares last_window="drop", but steps a short last window, averaged by its true length; '
+        'the trainer sets last_window="drop", but steps a short last window, averaged by its true length; '
         'declare last_window="step" if that is meant'
     )
 
@@ -82,14 +82,14 @@ def test_a_window_that_is_stepped(follow):
 def test_a_window_that_is_dropped(follow, leftover):
     for run in (leftover, follow(SHORT, windows=5)):
         assert seen(run) == seen(run, last_window="drop") == ("PASS (exact)", ["last_window=drop"])
-        assert "but drops a short last window; declare" in refusal(run, last_window="step")
-        assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+        assert "but drops a short last window; set" in refusal(run, last_window="step")
+        assert "but drops a short last window; set" in refusal(run, last_window="carry")
 
 
 def test_gradients_that_are_left_behind(carried):
     assert seen(carried) == seen(carried, last_window="carry") == ("PASS (exact)", ["last_window=carry"])
     for declared in ("step", "drop"):
-        assert "leaves its gradients behind; declare" in refusal(carried, last_window=declared)
+        assert "leaves its gradients behind; set" in refusal(carried, last_window=declared)
 
 
 def test_gradients_that_the_next_epoch_may_clear(carried):
@@ -125,7 +125,7 @@ def test_a_window_that_is_never_computed_is_dropped_wherever_gradients_are_kept(
     for event in run.of("backward_begin"):
         event["gradients"] = "none"
     assert seen(run) == ("PASS (exact)", ["last_window=drop"])
-    assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+    assert "but drops a short last window; set" in refusal(run, last_window="carry")
 
 
 def test_gradients_whose_computation_nobody_sees(carried):

@@ -42,7 +42,7 @@ def test_weights_that_did_not_arrive_show(outcome):
     judgement = judge(CASE, outcome)
     forward["weights"] = before
     assert judgement.verdict == "DIVERGED"
-    assert judgement.headline == "the ranks hold different weights after window 0"
+    assert judgement.headline == "the ranks have different weights after window 0"
     assert {finding.law.id for finding in judgement.findings} == {"ddp/identical-weights"}
     assert judge(CASE, outcome).verdict == "PASS (exact)"
 
