@@ -1,4 +1,4 @@
-"""What is done where several ways are right is named if it shows, and held against what the trainer declares."""
+"""Choices where several behaviours are valid: they are named if visible, and compared with the declared ones."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_rows_that_are_repeated_and_do_not_count(follow):
 
 
 def test_rows_that_one_rank_alone_repeats(follow):
-    """No even share of the ranks holds them, so they are no filled-up batch."""
+    """No even share of the ranks contains them, so they are no padded batch."""
     run = follow("ddp-w2-fp32-uneven-batch")
     last = run.of("forward", 1)[-1]
     last["rows"] = [*last["rows"], last["rows"][0]]

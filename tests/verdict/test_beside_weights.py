@@ -1,4 +1,4 @@
-"""What becomes of buffers, random numbers and running averages where the weights are right."""
+"""Buffers, random numbers and running averages of trainers with correct weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADDS = [
 
 
 class Rank:
-    """A rank of which these events are known, and that each forward with gradients trains."""
+    """A rank with these events, whose forwards with gradients all train."""
 
     def __init__(self, events):
         self.events = events
@@ -38,7 +38,7 @@ class Rank:
 
 
 def forward(held, add, how):
-    """One forward, and what it leaves."""
+    """One forward, and its result."""
     after = held[0] + SHARE, held[1] + add
     return SimpleNamespace(how=how, model=0, training=True, before=held, after=after), after
 
@@ -140,7 +140,7 @@ def test_what_other_forwards_counted_may_be_taken_back():
 
 
 def test_a_copy_that_is_only_evaluated_has_buffers_of_its_own():
-    """As the average of the weights has, of which running statistics are computed at the end."""
+    """Such as for the average of the weights, whose running statistics are computed at the end."""
 
     def of_copy(how, before, after):
         return SimpleNamespace(how=how, model=1, training=True, before=before, after=after)

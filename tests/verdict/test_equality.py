@@ -1,4 +1,4 @@
-"""Weights and gradients after every step on every rank: equal to the bit, or within the bound, or it fails."""
+"""Weights and gradients after every step on every rank: bit-identical, or within the bound, or a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold before equality means anything. In most tests all numbers are right, and one guard does not hold."""
+"""Guards, without which equality means nothing. In most tests all numbers are correct, and one guard fails."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ IDLE = [BACKWARD, step(1, [None, None])]
     [
         ([*FOUND, *IDLE], 1),
         (FOUND, None),
-        # Nothing was to be found without a backward, as for a second optimizer that holds what is frozen.
+        # Without a backward there are no gradients, such as for a second optimizer of frozen parameters.
         ([*FOUND, IDLE[1]], None),
         ([*FOUND, *IDLE, BACKWARD, step(2, [1.0, 1.0])], None),
         # Gradients that could not be read are not missing.

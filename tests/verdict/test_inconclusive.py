@@ -119,7 +119,7 @@ def test_a_part_of_the_recorder_failed_by_a_replacement(follow):
 
 @pytest.mark.parametrize("kind", ["step", "finished"])
 def test_parameters_that_are_split_over_the_ranks(follow, kind):
-    """As FSDP's: a rank holds a part of the weights, or nothing while their memory is freed."""
+    """As in FSDP: a rank has a part of the weights, or nothing while their memory is freed."""
     run = follow("ddp-w2-acc2-fp32-momentum")
     start = run.of("start")[0]
     run.after(start, {**start, "event": "model", "model": 0, "shapes": [[1, 3]]})
@@ -145,7 +145,7 @@ def test_weights_that_no_step_of_torchs_has_changed(follow, moves):
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_what_another_process_trains_cannot_be_seen(follow, moves):
-    """Whether or not its weights come back; beside training in the trainer's own process, a fork means nothing."""
+    """With or without its weights coming back; next to training in the trainer's own process, a fork is harmless."""
     run = follow("single-acc2-fp32-sgd")
     start = run.of("start")[0]
     run.after(start, {**start, "event": "fork"})
@@ -208,7 +208,7 @@ def test_weights_that_change_after_the_last_step(follow, are_right):
 
 
 def test_an_adapter_that_is_merged_at_the_end(follow):
-    """What trains beside the task's model is stepped; the task's own weights change once."""
+    """Parameters outside the task's model are stepped; the task's own weights change once."""
     run = follow("single-acc2-fp32-momentum")
     [finished] = run.of("finished")
     run.remove(*(event for kind in ("forward", "backward_begin", "backward_end", "step") for event in run.of(kind)))

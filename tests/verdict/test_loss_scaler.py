@@ -96,7 +96,7 @@ SKIPPED = "window {} was skipped, although nothing can overflow at its loss scal
             OVERFLOW,
             NOT_HALVED,
             scale_after(128.0),
-            "rank 0 has a loss scale of 128 after the overflow in window 2 instead of ",
+            "rank 0 has a loss scale of 128 after the overflow in window 2 ",
         ),
         (MOMENTUM, {}, scale_after(64.0), "rank 0 has a loss scale of 64 after its step in window 5 instead of "),
         ("single-acc2-fp16-growing-scale", {}, scale_after(32.0, 0), "rank 0 has a loss scale of 32 after "),
@@ -212,7 +212,7 @@ SCALES = tuple(Fraction(scale) for scale in (128, 128, 128, 64, 64, 64))
 
 
 def by_apex(run, delayed=True):
-    """The same run with apex in the place of a GradScaler: what is scaled, unscaled and updated is in `scale_loss`."""
+    """The same run with apex instead of a GradScaler: `scale_loss` scales, unscales and updates."""
     last = run.case.accumulation - 1
     for events in run.ranks:
         scales = {event["window"]: event["scale"] for event in events if event["event"] == "scaler_step"}

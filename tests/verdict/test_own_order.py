@@ -48,7 +48,7 @@ def test_an_epoch_that_is_never_read(follow):
 
 
 def test_windows_that_are_lost_in_each_epoch_are_not_taken_from_the_next(follow):
-    """Two of three windows: what is left is as much as an epoch and a third."""
+    """Two of three windows: the rest is as long as an epoch and a third."""
     run = follow(NAME)
     run.remove(*(event for rank in run.ranks for event in rank if event["window"] in (2, 5)))
     run.expect("FAIL (numerics)", "no rank reads 8 samples of epoch 0; ")
@@ -127,7 +127,7 @@ EPOCHS = "ddp-w2-acc2-fp32-epoch-schedule"
 
 @pytest.fixture
 def apart(follow):
-    """Rank 1 reads two windows of the second epoch the other way round, and what it reads of them is rank 0's."""
+    """Rank 1 reads two windows of the second epoch in reverse, with rank 0's samples."""
     run = follow(EPOCHS)
     forwards = [[event for event in run.of("forward", rank) if event["window"] in (2, 3)] for rank in (0, 1)]
     for event, other in zip(forwards[1], [*forwards[0][2:], *forwards[0][:2]], strict=True):

@@ -1,4 +1,4 @@
-"""Workers of a parameter server are judged by the weights that they hold, and so is every rank that never steps."""
+"""Workers of a parameter server, and other ranks that never step, are judged by their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that a trainer reports stand for what is not seen, and are compared with what is."""
+"""Reported weights replace unseen ones, and are compared with seen ones."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_report_against_what_is_seen(follow):
 
 @pytest.mark.parametrize("differ", [False, True])
 def test_reports_from_before_the_step_where_the_last_weights_are_not_seen(follow, differ):
-    """As where weights are gathered for forwards alone. The reports are what is wrong, be they alike or not."""
+    """Such as with weights that are gathered only for forwards. The reports are wrong, whether equal or not."""
     run = follow(CASE)
     report(run)
     for rank in range(2):
@@ -173,7 +173,7 @@ def test_wrong_weights_with_right_ones_reported(follow):
 
 
 def test_masters_of_what_is_seen_rounded(follow):
-    """Forwards show 16 bits of what is reported: of two that round alike, the reported one is judged."""
+    """Forwards show the reported weights in 16 bits: if both round to the same number, the reported one is judged."""
     for wrong, verdict in ((0.0, "PASS (exact)"), (2.0**-12, "FAIL (numerics)")):
         run = follow("ddp-w2-acc2-bf16-momentum")
         report(run)

@@ -1,4 +1,4 @@
-"""Cases that are stopped and resumed: what shows at the seam, and that it misleads nobody."""
+"""Cases that are stopped and resumed: what shows at the seam, without false positives."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -42,7 +42,7 @@ def second_life(run, rank):
 
 @pytest.mark.parametrize(("windows", "count"), [(1, "1 window"), (4, "4 windows")])
 def test_a_stop_elsewhere_is_the_adapters_mistake(follow, windows, count):
-    """The windows of the second life are those after it, so the numbers are right all the same."""
+    """The windows of the second life come after the stop, so the numbers are correct anyway."""
     run = follow("single-acc2-fp32-momentum-resumed-at-3")
     [finished, *_] = run.of("finished")
     seam = run.ranks[0][run.ranks[0].index(finished) : run.ranks[0].index(run.of("start")[1]) + 1]
@@ -76,7 +76,7 @@ def broken(judgement):
 
 @pytest.mark.parametrize("workload", ["momentum", "own-order"])
 def test_nothing_is_trained_after_the_resume(follow, workload):
-    """In an order of its own, an epoch is never read, too."""
+    """With its own order, an epoch is also never read."""
     run = follow(f"single-acc2-fp32-{workload}-resumed-at-3")
     run.remove(*second_life(run, 0)[1:-1])
     judgement = run.expect("FAIL (numerics)", "no window was trained after the resume")
@@ -142,12 +142,12 @@ def test_a_loss_scale_that_the_trainer_gives_is_its_own(follow):
 @pytest.mark.parametrize("took_model", [False, True])
 def test_what_another_model_is_resumed_for_cannot_be_seen(follow, took_model):
     run = follow("single-acc2-fp32-momentum-resumed-at-3")
-    begun = {**run.of("start")[0], "event": "model", "model": 0, "shapes": []}
+    initial = {**run.of("start")[0], "event": "model", "model": 0, "shapes": []}
     backward = {**run.of("backward_begin")[-1], "window": None, "micro_batch": None}
     run.remove(*second_life(run, 0)[1:-1])
     if took_model:
-        run.before(run.ranks[0][-1], dict(begun), backward)
-    run.before(run.of("start")[0], begun)
+        run.before(run.ranks[0][-1], dict(initial), backward)
+    run.before(run.of("start")[0], initial)
     judgement = run.expect("INCONCLUSIVE")
     how = "and trained another module than" if took_model else "without calling"
     assert how in judgement.headline.replace("resumed, ", "")
@@ -158,7 +158,7 @@ def test_what_another_model_is_resumed_for_cannot_be_seen(follow, took_model):
 def test_steps_that_only_forwards_show(follow, written_back):
     """The last one before the stop shows in the weights that the model ends with, if they are written back."""
     run = follow("single-acc2-fp32-momentum-resumed-at-3")
-    begun = weights = run.of("start")[0]["weights"]
+    initial = weights = run.of("start")[0]["weights"]
     for event in list(run.ranks[0]):
         if event["event"] == "step":
             weights = event["weights"]
@@ -166,7 +166,7 @@ def test_steps_that_only_forwards_show(follow, written_back):
         elif event["event"] == "forward" and event["micro_batch"] == 0:
             event["weights"] = weights
     if not written_back:
-        run.of("finished")[0]["weights"] = begun
+        run.of("finished")[0]["weights"] = initial
     judgement = run.expect("PASS (exact)" if written_back else "INCONCLUSIVE")
     if not written_back:
         assert "that the model's own parameters never had, so the last step is not visible" in judgement.headline
@@ -219,7 +219,7 @@ def test_what_the_optimizer_was_not_given_back(follow, after, cause):
 
 
 @pytest.mark.parametrize(
-    ("state", "moved", "begun", "cause"),
+    ("state", "moved", "initial", "cause"),
     [
         ("exp_avg", 0, 0, "rank 0 resumed with another `exp_avg` of weight in the optimizer's state, 2.00000012 in"),
         ("mine", 0, 0, None),
@@ -228,14 +228,14 @@ def test_what_the_optimizer_was_not_given_back(follow, after, cause):
         (None, 0, 1e-7, None),
     ],
 )
-def test_what_a_checkpoint_rounds_by_less_than_the_bound(follow, state, moved, begun, cause):
+def test_what_a_checkpoint_rounds_by_less_than_the_bound(follow, state, moved, initial, cause):
     """Weights are others only if both the forwards and the optimizer show it: hooks and hands may change either."""
     run = follow("single-acc2-fp32-adamw-resumed-at-3")
     first = next(event for event in second_life(run, 0) if event["event"] == "step")
     [start] = [event for event in second_life(run, 0) if event["event"] == "start"]
     ended, events = run.of("step")[2]["weights"], []
     run.of("finished")[0]["weights"] = start["weights"] = list(ended)
-    start["weights"] = [ended[0] + begun, *ended[1:]]
+    start["weights"] = [ended[0] + initial, *ended[1:]]
     for event, by, value in ((run.of("finished")[0], 0, 2.0), (first, moved, 2.0 if state is None else 2 + 2**-23)):
         events.append(kept(event, values=[ended[0] + by, ended[1]]))
         events[-1]["kept"][0]["state"] = {state or "exp_avg": [value, 0.5]}
@@ -477,7 +477,7 @@ def test_ranks_that_read_the_same_once_there_are_others(follow):
 
 
 def holding(number, *lives):
-    """A rank that holds these elements of the first parameter in each life, and their momentum."""
+    """A rank with these elements of the first parameter in each life, and their momentum."""
 
     def life(shard, momentum):
         state = {"momentum_buffer": momentum, "step": [2.0]}

@@ -15,7 +15,7 @@ CASE = "ddp-w2-acc2-fp32-momentum"
 
 
 def shard(run, *held):
-    """Have each rank show only what it holds of the weights and gradients."""
+    """Lets each rank show only its own weights and gradients."""
     for rank, positions in enumerate(held):
         start = run.of("start", rank)[0]
         run.before(start, {**start, "event": "shards", "held": list(positions)})
@@ -27,7 +27,7 @@ def shard(run, *held):
 
 
 def took_model(run):
-    """The model was handed out, so that its weights are to be there."""
+    """The model was handed out, so its weights should be visible."""
     for rank in range(len(run.ranks)):
         start = run.of("start", rank)[0]
         run.before(start, {**start, "event": "model", "model": 0, "shapes": [[1, 3], [1]]})

@@ -82,7 +82,7 @@ def all_reduce_once(window: Window) -> Outcome:
 
 @law(
     "ddp/no-sync-around-forward",
-    "`no_sync()` MUST enclose the forward of each micro-batch except the last of the window.",
+    "`no_sync()` MUST enclose the forwards of the micro-batches that stay local, and only these.",
     why="""DDP's forward decides whether the backward will all-reduce. So `no_sync()` around only the backward has no
         effect, and around the forward of a window's last micro-batch it leaves the gradients local: each rank steps
         with its own g_r instead of (1/N) Σ g_r.""",
