@@ -103,7 +103,7 @@ def test_two_workers(pytester, write):
     [(tag, _, text)] = said[f"mine:{FAILS}"]
     assert tag == "failure"
     assert text.splitlines()[0].startswith(
-        "FAIL (numerics): the weights are not those that the optimizer's steps have left: "
+        "FAIL (numerics): the weights changed outside the optimizer's steps: "
     )
     assert text.splitlines()[-1] == f"again: conformance run {mine} --case {FAILS}"
     assert "Traceback" not in text

@@ -1,4 +1,4 @@
-"""What is done where several ways are right is named if it shows, and held against what the trainer declares."""
+"""Choices where several behaviours are valid: they are named if visible, and compared with the declared ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_wrong_run_shows_nothing(follow):
 def test_a_window_that_is_stepped(follow):
     assert seen(follow(SHORT)) == seen(follow(SHORT), last_window="step") == ("PASS (exact)", ["last_window=step"])
     assert refusal(follow(SHORT), last_window="drop") == (
-        'the trainer declares last_window="drop", but steps a short last window, averaged by its true length; '
+        'the trainer sets last_window="drop", but steps a short last window, averaged by its true length; '
         'declare last_window="step" if that is meant'
     )
 
@@ -82,14 +82,14 @@ def test_a_window_that_is_stepped(follow):
 def test_a_window_that_is_dropped(follow, leftover):
     for run in (leftover, follow(SHORT, windows=5)):
         assert seen(run) == seen(run, last_window="drop") == ("PASS (exact)", ["last_window=drop"])
-        assert "but drops a short last window; declare" in refusal(run, last_window="step")
-        assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+        assert "but drops a short last window; set" in refusal(run, last_window="step")
+        assert "but drops a short last window; set" in refusal(run, last_window="carry")
 
 
 def test_gradients_that_are_left_behind(carried):
     assert seen(carried) == seen(carried, last_window="carry") == ("PASS (exact)", ["last_window=carry"])
     for declared in ("step", "drop"):
-        assert "leaves its gradients behind; declare" in refusal(carried, last_window=declared)
+        assert "leaves its gradients behind; set" in refusal(carried, last_window=declared)
 
 
 def test_gradients_that_the_next_epoch_may_clear(carried):
@@ -125,7 +125,7 @@ def test_a_window_that_is_never_computed_is_dropped_wherever_gradients_are_kept(
     for event in run.of("backward_begin"):
         event["gradients"] = "none"
     assert seen(run) == ("PASS (exact)", ["last_window=drop"])
-    assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+    assert "but drops a short last window; set" in refusal(run, last_window="carry")
 
 
 def test_gradients_whose_computation_nobody_sees(carried):
@@ -171,7 +171,7 @@ def test_rows_that_are_repeated_and_do_not_count(follow):
 
 
 def test_rows_that_one_rank_alone_repeats(follow):
-    """No even share of the ranks holds them, so they are no filled-up batch."""
+    """No even share of the ranks contains them, so they are no padded batch."""
     run = follow("ddp-w2-fp32-uneven-batch")
     last = run.of("forward", 1)[-1]
     last["rows"] = [*last["rows"], last["rows"][0]]
