@@ -113,7 +113,7 @@ def test_two_workers(pytester, write):
         "UNAVAILABLE: a_framework_nobody_has is not installed; install it with: pip install a_framework_nobody_has"
     )
     assert skipped[f"mine:{unsupported}"] == (
-        "UNSUPPORTED: the trainer does not declare the layout samples (it declares: batched, accumulated)"
+        "UNSUPPORTED: not supported by this trainer: layout samples (supported: batched, accumulated)"
     )
     assert f"mine:{cuda}" in said
     result.stdout.fnmatch_lines(["SKIPPED * UNAVAILABLE: *pip install a_framework_nobody_has"])

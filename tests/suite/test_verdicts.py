@@ -150,7 +150,7 @@ def test_what_is_not_declared_is_listed_and_never_passed(conformance, write, cas
     ended = conformance("run", target, "--backend", "horovod")
     [(_, result)] = cases().items()
     assert (result["verdict"], ended.code) == ("UNSUPPORTED", 1)
-    assert result["headline"] == "the trainer does not declare the backend horovod (it declares: single, ddp)"
+    assert result["headline"] == "not supported by this trainer: backend horovod (supported: single, ddp)"
     assert "Nothing was judged" in ended.out
 
 

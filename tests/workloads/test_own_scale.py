@@ -55,7 +55,7 @@ def test_cases_in_fp16_alone_have_it():
 
 def test_what_is_about_the_growth_of_the_scale_or_is_not_linear_is_not_declared():
     refused = [one for one in plan(replace(OWN, precisions=("fp16",)), "single") if one.undeclared is not None]
-    assert "ability to begin with the task's loss scale" in {one.undeclared for one in refused}
+    assert "the task's loss scale" in {one.undeclared for one in refused}
     assert not {"growing-scale", "two-layers"} & {workload for _, workload in CASES}
 
 
