@@ -1,4 +1,4 @@
-"""Converts records to plain JSON values and back, strictly: nothing is dropped or guessed, and misfits raise an error."""
+"""Converts records to plain JSON values and back, strictly: misfits raise an error, and nothing is dropped."""
 
 from __future__ import annotations
 

@@ -216,8 +216,8 @@ def _header(path: Path, first: list[dict[str, Any]]) -> Header:
     version = first[0].get("schema")
     if type(version) is not int or version != SCHEMA_VERSION:
         raise ResultsError(
-            f"{path} has schema version {shortened(version)}, but this trainer-conformance reads version {SCHEMA_VERSION}: "
-            f"use the version that wrote it ({shortened(first[0].get('version'))})"
+            f"{path} has schema version {shortened(version)}, but this trainer-conformance reads version "
+            f"{SCHEMA_VERSION}: use the version that wrote it ({shortened(first[0].get('version'))})"
         )
     header = _line(first[0], f"{path}: line 1")
     assert isinstance(header, Header)
