@@ -67,7 +67,7 @@ def differences(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         (fault(sent=(Sent(SIGTERM),)), ["it ended before it told 'ready'"]),
         (
             fault("echo Traceback; echo ' File \"/conformance/watch/reading.py\", line 1'", says=()),
-            ["it prints a traceback of ours"],
+            ["it prints a traceback of conformance"],
         ),
     ],
 )
@@ -103,14 +103,14 @@ def test_what_a_machine_does_not_permit_is_listed(capsys: pytest.CaptureFixture[
     assert commit([fault(), fault(within=forbidden)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "UNAVAILABLE name: not here"
-    assert printed[-1].startswith("2 faults: 1 as stated, 0 not, 1 unavailable here; ")
+    assert printed[-1].startswith("2 faults: 1 as stated, 0 differ, 1 unavailable here; ")
 
 
 def test_each_that_differs_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert commit([fault(code=(0,))]) == 1
     line, last = capsys.readouterr().out.splitlines()
     assert line == "name: the exit code is 4, stated: 0"
-    assert last.startswith("1 faults: 0 as stated, 1 not, 0 unavailable here; ")
+    assert last.startswith("1 faults: 0 as stated, 1 differ, 0 unavailable here; ")
 
 
 def test_those_that_share_a_command_are_judged_by_their_own_cases(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_pair_is_read(tmp_path):
     ("text", "line"),
     [
         (MESSAGE.replace("Right: nothing==1.1\n", ""), "`Right: ...` is missing"),
-        (MESSAGE.replace("==1.1", ">=1.1"), "`nothing>=1.1` is no release"),
+        (MESSAGE.replace("==1.1", ">=1.1"), "`nothing>=1.1` is not a release"),
         (MESSAGE.replace("Expected", "Verdict"), "not `Verdict: FAIL (numerics)`"),
     ],
 )

@@ -76,8 +76,8 @@ def hunk(text):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (hunk("-        walk()"), "a hunk must match exactly once, and the base has this 0 times:\n            walk()"),
-        (hunk("-        step()"), "a hunk must match exactly once, and the base has this 2 times:\n            step()"),
+        (hunk("-        walk()"), "a hunk must match exactly once, but matches 0 times:\n            walk()"),
+        (hunk("-        step()"), "a hunk must match exactly once, but matches 2 times:\n            step()"),
         (hunk("-        clip()\n@@\n-    for batch in task.dataloader():"), "this comes too late:\n        for batch"),
         (hunk("         clip()\n-        step()"), "the base has this 0 times"),
     ],
@@ -95,12 +95,12 @@ def test_a_patch_that_does_not_fit_its_base_is_refused(write, text, line):
         (hunk("         clip()"), "a hunk changes nothing"),
         (hunk("-        clip()\n+        clip()"), "a hunk changes nothing"),
         (hunk("+        walk()"), "a hunk only adds; keep a line beside it"),
-        (hunk("clip()"), "a line of a hunk begins with `-`, `+` or a space, and this one does not: clip()"),
-        (MESSAGE, "it has no hunk, which begins with a line `@@`"),
-        (PATCH.replace("Base: base", "Base: other"), "`Base: other` is no reference trainer"),
+        (hunk("clip()"), "a line of a hunk must start with `-`, `+` or a space: clip()"),
+        (MESSAGE, "no hunk: start one with a line `@@`"),
+        (PATCH.replace("Base: base", "Base: other"), "`Base: other` is neither a reference trainer"),
         (PATCH.replace("Base: base\n", ""), "`Base: NAME` is missing"),
         (PATCH.replace("Cases: single-batched-fp32-sgd\n", ""), "`Cases: ID, ...` is missing"),
-        (PATCH.replace("\nExpected: CRASH", ""), "a mutant has to be caught"),
+        (PATCH.replace("\nExpected: CRASH", ""), "a mutant must be caught"),
         (
             PATCH.replace("Expected", "Verdict"),
             "Laws, Cause, Time limit); not `Verdict: CRASH`",

@@ -120,7 +120,7 @@ def test_headers_name_laws_facts_and_values_that_there_are() -> None:
 
 def test_what_a_script_prints_must_not_change() -> None:
     assert "loss 0.25" in str(complaint(RIGHT, "CONFORMS", PRINTED, Run(0, "loss 0.25", "", None)))
-    assert "fails by itself" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
+    assert "fails without a watch" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
 
 
 def test_scripts_in_forks_have_the_verdict_of_their_headers() -> None:
