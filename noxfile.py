@@ -330,7 +330,7 @@ def ring_gather(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def apex(session: nox.Session) -> None:
-    """NVIDIA apex, on a machine with a GPU; elsewhere it reports what is missing, and fails, as nothing was judged."""
+    """NVIDIA apex, on a machine with a GPU; elsewhere it reports the missing parts, and fails, as nothing was judged."""
     install_wheel(session, "horovod")
     if shutil.which("nvidia-smi") is not None:
         session.install("-c", str(CONSTRAINTS), "packaging", "setuptools", "wheel")
@@ -380,7 +380,7 @@ def reports(session: nox.Session, report: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("name", [nox.param(name, id=name) for name in FRAMEWORKS])
 def findings(session: nox.Session, name: str) -> None:
-    """The scripts of all findings, each of which must exit with 1; `nox -s "findings(accelerate)"` runs some."""
+    """The scripts of all findings; each must exit with 1; `nox -s "findings(accelerate)"` runs some."""
     install_wheel(session, name, *FURTHER.get(name, ()))
     run_findings(session, name)
 

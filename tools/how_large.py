@@ -343,7 +343,7 @@ RUNS: dict[str, tuple[Callable[..., float], tuple[Any, ...], tuple[Any, ...]]] =
     "schedule by micro-batch": (scheduled, (decay,), (lambda step: decay(step * WINDOW + WINDOW - 1),)),
     "schedule on a skip": (scheduled, (lambda step: warm_up(max(step - 5, 0)), 5), (warm_up, 5)),
     "schedule an epoch ahead": (scheduled, (by_epoch,), (lambda step: by_epoch(step, 1),)),
-    "schedule by step goes on at the number of epochs": (scheduled, (decay,), (at_epochs,)),
+    "schedule by step continues from the number of epochs": (scheduled, (decay,), (at_epochs,)),
     "schedule resumed with its first rate for an epoch": (scheduled, (by_epoch,), (first_again,)),
     "each epoch in the order of the first": (resumed, ((),), (tuple(range(1, EPOCHS)), False, 0)),
     "one epoch resumed in another order": (resumed, ((),), ((4,),)),

@@ -61,7 +61,7 @@ PERMISSIONS: dict[str, str] = {
     "synchronizes_by_flag.patch": "DDP's flag MAY be set instead of `no_sync()`.",
     "unscaled_by_hand.patch": "A trainer MAY unscale and check gradients by hand and step without the scaler.",
     "unscaled_without_clipping.patch": "`unscale_` MAY be called although nothing is clipped.",
-    "unused_parameter.patch": "An optimizer MAY hold parameters that no forward uses.",
+    "unused_parameter.patch": "An optimizer MAY have parameters that no forward uses.",
     "window_in_one_forward.patch": "The micro-batches of a window MAY go forward together.",
     "zero_grad_last.patch": "Gradients MAY be cleared before a window or after its step.",
     "zero_grad_to_zero.patch": "Gradients MAY be cleared to zero instead of None.",

@@ -3,7 +3,7 @@
     pip install -c constraints.txt -e ".[docs]"
     python -m tools.workloads_page
 
-Only the figures need matplotlib. Each has a digest of what it draws, so a test sees when it is out of date.
+Only the figures need matplotlib. Each has a digest of its drawing calls, so a test sees when it is out of date.
 """
 
 from __future__ import annotations

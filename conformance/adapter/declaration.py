@@ -258,7 +258,7 @@ def trainer(
     "pad" it by repeating samples, as `DistributedSampler` does. "join": use it, also where only some ranks have samples
     left; the others join, as in torch's `Join` or with Horovod's `join()`, and end with the same weights. Only trainers
     that declare this get a case in which ranks have different numbers of batches.
-    schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" all the same.
+    schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" anyway.
     schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" anyway.
     The defaults are those of `Declaration`. The decorated function stays a plain callable:
     The defaults are those of `Declaration`. The decorated function stays a plain callable:

@@ -155,7 +155,7 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def _module_of(value: object) -> object:
-    """Where a trainer is defined; a partial function has no module of its own."""
+    """The module that defines a trainer; a partial function has none itself."""
     return getattr(value.func if isinstance(value, partial) else value, "__module__", None)
 
 

@@ -50,7 +50,7 @@ class OfOnePixel(torch.nn.Conv2d):
 
 
 class Experts(torch.nn.ModuleList):
-    """Modules of which each sample uses one. A module that no sample uses is not called and gets no gradient."""
+    """Modules, one per sample. A module that no sample uses is not called and gets no gradient."""
 
     def forward(self, inputs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """(..., features) inputs, (..., 1) numbers of experts, (..., 1) predictions."""

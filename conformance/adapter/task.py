@@ -76,7 +76,7 @@ class Task:
     then. The optimizer may have them from the start, as it skips parameters without a gradient; if they come in a new
     group, the scheduler must get that group too, and continue from its current step. None if no parameter is frozen, or
     if they stay frozen.
-    unused_parameters: whether some samples use only some parameters of the model, so that others may have no gradient
+    unused_parameters: whether some samples use only some parameters of the model, so others may have no gradient
     on a rank, or on any.
     own_order: whether the trainer may choose the order of `dataset()`: each sample on one rank, once in each of
     `epochs()`. Micro-batches and windows keep their lengths. Only for trainers that support it.
@@ -137,7 +137,7 @@ class Task:
     def model(self) -> torch.nn.Module:
         """A fresh model on `device` with this rank's start weights: (m, features) inputs, (m, 1) predictions.
 
-        Usually a `torch.nn.Linear`, in some cases a module with more parameters, some of which may be frozen.
+        Usually a `torch.nn.Linear`, in some cases a module with more parameters, some perhaps frozen.
         """
         spec = self._spec["model"]
         model = module(spec).to(self.dtype)

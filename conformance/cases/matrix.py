@@ -37,7 +37,7 @@ def covering(cases: Mapping[C, Values], strength: int, taken: Container[C], clos
     Args:
         cases: all cases, in the same dimensions. No two have the same values.
         taken: cases that run anyway.
-        closely: dimensions of which all values must meet, not only ``strength`` of them.
+        closely: dimensions whose values must all meet, not only ``strength`` of them.
 
     Raises:
         ValueError: two cases have the same values.

@@ -22,8 +22,8 @@ from conformance import Task, trainer
     clips=["norm", "value"],
 )
 def train(task: Task) -> None:
-    # Replace the body with a call to your own trainer. The task provides what it would otherwise make itself: model,
-    # optimizer, schedule, loss scaler, data and loss. Hooks read weights and gradients.
+    # Replace the body with a call to your own training code. The task provides model, optimizer, schedule, loss scaler,
+    # data and loss. Hooks read weights and gradients.
     model = task.model()
     if task.world_size > 1:
         dist.init_process_group(task.collective_backend)

@@ -16,7 +16,7 @@ _NAMESPACES = ("torch", "functional", "F")
 
 
 def reshapes(outside: list[ast.AST], is_taker: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Each call that reshapes an input of the model or the loss, and what it reshapes.
+    """Each call that reshapes an input of the model or the loss, with its operand.
 
     ``outside``: the nodes outside of modules. ``is_taker``: whether a call is the model or the loss. A named input is
     searched in the innermost loop or function around the call: elsewhere the script makes its data.

@@ -34,8 +34,7 @@ class Numbers:
 
     ``step``: the step of these values. ``expected``: each value with its largest allowed error. ``seen``: the first
     wrong value, as (rank, index, value), and another if steps may belong to other windows; empty if the values of ranks
-    differ, each of which may be correct. ``others``: other correct values, by the choice of the trainer that gives
-    them.
+    differ, as each may be correct. ``others``: other correct values, by the choice of the trainer that gives them.
     """
 
     windows: int

@@ -276,10 +276,10 @@ class Rank:
 
     rank: Annotated[int, "which rank"]
     exit: Annotated[str, "how the process ended, in words"]
-    output: Annotated[str, "the end of what it printed"] = ""
+    output: Annotated[str, "the end of its output"] = ""
     delivered: Annotated[bool, "whether it failed after it had delivered its whole recording"] = False
     stack: Annotated[str | None, "where it was at the time limit"] = None
-    traceback: Annotated[str | None, "what it raised"] = None
+    traceback: Annotated[str | None, "the traceback of its exception"] = None
     host: Annotated[str | None, "its machine, if there were several"] = None
     collectives: Annotated[dict[str, Collective], "its use of each collective, by name"] = field(default_factory=dict)
 
@@ -327,7 +327,7 @@ class Finding:
     law: Annotated[str, "id of the law"]
     level: Annotated[Level, "level of the law"]
     says: Annotated[str, "the law in one sentence"]
-    contradiction: Annotated[str, "what is expected, why, and what the trainer did instead"]
+    contradiction: Annotated[str, "the expectation, the reason, and what the trainer did instead"]
     fix: Annotated[str, "a short correct snippet of Python"]
     count: Annotated[int, "how often the same line broke it, over windows and ranks"]
     ranks: Annotated[tuple[int, ...], "the ranks that broke it"]

@@ -1,6 +1,6 @@
 """Gradient accumulation, on one device: several micro-batches, one optimizer step.
 
-Each micro-batch's loss is divided so that the window's losses sum to the loss of all its samples together. The divisor
+Each micro-batch's loss is divided to make the window's losses sum to the loss of all its samples together. The divisor
 is that of this window, not of a nominal one: the last window may be
 shorter, and its last micro-batch smaller.
 

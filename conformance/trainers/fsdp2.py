@@ -53,7 +53,7 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
     shards = mesh.size(mesh.ndim - 1)
 
     def split(parameter: torch.nn.Parameter) -> Shard:
-        """By columns if all ranks get equal parts; else by rows, of which some ranks may get none."""
+        """By columns if all ranks get equal parts; else by rows, and some ranks may get none."""
         return Shard(1) if parameter.ndim > 1 and parameter.shape[1] % shards == 0 else Shard(0)
 
     fully_shard(model, mesh=mesh, mp_policy=policy(task), shard_placement_fn=split)

@@ -1,8 +1,8 @@
 """Horovod with `synchronize()` and `skip_synchronize()`, with and without gradient accumulation.
 
 Horovod's optimizer starts to average a gradient over the ranks in every `backward_passes_per_step`-th
-backward. `synchronize()` waits until that is done, so that gradients can be unscaled and clipped between it
-and the step.
+backward. `synchronize()` waits until that is done: gradients can be unscaled and clipped between it and
+the step.
 """
 
 from __future__ import annotations

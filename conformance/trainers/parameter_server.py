@@ -58,7 +58,7 @@ def serve(task: Task) -> None:
                 dist.send(weight, worker)
         gradient = gradient_of(task, model, window, weight, scaler.scale)
 
-        # The step has to wait for every worker. In the order of ranks, so that a repeated run is bit-identical.
+        # The step has to wait for every worker. In the order of ranks: a repeated run is bit-identical.
         for worker in workers:
             gradient += receive(torch.empty_like(gradient), worker)
         gradient /= task.world_size

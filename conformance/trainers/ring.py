@@ -117,7 +117,7 @@ def reduce_scatter(segments: Sequence[torch.Tensor]) -> None:
 
 
 def all_gather(segments: Sequence[torch.Tensor]) -> None:
-    """Phase 2: rank r has segment r; afterwards every rank has every segment, and all the same."""
+    """Phase 2: rank r has segment r; afterwards every rank has the same segments."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(ranks - 1):
         exchange(segments[(rank - step) % ranks], segments[(rank - step - 1) % ranks])

@@ -30,7 +30,7 @@ DECLARABLE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Words:
-    """How a behaviour is described. ``says`` completes "the trainer ...". ``loss``: what it costs a user who does not
+    """How a behaviour is described. ``says`` completes "the trainer ...". ``loss``: the cost to a user who does not
     expect it; ``instead``: what to write then."""
 
     says: str

@@ -52,7 +52,7 @@ def noisy_line() -> Workload:
 
 
 def two_workers() -> Workload:
-    """The shards of the exercise's last question, ordered so that two ranks read what its two workers read."""
+    """The shards of the exercise's last question, ordered for two ranks to read the same as its two workers."""
     batches = [(*first, *second) for first, second in zip(*TWO_WORKERS, strict=True)]
     return exercise("two-workers", batches, 0.001, 10, "The two workers' shards of the distributed exercise.")
 
@@ -127,7 +127,7 @@ _STREAMS = {
     "sampler-drops": _Stream(
         "Two epochs whose samples do not divide over the ranks: the sampler drops one.", "drop", 1
     ),
-    OWN_ORDER: _Stream("Two epochs, in each of which the trainer chooses the order of the samples.", "pad", 0),
+    OWN_ORDER: _Stream("Two epochs; in each the trainer chooses the order of the samples.", "pad", 0),
 }
 #: The workloads, each with the global batch sizes to try, in order.
 ANY_ORDER: dict[str, tuple[int, ...]] = {name: stream.sizes for name, stream in _STREAMS.items()}

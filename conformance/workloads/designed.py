@@ -48,7 +48,7 @@ class Design(Ingredients):
         short: samples of the last batch of an epoch, as a fraction of the others'.
         outliers: in these batches, samples that overflow fp16.
         idle: in this batch, no sample is of the last block.
-        stops: after so many steps no element is at its start, and none is at rest. Training can be resumed there: lost
+        stops: after so many steps no element is at its start or at rest. Training can be resumed there: lost
             state shows in each element, and so on each rank that stores one.
     """
 
@@ -105,7 +105,7 @@ class Design(Ingredients):
             tried, element = run.chosen.copy(), generator.integers(len(courses))
             tried[element] = generator.integers(len(courses[element].visits))
             other = _Run.of(tried, self.visited, batches, courses, generator)
-            # If elements are alike, a gradient does not show which samples it comes from.
+            # If elements are alike, a gradient does not show its samples.
             run = min(run, other, key=lambda run: (run.alike if self.ends_show else 0, run.largest))
         samples = tuple(_samples(self, number, rows, run, generator) for number, rows in enumerate(batches))
         start = vector(run.visits[0])

@@ -281,7 +281,7 @@ ENDS: dict[str, Design] = {
     for design in (
         _ending(
             "short-epochs",
-            "Two epochs, each of which ends with a short accumulation window.",
+            "Two epochs that each end with a short accumulation window.",
             HALF,
             schedule=_RESUMED,
             stops=(3,),
@@ -290,7 +290,7 @@ ENDS: dict[str, Design] = {
         ),
         _ending(
             UNEVEN_BATCHES,
-            "Two epochs, each of which ends with a smaller micro-batch.",
+            "Two epochs that each end with a smaller micro-batch.",
             Fraction(3, 4),
             unit=Fraction(1, 8),
             seed=2,
@@ -298,7 +298,7 @@ ENDS: dict[str, Design] = {
         ),
         _ending(
             "uneven-ranks-epochs",
-            "Two epochs, at the end of which some ranks have no samples left.",
+            "Two epochs; at their ends some ranks have no samples left.",
             HALF,
             batch_sizes=(32,),
             in_whole_shares=True,
@@ -306,7 +306,7 @@ ENDS: dict[str, Design] = {
         Design(
             "epoch-schedule",
             # With two epochs, a schedule that restarts would have the correct rate in the second.
-            "Three epochs, after each of which the learning-rate schedule advances.",
+            "Three epochs; the learning-rate schedule advances after each.",
             SGD(HALF, momentum=HALF),
             model=_NINE,
             schedule=(ONE, HALF, ONE),

@@ -88,7 +88,7 @@ class Tensor:
 class Model(ABC):
     """A model whose prediction is linear in each parameter: layers of sums of products, with nothing in between.
 
-    ``features``: the number of inputs. ``blocks``: the number of kinds of inputs, each of which uses elements that the
+    ``features``: the number of inputs. ``blocks``: the number of kinds of inputs; each kind uses elements that the
     others do not, such as a row of an embedding.
     """
 
@@ -113,7 +113,7 @@ class Model(ABC):
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """The layers from the inputs up. The last one has a single sum, the prediction. If it is the only one, each
-        element multiplies the value of its own number."""
+        element multiplies the value with its number."""
         return ((tuple((number, number) for number in range(self.size)),),)
 
     def values(self, row: Sequence[N], weights: Sequence[N]) -> list[Sequence[N]]:

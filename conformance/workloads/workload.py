@@ -221,7 +221,7 @@ class Workload(Training):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps if none is skipped: one per window."""
+        """Optimizer steps without skips: one per window."""
         return self.windows_of_epoch * self.epochs
 
     @property
