@@ -330,7 +330,7 @@ def ring_gather(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def apex(session: nox.Session) -> None:
-    """NVIDIA apex, on a machine with a GPU; elsewhere it reports the missing parts, and fails, as nothing was judged."""
+    """NVIDIA apex, on a machine with a GPU; elsewhere it reports what it needs, and fails, as nothing was judged."""
     install_wheel(session, "horovod")
     if shutil.which("nvidia-smi") is not None:
         session.install("-c", str(CONSTRAINTS), "packaging", "setuptools", "wheel")

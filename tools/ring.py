@@ -1,9 +1,9 @@
 """Ring all-reduce: which rank sends which segment in each step, and what each rank has afterwards.
 
 A gradient is cut into as many segments as there are ranks. In the first N - 1 steps (reduce-scatter) every rank adds
-the received segment: rank r ends with the whole sum of segment r. In the next N - 1 steps (all-gather) every rank replaces
-its own segment by the received one. In each step every rank sends one segment to the next rank, all at the same time: a
-rank sends 2 (N - 1) / N of the gradient, for any number of ranks (Patarasuk and Yuan,
+the received segment: rank r ends with the whole sum of segment r. In the next N - 1 steps (all-gather) every rank
+replaces its own segment by the received one. In each step every rank sends one segment to the next rank, all at the
+same time: a rank sends 2 (N - 1) / N of the gradient, for any number of ranks (Patarasuk and Yuan,
 "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
 """
 

@@ -305,7 +305,7 @@ def declared(candidate: object) -> Declaration | None:
     try:
         found = getattr(candidate, ATTRIBUTE, None)
     except Exception:
-            # Some objects raise other errors for missing names, such as a dict whose items are attributes.
+        # Some objects raise other errors for missing names, such as a dict whose items are attributes.
         return None
     return found if isinstance(found, Declaration) else None
 

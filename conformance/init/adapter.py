@@ -63,9 +63,7 @@ def from_script(script: Path, adapter: Path) -> tuple[str, Found]:
             moved.append(source.changed([*found.changes, *_without_type(node)], begin, end + 1, indent="    "))
     head = _HEAD.format(script=script.name, adapter=adapter.name)
     texts = [head, *first, "from conformance import Task, trainer\n\n", *kept, *_entry(source.tree, found)]
-    return "".join(texts) + "".join(
-        moved or ["    # conformance: CHECK: call the script's training here\n"]
-    ), found
+    return "".join(texts) + "".join(moved or ["    # conformance: CHECK: call the script's training here\n"]), found
 
 
 def _why_not(tree: ast.Module) -> str:

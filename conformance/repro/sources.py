@@ -115,7 +115,7 @@ def names_in(node: ast.AST, without: frozenset[str] = frozenset(), absent: Conta
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            # A quoted annotation.
+        # A quoted annotation.
         yield node.value
     for child in ast.iter_child_nodes(node):
         if child not in left_out:

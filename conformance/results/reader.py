@@ -189,7 +189,7 @@ def read_results(path: str | Path) -> Results:
             )
     found = Counter(case.verdict for case in cases)
     if footer is not None and (footer.verdicts != found or footer.cases != len(cases)):
-            raise ResultsError(f"{path}: the footer does not match the cases in the file (it counts {footer.cases})")
+        raise ResultsError(f"{path}: the footer does not match the cases in the file (it counts {footer.cases})")
     if len(cases) > header.planned or (footer is not None and footer.complete != (len(cases) == header.planned)):
         what = ", but the footer says that all are there" if footer and footer.complete else ""
         raise ResultsError(f"{path}: {header.planned} cases were planned, but {len(cases)} are in the file{what}")

@@ -68,8 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--time-limit": {
         "type": time_limit,
         "metavar": "SECONDS",
-        "help": "seconds before a running case is a HANG, or the import of a trainer fails "
-        f"(default: {TIME_LIMIT:g})",
+        "help": f"seconds before a running case is a HANG, or the import of a trainer fails (default: {TIME_LIMIT:g})",
     },
     "--traces": {
         "type": Path,
