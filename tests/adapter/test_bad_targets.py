@@ -29,7 +29,7 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"pack/__init__.py": "", "pack/mine.py": ONE}, "pack.mien", "pack.mien: no such module; did you mean 'mine'?"),
     ({}, "acumulated", "acumulated: no such module; did you mean 'accumulated'?"),
     ({}, "no_such_package.mine", "no_such_package: no such module"),
-    ({}, "no such thing", "'no such thing': neither a Python file nor a module's name"),
+    ({}, "no such thing", "'no such thing': neither a Python file nor a module name"),
     (
         {"plain_module.py": ONE},
         "plain_module.train",

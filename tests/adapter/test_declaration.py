@@ -188,5 +188,5 @@ def test_a_function_that_runs_a_coroutine_is_a_trainer():
 
 @pytest.mark.parametrize("function", [print, [].append, functools.partial(print).__call__])
 def test_what_cannot_be_marked(function):
-    with pytest.raises(ValueError, match=r"cannot mark .*, which takes no attributes; write a function that calls it"):
+    with pytest.raises(ValueError, match=r"cannot mark .*: it takes no attributes; write a function that calls it"):
         trainer()(function)

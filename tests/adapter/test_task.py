@@ -498,9 +498,9 @@ def test_a_step_that_raises_is_not_reported():
 @pytest.mark.parametrize(
     ("step", "named", "says"),
     [
-        (2, {}, "there is no window 2, they count from 0 to 1"),
-        (0, {"module.bias": [3.0]}, "'module.bias' is none of the parameters weight, bias"),
-        (0, {"weight": [1.0, 2.0]}, r"weight is \[1, 2\], and not \[2\]"),
+        (2, {}, "no window 2: windows are numbered from 0 to 1"),
+        (0, {"module.bias": [3.0]}, r"unknown parameter 'module.bias' \(parameters: weight, bias\)"),
+        (0, {"weight": [1.0, 2.0]}, r"weight has shape \[2\], expected \[1, 2\]"),
     ],
 )
 def test_a_report_of_something_else(step, named, says):

@@ -77,7 +77,7 @@ def test_a_host_that_is_lost_ends_the_run(srun, write):
     [line] = ended.errs[0].splitlines()
     assert line.startswith("conformance: the harness failed: ")
     assert line.endswith(
-        "lost the connection to our process on host-b (rank 1 of the launch); what follows was not run"
+        "lost the connection to our process on host-b (rank 1 of the launch); the remaining cases were not run"
     )
 
 

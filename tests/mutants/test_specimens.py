@@ -79,7 +79,7 @@ def hunk(text):
         (hunk("-        walk()"), "a hunk must match exactly once, but matches 0 times:\n            walk()"),
         (hunk("-        step()"), "a hunk must match exactly once, but matches 2 times:\n            step()"),
         (hunk("-        clip()\n@@\n-    for batch in task.dataloader():"), "this comes too late:\n        for batch"),
-        (hunk("         clip()\n-        step()"), "the base has this 0 times"),
+        (hunk("         clip()\n-        step()"), "a hunk must match exactly once, but matches 0 times"),
     ],
 )
 def test_a_patch_that_does_not_fit_its_base_is_refused(write, text, line):
@@ -94,7 +94,7 @@ def test_a_patch_that_does_not_fit_its_base_is_refused(write, text, line):
     [
         (hunk("         clip()"), "a hunk changes nothing"),
         (hunk("-        clip()\n+        clip()"), "a hunk changes nothing"),
-        (hunk("+        walk()"), "a hunk only adds; keep a line beside it"),
+        (hunk("+        walk()"), "a hunk only adds; keep a neighbouring line"),
         (hunk("clip()"), "a line of a hunk must start with `-`, `+` or a space: clip()"),
         (MESSAGE, "no hunk: start one with a line `@@`"),
         (PATCH.replace("Base: base", "Base: other"), "`Base: other` is neither a reference trainer"),

@@ -27,11 +27,11 @@ def test_shown_and_no_longer_once_it_is_right(mutant, case):
 @pytest.mark.parametrize(
     ("mutant", "case", "why"),
     [
-        ("own_order_unseen", "single-acc2-fp32-own-order", "nothing is proved about it: the order of the samples is"),
+        ("own_order_unseen", "single-acc2-fp32-own-order", "the case is undecided: the order of the samples is"),
         (
             "own_order_gradients_summed",
             "ddp-w2-acc2-fp32-own-order",
-            "no script knows which samples the trainer should",
+            "a script cannot know which samples the trainer should",
         ),
         ("no_sync_around_backward_only", "ddp-w2-acc2-fp32-momentum", "its weights and gradients are those of a right"),
     ],

@@ -154,7 +154,7 @@ def test_a_case_is_cut_inside_an_epoch_and_after_one():
     [
         ("from conformance.cli import main as task_main", "uses main of conformance.cli, which a script"),
         ("from conformance import enter as task_main", "uses enter of conformance, which a script"),
-        ("from .mine import task_main", "is no part of a package: name the trainer as package.module:function"),
+        ("from .mine import task_main", "is not in a package: name the trainer as package.module:function"),
     ],
 )
 def test_what_a_script_cannot_have_is_said(line, why):

@@ -132,8 +132,8 @@ def test_answers_that_differ_by_rounding_are_as_one():
     ("found", "problem", "why"),
     [
         (right_judgement("FAIL (law)"), PROBLEM, "a script has nothing to compare: the headline"),
-        (right_judgement("INCONCLUSIVE"), PROBLEM, "nothing is proved about it: the headline"),
-        (judgement(), PROBLEM, "no numbers show it: the headline"),
+        (right_judgement("INCONCLUSIVE"), PROBLEM, "the case is undecided: the headline"),
+        (judgement(), PROBLEM, "no numbers show the failure: the headline"),
         (judgement(), Case("single", 1, 1, "fp32", "own-order").problem, "which samples the trainer should have read"),
     ],
 )

@@ -127,18 +127,18 @@ def test_another_schema_version(results_file: Path, tmp_path: Path) -> None:
     [
         (lambda lines: [*lines[:3], "{broken\n", *lines[3:]], "line 4 is not JSON"),
         (lambda lines: [*lines[:3], '{"kind":"law"}\n', *lines[3:]],
-         'line 4 has the kind "law", but should have one of header, case, mutants, footer'),
+         'line 4 has the unknown kind "law"; expected one of header, case, mutants, footer'),
         (lambda lines: [*lines, lines[1]], "comes after the footer"),
         (lambda lines: [*lines[:3], lines[0], *lines[3:]], 'line 4 is a second line of the kind "header"'),
-        (lambda lines: [*lines[:2], *lines[3:]], "the footer counts 152 cases"),
+        (lambda lines: [*lines[:2], *lines[3:]], "the footer does not match the cases in the file (it counts 152)"),
         (lambda lines: [lines[0], lines[1].replace('"verdict":', '"verdit":', 1), *lines[2:]],
          "line 2: the line has an unknown field verdit; did you mean verdict?"),
         (lambda lines: [lines[0], lines[1].replace("PASS (exact)", "PASS", 1), *lines[2:]],
-         'line 2: the field verdict is "PASS", but should be `UNSUPPORTED`, '),
+         'line 2: the field verdict is "PASS", expected `UNSUPPORTED`, '),
         (lambda lines: [lines[0], lines[1].replace('"observed":"', '"observed":["a",', 1), *lines[2:]],
          "line 2 is not JSON"),
         (lambda lines: [lines[0], lines[1].replace('"error":[', '"error":["a",', 1), *lines[2:]],
-         'line 2: the field steps[0].error[0] is "a", but should be number or null'),
+         'line 2: the field steps[0].error[0] is "a", expected number or null'),
     ],
 )  # fmt: skip
 def test_a_damaged_file(

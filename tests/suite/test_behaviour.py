@@ -29,7 +29,7 @@ def run_in_words(conformance, write):
 def test_what_is_done_silently_is_a_warning_and_how_much_is_declared_is_said(run_in_words):
     code, words = run_in_words()
     assert code == 0
-    assert "! drops a short last window Its samples train nothing. If that is meant, declare" in words
+    assert "! drops a short last window Its samples train nothing. If this is intended, add" in words
     assert "The one judged case holds. 1 more was not run and proves nothing. 1 warning, under Behaviour." in words
     assert 'id="behaviour"' in Path("conformance-report.html").read_text(encoding="utf-8")
     said = re.search(r"mine declares (\d+) of the (\d+) cases that a single trainer can have; (.*?)\.", words)

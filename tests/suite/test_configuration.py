@@ -73,16 +73,16 @@ def test_a_nearer_file_without_the_table_does_not_count(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("backends = 'ddp'", "backends: no such option; did you mean 'backend'?"),
-        ("colour = 1", "colour: no such option; it is one of trainer, backend, case"),
-        ("backend = 'dpd'", "backend: there is no backend 'dpd'; did you mean 'ddp'?"),
+        ("backends = 'ddp'", "backends: unknown option; did you mean 'backend'?"),
+        ("colour = 1", "colour: unknown option; use one of trainer, backend, case"),
+        ("backend = 'dpd'", "backend: unknown backend 'dpd'; did you mean 'ddp'?"),
         ("case = 3", "case: 3 is not a text or a list of texts"),
         ("case = []", "case: [] is not a text or a list of texts"),
         ("thorough = 'yes'", "thorough: 'yes' is neither true nor false"),
         ("time-limit = 'long'", "time-limit: \"'long'\" is not a time limit; write seconds"),
         ("time-limit = true", "time-limit: 'True' is not a time limit; write seconds"),
         ("time-limit = -1", "time-limit: '-1' is not a time limit; write seconds"),
-        ("processes = 0", "processes: 0 is not a number of processes; write a whole number from 1"),
+        ("processes = 0", "processes: 0 is not a number of processes; write a whole number of at least 1"),
         ("output = ''", "output: '' is not a text; write it in quotes"),
         (
             "expected-failures = ['x']",
@@ -92,9 +92,9 @@ def test_a_nearer_file_without_the_table_does_not_count(folder, monkeypatch):
             "expected-failures = {x = ''}",
             'expected-failures: x has no reason; write "x" = "why it is expected to fail"',
         ),
-        ("watch = 'ranks=sum'", "watch: 'ranks=sum' is not understood; write expect = {ranks = \"sum\"}"),
-        ("watch = {expect = 'ranks=sum'}", "watch: {'expect': 'ranks=sum'} is not understood; write expect = "),
-        ("watch = {expected = {ranks = 'sum'}}", "watch: {'expected': {'ranks': 'sum'}} is not understood"),
+        ("watch = 'ranks=sum'", "watch: 'ranks=sum' is not valid; write expect = {ranks = \"sum\"}"),
+        ("watch = {expect = 'ranks=sum'}", "watch: {'expect': 'ranks=sum'} is not valid; write expect = "),
+        ("watch = {expected = {ranks = 'sum'}}", "watch: {'expected': {'ranks': 'sum'}} is not valid"),
         ("watch = {expect = {ranks = 2}}", "watch: 2 is not a text; write it in quotes"),
     ],
 )
@@ -178,11 +178,11 @@ def test_a_run_and_pytest_end_alike(conformance, write, cases, pytester):
     ended = conformance("run")
     assert ended.code == 1
     holds, nothing = ended.err.splitlines()
-    assert holds.startswith("conformance: mine:single-acc2-fp32-momentum holds, though a failure is expected; remove")
-    assert nothing.startswith("conformance: no case has the id or the cause acc/none; correct or remove")
+    assert holds.startswith("conformance: mine:single-acc2-fp32-momentum passed, but a failure is expected; remove")
+    assert nothing.startswith("conformance: no case has the id or problem acc/none; correct or remove")
     result = pytester.runpytest_inprocess(*pytest_run)
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["no case has the id or the cause acc/none; *"])
+    result.stdout.fnmatch_lines(["no case has the id or problem acc/none; *"])
 
 
 def test_other_commands_have_the_defaults(folder):

@@ -53,7 +53,7 @@ def test_of_several_trainers_each_case_names_its_own(listed):
 def test_cases_that_there_are_not(conformance):
     ended = conformance("list", "cases", "batched", "--case", "sinlge")
     assert ended.code == 2
-    assert ended.line == "conformance: no case sinlge is planned for these trainers; did you mean 'single'?"
+    assert ended.line == "conformance: no case matches sinlge for these trainers; did you mean 'single'?"
 
 
 def test_a_bare_command_prints_help(conformance):

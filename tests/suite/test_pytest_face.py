@@ -151,5 +151,5 @@ def test_what_costs_the_user_and_is_not_declared_is_a_warning(pytester):
     selected = [f"--case=single-acc2-{precision}-short-window" for precision in ("fp32", "fp64")]
     result = pytester.runpytest_inprocess(*SUITE, "-W", "error", "--trainer", target, *selected)
     result.assert_outcomes(passed=2, warnings=2)
-    told = "mine drops a short last window. Its samples train nothing. If that is meant, declare"
+    told = "mine drops a short last window. Its samples train nothing. If this is intended, add"
     assert result.stdout.str().count(told) == 1

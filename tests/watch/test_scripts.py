@@ -45,7 +45,7 @@ def test_a_header_that_is_not_complete_is_refused(tmp_path: Path, folder: str, t
     path = tmp_path / folder / "script.py"
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"begin with a docstring|for a wrong script"):
+    with pytest.raises(ValueError, match=r"start with a docstring|only for a wrong script"):
         read(path)
 
 
@@ -125,7 +125,7 @@ def test_what_a_script_prints_must_not_change() -> None:
 
 def test_scripts_in_forks_have_the_verdict_of_their_headers() -> None:
     done = run([sys.executable, "-m", "fixtures.watched_scripts", "plain_loop"])
-    assert done.output == "1 scripts, 0 not as their header states\n", done.errors
+    assert done.output == "1 scripts, 0 differ from their headers\n", done.errors
     assert done.code == 0
 
 

@@ -45,7 +45,7 @@ def windows(name, size):
 @pytest.mark.parametrize("size", [2, 4, 6, 8, 12, 16, 20, 24, 32, 36])
 def test_the_columns_of_a_hadamard_matrix_are_orthogonal(size):
     if size in (6, 36):
-        with pytest.raises(ValueError, match=f"no Hadamard matrix of {size} rows"):
+        with pytest.raises(ValueError, match=f"no construction here gives a Hadamard matrix of {size} rows"):
             hadamard(size)
         return
     matrix = hadamard(size)
@@ -185,10 +185,10 @@ def test_windows_weigh_different_amounts_and_so_do_their_parts(size):
 @pytest.mark.parametrize(
     ("impossible", "size", "message"),
     [
-        ({}, 12, "no Hadamard matrix of 6 rows"),
+        ({}, 12, "no construction here gives a Hadamard matrix of 6 rows"),
         ({}, 16, "18 elements are too many for 16 samples"),
         ({"optimizer": SGD(Fraction(1, 512))}, 32, "no course of gain stays on its grid"),
-        ({"model": Linear(3, bias=True), "short": Fraction(1, 2)}, 32, "4 elements do not tell all samples apart"),
+        ({"model": Linear(3, bias=True), "short": Fraction(1, 2)}, 32, "4 elements cannot tell all samples apart"),
     ],
 )
 def test_an_impossible_design(impossible, size, message):

@@ -27,15 +27,15 @@ WORKLOAD = Workload(
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"batches": ()}, "it needs at least one global batch, and none may be empty"),
-        ({"batches": (batch((1, 1)), ())}, "it needs at least one global batch, and none may be empty"),
+        ({"batches": ()}, "needs at least one global batch, and none may be empty"),
+        ({"batches": (batch((1, 1)), ())}, "needs at least one global batch, and none may be empty"),
         (
             {"batches": (batch((1, 1)), batch((1, 1), (2, 2)), batch((1, 1)))},
-            "all global batches but a shorter last one must be equally long",
+            "global batches must be equally long, except a shorter last one",
         ),
         (
             {"batches": (batch((1, 1)), batch((1, 1), (2, 2)))},
-            "all global batches but a shorter last one must be equally long",
+            "global batches must be equally long, except a shorter last one",
         ),
         ({"model": Linear(2)}, "samples have [1] features, the model 2"),
         ({"model": Linear(1, bias=True)}, "1 initial numbers for 2 elements"),
