@@ -1,4 +1,4 @@
-"""The check of a site's links: what it finds, and what it leaves alone."""
+"""The link check of a site: broken links and valid ones."""
 
 from __future__ import annotations
 

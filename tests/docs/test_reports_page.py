@@ -1,4 +1,4 @@
-"""The page of published reports is what the results files say, and each failing case leads to a finding."""
+"""The page of published reports agrees with the results files, and each failing case leads to a finding."""
 
 from __future__ import annotations
 

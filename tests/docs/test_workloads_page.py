@@ -1,4 +1,4 @@
-"""docs/WORKLOADS.md: its numbers, and that it and its figures are those of the code. It takes no matplotlib."""
+"""docs/WORKLOADS.md: its numbers are correct, and page and figures agree with the code. Needs no matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of `fixtures.faults` notices whatever is not as a fault states."""
+"""The runner of `fixtures.faults` notices every difference from what a fault states."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ while True: signal.pause()
 
 
 def fault(script: str = "echo spoken", **changed: object) -> Fault:
-    """A watch of a shell that trains nothing, and what is to be said of it."""
+    """A watch of a shell that trains nothing, and the expected report."""
     stated = {"verdict": (OPEN,), "code": (), "says": ("^spoken UNDECIDED",)} | changed
     return Fault("name", ("watch", "--", "bash", "-c", script), **stated)
 
 
 @pytest.fixture
 def differences(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What differs after a fault. Nobody waits for what never ends."""
+    """Differences after a fault, without waiting for processes that never end."""
     monkeypatch.setattr(trial, "PATIENCE", 0.1)
 
     def found(one: Fault) -> list[str]:
@@ -79,7 +79,7 @@ def test_what_differs_is_said(differences: Callable[..., list[str]], one: Fault,
 def test_what_survives_is_said_and_ended(
     differences: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
-    """Even if it has taken the variable that marks it out of its environment."""
+    """Even if it removed its marker variable from its environment."""
     sent: list[tuple[int, int]] = []
     one = fault(f"{start} >&- 2>&- & echo spoken")
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda handle, number: sent.append((os.dup(handle), number)))
@@ -92,7 +92,7 @@ def test_what_survives_is_said_and_ended(
 
 
 def test_signals_are_sent_when_they_are_due(differences: Callable[..., list[str]]) -> None:
-    """Here to the process that has told, and then to the front."""
+    """Here to the process that reported, and then to the front."""
     sent = (Sent(SIGUSR1, "told"), Sent(SIGTERM, "front", "again"))
     one = Fault("name", ("watch", "--", "{python}", "tells.py"), (OPEN,), (143,), {"tells.py": TELLS}, sent=sent)
     assert differences(one) == []
@@ -159,6 +159,6 @@ def test_there_are_enough_and_each_states_something() -> None:
     ],
 )
 def test_how_a_watched_command_ends(name: str) -> None:
-    """Signals are its own first, and nothing that it has started outlives its end. The other faults take longer."""
+    """It gets signals first, and no process of its outlives it. The other faults take longer."""
     [named] = [one for one in every() if one.name == name]
     assert commit([named]) == 0

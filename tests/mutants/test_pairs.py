@@ -1,4 +1,4 @@
-"""Pairs of releases: each is complete, and names cases and laws that there are. `nox -s history` runs them."""
+"""Pairs of releases: each is complete, and names existing cases and laws. `nox -s history` runs them."""
 
 from __future__ import annotations
 

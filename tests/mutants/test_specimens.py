@@ -1,4 +1,4 @@
-"""Mutants and variants as patches: what is read and written out, and that a patch which does not fit is refused."""
+"""Mutants and variants as patches: they are read and written out; a patch that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATCH = f"{MESSAGE}\n@@\n     for batch in task.dataloader():\n+        clip()\n
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes a mutant beside the base; the result is its path."""
+    """Writes a mutant next to the base; returns its path."""
     monkeypatch.setattr(specimens, "BASES", (tmp_path,))
     (tmp_path / "base.py").write_text(BASE)
 

@@ -1,4 +1,4 @@
-"""A script of a finding has to show what it is about: one that exits with anything but 1 is named."""
+"""The script of a finding must show it: scripts that do not exit with 1 are named."""
 
 from __future__ import annotations
 

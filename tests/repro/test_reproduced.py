@@ -1,4 +1,4 @@
-"""Scripts for mutants of each kind show them, and show nothing of the right trainer. `nox -s reproduced` runs more."""
+"""Scripts fail for mutants of each kind, and pass for the correct trainer. `nox -s reproduced` runs more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fixtures.reproduced import cases_by_id, covering, right, tried
 from fixtures.specimens import named
 
 MUTANTS = named("mutants")
-#: One for each thing that a script looks at, and for each way in which it starts.
+#: One for each quantity that a script checks, and for each way of starting.
 SHOWN = [
     ("engine_forgets_momentum", "single-acc2-fp32-decay"),
     ("join_context_averages_every_micro_batch", "ddp-w2-acc2-fp32-uneven-ranks"),

@@ -1,4 +1,4 @@
-"""The text of a script: it holds what its trainer uses of the case, and nothing of ours."""
+"""The text of a script: it contains the parts of the case that its trainer uses, and no code of this package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def written(case, text=None, windows=1, package="", shows=None):
 
 
 def namespace(text):
-    """What a script defines. It is not run."""
+    """The definitions of a script, which is not run."""
     found: dict = {"__name__": "script"}
     exec(compile(text, "script", "exec"), found)
     return found
@@ -87,7 +87,7 @@ def test_a_script_has_only_what_its_trainer_uses():
 
 
 def test_ranks_meet_on_loopback_alone():
-    """`horovod.run` listens on all interfaces, whichever are named to it."""
+    """`horovod.run` listens on all interfaces, even if others are named."""
     under_horovod = written(Case("horovod", 2, 1, "fp32", "momentum"))
     assert "horovod.run(" not in under_horovod
     assert 'RendezvousHTTPServer(("127.0.0.1", 0)' in under_horovod and '"GLOO_IFACE": "lo"' in under_horovod
@@ -218,7 +218,7 @@ def test_training_that_does_not_end_runs_in_processes_with_a_limit():
     ],
 )
 def test_what_is_shown_otherwise_than_by_numbers(shows, case, has):
-    """The names that such a script mentions are all defined: ruff finds no other in it."""
+    """All names in such a script are defined: ruff finds no other."""
     text = written(case, shows=shows)
     assert has in text
     assert "conformance" not in text

@@ -1,4 +1,4 @@
-"""The results file: what is written is read; a cut file is marked; every other fault is one clear line."""
+"""The results file: reading returns what was written; a cut file is marked; other faults give one clear line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_run_that_was_interrupted_has_no_footer(tmp_path: Path, one_case: Case
 
 
 def test_a_run_that_was_cut_off_is_marked_at_every_length(results_file: Path, tmp_path: Path) -> None:
-    """However many bytes are lost at the end, the cases before are read, and the run is not complete."""
+    """Wherever the file is cut, the cases before are read, and the run is not complete."""
     whole = results_file.read_bytes()
     header = whole.index(b"\n") + 1
     path = tmp_path / "cut.jsonl"
@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_before_all_cases_is_not_complete(read: Callable[
      ("HANG", False), ("UNAVAILABLE", False), ("UNSUPPORTED", False)],
 )  # fmt: skip
 def test_what_conforms(read: Callable[..., Results], one_case: Case, verdict: str, conforming: bool) -> None:
-    """A run in which nothing was judged proves nothing."""
+    """A run in which nothing was judged does not conform."""
     certificate = {"exact": verdict != "PASS (bounded)"}
     assert read([one_case | {"verdict": verdict, "certificate": certificate}]).conforming is conforming
 
@@ -170,11 +170,11 @@ def test_what_is_no_record(one_case: Case, change: Case, message: str) -> None:
 
 
 def test_a_file_that_cannot_be_opened_and_one_that_cannot_be_written(tmp_path: Path) -> None:
-    """No file stays open."""
+    """Afterwards no file is open."""
     with pytest.raises(ResultsError, match="cannot write"):
         ResultsWriter(tmp_path / "none" / "r.jsonl", HEADER)
     before = os.listdir("/proc/self/fd")
-    # What was caught keeps the writer from being collected, which would close its file as well.
+    # The caught error keeps the writer alive, whose collection would also close the file.
     with pytest.raises(OSError, match="No space left on device") as caught:
         ResultsWriter("/dev/full", HEADER)
     assert os.listdir("/proc/self/fd") == before, caught

@@ -1,4 +1,4 @@
-"""A record that says PASS is refused unless it holds all that passing proves, by each command that reads results."""
+"""Each command that reads results refuses a PASS without all evidence of passing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Case], Callable[[Case], object], st
 
 @pytest.fixture(params=CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def contradiction(request: pytest.FixtureRequest) -> tuple[Case, str]:
-    """A case that does not show what its verdict says, and what is said of it."""
+    """A case that contradicts its verdict, and the error."""
     make, change, said = request.param
     case = copy.deepcopy(make())
     change(case)
@@ -116,7 +116,7 @@ def test_a_pass_that_contradicts_itself(read: Callable[..., Results], contradict
     with pytest.raises(ResultsError, match="line 2 says PASS") as caught:
         read([case])
     assert str(caught.value).endswith(f", but {said}")
-    # It is about passing: a case that failed may have any evidence.
+    # Only a pass is checked: a failed case may have any evidence.
     assert read([case | {"verdict": "CRASH"}]).failed == 1
 
 
@@ -135,7 +135,7 @@ def test_commands_that_read_results(
 
 
 def test_gradients_that_could_not_be_seen(read: Callable[..., Results]) -> None:
-    """They are null, or were left out."""
+    """They are null or absent."""
     case = exact()
     for step in case["steps"]:
         step |= {"gradient_observed": [None] * 3, "gradient_error": []}

@@ -1,4 +1,4 @@
-"""The cases of apex where it is not installed: on the list, with one reason, and never passed."""
+"""Cases of apex if it is not installed: they are listed with one reason, and never passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
 
 @pytest.fixture
 def no_apex(tmp_path_factory, monkeypatch):
-    """Whatever this machine has."""
+    """Hides apex, if this machine has it."""
     place = tmp_path_factory.mktemp("packages")
     (place / "apex.py").write_text("raise ModuleNotFoundError(\"No module named 'apex'\", name='apex')")
     monkeypatch.syspath_prepend(place)

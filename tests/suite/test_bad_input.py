@@ -1,4 +1,4 @@
-"""A mistake in the call: exit code 2, one line on standard error that says what to do, and nothing runs."""
+"""Mistakes in the call: exit code 2, one line on standard error that says what to do, and nothing runs."""
 
 from __future__ import annotations
 

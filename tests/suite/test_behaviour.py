@@ -1,4 +1,4 @@
-"""From a trainer's loop to the terminal: what it does silently, what it declares, and how much it declares."""
+"""Behaviour of a trainer on the terminal: undeclared and declared choices, and the number of supported cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT = "single-acc2-fp32-short-window"
 
 @pytest.fixture
 def run_in_words(conformance, write):
-    """Run a trainer that drops the last window; the result is the exit code and the words that were printed."""
+    """Runs a trainer that drops the last window; returns the exit code and the printed words."""
 
     def run(*more, **declares):
         path = write(inside="if len(window) < task.accumulation: break", name="mine.py")

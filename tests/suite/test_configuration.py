@@ -1,4 +1,4 @@
-"""`[tool.conformance]`: what it may say, what is wrong in it, and that the command line wins."""
+"""`[tool.conformance]`: its options, mistakes in it, and the precedence of the command line."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_command_line_wins(folder):
 
 
 def test_the_whole_command_is_recorded(folder):
-    """So that a run can be resumed only under the configuration that it had."""
+    """So a run can be resumed only with its own configuration."""
     read("[tool.conformance]\ntrainer = 'mine.py'\ntime-limit = 30\n")
     assert _configured(["run", "--case", "x"])[1] == [
         "run", "--case", "x", "--trainer=mine.py", "--time-limit=30.0",
@@ -163,7 +163,7 @@ def test_without_a_table_there_are_the_defaults(folder):
 
 
 def test_a_run_and_pytest_end_alike(conformance, write, cases, pytester):
-    """A failure that is expected lets neither fail, and one that is not there any more lets both."""
+    """Neither fails for an expected failure; both fail if it no longer occurs."""
     target = write(inside="if task.accumulation == 3: model.weight.data += 1", name="mine.py")
     chosen = ["single-acc2-fp32-momentum", "single-acc3-fp32-momentum"]
     table = f'[tool.conformance]\ntrainer = "{target}"\ncase = {chosen}\n[tool.conformance.expected-failures]\n'

@@ -1,4 +1,4 @@
-"""Failures that a project expects: what stands for a case, and what is wrong of an expectation."""
+"""Failures that a project expects: names that match a case, and expectations that were not met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`conformance list`, the bare command, and what a shell completes."""
+"""`conformance list`, the bare command, and shell completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.workloads.registry import STANDARD
 
 @pytest.fixture
 def listed(conformance, monkeypatch):
-    """The first words of the lines that `conformance list` prints."""
+    """The first words in the lines of `conformance list`."""
     monkeypatch.setenv("COLUMNS", "300")
 
     def run(*arguments: str) -> list[str]:

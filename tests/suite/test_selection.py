@@ -1,4 +1,4 @@
-"""What ``--case`` selects: ids, their beginnings, patterns, values of fields; and what is said if there are none."""
+"""``--case`` selects cases by id, start of ids, pattern or values of fields; if none match, an error says why."""
 
 from __future__ import annotations
 

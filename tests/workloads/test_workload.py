@@ -1,4 +1,4 @@
-"""What makes a workload, and what is refused."""
+"""Valid and invalid workloads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_steps_count_batches_and_epochs_and_a_short_last_batch_leaves_the_batch_
     short = replace(WORKLOAD, batches=(batch((1, 1), (2, 2)), batch((3, 3))))
     assert [one.steps for one in (WORKLOAD, twice, short)] == [2, 4, 2]
     assert short.batch_size == 2
-    # A default that is a float is taken at its binary value.
+    # A float default has its binary value.
     assert AdamW(Fraction(1)).weight_decay == Fraction(5764607523034235, 2**59)
 
 
