@@ -78,7 +78,7 @@ def test_a_pair_is_read(tmp_path):
     [
         (MESSAGE.replace("Right: nothing==1.1\n", ""), "`Right: ...` is missing"),
         (MESSAGE.replace("==1.1", ">=1.1"), "`nothing>=1.1` is not a release"),
-        (MESSAGE.replace("Expected", "Verdict"), "not `Verdict: FAIL (numerics)`"),
+        (MESSAGE.replace("Expected", "Verdict"), "but has `Verdict: FAIL (numerics)`"),
     ],
 )
 def test_a_pair_that_cannot_be_read_is_refused(tmp_path, text, line):

@@ -103,7 +103,7 @@ def test_a_patch_that_does_not_fit_its_base_is_refused(write, text, line):
         (PATCH.replace("\nExpected: CRASH", ""), "a mutant must be caught"),
         (
             PATCH.replace("Expected", "Verdict"),
-            "Laws, Cause, Time limit); not `Verdict: CRASH`",
+            "Laws, Cause, Time limit), but has `Verdict: CRASH`",
         ),
         (PATCH.replace("Base: base", "Base: base\nBase: base"), "each once"),
     ],

@@ -153,14 +153,14 @@ def test_a_damaged_file(
     ("change", "message"),
     [
         ({"verdict": "OK"}, r"field verdict is .*OK"), ({"extra": 1}, "unknown field extra"),
-        ({"steps": 3}, "field steps is 3, but should be list of Step"), ({"id": None}, "field id is null"),
-        ({"notes": "text"}, "field notes is .*, but should be list of strings"),
-        ({"skips": [0, 1.5]}, r"field skips\[1\] is 1.5, but should be integer"),
+        ({"steps": 3}, "field steps is 3, expected list of Step"), ({"id": None}, "field id is null"),
+        ({"notes": "text"}, "field notes is .*, expected list of strings"),
+        ({"skips": [0, 1.5]}, r"field skips\[1\] is 1.5, expected integer"),
         ({"laws": {"a/b": "c"}}, r"field laws\['a/b'\] is "),
-        ({"steps": [3]}, r"field steps\[0\] is 3, but should be Step"),
+        ({"steps": [3]}, r"field steps\[0\] is 3, expected Step"),
         ({"power": {}}, "field power.value is missing"),
         ({"power": {"value": 1, "txt": ""}}, "field power has an unknown field txt; did you mean text"),
-        ({"output": "a" * 80}, "unknown field output"), ({"id": ["a" * 80]}, r'"aaa[^b]*\.\.\., but'),
+        ({"output": "a" * 80}, "unknown field output"), ({"id": ["a" * 80]}, r'"aaa[^b]*\.\.\., expected'),
     ],
 )  # fmt: skip
 def test_what_is_no_record(one_case: Case, change: Case, message: str) -> None:

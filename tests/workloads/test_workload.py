@@ -39,7 +39,7 @@ WORKLOAD = Workload(
         ),
         ({"model": Linear(2)}, "samples have [1] features, the model 2"),
         ({"model": Linear(1, bias=True)}, "1 initial numbers for 2 elements"),
-        ({"groups": (Group(Fraction(1), Fraction(0)),)}, "its parameters are not in 1 further groups"),
+        ({"groups": (Group(Fraction(1), Fraction(0)),)}, "its parameters do not use all 1 further groups"),
         ({"schedule": (Fraction(1),)}, "the schedule covers 1 of 2 steps"),
         ({"schedule": (Fraction(1),) * 3, "epochs": 2}, "the schedule covers 3 of 4 steps"),
         ({"schedule": (Fraction(1),), "schedule_by": "epoch", "epochs": 2}, "the schedule covers 1 of 2 epochs"),
