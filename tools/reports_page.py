@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        return f"{self.wrong} of {len(self.cases)}" if self.wrong else str(len(self.cases))
+        return f"{self.wrong} of {len(self.cases)} failed" if self.wrong else str(len(self.cases))
 
 
 @dataclass(frozen=True)
