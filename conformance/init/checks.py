@@ -109,7 +109,7 @@ class Checks:
 
     def _of_several(self, changes: list[Change]) -> Iterator[tuple[Node, str]]:
         for what in ("model", "optimizer"):
-            made = [one.node for one in changes if one.why.startswith(f"the task's {what}")]
+            made = [one.node for one in changes if one.parts and str(one.parts[0]).startswith(f"TASK.{what}(")]
             named = {ast.dump(target): node for node in made if (target := self._target(node)) is not None}
             for node in [*named.values()][1:]:
                 yield node, f"the task has only one {what}: remove the code that trains another"

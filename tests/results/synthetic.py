@@ -212,7 +212,7 @@ def my_loop() -> Iterator[Case]:
         "findings": [finding("MUST"), finding("SHOULD")],
         "timeline": timeline(),
     }
-    yield law | {"notes": ["The numbers agree all the same: no gradient was long enough to be clipped."]}
+    yield law | {"notes": ["The numbers are still correct: no gradient was long enough to be clipped."]}
     lost = failing(base(2, 1, "bf16", "line"), lambda g, k: g if k < 2 else [v + F(1, 8) for v in g], None)
     lost["steps"][4]["observed"][0] = lost["steps"][4]["error"][0] = lost["steps"][4]["ulp"][0] = float("nan")
     lost["guards"][2] |= {"holds": False, "observed": "ranks 0 and 1 read the same 6 samples"}

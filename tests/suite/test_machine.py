@@ -72,7 +72,7 @@ LOOP = {
             "sub/mine.py", {"sub/mine.py": "import beside\nfrom loop import steps\n", "sub/beside.py": "",
                             "beside.py": "", "sub/loop/__init__.py": "import loop.steps\n"} | {
                 f"sub/{name}": text for name, text in LOOP.items()
-            }, {"sub/mine.py", "sub/beside.py"}, id="beside the trainer",
+            }, {"sub/mine.py", "sub/beside.py"}, id="next to the trainer",
         ),
         pytest.param(
             "package/mine.py", {"package/__init__.py": "import loop\n", "package/mine.py": "from .beside import x\n",
