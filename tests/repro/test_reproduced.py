@@ -33,7 +33,11 @@ def test_shown_and_no_longer_once_it_is_right(mutant, case):
             "ddp-w2-acc2-fp32-own-order",
             "a script cannot know which samples the trainer should",
         ),
-        ("no_sync_around_backward_only", "ddp-w2-acc2-fp32-momentum", "its weights and gradients are those of a right"),
+        (
+            "no_sync_around_backward_only",
+            "ddp-w2-acc2-fp32-momentum",
+            "weights and gradients are correct, so a script has",
+        ),
     ],
 )
 def test_what_is_declined_says_why(mutant, case, why):

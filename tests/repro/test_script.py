@@ -152,8 +152,11 @@ def test_a_case_is_cut_inside_an_epoch_and_after_one():
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("from conformance.cli import main as task_main", "uses main of conformance.cli, which a script"),
-        ("from conformance import enter as task_main", "uses enter of conformance, which a script"),
+        (
+            "from conformance.cli import main as task_main",
+            "uses main of conformance.cli, which is not available in a script",
+        ),
+        ("from conformance import enter as task_main", "uses enter of conformance, which is not available in a script"),
         ("from .mine import task_main", "is not in a package: name the trainer as package.module:function"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_bug_of_ours_in_one_case(conformance, write, cases, monkeypatch, where
     assert (ended.code, ended.err) == (1, "")
     found = {id: case["verdict"] for (_, id), case in cases().items()}
     assert found == {CASE: "PASS (exact)", OTHER: "INCONCLUSIVE"}
-    said = "the harness failed, so the trainer cannot be judged: ZeroDivisionError: a bug of ours; this is a mistake of"
+    said = "the harness failed, so the trainer cannot be judged: ZeroDivisionError: a bug of ours; this is a bug in"
     assert said in " ".join(ended.out.split())
     assert "Conforming" not in ended.out
     page = html.unescape(Path("conformance-report.html").read_text())
