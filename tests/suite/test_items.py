@@ -87,4 +87,4 @@ def test_messages_of_a_gpu_need_one_for_each_rank(devices, reach):
     unavailable = {(item.case.backend, item.case.world_size) for item in items if item.verdict == "UNAVAILABLE"}
     assert unavailable == {("ring", world_size) for world_size in (2, 3, 4) if world_size > reach}
     [reason, *_] = [item.reason for item in items if item.verdict == "UNAVAILABLE"]
-    assert f"{'is one' if devices == 1 else f'are {devices}'}" in reason
+    assert f"only {'one is' if devices == 1 else f'{devices} are'} available" in reason

@@ -25,9 +25,9 @@ def compare_with_others() -> None:
     for name, others in OTHERS.items():
         pairs = [pair for values in found for pair in zip(others, values, strict=True)]
         if all(abs(observed - expected) <= allowed for (expected, allowed), observed in pairs):
-            print(f"these values are those of a trainer that {name}, which is also correct")
+            print(f"they are the values of a trainer that {name}, which is also correct")
             wrong = []
-    conclude_values([*wrong, f"nor are they those of a trainer that {' or '.join(OTHERS)}"] if wrong else [])
+    conclude_values([*wrong, f"nor are they the values of a trainer that {' or '.join(OTHERS)}"] if wrong else [])
 
 
 def differing(found: list[list[float]]) -> list[str]:
