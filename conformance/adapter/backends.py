@@ -67,7 +67,7 @@ BACKENDS: dict[str, Backend] = {
     ),
     "ring": Backend(paths="point-to-point", shares_gpus=False, exchange="ring"),
     "ring-gather": Backend(paths="point-to-point", shares_gpus=False, exchange="ring-gather"),
-    # With four ranks, two replicas share a worker. Gradients travel through Ray's object store.
+    # With four ranks, two replicas share a worker. Gradients travel in Ray's object store.
     "ray": Backend(paths="launched", more_layouts=((4, 1),), on_gpu=False, is_seen=False),
     "ray-train": Backend(paths="launched", on_gpu=False),
 }
