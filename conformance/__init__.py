@@ -1,7 +1,7 @@
-"""Trainer conformance: does a trainer average gradients correctly in every path that it offers?
+"""Trainer conformance: checks that a trainer averages gradients correctly on every path it supports.
 
-The names below are all that an adapter needs. They are imported on first use, so that `import conformance`
-stays free of torch.
+The names below are all that an adapter needs. They are imported on first use: `import conformance` does not import
+torch.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ LINES = {
     "no case of that world size": (
         *("torchrun", TORCHRUN | {"WORLD_SIZE": "1"}, ONE),
         (
-            r"none of the chosen cases can be run; for example ddp-w2-fp32-momentum: "
+            r"none of the selected cases can run; for example ddp-w2-fp32-momentum: "
             r"torchrun started 1 process, and this case needs 2"
         ),
     ),

@@ -76,7 +76,7 @@ def test_a_host_that_is_lost_ends_the_run(srun, write):
     assert (case["verdict"], case["headline"]) == ("CRASH", "lost the connection to host-b")
     [line] = ended.errs[0].splitlines()
     assert line.startswith("conformance: the harness failed: ")
-    assert line.endswith("lost the connection to host-b (rank 1 of the launch); what follows was not run")
+    assert line.endswith("lost the connection to host-b (rank 1 of the launch); the remaining cases were not run")
 
 
 def test_a_trainer_that_launches_its_workers(srun):

@@ -1,11 +1,11 @@
-"""Trainers whose ranks cannot be forked: a run says so before anything else, why, and what to do; its report too."""
+"""Trainers whose ranks cannot be forked: run and report say so first, with the reason and what to do."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-# A run within this process forgets what it has imported, and numpy cannot be imported twice.
+# A run in this process forgets its imports, and numpy cannot be imported twice.
 import numpy  # noqa: F401
 import pytest
 

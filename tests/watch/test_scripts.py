@@ -45,7 +45,7 @@ def test_an_incomplete_header_is_refused(tmp_path: Path, folder: str, text: str)
     path = tmp_path / folder / "script.py"
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"begin with a docstring|for a wrong script"):
+    with pytest.raises(ValueError, match=r"start with a docstring|only for a wrong script"):
         read(path)
 
 
@@ -120,12 +120,12 @@ def test_headers_name_existing_laws_facts_and_values() -> None:
 
 def test_the_output_of_a_script_must_not_change() -> None:
     assert "loss 0.25" in str(complaint(RIGHT, "CONFORMS", PRINTED, Run(0, "loss 0.25", "", None)))
-    assert "fails by itself" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
+    assert "fails without a watch" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
 
 
 def test_scripts_in_forks_have_the_verdict_of_their_headers() -> None:
     done = run([sys.executable, "-m", "fixtures.watched_scripts", "plain_loop"])
-    assert done.output == "1 scripts, 0 not as their header states\n", done.errors
+    assert done.output == "1 scripts, 0 differ from their headers\n", done.errors
     assert done.code == 0
 
 
