@@ -75,7 +75,7 @@ def test_a_window_that_is_stepped(follow):
     assert seen(follow(SHORT)) == seen(follow(SHORT), last_window="step") == ("PASS (exact)", ["last_window=step"])
     assert refusal(follow(SHORT), last_window="drop") == (
         'the trainer sets last_window="drop", but steps a short last window, averaged by its true length; '
-        'declare last_window="step" if that is meant'
+        'set last_window="step" if intended'
     )
 
 
@@ -117,7 +117,7 @@ def test_gradients_that_are_kept_where_nobody_sees_them(elsewhere):
     assert seen(elsewhere) == ("PASS (exact)", ["last_window=unstepped"])
     for declared in ("drop", "carry"):
         assert seen(elsewhere, last_window=declared) == ("PASS (exact)", [f"last_window={declared}"])
-    assert 'unobserved; declare last_window="drop" or last_window="carry" if' in refusal(elsewhere, last_window="step")
+    assert '; set last_window="drop" or last_window="carry" if' in refusal(elsewhere, last_window="step")
 
 
 def test_a_window_that_is_never_computed_is_dropped_wherever_gradients_are_kept(follow):

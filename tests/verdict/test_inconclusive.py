@@ -225,4 +225,4 @@ def test_a_skip_at_a_scale_that_is_not_seen(follow, is_seen):
         run.remove(*(event for kind in ("skip", "unscale", "scaler_step", "update") for event in run.of(kind)))
         for step in run.of("step"):
             step["scale"] = None
-    run.expect("FAIL (numerics)" if is_seen else "INCONCLUSIVE", "window 0 was skipped, though nothing ")
+    run.expect("FAIL (numerics)" if is_seen else "INCONCLUSIVE", "window 0 was skipped, although nothing ")
