@@ -1,4 +1,4 @@
-"""The cases of a run in groups: the matrix, the causes of failure, the reasons for not running."""
+"""Groups the cases of a run: the matrix, the causes of failure, the reasons for not running."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A = TypeVar("A", bound="Alike")
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that have something in common."""
+    """Cases with something in common."""
 
     cases: tuple[CaseRecord, ...]
 
@@ -40,23 +40,27 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell(Group):
-    """The workloads of one trainer, path and precision."""
+    """The cases of one trainer, path and precision."""
+
+    @property
+    def failed(self) -> int:
+        return sum(case.failed for case in self.cases)
 
     @property
     def detailed(self) -> tuple[CaseRecord, ...]:
-        """The cases that are shown with all of their evidence: those that do not conform."""
+        """The cases with all evidence: those that do not conform."""
         return tuple(case for case in self.cases if not _is_brief(case))
 
     @property
     def brief(self) -> list[Alike]:
-        """The others, by what is said of them."""
+        """The others, by headline."""
         brief = grouped(filter(_is_brief, self.cases), lambda case: (case.verdict, case.headline))
         return _worst_first(Alike(cases, headline) for (_, headline), cases in brief.items())
 
 
 @dataclass(frozen=True)
 class Path(Group):
-    """A row of the matrix: one path of one trainer, by precision. ``name``: with the device if it is not the CPU."""
+    """A row of the matrix: a path of a trainer, by precision. ``name``: with the device if that is not the CPU."""
 
     name: str
     cells: dict[str, Cell]
@@ -64,7 +68,7 @@ class Path(Group):
 
 @dataclass(frozen=True)
 class Trainer(Group):
-    """All paths of one trainer. ``target``: where it was found, in each of its parts."""
+    """All paths of one trainer. ``target``: where its functions are."""
 
     name: str
     target: str
@@ -72,28 +76,28 @@ class Trainer(Group):
 
     @cached_property
     def matrix(self) -> tuple[Path, ...]:
-        """The rows of the matrix: paths on which something ran. The others are listed once, with their reasons.
+        """The rows of the matrix: paths with a case that ran. The others are listed once, with their reasons.
 
-        If nothing ran, a path that would have run on another machine.
+        If nothing ran: a path that could run on another machine.
         """
         declared = tuple(path for path in self.paths if any(case.verdict == "UNAVAILABLE" for case in path.cases))
         return self.ran or declared[:1] or self.paths[:1]
 
     @cached_property
     def ran(self) -> tuple[Path, ...]:
-        """The paths on which something ran."""
+        """The paths with a case that ran."""
         return tuple(path for path in self.paths if any(case.verdict not in NOT_RUN for case in path.cases))
 
 
 @dataclass(frozen=True)
 class Alike(Group):
-    """Cases of one verdict with the same cause of failure, or the same reason for not running: ``text``."""
+    """Cases of one verdict with the same cause, or the same reason for not running: ``text``."""
 
     text: str
 
     @property
     def example(self) -> CaseRecord:
-        """The case to look at first: the smallest run that shows it."""
+        """The smallest case that shows it."""
         return smallest(self.cases)
 
     @property
@@ -107,20 +111,20 @@ class Alike(Group):
 
 @dataclass(frozen=True)
 class Failure(Alike):
-    """Cases that failed for one cause, which ``text`` says. ``others``: further causes of each case, by its id()."""
+    """Cases that failed for the cause in ``text``. ``others``: further causes of each case, by its id()."""
 
     cause: Cause
     others: Mapping[int, Sequence[Cause]]
 
     @cached_property
     def look(self) -> Look:
-        """The worst verdict, where no other cause has brought it about."""
+        """The worst verdict among cases without another cause."""
         alone = [case for case in self.cases if not self.others.get(id(case))]
         return worst(case.verdict for case in alone or self.cases)
 
     @property
     def example(self) -> CaseRecord:
-        """The smallest of those that show the most of it: more than numbers, and nothing else beside it."""
+        """The smallest of the cases that show most: more than numbers, and no other cause."""
         return min(self.cases, key=lambda case: (*self._hides(case), *_size(case)))
 
     def _hides(self, case: CaseRecord) -> tuple[bool, bool]:
@@ -130,7 +134,7 @@ class Failure(Alike):
 
     @property
     def is_explained(self) -> bool:
-        """Whether more is known than that the numbers are wrong, or that nothing is known."""
+        """Whether the cause explains the numbers."""
         return self.cause.kind != "unknown" and self.look.verdict != "INCONCLUSIVE"
 
     @property

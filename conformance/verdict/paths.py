@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from conformance.runner.front.client import CHECKPOINTS
+from conformance.trace.state.site import around
 
 #: The folders of Python's library and of installed packages, also those of a system or a user that a venv shares.
 LIBRARIES = frozenset(
@@ -38,7 +39,7 @@ def shortened(text: str) -> str:
 
 
 def text_of(path: str, line: int, folder: Path | None) -> str | None:
-    """The text of a line of a file that an event names, as it is now; None where files that may be meant differ in it.
+    """`around` of a line of a file that an event names, as it is now; None if the possible files differ in it.
 
     A package that is installed may lie in the working folder, too. folder: that of the trainer's file, where its other
     modules may be.
@@ -50,5 +51,5 @@ def text_of(path: str, line: int, folder: Path | None) -> str | None:
     texts = set[str]()
     for file in files:
         linecache.checkcache(file)
-        texts.add(linecache.getline(file, line).strip())
+        texts.add(around(file, line))
     return texts.pop() or None if len(texts) == 1 else None

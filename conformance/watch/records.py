@@ -47,7 +47,7 @@ class Began(Record):
 
 
 class Source(Record):
-    """Before the first record of a line: its text, and where the file is that sites name `file`."""
+    """Before the first record of a line: its text between its neighbours, and the path of the file that sites name."""
 
     file: str
     line: int

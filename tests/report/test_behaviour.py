@@ -38,7 +38,7 @@ def test_what_costs_the_user_something_and_is_not_declared_is_a_warning(read, pa
     assert "! drops a short last window and leaves its gradients behind" in text
     assert 'declare `@trainer(last_window="carry")`' in text
     assert "2 cases, such as a." in text
-    assert "Conforming All 2 judged cases hold. 1 warning, under Behaviour." in text
+    assert "Conforming All 2 cases passed. 1 warning, under Behaviour." in text
     content = page(cases)
     assert "Drops a short last window and leaves its gradients behind" in Page(content).text
     assert content.index('id="matrix"') < content.index('id="behaviour"') < content.index('id="facts"')
@@ -86,10 +86,7 @@ def test_a_trainer_that_declares_little_conforms_in_little(read, page, one_case)
         one_case | {"trainer": "everything", "possible": 189, "declared": 189},
     ]
     [sentence] = scopes(read(cases))
-    assert sentence == (
-        "ddp declares 4 of the 189 cases that a ddp trainer can have; "
-        "not declared: precision fp64, bf16; loss weighted."
-    )
+    assert sentence == ("ddp supports 4 of 189 ddp cases; not supported: precision fp64, bf16; loss weighted.")
     assert sentence in " ".join(printed(read(cases), width=80).split())
     assert sentence in Page(page(cases)).text
 
@@ -101,17 +98,15 @@ def test_how_many_of_the_cases_ran(read, page, one_case):
     idle = other | {"id": "idle", "verdict": "UNSUPPORTED", "headline": "not declared", "undeclared": "precision fp64"}
     cases = [ran, ran | {"id": "another"}, other, idle]
     sentence = extent(read(cases))
-    assert sentence.startswith("3 of the 193 cases that can be run. ")
-    assert extent(read(cases), briefly=True) in " ".join(printed(read(cases), width=80).split())
-    assert sentence in " ".join(printed(read(cases), width=80, detail="verbose").split())
-    # The page shows as code what stands between these.
-    assert sentence.replace("`", "") in Page(page(cases)).text
+    assert sentence == "3 run · up to 190 more with --thorough"
+    assert f"Coverage: {sentence}\n" in printed(read(cases), width=80)
+    assert f"Coverage {sentence}" in Page(page(cases)).text
 
 
 def test_nothing_is_said_of_how_many_ran_if_all_did(read, one_case):
     whole = one_case | {"possible": 189, "declared": 2}
     assert extent(read([whole, whole | {"id": "another"}])) is None
     assert extent(read([whole])) is not None
-    # The lines that say what is not declared may be among those that were not chosen.
+    # The cases that are not supported may be among those that were not chosen.
     [sentence] = scopes(read([one_case | {"possible": 189, "declared": 4}]))
-    assert sentence == "ddp declares 4 of the 189 cases that a ddp trainer can have."
+    assert sentence == "ddp supports 4 of 189 ddp cases."

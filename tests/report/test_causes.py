@@ -14,8 +14,8 @@ from ..results import synthetic
 from ..results.regression import Case
 
 TEXTS = {"sum": "sums", "twice": "divides twice", "other": "does something else"}
-EITHER = "A trainer that sums, or divides twice would do that, and these cases cannot tell."
-UNKNOWN = "The numbers are wrong, and no known bug makes them in every case in which it would show."
+EITHER = "A trainer that sums, or divides twice would do that; these cases cannot tell."
+UNKNOWN = "Wrong numbers that no known bug explains."
 
 
 def case(world: int = 1, accumulation: int = 1, workload: str = "line", **more: object) -> CaseRecord:
@@ -62,7 +62,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "bugs that no case tells apart": (
         [wrong("sum", "twice")],
-        [("The trainer sums, or divides twice, or something else that makes the same numbers here.", 1)],
+        [("The trainer sums, or divides twice, or has another bug with the same numbers.", 1)],
     ),
     "two bugs in other cases": (
         [wrong("sum", ruled_out=()), wrong("twice", ruled_out=(), layout=(1, 2))],
@@ -163,7 +163,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "a law that is broken in all these cases": (
         [wrong("sum", findings=[synthetic.finding("MUST")]) for _ in range(2)],
-        [("Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)", 2)],
+        [("Broken law: Gradients MUST be unscaled before they are clipped.", 2)],
     ),
     "an unknown bug is one entry whatever its numbers": (
         [wrong(headline=f"step {at}: wrong", verdict=("FAIL (numerics)", "DIVERGED")[at % 2]) for at in range(3)],
@@ -279,7 +279,7 @@ def test_what_is_cut_short_as_it_is_saved_is_one_cause() -> None:
 
     killed = crash("raised KeyError", "killed"), crash("raised EOFError", "killed-between-files")
     [(cause, cases)] = causes(killed)
-    assert title(cause, cases, TEXTS).startswith("Killed while it saves, the trainer cannot go on")
+    assert title(cause, cases, TEXTS).startswith("Killed while saving, the trainer cannot resume")
     elsewhere = crash("raised EOFError", "once")
     assert [cases for _, _, cases in of(*killed, elsewhere)] == [[1, 2], [0]]
 
@@ -338,7 +338,7 @@ def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() ->
     """What fails in fp16 fails in fp32, to the same numbers."""
     finding = {"law": "amp/b", "level": "MUST", "says": "B.", "contradiction": "", "fix": "", "count": 1, "ranks": [0]}
     half = wrong(precision="fp16", findings=[finding], explained_by=[])
-    assert named(half) == [("B. (amp/b)", 1)]
+    assert named(half) == [("Broken law: B.", 1)]
     assert named(half, wrong()) == [(UNKNOWN, 2)]
     difference = {"step": 0, "quantity": "gradient", "parameter": "weight[0]", "expected": 1.0, "observed": 3.0}
     assert len(named(half, wrong(first_difference=difference))) == 2
