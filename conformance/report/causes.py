@@ -129,8 +129,8 @@ def law_of(cause: Cause, case: CaseRecord) -> Finding | None:
 
 
 def telling(cause: Cause, case: CaseRecord, others: Sequence[Cause] = ()) -> list[Finding]:
-    """The broken laws that explain the cause, first the law that is the cause. ``others``: the case's other causes, whose
-    laws explain nothing here."""
+    """The broken laws that explain the cause, first the law that is the cause. ``others``: the case's other causes;
+    their laws explain nothing here."""
     law = law_of(cause, case)
     is_open = cause.kind in ("factor", "factors", "unknown")
     elsewhere = {key for other in others if other.kind == "law" for key in (other.key, *other.same)}

@@ -57,7 +57,7 @@ def frame(axis: Axis, span: tuple[int, int]) -> str:
 
 
 def steps(across: Axis, y: int) -> str:
-    """The labels of an axis of steps."""
+    """The labels of the axis of steps."""
     labels = "".join(f'<text x="{across(value)}" y="{y}">{label}</text>' for value, label in across.ticks)
     return f'<g class="fx">{labels}</g>'
 

@@ -1,4 +1,4 @@
-"""Traces in the terminal, in the order of time."""
+"""Prints traces in the terminal, by time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 
 def render_trace(ranks: Iterable[Sequence[Event]], console: Console) -> None:
-    """Prints the events of all `ranks` by time, one line each."""
+    """Prints the events of all `ranks`, one line each."""
     events = sorted((event for events in ranks for event in events), key=lambda event: event.time)
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("ms", "rank", "seq", "window", "batch"):
