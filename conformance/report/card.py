@@ -46,17 +46,24 @@ class Place:
     text: str = ""
 
     @property
-    def code(self) -> str:
-        """The line with an arrow, between its neighbours, as compilers show it: `> 41 | loss.backward()`."""
-        if not self.text:
-            return ""
+    def numbered(self) -> dict[int, str]:
+        """The line and its neighbours by number."""
         at = int(self.at.rpartition(":")[2])
-        lines = [_TO_TOOLS.sub("", one_line(line)) for line in self.text.split("\n")]
+        lines = self.text.split("\n") if self.text else []
         first = max(1, at - 1) if len(lines) > 1 else at
-        width = len(str(first + len(lines) - 1))
-        return "\n".join(
-            f"{'>' if line == at else ' '} {line:>{width}} | {text}".rstrip() for line, text in enumerate(lines, first)
-        )
+        return {number: _TO_TOOLS.sub("", one_line(line)) for number, line in enumerate(lines, first)}
+
+    @property
+    def code(self) -> str:
+        """The lines as compilers show them, with an arrow: `> 41 | loss.backward()`."""
+        at, width = self.at.rpartition(":")[2], len(str(max(self.numbered, default=0)))
+        lines = (f"{number:>{width}} | {text}" for number, text in self.numbered.items())
+        return "\n".join(f"{'>' if line.split()[0] == at else ' '} {line}".rstrip() for line in lines)
+
+    @property
+    def alone(self) -> Place:
+        """The same without neighbours."""
+        return replace(self, text=self.numbered.get(int(self.at.rpartition(":")[2]), ""))
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,8 @@ class Card:
         yield from (Part(label, text) for label, text in self.facts)
         yield from (Part("also", text) for text in self.also)
         for place in self.places:
-            # The headline has this line.
-            is_told = place.at == self.place
+            # The headline has this file.
+            is_told = place.text and self.place and place.at.rpartition(":")[0] == self.place.rpartition(":")[0]
             if not is_told:
                 yield Part(place.label, place.at, "place")
             if place.text:

@@ -194,7 +194,7 @@ def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -
         yield some
 
 
-_OF_PARTS = {"prose": "", "place": "", "code": "green", "command": "cyan", "link": "blue"}
+_OF_PARTS = {"code": "green", "command": "cyan", "link": "blue"}
 
 
 def print_card(card: Card, console: Console, below: str = "") -> None:
@@ -205,16 +205,12 @@ def print_card(card: Card, console: Console, below: str = "") -> None:
         print_beside(Text("  "), Text(one_line(below), "dim"), console)
     for label, text, kind in card.parts():
         head = Text(f"  {label}: " if label else "    ", "bold")
-        lines = visible(text).splitlines() if kind == "code" else [one_line(text)]
-        if kind == "code" and label and len(lines) > 1:
-            console.print(Text(head.plain.rstrip(), "bold"))
-            head = Text("    ")
-        for line in lines:
-            shown = Text(line, _OF_PARTS[kind])
-            if kind in ("prose", "place"):
-                print_beside(head, shown, console)
-            else:
-                console.print(Text.assemble(head, shown), soft_wrap=True)
+        if kind in ("prose", "place"):
+            print_beside(head, Text(one_line(text)), console)
+            continue
+        for line in visible(text).splitlines() if kind == "code" else [one_line(text)]:
+            console.print(Text.assemble(head, (line, _OF_PARTS[kind])), soft_wrap=True)
+            head = Text(" " * head.cell_len)
 
 
 def title(card: Card) -> Text:

@@ -72,7 +72,8 @@ def _places(site: Site, scene: Scene | None, findings: Findings) -> Iterator[Pla
     passes = [record.site for record in calls if isinstance(record, records.Backward)] if of_step else []
     for label, one in (("step" if of_step else "at", site), ("backward", passes[-1] if passes else None)):
         if one is not None and (label != "backward" or one != site):
-            yield Place(label, moments.place(one, findings.sources) or "", _source(one, findings)[1])
+            place = Place(label, moments.place(one, findings.sources) or "", _source(one, findings)[1])
+            yield place.alone if label == "backward" else place
 
 
 def _source(site: Site, findings: Findings) -> tuple[str, str]:
