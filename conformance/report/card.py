@@ -118,8 +118,8 @@ class Card:
         yield from (Part("also", text) for text in self.also)
         for place in self.places:
             # The headline has this file.
-            is_told = place.text and self.place and place.at.rpartition(":")[0] == self.place.rpartition(":")[0]
-            if not is_told:
+            is_told = self.place is not None and place.at.rpartition(":")[0] == self.place.rpartition(":")[0]
+            if not is_told or not (place.text or place.at == self.place):
                 yield Part(place.label, place.at, "place")
             if place.text:
                 yield Part(place.label if is_told else "", place.code, "code")
@@ -271,7 +271,7 @@ def _places(label: str, where: str | None, source: Sequence[str]) -> Iterator[Pl
 
 
 def _numbers(case: CaseRecord) -> Iterator[Fact]:
-    """What the first wrong number should be, and what it is."""
+    """The first wrong number: expected and observed."""
     if (first := case.first_difference) is not None:
         expected, observed = distinct(first.expected, first.observed)
         name = one_line(first.parameter)

@@ -139,7 +139,7 @@ class Failure(Alike):
 
     @property
     def findings(self) -> list[Finding]:
-        """The broken laws of the example that tell more of the cause."""
+        """The broken laws of the example that explain the cause."""
         return telling(self.cause, self.example, self.others.get(id(self.example), ()))
 
 
@@ -148,18 +148,18 @@ def _is_brief(case: CaseRecord) -> bool:
 
 
 def smallest(cases: Iterable[CaseRecord]) -> CaseRecord:
-    """The case to look at first."""
+    """The smallest case."""
     return min(cases, key=_size)
 
 
 def _size(case: CaseRecord) -> tuple[int, bool, int, bool, list[tuple[int, int, str]]]:
-    """Of two runs of one length, the one without rounding is easier to read."""
+    """Sorts cases by size; one without rounding is easier to read."""
     is_exact = case.certificate is not None and case.certificate.exact
     return case.world_size, *_length(case), not is_exact, natural(case.id)
 
 
 def _length(case: CaseRecord) -> tuple[bool, int]:
-    """Of its windows; one sample at a time comes before any accumulation."""
+    """The length of its windows; single samples come before accumulation."""
     return case.layout == "accumulated", case.accumulation
 
 
@@ -181,7 +181,7 @@ def precisions(results: Results) -> list[str]:
 
 
 def trainers(results: Results) -> list[Trainer]:
-    """All cases by trainer, path and precision, in an order that does not depend on which case finished first."""
+    """All cases by trainer, path and precision, independent of the order in which they finished."""
     found = [_trainer(name, cases) for name, cases in grouped(results.cases, lambda case: case.trainer).items()]
     return sorted(
         found, key=lambda trainer: (not trainer.ran, _path_order(trainer.paths[0].cases[0]), natural(trainer.name))
@@ -189,14 +189,14 @@ def trainers(results: Results) -> list[Trainer]:
 
 
 def failures(results: Results) -> list[Failure]:
-    """What failed, by trainer and cause; what is explained comes first."""
+    """The failures by trainer and cause; explained ones come first."""
     trainers = grouped(results.cases, lambda case: case.trainer).values()
     found = _worst_first(failure for cases in trainers for failure in failures_of(cases, results.header.bugs))
     return sorted(found, key=lambda failure: not failure.is_explained)
 
 
 def failures_of(cases: Sequence[CaseRecord], bugs: Mapping[str, str]) -> list[Failure]:
-    """What failed of one trainer's cases. ``bugs``: the texts of known ones by name."""
+    """The failures of one trainer. ``bugs``: the texts of known bugs by name."""
     found = causes(cases)
     every: dict[int, list[Cause]] = defaultdict(list)
     for cause, failed in found:
@@ -216,14 +216,14 @@ def _failure(
 
 
 def reasons(results: Results) -> list[Alike]:
-    """What did not run, by reason."""
+    """The cases that did not run, by reason."""
     idle = [case for case in results.cases if case.verdict in NOT_RUN]
     groups = grouped(idle, lambda case: (case.verdict, case.headline))
     return _worst_first(Alike(cases, reason) for (_, reason), cases in groups.items())
 
 
 def _worst_first(groups: Iterable[A]) -> list[A]:
-    """The worst verdict first, and of one verdict the most frequent."""
+    """Sorts by verdict, the worst first, then by frequency."""
     return sorted(groups, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
 
 

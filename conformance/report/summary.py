@@ -110,7 +110,7 @@ def extent(results: Results) -> str | None:
 
 
 def scopes(results: Results) -> list[str]:
-    """For each trainer that does not support every case of its backend: how many it supports, and what it does not."""
+    """For each trainer with unsupported cases: how many it supports, and what it does not support."""
     return [
         _scope(name, cases)
         for name, cases in grouped(results.cases, lambda case: case.trainer).items()

@@ -1,4 +1,4 @@
-"""The page for those who do not see it, or have no mouse: names, captions, headings, and a way past the links."""
+"""The page for screen readers and keyboards: names, captions, headings, and a way past the links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import Page
 
 
 def faults(content: str) -> list[str]:
-    """What is wrong with a page."""
+    """The faults of a page."""
     nodes = Page(content).nodes
     ids = {node.attributes.get("id") for node in nodes}
     found = []

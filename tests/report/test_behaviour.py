@@ -1,5 +1,4 @@
-"""What trainers do where several ways are right, in the terminal and at the top of the page; and of how much a verdict
-speaks."""
+"""Choices of trainers where several behaviours are valid, in the terminal and on the page; and the coverage."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from .test_terminal import printed
 
 @pytest.fixture
 def doing(one_case):
-    """The case of a trainer that does this, in one of several ways that are right."""
+    """The case of a trainer with this valid behaviour."""
 
     def made(way, declared=None, **fields):
         return one_case | {"behaviour": [{"way": way, "declared": declared}], **fields}
@@ -57,13 +56,13 @@ def test_what_costs_nothing_is_no_warning(read, page, doing, one_case):
     text = printed(read([doing("last_window=step")]), detail="verbose")
     assert "· steps a short last window, averaged by its true length\n" in text
     assert "warning" not in text
-    # Nothing is said of what did not show.
+    # A choice that no case shows is left out.
     assert "Behaviour" not in printed(read([one_case]))
     assert 'id="behaviour"' not in page([one_case])
 
 
 def test_a_failure_is_not_a_warning_too(read, doing):
-    """Done otherwise than declared, which the entry of the failure says; what is not declared is one."""
+    """A choice that contradicts its declaration is a failure only; one that is not declared is a warning."""
     failed = doing("last_window=drop", "step", verdict="FAIL (law)", headline="the trainer declares otherwise")
     text = printed(read([failed]), detail="verbose")
     assert "· drops a short last window" in text
@@ -92,7 +91,7 @@ def test_a_trainer_that_declares_little_conforms_in_little(read, page, one_case)
 
 
 def test_how_many_of_the_cases_ran(read, page, one_case):
-    """Those of each trainer that can be run at all, on each of its backends."""
+    """The supported cases of each trainer, on each of its backends."""
     ran = one_case | {"possible": 189, "declared": 189}
     other = ran | {"trainer": "two", "target": "two", "declared": 4}
     idle = other | {"id": "idle", "verdict": "UNSUPPORTED", "headline": "not declared", "undeclared": "precision fp64"}
@@ -107,6 +106,6 @@ def test_nothing_is_said_of_how_many_ran_if_all_did(read, one_case):
     whole = one_case | {"possible": 189, "declared": 2}
     assert extent(read([whole, whole | {"id": "another"}])) is None
     assert extent(read([whole])) is not None
-    # The cases that are not supported may be among those that were not chosen.
+    # No chosen case shows what is not supported.
     [sentence] = scopes(read([one_case | {"possible": 189, "declared": 4}]))
     assert sentence == "ddp supports 4 of 189 ddp cases."

@@ -1,4 +1,4 @@
-"""The cause over a whole run: a known bug is named if every case in which it would show speaks for it, and no other."""
+"""The cause over a whole run: a known bug is named if every case that would show it does, and no other case."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def times(factor: float, *more: float, layout: tuple[int, int] = (2, 2), **field
 
 
 def unseen(**factors: object) -> CaseRecord:
-    """A case in which gradients were not seen."""
+    """A case without recorded gradients."""
     steps = synthetic.passing("mine", "ddp", 1, 1, "fp32", "line")["steps"]
     return wrong(steps=[{**step, "gradient_observed": [None, None]} for step in steps], **factors)
 
@@ -70,7 +70,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "a pair of which one cannot be in each case": ([BOTH, ONLY_SUM], [("The trainer sums and divides twice.", 2)]),
     "a pair that a case rules out": ([BOTH, ONLY_SUM, wrong(ruled_out=["sum", "twice"])], [(UNKNOWN, 3)]),
-    # 1/2 at two micro-batches is what dividing twice makes; at three it is not.
+    # Dividing twice gives 1/2 at two micro-batches, but not at three.
     "a constant factor is no bug of the layout": (
         [
             wrong("twice", gradient_factors=[0.5], layout=(1, 2)),
@@ -132,7 +132,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
         [times(11863283 / 8388608), times(41 / 29), times(10380373 / 7340032)],
         [("Every gradient is about 1.41x of the correct one.", 3)],
     ),
-    # Averages over one rank or one micro-batch cannot be wrong, so these are not the same mistake.
+    # Averages over one rank or one micro-batch cannot be wrong, so these are different bugs.
     "two factors that are no function of one thing are two causes": (
         [times(2, layout=(1, 2)), times(0.5, layout=(2, 1))],
         [("Every gradient is 2x of the correct one.", 1), ("Every gradient is 0.5x of the correct one.", 1)],
@@ -202,7 +202,7 @@ def test_two_bugs_of_which_each_shows_alone_are_two_causes_of_the_case_that_has_
 
 
 def test_a_guard_is_no_second_cause_beside_the_bug_of_its_numbers_and_one_beside_another_bug() -> None:
-    """As where a short window and a resume are wrong, and both in some cases."""
+    """Such as a wrong short window and a wrong resume, and some cases with both."""
     lost = [{"name": "resumed at the next window", "holds": False, "expected": "", "observed": ""}]
     window, resumed = wrong("sum", ruled_out=[]), wrong("twice", ruled_out=[], guards=lost)
     both = wrong("sum + twice", ruled_out=["sum", "twice"], guards=lost)
@@ -299,7 +299,7 @@ def test_numbers_that_float32_rounds_off_are_one_cause_whether_the_loss_shows_it
 
 
 def test_warnings_explain_no_failure() -> None:
-    """They have a place of their own, and are the same where the numbers are right."""
+    """Warnings have their own section, and also occur with correct numbers."""
     failed = wrong(findings=[synthetic.finding("SHOULD")])
     [(cause, _)] = causes([failed])
     assert (cause.kind, telling(cause, failed)) == ("unknown", [])
@@ -335,7 +335,7 @@ def test_crashes_of_one_type_in_one_line_are_one_entry_whatever_they_say() -> No
 
 
 def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() -> None:
-    """What fails in fp16 fails in fp32, to the same numbers."""
+    """fp16 and fp32 fail with the same numbers."""
     finding = {"law": "amp/b", "level": "MUST", "says": "B.", "contradiction": "", "fix": "", "count": 1, "ranks": [0]}
     half = wrong(precision="fp16", findings=[finding], explained_by=[])
     assert named(half) == [("Broken law: B.", 1)]

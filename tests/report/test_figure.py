@@ -1,6 +1,4 @@
-"""Figures: whatever the numbers, they are drawn inside the frame, and the worst step is never thinned
-away.
-"""
+"""Figures: any numbers are drawn inside the frame, and the worst step is never left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CI systems are given: all says the same as the report, whatever a trainer has written."""
+"""Formats for CI say the same as the report, and escape what a trainer wrote."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_sarif_is_valid_and_names_the_law_and_the_line(failing):
     [location] = next(one["locations"] for one in run["results"] if "locations" in one)
     at = {"artifactLocation": {"uri": "src/loop.py"}, "region": {"startLine": 41}}
     assert location["physicalLocation"] == at
-    # A schema that it breaks is noticed.
+    # The schema finds a fault.
     del run["tool"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(found, SCHEMA)
@@ -250,7 +250,7 @@ CHOSEN = {"kind", "verdict", "verdicts", "level", "quantity", "way", "mistake"}
 
 
 def unwritable(value):
-    """The same, with such characters at the end of each text in it."""
+    """`value` with such characters at the end of each text."""
     if isinstance(value, dict):
         return {name: one if name in CHOSEN else unwritable(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -259,7 +259,7 @@ def unwritable(value):
 
 
 def test_text_that_no_file_can_hold(results_file, tmp_path: Path, capsys, monkeypatch):
-    """In every field of the results: each format and each page is written, and can be read by what reads it."""
+    """Every field has it, and each format and page is still written and readable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

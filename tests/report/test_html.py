@@ -1,4 +1,4 @@
-"""The page: one file that fetches nothing, says everything without JavaScript, and runs nothing foreign."""
+"""The page is one file that fetches nothing, is complete without JavaScript, and runs no foreign code."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_evidence_of_a_failure(html: str) -> None:
 
 
 def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: Case, hostile: str) -> None:
-    """Every string of a case is replaced by text that would break out of an element, attribute or line."""
+    """Every string of a case is text that would break out of an element, attribute or line."""
 
     def poisoned(value: object, key: str = "") -> object:
         if isinstance(value, dict):
@@ -174,7 +174,7 @@ def test_long_output_is_cut_and_says_so(page: Callable[..., str], one_case: Case
 
 
 def test_a_page_stays_light(page: Callable[..., str], cases: list[Case]) -> None:
-    """2,000 cases that hold: at most 1 MB. A case that does not takes a hundredth of that."""
+    """2,000 passed cases take at most 1 MB, a failed one a hundredth of that."""
     held = [case for case in cases if case["verdict"].startswith("PASS")]
     many = [held[i % len(held)] | {"id": f"{held[i % len(held)]['id']}-{i}"} for i in range(2000)]
     whole = len(page(many).encode())

@@ -1,6 +1,4 @@
-"""The terminal summary: what failed and how to see it again, what did not run, the totals; foreign text is
-text.
-"""
+"""The terminal: what failed, how to reproduce it, what did not run, the totals; foreign text is escaped."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def test_every_row_and_column_of_the_matrix(results: Results) -> None:
 
 @pytest.mark.parametrize("width", [30, 60, 120])
 def test_no_cell_is_broken(read: Callable[..., Results], one_case: Case, width: int) -> None:
-    """Columns that do not fit stand below the others, with the names again."""
+    """Columns that do not fit are below the others, with the names again."""
     precisions = ["fp64", "fp32", "bf16", "fp16", "fp16-compression", "apex-O1", "apex-O2", "apex-O3"]
     cases = [one_case | {"id": f"c{k}-{name}", "precision": name} for name in precisions for k in range(12)]
     lines = printed(read(cases), width=width).splitlines()
@@ -76,7 +74,7 @@ def test_many_paths_become_a_row_for_each_trainer(read: Callable[..., Results], 
 
 
 def test_the_cause_that_most_cases_have_comes_first(read: Callable[..., Results], one_case: Case) -> None:
-    """Not the worst verdict, which is first in the report."""
+    """The report starts with the worst verdict instead."""
     rare = [one_case | {"id": "r", "verdict": "CRASH", "headline": "the rare one"}]
     often = [one_case | {"id": f"o{k}", "verdict": "INCONCLUSIVE", "headline": "the frequent one"} for k in range(3)]
     text = printed(read([*rare, *often]))

@@ -1,4 +1,4 @@
-"""The report of a watch is that of a run: cards, timelines, formats for CI; with all text escaped."""
+"""The report of a watch has the parts of a run's: cards, timelines, formats for CI; all text is escaped."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def test_lines_are_named_from_the_folder_of_the_run(findings, monkeypatch, tmp_p
     assert (card.where, card.own_line) == ("scripts/train.py:7", ("scripts/train.py", 7))
     assert card.places == (Place("step", "scripts/train.py:7", "load('https://REDACTED@host/x')"),)
     assert {one.where for one in card.bad.timeline.moments} == {"scripts/train.py:7"}
-    # Elsewhere they are named as their imports name them.
+    # Other files have the names of their imports.
     monkeypatch.chdir("/")
     findings.sources["train.py", 7] = "train.py", ""
     assert cards_of(findings)[0].where == "train.py:7"

@@ -81,7 +81,7 @@ WORDS: Mapping[str, str] = {
     # Whether the ranks agree.
     "agreement.rounding": "the weights of the ranks differ by rounding",
     "agreement.weights": "{apart} of {all} parameters differ between ranks: {names}",
-    "agreement.parameters": "the optimizers of the ranks hold different parameters",
+    "agreement.parameters": "the optimizers of the ranks have different parameters",
     "agreement.buffers": "{apart} of {all} buffers differ between ranks: {names}",
     "agreement.frozen": "{apart} of {all} frozen parameters differ between ranks: {names}",
     "agreement.between": "the script changes weights between steps",
