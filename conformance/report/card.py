@@ -60,11 +60,6 @@ class Place:
         lines = (f"{number:>{width}} | {text}" for number, text in self.numbered.items())
         return "\n".join(f"{'>' if line.split()[0] == at else ' '} {line}".rstrip() for line in lines)
 
-    @property
-    def alone(self) -> Place:
-        """The same without neighbours."""
-        return replace(self, text=self.numbered.get(int(self.at.rpartition(":")[2]), ""))
-
 
 @dataclass(frozen=True)
 class Card:
@@ -148,10 +143,8 @@ class Other:
 
     def among(self, cases: Sequence[CaseRecord]) -> str:
         """How many of ``cases`` have it, in words."""
-        if len(cases) == 1:
-            return "this case has another problem"
-        has = "has" if len(self.cases) == 1 else "have"
-        return f"{len(self.cases)} of the {len(cases)} cases {has} another problem"
+        some = "this case" if len(cases) == 1 else f"{len(self.cases)} of the {len(cases)} cases"
+        return f"{some} {'has' if len(self.cases) == 1 else 'have'} another problem"
 
 
 @dataclass(frozen=True)

@@ -76,13 +76,9 @@ def error_in_words(case: CaseRecord) -> str | None:
         return "some values are missing or not finite"
     over = f"over {plural(len(case.steps), 'step')}, {plural(weights.parameters, 'parameter')}"
     error = f"largest error {number(largest, 3)}"
-    shares = [
-        abs(point.error) / point.bound
-        for series in weights.series
-        for point in series.points
-        if point.error is not None and point.bound
-    ]
-    share = f", at most {number(max(shares), 2)} of the bound" if shares else ""
+    points = (point for series in weights.series for point in series.points)
+    shares = [abs(point.error) / point.bound for point in points if point.error is not None and point.bound]
+    share = f", at most {number(max(shares), 2)}x the bound" if shares else ""
     return f"{error}{share} {over}"
 
 

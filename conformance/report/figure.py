@@ -248,10 +248,8 @@ def complete_plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
     series = tuple(
         Series(name, tuple(_point(step, quantity, i, by_window) for step in steps)) for i, name in enumerate(names)
     )
-    first = case.first_difference
-    differed = None
-    if first and first.quantity == quantity:
-        differed = next((_at_x(step, by_window) for step in steps if step.step == first.step), None)
+    wrong = case.first_difference.step if case.first_difference and case.first_difference.quantity == quantity else None
+    differed = next((_at_x(step, by_window) for step in steps if step.step == wrong), None)
     return Plot(quantity, bounded, by_window, series, len(names), differed)
 
 

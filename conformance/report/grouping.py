@@ -43,10 +43,6 @@ class Cell(Group):
     """The cases of one trainer, path and precision."""
 
     @property
-    def failed(self) -> int:
-        return sum(case.failed for case in self.cases)
-
-    @property
     def detailed(self) -> tuple[CaseRecord, ...]:
         """The cases with all evidence: those that do not conform."""
         return tuple(case for case in self.cases if not _is_brief(case))

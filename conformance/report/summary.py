@@ -78,8 +78,6 @@ def headline(results: Results) -> str:
     wrong, judged = counts["does not conform"], len(found) - counts["was not judged"]
     if not judged:
         return "Nothing was judged"
-    if wrong == judged > 1:
-        return f"None of {judged} trainers conforms"
     if wrong:
         return f"{wrong} of {judged} trainers {'does' if wrong == 1 else 'do'} not conform"
     if results.cut_off:

@@ -28,13 +28,8 @@ def render_trace(ranks: Iterable[Sequence[Event]], console: Console) -> None:
             f"{(event.time - events[0].time) * 1e3:.3f}",
             Text(str(event.rank), COLOURS[event.rank % len(COLOURS)]),
             str(event.seq),
-            _number(event.window),
-            _number(event.micro_batch),
+            *("" if number is None else str(number) for number in (event.window, event.micro_batch)),
             Text(visible(event.label)),
             Text("" if event.where is None else visible(event.line)),
         )
     console.print(table)
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The table of traffic: a row for each path, or for each rank if they differ; deviations from the formula are marked."""
+"""The table of traffic: a row for each path, or for each rank if they differ; deviations are marked."""
 
 from __future__ import annotations
 

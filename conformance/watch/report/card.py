@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from conformance.report.card import Card, Place
 from conformance.report.command import relative, without_user
@@ -73,7 +73,7 @@ def _places(site: Site, scene: Scene | None, findings: Findings) -> Iterator[Pla
     for label, one in (("step" if of_step else "at", site), ("backward", passes[-1] if passes else None)):
         if one is not None and (label != "backward" or one != site):
             place = Place(label, moments.place(one, findings.sources) or "", _source(one, findings)[1])
-            yield place.alone if label == "backward" else place
+            yield replace(place, text=place.numbered.get(one[1], "")) if label == "backward" else place
 
 
 def _source(site: Site, findings: Findings) -> tuple[str, str]:

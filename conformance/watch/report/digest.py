@@ -69,7 +69,7 @@ def open_facts(row: Row) -> list[str]:
     for fact in row.open:
         value = fact.shows[1]
         settles = f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
-        found.append(f"{sentence(fact.says)} ({times(fact.count)}){settles}")
+        found.append(f"{sentence(fact.says)} ({plural(fact.count, 'time')}){settles}")
     return found
 
 
@@ -96,7 +96,3 @@ def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | 
         for text in row_texts(row):
             yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"
     yield from (f"  not seen: {visible(one_line(lack))}" for lack in lacks(findings))
-
-
-def times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
