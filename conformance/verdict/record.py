@@ -231,9 +231,9 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
     if difference is None:
         return None
     rank = judgement.ranks[difference.rank]
-    # The step is where a wrong gradient shows; the backward divides the loss.
-    backward = _backward(rank, difference.step) if difference.quantity == "gradient" else None
-    at = backward or rank.taken(difference.step) or _backward(rank, difference.step)
+    calls = rank.taken(difference.step), _backward(rank, difference.step)
+    # A wrong gradient shows in the step, but the backward divides the loss.
+    at = next(filter(None, reversed(calls) if difference.quantity == "gradient" else calls), None)
     is_seen = at is not None and at.where is not None
     return records.FirstDifference(
         step=difference.step,

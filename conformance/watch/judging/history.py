@@ -15,7 +15,7 @@ MOST_HISTORIES = 32
 """Of the optimizers that step first: nobody looks at the curves of hundreds."""
 
 CURVES = {
-    "factor": "used over what is right",
+    "factor": "gradients used, relative to the correct ones",
     "local": "norm of this rank's gradients",
     "used": "norm of the gradients used",
     "scale": "loss scale",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from markupsafe import Markup
 
@@ -39,8 +40,10 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
 
 
 def _varying(history: History) -> dict[str, Curve]:
-    """The curves that show anything: a constant is no curve."""
-    return {name: curve for name, curve in history.curves.items() if len({value for _, value in curve.points}) > 1}
+    """The curves without constants, up to rounding."""
+    values = {name: [value for _, value in curve.points if isfinite(value)] for name, curve in history.curves.items()}
+    flat = {name for name, of in values.items() if not of or max(of) - min(of) <= 1e-3 * max(map(abs, of))}
+    return {name: curve for name, curve in history.curves.items() if name not in flat}
 
 
 def _drawing(curve: Curve) -> Markup:
