@@ -319,11 +319,12 @@ _CALLS = {
 def _looked_at(case: CaseRecord) -> Iterator[Place]:
     """Without a line that is wrong by itself: the calls of the window with the first wrong number."""
     first, moments = case.first_difference, case.timeline.moments if case.timeline else ()
+    own = [*_places("step", first.where, first.source)] if first else []
     for kind, label in _CALLS[first.quantity if first else "gradient"].items():
         at = next((one.where for one in moments if one.event == kind and one.where), None)
-        if first is not None and first.where == at:
-            yield from _places(label, at, first.source)
+        if own and own[0].at == at:
+            yield from (replace(own.pop(0), label=label), *own)
+            own = []
         elif at is not None:
             yield Place(label, at)
-    if first is not None and first.where not in [one.where for one in moments]:
-        yield from _places("step", first.where, first.source)
+    yield from own
