@@ -10,10 +10,10 @@ import base64
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -33,13 +33,16 @@ from .text import write
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
 
+Pages: TypeAlias = Callable[[CaseRecord], Iterable[tuple[str, str]]]
+"""The titles and addresses of the pages about a case that fails."""
+
 #: The page on the workloads.
 WORKLOADS = "https://github.com/trainer-conformance/trainer-conformance/blob/main/docs/WORKLOADS.md"
 
 
-def render_html(results: Results, path: str | Path) -> None:
+def render_html(results: Results, path: str | Path, pages: Pages = lambda case: ()) -> None:
     """Writes the report of `results` to `path`. Raises `ResultsError` if that fails."""
-    _write(base().get_template("report.html.j2").render(_view(results)), path)
+    _write(base().get_template("report.html.j2").render(_view(results), pages_of=pages), path)
 
 
 def render_comparison(comparison: Comparison, old: Results, new: Results, path: str | Path) -> None:

@@ -192,6 +192,14 @@ def test_a_case_that_is_resumed_has_another_name_than_that_which_is_not(
     assert names == [plain["workload"], f"{plain['workload']}-resumed-at-3"]
 
 
+def test_a_problem_links_to_the_pages_about_it(results: Results, tmp_path: Path) -> None:
+    """Such as the findings of a published report."""
+    about = next(case for case in results.cases if case.verdict == "HANG")
+    render_html(results, tmp_path / "a.html", lambda case: [("It `hangs`", "findings/it.md")] if case is about else ())
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert text.count('Finding: <a href="findings/it.md">It <code>hangs</code></a>') == 1
+
+
 def test_a_folder_that_is_not_there(results: Results, tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="cannot write"):
         render_html(results, tmp_path / "none" / "report.html")
