@@ -101,7 +101,8 @@ class Card:
     def headline(self) -> str:
         """What and where."""
         what = capitalized(self.title).removesuffix(".")
-        return f"{what} ({self.place})" if self.place else what
+        is_told = any(place.at in what for place in self.places)
+        return f"{what} ({self.place})" if self.place and not is_told else what
 
     def parts(self) -> Iterator[Part]:
         """What follows the headline, in order."""
@@ -111,10 +112,11 @@ class Card:
             yield Part("fix", self.fix, "code") if self.fix else Part("fix", self.advice or "")
         yield from (Part(label, text) for label, text in self.facts)
         yield from (Part("also", text) for text in self.also)
+        headline, file = self.headline, (self.place or "").rpartition(":")[0]
         for place in self.places:
-            # The headline has this file.
-            is_told = self.place is not None and place.at.rpartition(":")[0] == self.place.rpartition(":")[0]
-            if not is_told or not (place.text or place.at == self.place):
+            # The headline has the line, or its file.
+            is_told = place.at in headline or (place.text and place.at.rpartition(":")[0] == file)
+            if not is_told:
                 yield Part(place.label, place.at, "place")
             if place.text:
                 yield Part(place.label if is_told else "", place.code, "code")
@@ -222,9 +224,13 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         facts = [("observed", example.headline)]
     if cause.kind in ("bug", "pair") and law is None:
         facts.append(("why", f"the known bug `{cause.key}` gives exactly these numbers"))
-    # A crash or a hang shows where it was.
-    if where is None and example.verdict not in ("CRASH", "HANG"):
-        places += _looked_at(example)
+    looked = [*_looked_at(example)]
+    calls = {one.label: one for one in reversed(looked)}
+    if places and "step" in calls and places[0].at == calls["step"].at:
+        # The step that a law blames uses what the backward computed.
+        places = [replace(places[0], label="step"), *places[1:], *filter(None, [calls.get("backward")])]
+    elif where is None and example.verdict not in ("CRASH", "HANG"):
+        places += looked
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,

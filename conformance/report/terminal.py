@@ -44,7 +44,7 @@ def render_terminal(
         for card in problems:
             cases = one_line(f"  ({card.extent}: {card.scope})")
             console.print(Text.assemble(title(card), (cases, "dim")), soft_wrap=True)
-        _print_verdict(results, console)
+        _print_verdict(results, console, len(problems))
         return
     for table in tables(results, console, in_full=detail == "verbose"):
         console.print(table)
@@ -59,7 +59,7 @@ def render_terminal(
         console.print(Text(f"\n{plural(len(rest), 'more problem')} in {cases}: --verbose shows all", "dim"))
     _print_notices(results, console, detail)
     console.print()
-    _print_verdict(results, console)
+    _print_verdict(results, console, len(problems))
     _print_extent(results, console, detail)
     if report is not None:
         console.print(Text(f"Report: {one_line(str(report))}"), soft_wrap=True)
@@ -84,11 +84,11 @@ def _print_notices(results: Results, console: Console, detail: Detail) -> None:
         console.print(Text("\nNot run (never counts as passed)\n", "bold"), *map(_reason, idle), sep="\n")
 
 
-def _print_verdict(results: Results, console: Console) -> None:
-    whole = summary(results)
+def _print_verdict(results: Results, console: Console, problems: int) -> None:
+    whole, count = summary(results), f": {plural(problems, 'problem')}" if problems else ""
     if results.cut_off:
         console.print(Text(f"INCOMPLETE: {results.cut_off}. This is not evidence of conformance.", "bold yellow"))
-    console.print(Text.assemble((whole.title, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
+    console.print(Text.assemble((whole.title + count, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
 
 
 def _print_extent(results: Results, console: Console, detail: Detail) -> None:

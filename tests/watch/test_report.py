@@ -87,8 +87,8 @@ def test_the_page_has_verdict_causes_timelines_and_curves(findings):
     assert "Correct: ranks in window 0" in text
     assert "First wrong: ranks in window 1" in text
     assert text.count('<table class="lanes">') == 2
-    # The rate is constant, so it has no curve.
-    assert text.count('class="fig"') == 3
+    # The rate and the factor are constant, so they have no curves.
+    assert text.count('class="fig"') == 2
     assert "optimizer.step()  # &lt;b&gt;" in text
     assert "<train>" not in text
     assert "<b>&quot;" not in text
