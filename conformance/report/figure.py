@@ -1,4 +1,4 @@
-"""Small static figures in SVG: expected and observed values by step or, where these look alike, their differences.
+"""Small static figures in SVG: expected and observed values by step, where a reader can see that they differ.
 
 They are drawn here, not in the browser, and so need no JavaScript and print well. Colours are CSS classes (`s0` to `s2`
 for the series) with a light and a dark theme. A dot is a line of length zero with round caps, and points are relative
@@ -8,14 +8,14 @@ to each other: the shortest form, as a report has thousands.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
 from conformance.results.records import CaseRecord, Quantity, Step, Vector
 
-from .text import number, power_of_ten
+from .text import number
 
 WIDTH, HEIGHT = 360, 168
 LEFT, RIGHT = 62, 350
@@ -28,21 +28,17 @@ def drawing(plot: Plot, skips: Iterable[int] = ()) -> Markup:
     points = [point for series in plot.series for point in series.points]
     skipped = list(skips) if plot.by_window else []
     across = counting(max([point.at for point in points] + skipped), LEFT + 6, RIGHT - 4)
-    if plot.is_apart:
-        up = linear((value for p in points for value in (p.expected, p.observed) if value is not None), *PANEL)
-        what: str = plot.quantity
-    else:
-        bounds = [sign * p.bound for p in points if p.bound for sign in (1, -1)]
-        up = symmetric([*(p.error for p in points if p.error is not None), *bounds], *PANEL)
-        what = "observed − expected"
+    up = linear((value for p in points for value in (p.expected, p.observed) if value is not None), *PANEL)
     noun = "window" if plot.by_window else "step"
-    parts = [frame(up, PANEL), steps(across, HEIGHT - 14), f'<text x="{LEFT}" y="12">{what}</text>']
+    parts = [frame(up, PANEL), steps(across, HEIGHT - 14), f'<text x="{LEFT}" y="12">{plot.quantity}</text>']
     parts.append(f'<text class="end" x="{RIGHT}" y="12">{noun} →</text>')
     if (first := plot.first_difference) is not None:
         parts.append(f'<path class="fp" d="M{across(first)} {PANEL[1]}V{PANEL[0]}"/>')
     parts += [f'<path class="fk" d="M{across(skip)} {PANEL[1]}V{PANEL[0]}"/>' for skip in skipped]
     for name, series in zip(CLASSES, plot.series, strict=False):
-        paths = _values(series, across, up) if plot.is_apart else _errors(series, plot.bounded, across, up)
+        expected = line(across, up, ((p.at, p.expected) for p in series.points))
+        observed, lost = dots(across, up, PANEL[1], ((p.at, p.observed) for p in series.points))
+        paths = ("fe", expected), ("fo", observed), ("fw", lost)
         drawn = "".join(f'<path class="{kind}" d="{path}"/>' for kind, path in paths if path)
         parts.append(f'<g class="{name}">{drawn}</g>')
     return Markup("".join(parts))
@@ -60,20 +56,6 @@ def steps(across: Axis, y: int) -> str:
     """The labels of the axis of steps."""
     labels = "".join(f'<text x="{across(value)}" y="{y}">{label}</text>' for value, label in across.ticks)
     return f'<g class="fx">{labels}</g>'
-
-
-def _values(series: Series, across: Axis, up: Axis) -> tuple[tuple[str, str], ...]:
-    expected = line(across, up, ((p.at, p.expected) for p in series.points))
-    observed, lost = dots(across, up, PANEL[1], ((p.at, p.observed) for p in series.points))
-    return ("fe", expected), ("fo", observed), ("fw", lost)
-
-
-def _errors(series: Series, bounded: bool, across: Axis, up: Axis) -> tuple[tuple[str, str], ...]:
-    limits = [(p.at, p.bound) for p in series.points if bounded]
-    bound = line(across, up, limits) + line(across, up, ((at, -b if b else b) for at, b in limits))
-    # A dot of an error of zero would hide the others.
-    off, far = dots(across, up, PANEL[1], ((p.at, p.error or None) for p in series.points))
-    return ("fb", bound), ("fo", off), ("fw", far)
 
 
 def line(across: Axis, up: Axis, points: Iterable[tuple[int, float | None]]) -> str:
@@ -117,20 +99,17 @@ LARGEST = 1e300  # beyond it, the span of an axis overflows
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps values onto pixels, `low` to `start` and `high` to `end`, with labelled ticks. `warp` is applied first:
-    `low` and `high` are on its scale.
-    """
+    """Maps values onto pixels, `low` to `start` and `high` to `end`, with labelled ticks."""
 
     low: float
     high: float
     start: float
     end: float
     ticks: tuple[tuple[float, str], ...]
-    warp: Callable[[float], float] = float
 
     def __call__(self, value: float) -> int:
         """The pixel of a finite value. A value outside of the axis is drawn at its edge."""
-        share = (min(max(self.warp(value), self.low), self.high) - self.low) / (self.high - self.low)
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start))
 
 
@@ -154,30 +133,6 @@ def counting(last: int, start: float, end: float) -> Axis:
     step = max(1, round(_round_step(last / 6))) if last else 1
     ticks = tuple((float(i), str(i)) for i in range(0, last + 1, step))
     return Axis(0.0, float(max(last, 1)), start, end, ticks)
-
-
-def symmetric(values: Iterable[float], start: float, end: float) -> Axis:
-    """A symmetric log scale: linear around zero, up to the power of ten below the smallest value."""
-    drawn = [value for value in values if value and math.isfinite(value)]
-    smallest = min(map(abs, drawn), default=1.0)
-    # A subnormal number has no power of ten below it.
-    foot = max(-300, math.floor(math.log10(smallest)))
-
-    def warp(value: float) -> float:
-        power = math.log10(abs(value)) - foot if value else -math.inf
-        return math.copysign(1 + power if power > 0 else 10.0**power, value)
-
-    low, high = min([-1.0, *map(warp, drawn)]), max([1.0, *map(warp, drawn)])
-    ticks = [(0.0, "0")]
-    for sign, decades in (("", math.floor(high)), ("−", math.floor(-low))):
-        # The outermost tick, and one halfway if there is room.
-        for decade in sorted({decades, (decades + 1) // 2} if decades > 4 else {decades}):
-            power = foot + decade - 1
-            ticks.append(
-                (math.copysign(10.0**power, -1 if sign else 1), sign + (power_of_ten(power) if power else "1"))
-            )
-    margin = (high - low) * 0.06
-    return Axis(low - margin, high + margin, start, end, tuple(ticks), warp)
 
 
 def _round_step(rough: float) -> float:
@@ -221,7 +176,6 @@ class Plot:
     """
 
     quantity: Quantity
-    bounded: bool
     by_window: bool
     series: tuple[Series, ...]
     parameters: int
@@ -241,7 +195,6 @@ def complete_plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
     steps = [step for step in case.steps if _columns(step, quantity)[1]]
     if not steps:
         return None
-    bounded = any(bound for step in steps for bound in _columns(step, quantity)[3] or ())
     by_window = bool(case.skips)
     count = max(len(column or ()) for step in steps for column in _columns(step, quantity)[:2])
     names = [*case.parameters, *(f"[{i}]" for i in range(len(case.parameters), count))]
@@ -250,17 +203,17 @@ def complete_plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
     )
     wrong = case.first_difference.step if case.first_difference and case.first_difference.quantity == quantity else None
     differed = next((_at_x(step, by_window) for step in steps if step.step == wrong), None)
-    return Plot(quantity, bounded, by_window, series, len(names), differed)
+    return Plot(quantity, by_window, series, len(names), differed)
 
 
 def plot(case: CaseRecord) -> Plot | None:
-    """`complete_plot` of the quantity that first differs, thinned for a small figure; None without an error.
+    """`complete_plot` of the quantity that first differs, thinned for a small figure; None if no error is visible.
 
     It keeps the step with the largest error in each stretch of steps, and the parameters with the largest errors.
     """
     first = case.first_difference
     whole = complete_plot(case, first.quantity if first else "weights")
-    if whole is None or not any(one.largest for one in whole.series):
+    if whole is None or not whole.is_apart:
         return None
     worst = {id(one) for one in sorted(whole.series, key=lambda one: -one.largest)[:MOST_SERIES]}
     kept = [one for one in whole.series if id(one) in worst and one.largest]

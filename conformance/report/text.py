@@ -16,8 +16,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
@@ -65,11 +63,6 @@ def distinct(expected: float | None, observed: float | None) -> tuple[str, str]:
     if shown[0] == shown[1] and expected != observed:
         return number(expected, 17), number(observed, 17)
     return shown
-
-
-def power_of_ten(exponent: int) -> str:
-    """10⁻⁹ for -9."""
-    return "10" + str(exponent).translate(SUPERSCRIPT)
 
 
 def duration(seconds: float) -> str:
