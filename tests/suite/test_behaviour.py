@@ -48,5 +48,5 @@ def test_what_is_declared_is_said_without_a_warning(run_in_words):
 def test_what_is_declared_and_done_otherwise_is_a_failure(run_in_words):
     code, words = run_in_words(last_window="step")
     assert code == 1
-    assert 'FAIL (law) the trainer declares last_window="step", but drops a short last window' in words
+    assert 'FAIL (law) The trainer declares last_window="step", but drops a short last window' in words
     assert "1 warning" not in words
