@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from conformance.adapter.declaration import PRECISIONS
 from conformance.report.card import card_of
+from conformance.report.html import render_html
 from conformance.report.verdicts import Look, worst
 from conformance.results import Results, read_results
 from conformance.results.records import NOT_RUN, PASSED, CaseRecord
@@ -102,6 +103,10 @@ class Report:
     @property
     def failed(self) -> tuple[CaseRecord, ...]:
         return tuple(case for case in self.judged if case.verdict not in PASSED)
+
+    def pages(self, case: CaseRecord) -> list[tuple[str, str]]:
+        """The title and the address of each finding on a case."""
+        return [(one.title, f"findings/{one.name}.md") for one in self.findings if one.explains(case)]
 
     @property
     def unexplained(self) -> tuple[CaseRecord, ...]:
@@ -260,6 +265,8 @@ TABLES: dict[Path, Callable[[Sequence[Report]], Iterator[str]]] = {
 
 if __name__ == "__main__":
     published = reports()
+    for one in published:
+        render_html(one.results, REPORTS / f"{one.name}.html", one.pages)
     (REPORTS / "index.html").write_text(page(published))
     for file, lines in TABLES.items():
         file.write_text(with_table(file.read_text(), lines(published)))

@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, uri in _uris().items():
         if path in titles:
             file = File.generated(config, uri, content=adapter_page(titles[path], ROOT / path))
-        elif path == "reports/index.html":
+        elif path.startswith("reports/") and path.endswith(".html"):
             # A browser would show the source of a Markdown page.
             text = re.sub(r'(href="findings/\w+)\.md"', r'\1.html"', (ROOT / path).read_text())
             file = File.generated(config, uri, content=text)

@@ -1,4 +1,4 @@
-"""What each trainer does where several ways are right, and what of it is a warning."""
+"""The choices of each trainer where several behaviours are valid, and the warnings among them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .text import one_line, plural
 
 @dataclass(frozen=True)
 class Done:
-    """One thing that a trainer does, what it declares of it, and the cases that show it."""
+    """A choice of a trainer, what it declares, and the cases that show it."""
 
     way: Way
     declared: str | None
@@ -41,21 +41,21 @@ class Done:
 
     @property
     def warning(self) -> str | None:
-        """What it costs and what to do, if it is at the user's expense and not declared."""
+        """The cost and the fix, if the choice costs the user something and is not declared."""
         fails = self.declared is not None and any(case.failed for case in self.cases)
         return None if fails else warning(self.way, self.declared)
 
 
 @dataclass(frozen=True)
 class Trainers:
-    """Trainers that do the same, and declare the same of it."""
+    """Trainers with the same choices and the same declarations."""
 
     names: tuple[str, ...]
     done: tuple[Done, ...]
 
 
 def behaviour(results: Results) -> list[Trainers]:
-    """What the trainers of a run do, as far as its cases show it. Warnings come first."""
+    """The choices that the cases of a run show. Warnings come first."""
     ways = get_args(Way)
     by_trainer = defaultdict[str, defaultdict[tuple[Way, str | None], list[CaseRecord]]](lambda: defaultdict(list))
     for case in results.cases:
@@ -75,7 +75,7 @@ def behaviour(results: Results) -> list[Trainers]:
 
 
 def in_terminal(found: Sequence[Trainers], *, warnings_only: bool) -> Iterator[RenderableType]:
-    """A line for each thing that is done, under the names of those who do it."""
+    """A line for each choice, under the names of its trainers."""
     for trainers in found:
         if shown := [one for one in trainers.done if one.warning or not warnings_only]:
             yield Text("\n" + one_line(", ".join(trainers.names)), "bold")
@@ -93,5 +93,5 @@ def _lines(one: Done) -> Iterator[RenderableType]:
 
 
 def warned(results: Results) -> int:
-    """How many things are done at the user's expense that no declaration says."""
+    """The number of warnings."""
     return sum(len(trainers.names) for trainers in behaviour(results) for one in trainers.done if one.warning)

@@ -1,4 +1,4 @@
-"""A cause of failure in the order in which all reports show it: what, where, effect, fix, cases, a command."""
+"""A problem as every report shows it: what and where, effect, fix, expected, observed, why, evidence, commands."""
 
 from __future__ import annotations
 
@@ -7,35 +7,70 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeAlias
 
 from conformance.adapter.loading import place_of
 from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
-from conformance.results.records import CaseRecord, Moment, Reason
+from conformance.results.records import PASSED, CaseRecord, Moment, Reason
 
 from .command import relative
 from .grouping import Failure, failures, failures_of
+from .laws import page_of
 from .signs import Cause
-from .text import distinct, listed, number, one_line, plural, visible
+from .text import capitalized, distinct, number, one_line, plural, visible
 
 _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
 """A comment that tells a reader nothing."""
 
+_LABELS = re.compile(r"(?:^|\s+)(Expected|Observed|Why): ")
+
+Fact: TypeAlias = tuple[str, str]
+"""A label (`expected`, `observed` or `why`) and a sentence."""
+
+
+class Part(NamedTuple):
+    """A labelled part of a card. kind: prose, a line such as `a.py:1`, code, a command, or the address of a link."""
+
+    label: str
+    text: str
+    kind: Literal["prose", "place", "code", "command", "link"] = "prose"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line to look at. label: its role. at: `train.py:41`. text: the line, with its neighbours where known."""
+
+    label: str
+    at: str
+    text: str = ""
+
+    @property
+    def numbered(self) -> dict[int, str]:
+        """The line and its neighbours by number."""
+        at = int(self.at.rpartition(":")[2])
+        lines = self.text.split("\n") if self.text else []
+        first = max(1, at - 1) if len(lines) > 1 else at
+        return {number: _TO_TOOLS.sub("", one_line(line)) for number, line in enumerate(lines, first)}
+
+    @property
+    def code(self) -> str:
+        """The lines as compilers show them, with an arrow: `> 41 | loss.backward()`."""
+        at, width = self.at.rpartition(":")[2], len(str(max(self.numbered, default=0)))
+        lines = (f"{number:>{width}} | {text}" for number, text in self.numbered.items())
+        return "\n".join(f"{'>' if line.split()[0] == at else ' '} {line}".rstrip() for line in lines)
+
 
 @dataclass(frozen=True)
 class Card:
-    """What a run and a watch have in common.
+    """The part of a card that a run and a watch share.
 
-    Attributes:
-    rule: the id of the law, or the kind of cause. title: the diagnosis.
-    where: the line to blame: of the framework, and of the trainer that called it. None if numbers alone are known.
-    own_line: the user's file and the line in it, if the cause has one there.
-    source: these lines, each with its text as it was when it ran: `train.py:41` and `loss.backward()`.
-    details: what must hold and what happened instead. slice: the events that show it.
-    effect: what that does to training. fix: a snippet of Python. advice: the same in words, where there is no snippet.
-    extent: how often it is so. scope: where. commands: what shows it again, each with what it is.
-    seen: the line of the step, or the last backward, in which numbers first differed, where none is to blame.
-    also: the other causes that some of it has, a sentence each.
+    rule: the id of the law, or the kind of cause. law: the id of a law that has a page.
+    title: the diagnosis. where: the line that causes it, and the trainer's line that called it; None if unknown.
+    own_line: the user's file and line to annotate. places: the lines to look at.
+    facts: what was expected, what was observed, and why it matters. slice: the events that show it.
+    effect: the effect on training. fix: a snippet of Python. advice: the fix in words if there is no snippet.
+    extent: how often. scope: where. commands: what reproduces it, each with a label. also: other problems of its cases.
     """
 
     rule: str
@@ -43,68 +78,83 @@ class Card:
     title: str
     where: str | None
     own_line: tuple[str, int] | None
-    source: tuple[tuple[str, str], ...]
-    details: tuple[str, ...]
+    places: tuple[Place, ...]
+    facts: tuple[Fact, ...]
     slice: tuple[Moment, ...]
     effect: str | None
     fix: str | None
     extent: str
     scope: str
-    commands: tuple[tuple[str, str], ...]
+    commands: tuple[Fact, ...]
+    law: str | None = None
     advice: str | None = None
-    seen: str | None = None
     also: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str | None:
+        """The line for a title: the user's own, or the one that causes the problem."""
+        if self.where and self.own_line and not os.path.isabs(self.own_line[0]):
+            return f"{self.own_line[0]}:{self.own_line[1]}"
+        return self.where.partition(", called from ")[0] if self.where else None
+
+    @property
+    def headline(self) -> str:
+        """What and where."""
+        what = capitalized(self.title).removesuffix(".")
+        is_told = any(place.at in what for place in self.places)
+        return f"{what} ({self.place})" if self.place and not is_told else what
+
+    def parts(self) -> Iterator[Part]:
+        """What follows the headline, in order."""
+        if self.effect:
+            yield Part("effect", self.effect)
+        if self.fix or self.advice:
+            yield Part("fix", self.fix, "code") if self.fix else Part("fix", self.advice or "")
+        yield from (Part(label, text) for label, text in self.facts)
+        yield from (Part("also", text) for text in self.also)
+        headline, file = self.headline, (self.place or "").rpartition(":")[0]
+        for place in self.places:
+            # The headline has the line, or its file.
+            is_told = place.at in headline or (place.text and place.at.rpartition(":")[0] == file)
+            if not is_told:
+                yield Part(place.label, place.at, "place")
+            if place.text:
+                yield Part(place.label if is_told else "", place.code, "code")
+        if self.law:
+            yield Part("law", page_of(self.law), "link")
+        yield from (Part(label, command, "command") for label, command in self.commands)
 
     def lines(self) -> Iterator[str]:
         """Plain text, each line safe to print; the last is the command that shows it again."""
-        yield f"{self.verdict}: {visible(self.title)}"
-        if self.where:
-            yield f"at: {one_line(self.where)}"
-        if self.seen:
-            yield f"seen at: {one_line(self.seen)}"
-        yield from self.source_lines()
-        yield from map(visible, self.details)
-        if self.effect:
-            yield f"effect: {visible(self.effect)}"
-        if self.fix:
-            yield "fix:"
-            yield from (f"  {line}" for line in visible(self.fix).splitlines())
-        if self.advice:
-            yield f"fix: {visible(self.advice)}"
-        yield from (f"also: {visible(text)}" for text in self.also)
-        yield from (f"{what}: {one_line(command)}" for what, command in self.commands)
-
-    def source_lines(self) -> Iterator[str]:
-        """The texts of the lines to blame, as compilers show them: `41 | loss.backward()`."""
-        lines = [place.rpartition(":")[2] for place, _ in self.source]
-        width = max(map(len, lines), default=0)
-        for line, (_, text) in zip(lines, self.source, strict=True):
-            yield f"  {line:>{width}} | {_TO_TOOLS.sub('', one_line(text))}"
+        yield f"{self.verdict}: {one_line(self.headline)}"
+        for label, text, kind in self.parts():
+            if kind != "code":
+                yield f"{label}: {visible(text) if kind == 'prose' else one_line(text)}"
+                continue
+            yield from [f"{label}:"] if label else ()
+            yield from (f"  {line}" for line in visible(text).splitlines())
 
 
 @dataclass(frozen=True)
 class Other:
-    """Another cause of some cases of a card: its ``title``, its ``number`` in the report, and these ``cases``."""
+    """Another problem of some cases of a card: its ``title``, its ``number`` in the report, and these ``cases``."""
 
     number: int
     title: str
     cases: tuple[CaseRecord, ...]
 
     def among(self, cases: Sequence[CaseRecord]) -> str:
-        """How many of ``cases`` it has, in words."""
-        if len(cases) == 1:
-            return "this case fails for another cause, too"
-        fail = "fails" if len(self.cases) == 1 else "fail"
-        return f"{len(self.cases)} of the {len(cases)} cases {fail} for another cause, too"
+        """How many of ``cases`` have it, in words."""
+        some = "this case" if len(cases) == 1 else f"{len(self.cases)} of the {len(cases)} cases"
+        return f"{some} {'has' if len(self.cases) == 1 else 'have'} another problem"
 
 
 @dataclass(frozen=True)
 class CaseCard(Card):
-    """Of cases of a run.
+    """The card of a problem of a run.
 
-    Attributes:
-    cause: what all of its cases have in common. cases: all that fail for this cause. example: the smallest of them.
-    others: the other causes that some of them have.
+    cause: what its cases have in common. cases: all that show it. example: the smallest of them.
+    others: the other problems of these cases.
     """
 
     cause: Cause = field(kw_only=True)
@@ -113,20 +163,20 @@ class CaseCard(Card):
     others: tuple[Other, ...] = field(kw_only=True, default=())
 
     def of(self, case: CaseRecord) -> Card:
-        """The same with the commands, and the other causes, of another one of its cases."""
+        """The same card with the commands and the other problems of another case."""
         own = [other for other in self.others if any(case is one for one in other.cases)]
         return replace(self, commands=_commands(case), also=_said(own, [case]))
 
 
 def cards(results: Results) -> list[CaseCard]:
-    """The causes of failure of a run, in the order of the report. Trainers that fail for one share its card."""
-    return _linked([_card(_joined(alike)) for alike in _shared(failures(results))])
+    """The problems of a run, in the order of the report. Trainers with the same problem share its card."""
+    return _linked([_card(_joined(alike), results.cases) for alike in _shared(failures(results))])
 
 
 def card_of(case: CaseRecord) -> CaseCard:
-    """That of a case that failed, by itself."""
+    """The card of one failed case."""
     bugs = {fault.name: fault.text for fault in CATALOGUE}
-    first, *_ = _linked([_card(failure) for failure in failures_of([case], bugs)])
+    first, *_ = _linked([_card(failure, [case]) for failure in failures_of([case], bugs)])
     return first
 
 
@@ -136,7 +186,7 @@ def _joined(alike: Sequence[Failure]) -> Failure:
 
 
 def _linked(cards: Sequence[CaseCard]) -> list[CaseCard]:
-    """Each card with the others that have cases of it."""
+    """Each card with the others that share cases with it."""
     own = [{id(case) for case in card.cases} for card in cards]
     linked = []
     for card in cards:
@@ -155,103 +205,132 @@ def _said(others: Iterable[Other], cases: Sequence[CaseRecord]) -> tuple[str, ..
 
 
 def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
-    """Those of several trainers that have the same cause. What is not explained may have another one in each."""
+    """Groups failures of several trainers with the same cause. An unexplained one may have another cause in each."""
     groups = defaultdict[object, list[Failure]](list)
     for failure in found:
         groups[failure.cause, failure.text, None if failure.is_explained else failure.example.trainer].append(failure)
     return groups.values()
 
 
-def _card(failure: Failure) -> CaseCard:
-    law, example = next(iter(failure.findings), None), failure.example
-    details = [] if failure.text == example.headline else [example.headline]
-    cause, reason, seen = failure.cause, example.reason or Reason(), None
-    where, source = reason.where, [*_texts(reason.where, reason.source)]
+def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
+    """every: the cases of the run, to say how many of them show it."""
+    law, example, cause = next(iter(failure.findings), None), failure.example, failure.cause
+    reason = example.reason or Reason()
+    where, source = (law.where, law.source) if law is not None else (reason.where, reason.source)
+    facts, places = [*_numbers(example)], [*_places("at", where, source)]
     if law is not None:
-        details.insert(0, law.contradiction)
-        where, source = law.where, [*_texts(law.where, law.source)]
-    elif where is None and (first := example.first_difference) is not None:
-        seen, source = first.where, [*_texts(first.where, first.source)]
-    # What has raised or hung shows where it was then.
-    looked = looked_at(example) if where is None and example.verdict not in ("CRASH", "HANG") else None
+        facts = [*labelled(law.contradiction)]
+    elif not facts and failure.text != example.headline:
+        facts = [("observed", example.headline)]
+    if cause.kind in ("bug", "pair") and law is None:
+        facts.append(("why", f"the known bug `{cause.key}` gives exactly these numbers"))
+    looked = [*_looked_at(example)]
+    calls = {one.label: one for one in reversed(looked)}
+    if places and "step" in calls and places[0].at == calls["step"].at:
+        # The step that a law blames uses what the backward computed.
+        places = [replace(places[0], label="step"), *places[1:], *filter(None, [calls.get("backward")])]
+    elif where is None and example.verdict not in ("CRASH", "HANG"):
+        places += looked
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
         title=failure.text,
         where=where,
-        own_line=_own_line(example, where or seen),
-        seen=seen,
-        source=tuple(source),
-        details=(*details, *first_difference(example), *filter(None, [looked])),
+        own_line=_own_line(example, ", called from ".join(place.at for place in places)),
+        places=tuple(places),
+        facts=tuple(facts),
         slice=law.slice if law else (),
-        effect=law.effect if law else None,
+        effect=law.effect if law else _effect(example),
         fix=law.fix if law else None,
-        extent=_counted(failure.cases, example),
+        extent=_counted(failure.cases, every),
         scope=failure.where,
         commands=_commands(example),
+        law=law.law if law else None,
         cause=cause,
         cases=failure.cases,
         example=example,
     )
 
 
-def _texts(where: str | None, source: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return zip([f"{path}:{line}" for path, line in _lines(where)], source, strict=False)
+def labelled(text: str) -> Iterator[Fact]:
+    """The facts of a sentence such as `Expected: A. Observed: B. Why: C.`"""
+    before, *rest = _LABELS.split(text)
+    if before:
+        yield "why", before
+    yield from ((label.lower(), said) for label, said in zip(rest[::2], rest[1::2], strict=True))
 
 
-def _lines(where: str | None) -> Iterator[tuple[str, int]]:
-    """The files and lines of `train.py:9, called from loop.py:41`; a path may have spaces and commas in it."""
-    for place in where.split(", called from ") if where else ():
-        path, _, line = place.rpartition(":")
-        if line.isdecimal():
-            yield path, int(line)
+def _places(label: str, where: str | None, source: Sequence[str]) -> Iterator[Place]:
+    """The lines of `train.py:9, called from loop.py:41`; a path may have spaces and commas in it."""
+    texts = iter(source)
+    for at in where.split(", called from ") if where else ():
+        if at.rpartition(":")[2].isdecimal():
+            yield Place(label, at, next(texts, ""))
+        label = "called from"
+
+
+def _numbers(case: CaseRecord) -> Iterator[Fact]:
+    """The first wrong number: expected and observed."""
+    if (first := case.first_difference) is not None:
+        expected, observed = distinct(first.expected, first.observed)
+        name = one_line(first.parameter)
+        what = f"{name} after" if first.quantity == "weights" else f"gradient of {name} in"
+        allowed = f" (allowed error {number(first.bound, 3)})" if first.bound else ""
+        yield "expected", f"{what} step {first.step} is {expected}{allowed}"
+        yield "observed", observed
 
 
 def first_difference(case: CaseRecord) -> Iterator[str]:
-    """Where the trainer first differed from the right answer, in a line, if it did."""
-    if (first := case.first_difference) is not None:
-        expected, observed = distinct(first.expected, first.observed)
-        when = "weights after" if first.quantity == "weights" else "gradient in"
-        allowed = f", allowed {number(first.bound, 3)}" if first.bound else ""
-        where = f"{when} step {first.step}, {one_line(first.parameter)}"
-        yield f"first difference: {where}: expected {expected}, observed {observed}{allowed}"
+    """The first wrong number in lines of text."""
+    yield from (f"{label}: {text}" for label, text in _numbers(case))
 
 
-def _own_line(case: CaseRecord, where: str | None) -> tuple[str, int] | None:
-    """The trainer's file, as its target names it, and the line in it."""
+def _effect(case: CaseRecord) -> str | None:
+    """The factor of all gradients, or of all steps, if there is one."""
+    for what, factors in (("gradients are", case.gradient_factors), ("the update is", case.step_factors)):
+        if len(factors) == 1:
+            return f"{what} {number(factors[0], 3)}x of the correct {'ones' if what.endswith('are') else 'one'}"
+    return None
+
+
+def _own_line(case: CaseRecord, where: str) -> tuple[str, int] | None:
+    """The trainer's file, as its target names it, and the last line in it."""
     place = place_of(case.target)
     file = os.path.normpath(place) if place.endswith(".py") else None
-    own = [line for path, line in _lines(where) if file and (file == path or file.endswith(os.sep + path))]
+    lines = [one.at.rpartition(":") for one in _places("", where, ())]
+    own = [int(line) for path, _, line in lines if file and (file == path or file.endswith(os.sep + path))]
     return (relative(place), own[-1]) if own else None
 
 
-def _commands(case: CaseRecord) -> tuple[tuple[str, str], ...]:
+def _commands(case: CaseRecord) -> tuple[Fact, ...]:
     # A script compares numbers, or ends as the trainer does.
     is_shown = case.first_difference is not None or case.verdict in ("CRASH", "HANG")
     return *((("script", case.repro_command),) if is_shown else ()), ("again", case.command)
 
 
-def _counted(cases: Sequence[CaseRecord], example: CaseRecord) -> str:
-    """How many there are, and one by name: that of the commands."""
-    return f"{plural(len(cases), 'case')}, such as {one_line(example.id)}" if len(cases) > 1 else one_line(example.id)
+def _counted(cases: Sequence[CaseRecord], every: Sequence[CaseRecord]) -> str:
+    """How many of the judged cases of these trainers have it."""
+    trainers = {case.trainer for case in cases}
+    judged = sum(case.failed or case.verdict in PASSED for case in every if case.trainer in trainers)
+    return f"{len(cases)} of {plural(judged, 'case')}"
 
 
-#: Kinds of event, in the order of a window.
-_CALLS = ("forward", "backward_begin", "unscale", "clip", "step", "schedule", "report")
+#: The calls that can cause wrong weights or a wrong gradient, by the kind of event, the likeliest first.
+_CALLS = {
+    "weights": {"step": "step", "schedule": "schedule"},
+    "gradient": {"backward_begin": "backward", "unscale": "unscale", "clip": "clip", "step": "step"},
+}
 
 
-def looked_at(case: CaseRecord) -> str | None:
-    """The calls of one rank, each with its line, in a sentence; None if none was seen."""
-    timeline = case.timeline
-    if timeline is None:
-        return None
-    lines = defaultdict[str, dict[str, None]](dict)
-    for moment in timeline.moments:
-        if moment.event in _CALLS and moment.where is not None:
-            lines[moment.event][moment.where] = None
-    if not lines:
-        return None
-    seen = [call for call in _CALLS if call in lines]
-    calls = [f"{call.removesuffix('_begin')} ({', '.join(map(one_line, lines[call]))})" for call in seen]
-    when = "before training" if timeline.window is None else f"in window {timeline.window}"
-    return f"no line is to blame by itself; looked at {when}: {listed(calls)}"
+def _looked_at(case: CaseRecord) -> Iterator[Place]:
+    """Without a line that is wrong by itself: the calls of the window with the first wrong number."""
+    first, moments = case.first_difference, case.timeline.moments if case.timeline else ()
+    own = [*_places("step", first.where, first.source)] if first else []
+    for kind, label in _CALLS[first.quantity if first else "gradient"].items():
+        at = next((one.where for one in moments if one.event == kind and one.where), None)
+        if own and own[0].at == at:
+            yield from (replace(own.pop(0), label=label), *own)
+            own = []
+        elif at is not None:
+            yield Place(label, at)
+    yield from own

@@ -1,4 +1,4 @@
-"""Why the cases of one trainer failed: as few causes as explain all failures, each with every case that shows it."""
+"""Finds the fewest causes that explain all failures of one trainer, each with every case that shows it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from conformance.results.records import PAIR, CaseRecord, Finding
 
 from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
 
-#: Laws of what comes of a mistake, whichever it is: a known bug that makes the numbers says more.
+#: Laws that flag consequences, not causes: a known bug says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
 
-#: Laws that are broken along with another one: a schedule is held against the optimizer's steps.
+#: Laws that break together with another one: a schedule is compared with the optimizer's steps.
 _FOLLOW = {"acc/step-after-all-backwards": ("acc/schedule-per-step", "acc/schedule-per-epoch")}
 
-#: What is said where nothing is known: anything else says more.
+#: Kinds of cause that explain nothing.
 _NOTHING_KNOWN = ("reason", "unknown")
 
-#: Of a title, in characters.
+#: The longest title, in characters.
 _LONGEST = 160
 
-#: Guards that say where numbers are wrong, and not why.
+#: Guards that say where numbers are wrong, not why.
 _WHERE_WRONG = ("each parameter", "gradients of each window")
 
 
 def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
     """The causes of the failed cases of one trainer, each with all cases that show it. A case may have several.
 
-    They are the fewest that explain all: that of the most cases comes first, and the more direct evidence wins a tie.
-    Then come laws that are broken beside them, and the second of two bugs that make the numbers together.
+    The cause of the most cases comes first; the more direct evidence wins a tie. Then come further broken laws, and the
+    second of two bugs that give the numbers together.
     """
     failed = [case for case in cases if case.failed]
     shown = signs(failed, cases)
@@ -54,8 +54,8 @@ def _fewest(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) 
 
 
 def _explaining(case: CaseRecord, shown: Sequence[Cause], harmless: set[Cause]) -> Sequence[Cause]:
-    """What may be why a case fails. A law that others break with right numbers is not why they are wrong here, if there
-    is something that is."""
+    """The causes that can explain a case. A law that other cases break with correct numbers explains no wrong numbers
+    if anything else does."""
     if case.verdict != "FAIL (law)" and any(
         one.kind in ("guard", "bug", "pair") and not _gives_way(one) for one in shown
     ):
@@ -64,9 +64,9 @@ def _explaining(case: CaseRecord, shown: Sequence[Cause], harmless: set[Cause]) 
 
 
 def _further(shown: Sequence[Cause], chosen: Sequence[Cause]) -> Iterator[Cause]:
-    """The causes of a case beside those that are ``chosen``, which these do not account for."""
+    """The causes of a case that the ``chosen`` ones do not explain."""
     own = [cause for cause in shown if cause in chosen]
-    # A guard may be why a law is broken, or a crash, and breaking a law may make the numbers that explain a case.
+    # A guard may explain a broken law or a crash, and a broken law may explain the numbers.
     if all(cause.kind == "law" for cause in own):
         follow = [law for cause in own for law in _FOLLOW.get(cause.key.partition("@")[0], ())]
         laws = (cause for cause in shown if cause.kind == "law" and not _gives_way(cause))
@@ -77,51 +77,51 @@ def _further(shown: Sequence[Cause], chosen: Sequence[Cause]) -> Iterator[Cause]
 
 
 def _own(shown: Sequence[Cause], chosen: Sequence[Cause]) -> list[Cause]:
-    """The causes of a case: all that it shows of the ``chosen``, but for what may be seen of any of the others."""
+    """The ``chosen`` causes that a case shows, without those that any other one explains."""
     found = [cause for cause in chosen if cause in shown]
     return [cause for cause in found if not _gives_way(cause)] or found[:1]
 
 
 def _gives_way(cause: Cause) -> bool:
-    """Whether it says what is seen, and not why."""
+    """Whether it says what happened, not why."""
     if cause.kind in ("factor", "factors", "precision", *_NOTHING_KNOWN):
         return True
     return cause.key in _WHERE_WRONG or cause.key.startswith(_OF_EFFECTS)
 
 
 def _rank(cause: Cause) -> float:
-    """The place in `KINDS`."""
+    """The position in `KINDS`."""
     order, is_effect = list(KINDS), cause.kind == "law" and cause.key.startswith(_OF_EFFECTS)
     return order.index("bug") + 0.5 if is_effect else order.index(cause.kind)
 
 
 def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
-    """The cause in a sentence. ``texts`` are those of the known bugs by name."""
+    """The cause in a sentence. ``texts``: what a trainer with each known bug does."""
     if cause.kind == "law":
         says = next(law.says for case in cases if (law := law_of(cause, case)) is not None)
-        return f"{says} ({cause.key.partition('@')[0]})"
+        return f"Broken law: {says}"
     if cause.kind in ("bug", "pair"):
         names = [name for name in cause.key.split(OR) if name]
         said = [" and ".join(texts.get(one, one) for one in name.split(PAIR)) for name in names]
         if len(said) == 1:
             return f"The trainer {said[0]}."
-        return f"The trainer {', or '.join(said[:3])}, or something else that makes the same numbers here."
+        return f"The trainer {', or '.join(said[:3])}, or has another bug with the same numbers."
     if cause.kind in ("factor", "factors", "precision"):
         known = ", or ".join(texts.get(name, name) for name in cause.bugs[:3])
-        return cause.key + (f" A trainer that {known} would do that, and these cases cannot tell." if known else "")
+        return cause.key + (f" A trainer that {known} would do that; these cases cannot tell." if known else "")
     if cause.kind == "unknown":
-        return "The numbers are wrong, and no known bug makes them in every case in which it would show."
+        return "Wrong numbers that no known bug explains."
     if cause.key == CUT_SHORT:
-        return "Killed while it saves, the trainer cannot go on from the checkpoint before, which was whole."
+        return "Killed while saving, the trainer cannot resume from its previous, intact checkpoint."
     headline = cases[0].headline
     if cause.kind != "ending" or len(headline) <= _LONGEST:
         return headline
-    # What was raised may tell a long story. The card has all of it.
+    # An error message can be long; the card has all of it.
     return re.sub(r"(?:[.:;|] [^.:;|]*|\S*)$", "", headline[:_LONGEST]).rstrip(" |") + " …"
 
 
 def law_of(cause: Cause, case: CaseRecord) -> Finding | None:
-    """The broken law that is the cause, if it is one that the case shows."""
+    """The broken law that is the cause, if the case shows it."""
     if cause.kind != "law":
         return None
     own = [finding for key in (cause.key, *cause.same) for finding in case.findings if key_of(finding) == key]
@@ -129,12 +129,12 @@ def law_of(cause: Cause, case: CaseRecord) -> Finding | None:
 
 
 def telling(cause: Cause, case: CaseRecord, others: Sequence[Cause] = ()) -> list[Finding]:
-    """The broken laws that tell more of the cause, the law that is the cause first. ``others``: of the case, whose laws
-    tell nothing of this one."""
+    """The broken laws that explain the cause, first the law that is the cause. ``others``: the case's other causes;
+    their laws explain nothing here."""
     law = law_of(cause, case)
     is_open = cause.kind in ("factor", "factors", "unknown")
     elsewhere = {key for other in others if other.kind == "law" for key in (other.key, *other.same)}
-    # What is a warning in right runs, too, has its own place.
+    # Warnings have their own section.
     broken = [
         finding
         for finding in case.findings

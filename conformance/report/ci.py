@@ -1,7 +1,7 @@
-"""What CI systems read of a run and of a watch: annotations of GitHub Actions, a badge, JUnit XML, Markdown, SARIF.
+"""Formats for CI: annotations of GitHub Actions, badges, JUnit XML, Markdown and SARIF, of a run or a watch.
 
 https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
-https://github.com/testmoapp/junitxml describes what CI systems read of JUnit XML.
+https://github.com/testmoapp/junitxml (the JUnit XML that CI systems read)
 https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 """
 
@@ -20,9 +20,10 @@ from conformance.results.records import NOT_RUN, CaseRecord
 from .card import Card, CaseCard, cards
 from .command import relative
 from .grouping import grouped, overall
+from .laws import page_of
 from .signs import KINDS
 from .summary import Summary, extent, summary
-from .text import escaped, one_line, visible
+from .text import escaped, plural, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Digest:
-    """tool: name and version. command: what ran, as `command.shown` has it. cut_off: why it is no evidence, if it ended
-    early. rules: what the rules of the cards say. tally: of what there are how many, `unit` of them in all. extent: of
-    how much this is true."""
+    """The content of every format.
+
+    tool: name and version. command: as from `command.shown`. cut_off: why a run that ended early is no evidence.
+    rules: the text of each rule of the cards. tally: counts, of ``unit``. extent: the coverage.
+    """
 
     tool: tuple[str, str]
     command: str
@@ -60,9 +63,9 @@ def digest(results: Results) -> Digest:
 
 
 def workflow_commands(digest: Digest, is_expected: Callable[[Card], bool] = lambda card: False) -> Iterator[str]:
-    """A line for each cause, for standard output; what is expected to fail is no error."""
+    """A line for each problem, for standard output; an expected failure is a notice, not an error."""
     for card in digest.cards:
-        at = {"title": f"{card.verdict}: {card.title}"}
+        at = {"title": f"{card.verdict}: {card.headline}"}
         if card.own_line is not None:
             at = {"file": card.own_line[0], "line": str(card.own_line[1]), **at}
         properties = ",".join(f"{name}={_as_property(value, ':,')}" for name, value in at.items())
@@ -79,16 +82,16 @@ def _as_property(text: str, more: str = "") -> str:
 
 _COLOURS = {"good": "#17744a", "bad": "#b9302c", "doubt": "#8f5f00"}
 _LABEL = "conformance"
-#: Of a letter of Verdana at 11 pixels, and of the space around a word.
+#: The width of a letter of Verdana at 11 pixels, and of the space around a word.
 _WIDTH, _SPACE = 6.8, 10
 
 
 def message(results: Results) -> str:
-    """The verdict, with how much of what was judged holds."""
+    """The text of a badge."""
     judged = results.passed + results.failed
     if results.cut_off or not judged:
         return summary(results).title.lower()
-    return f"{results.passed} of {judged} cases hold" if results.failed else f"{judged} cases hold"
+    return f"{results.passed} of {judged} cases passed" if results.failed else f"{plural(judged, 'case')} passed"
 
 
 def endpoint(results: Results) -> str:
@@ -98,14 +101,14 @@ def endpoint(results: Results) -> str:
 
 
 def _templates() -> Environment:
-    # A watch takes digests in the process of a trainer, which may have a jinja2 of its own.
+    # A watch makes digests in the process of a trainer, which may have another jinja2.
     from .html import base
 
     return base()
 
 
 def svg(results: Results) -> str:
-    """An image that needs no other file."""
+    """A self-contained image."""
     text, colour = message(results), _COLOURS[summary(results).tone]
     left, right = (len(word) * _WIDTH + _SPACE for word in (_LABEL, text))
     badge = _templates().get_template("badge.svg.j2")
@@ -117,7 +120,7 @@ _PROPERTIES = ("verdict", "backend", "layout", "world_size", "accumulation", "pr
 
 def junit(results: Results) -> str:
     """A suite for each trainer."""
-    # The first card of a case names its other causes.
+    # The first card of a case names its other problems.
     of_case = {id(case): card for card in reversed(cards(results)) for case in card.cases}
     suites = []
     for trainer, own in grouped(results.cases, lambda case: case.trainer).items():
@@ -144,7 +147,7 @@ def document(tool: str, suites: Sequence[ElementTree.Element]) -> str:
 
 
 def failing(test: ElementTree.Element, kind: str, message: str, details: str) -> None:
-    """Have a test fail."""
+    """Marks a test as failed."""
     failure = ElementTree.SubElement(test, "failure", type=kind, message=for_xml(message))
     failure.text = for_xml(details)
 
@@ -158,7 +161,7 @@ def _test(case: CaseRecord, card: CaseCard | None) -> ElementTree.Element:
     if case.verdict in NOT_RUN:
         ElementTree.SubElement(test, "skipped", message=for_xml(f"{case.verdict}: {case.headline}"))
     elif card is not None:
-        failing(test, case.verdict, card.title, "\n".join(card.of(case).lines()))
+        failing(test, case.verdict, card.headline, "\n".join(card.of(case).lines()))
     return test
 
 
@@ -167,29 +170,23 @@ def _seconds(cases: Sequence[CaseRecord]) -> str:
 
 
 def for_xml(text: str) -> str:
-    """Without the two characters that `visible` leaves and XML forbids."""
+    """`text` without the two characters that `visible` leaves and XML forbids."""
     return visible(text).replace("\ufffe", "").replace("\uffff", "")
 
 
-#: More than this many causes, and a reader opens the report.
+#: With more problems than this, a reader opens the report.
 _MOST = 20
 
 
 def markdown(digest: Digest) -> str:
     """GitHub's flavour."""
     environment = _templates().overlay(autoescape=False)
-    environment.filters.update(
-        escaped=escaped, code=_code, fenced=_fenced, lines=lambda text: visible(text).splitlines()
-    )
+    environment.filters.update(escaped=escaped, fenced=_fenced)
     return environment.get_template("summary.md.j2").render(digest=digest, most=_MOST)
 
 
-def _code(text: str) -> str:
-    return f"`{one_line(text).replace('`', '')}`"
-
-
 def _fenced(text: str, language: str) -> str:
-    """A block whose fence is longer than any in the text."""
+    """A block with a fence that is longer than any in the text."""
     shown = visible(text)
     fence = "```"
     while fence in shown:
@@ -205,7 +202,8 @@ def sarif(digest: Digest) -> str:
     name, version = map(visible, digest.tool)
     rules = [
         {"id": visible(rule), "shortDescription": {"text": visible(digest.rules.get(rule, rule))}}
-        for rule in dict.fromkeys(card.rule for card in digest.cards)
+        | ({"helpUri": page_of(law)} if law else {})
+        for rule, law in {card.rule: card.law for card in digest.cards}.items()
     ]
     driver = {"name": name, "semanticVersion": version, "rules": rules}
     run = {"tool": {"driver": driver}, "results": [_result(card) for card in digest.cards]}

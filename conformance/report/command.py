@@ -1,4 +1,4 @@
-"""Command lines as reports show them: without secrets, and with paths relative to the folder of the run."""
+"""Command lines for reports: without secrets, with paths relative to the working folder."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SECRET = re.compile(
     r".*(secret|token|password|passwd|pwd|passphrase|credential|cookie)|pass|auth|authorization|bearer|"
     r"(api|access|auth|account|encryption|license|private|ssh)?key"
 )
-# Numbers, lists of them, and 2**15.
+# Numbers, lists of numbers, and 2**15.
 _COUNT = re.compile(r"""(?:[-+*/\d.,_\s\[\]()"']|(?<=\d)(?:e|[kmbtg]\b))+""", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"([^\s=:/'\"{]+)=(.+)", re.DOTALL)
-# In a word that holds more than one value: a URL's query, JSON, YAML, a header, a command for `sh -c`.
+# In a word with several values: a URL's query, JSON, YAML, a header, a command for `sh -c`.
 _NAME = re.compile(
     r"""(?<![\w./+~-]) (?P<opened>["']?)
     (?: -+[\w.-]+\s+(?!-) | [\w.+~-]+ (?P<closed>\\?["'])? (?: = | (?P<colon>\s*:(?P<space>\s*)) ) )""",
     re.VERBOSE,
 )
 _PIECE = re.compile(r"""\\. | "(?:[^"\\]|\\.)*" | '[^']*' | .""", re.VERBOSE | re.DOTALL)
-# A password may have a slash in it.
+# A password can contain a slash.
 _USER = re.compile(r"(?<=://)([^\s/?#]+|[^\s/?#:@]*:\S+)(?=@)")
 
 
@@ -35,12 +35,12 @@ def shown(command: Sequence[str]) -> str:
 
 
 def without_user(text: str) -> str:
-    """`text`, with the user and the password of each URL hidden: a token can be either of them."""
+    """`text` with the user and the password of each URL hidden: either can be a token."""
     return _USER.sub(HIDDEN, text)
 
 
 def relative(path: str) -> str:
-    """A path below the current folder as seen from there; any other as it is."""
+    """A path below the current folder relative to it; any other path unchanged."""
     try:
         return path.removeprefix(os.path.join(os.getcwd(), ""))
     except OSError:  # the current folder was removed
@@ -66,7 +66,7 @@ def _word(word: str) -> str:
 
 def _value(text: str) -> str:
     text, parts, end = without_user(relative(text)), [], 0
-    # A value may hold further names: {hub: {token: x}}.
+    # A value can contain names: {hub: {token: x}}.
     for name in _NAME.finditer(text):
         if name.start() < end or not (until := _value_end(text, name)):
             continue
@@ -77,7 +77,7 @@ def _value(text: str) -> str:
 
 
 def _value_end(text: str, name: re.Match[str]) -> int:
-    """The end of the value of a name, as a shell, JSON, YAML or a header has it; 0 if there is none."""
+    """The end of a name's value in a shell, JSON, YAML or a header; 0 if there is none."""
     before = Counter(text[: name.start()])
     is_inside = before["{"] + before["["] > before["}"] + before["]"]
     if name["opened"] and not name["closed"]:
@@ -99,7 +99,7 @@ def _value_end(text: str, name: re.Match[str]) -> int:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether the last word of an option's name says so; numbers under a plural, as of `--max-tokens`, are counts."""
+    """Whether the last word of an option's name says so; numbers of a plural such as `--max-tokens` are counts."""
     last = ["", *_WORD.findall(name)][-1].lower()
     if _SECRET.fullmatch(last) is not None:
         return True

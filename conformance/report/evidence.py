@@ -1,4 +1,4 @@
-"""What the report shows of one case besides its fields: excerpts and summaries of its evidence."""
+"""Excerpts and summaries of the evidence of one case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_OUTPUT = 4000
 
 
 def setting(case: CaseRecord) -> list[tuple[str, str]]:
-    """What was run, as names and values, without those that the case does not have."""
+    """The setting of a case as names and values."""
     pairs = (
         ("workload", case.workload), ("backend", case.backend), ("layout", case.layout),
         ("world size", case.world_size), ("accumulation", case.accumulation),
@@ -35,11 +35,11 @@ def tightest(certificate: Certificate) -> Stage | None:
 
 
 def margin(case: CaseRecord) -> Iterator[str]:
-    """How much room there was in a case that holds, and what else is to be known of it."""
+    """The margin of a case that passed, and its notes."""
     if case.verdict == "PASS (bounded)":
         yield error_in_words(case) or ""
         if case.power is not None:
-            yield f"nearest known bug: {number(case.power.value, 3)} times the bound"
+            yield f"nearest known bug: {number(case.power.value, 3)}x the bound"
     elif case.certificate is not None and (tight := tightest(case.certificate)) is not None:
         yield f"{tight.stage} {tight.bits} of {tight.available} bits"
     if case.skips:
@@ -48,47 +48,42 @@ def margin(case: CaseRecord) -> Iterator[str]:
 
 
 def commands(cases: Iterable[CaseRecord]) -> list[str]:
-    """What runs one of the cases again, with ID for its id."""
+    """The commands that run the cases again, with ID for the id."""
     return [*dict.fromkeys(case.command.replace(case.id, "ID") for case in cases)]
 
 
-def guards_that_held(cases: Sequence[CaseRecord]) -> list[str]:
-    """The guards of the cases that conform, each with how many of them it held in unless it is all."""
-    held = [case for case in cases if case.verdict in PASSED]
-    counts = Counter(guard.name for case in held for guard in case.guards if guard.holds)
-    return [name if count == len(held) else f"{name} (in {count})" for name, count in counts.most_common()]
+def guards_passed(cases: Sequence[CaseRecord]) -> list[str]:
+    """The guards of the cases that passed, each with the number of cases unless it is all."""
+    passed = [case for case in cases if case.verdict in PASSED]
+    counts = Counter(guard.name for case in passed for guard in case.guards if guard.holds)
+    return [name if count == len(passed) else f"{name} (in {count})" for name, count in counts.most_common()]
 
 
 def ranks(case: CaseRecord) -> Iterator[tuple[str, Rank]]:
-    """The ranks in order, each with its number; of neighbours that ended in the same way the first, with all of their
-    numbers."""
+    """The ranks in order, each with its number; neighbours that ended alike are one entry."""
     for _, run in groupby(case.ranks, key=lambda r: (r.exit, r.host, r.output, r.stack, r.traceback, r.collectives)):
         first, *others = run
         yield f"{first.rank}–{others[-1].rank}" if others else str(first.rank), first
 
 
 def error_in_words(case: CaseRecord) -> str | None:
-    """The largest error over all steps and parameters, also as a share of the bound; None without numbers."""
+    """The largest error of the weights, also as a share of the bound; None without numbers."""
     weights = complete_plot(case, "weights")
     if weights is None:
         return None
     largest = max(series.largest for series in weights.series)
     if math.isinf(largest):
-        return "some values are not finite, or are missing"
+        return "some values are missing or not finite"
     over = f"over {plural(len(case.steps), 'step')}, {plural(weights.parameters, 'parameter')}"
-    error = f"largest error {number(largest, 3)} {weights.unit}".rstrip()
-    shares = [
-        abs(point.error) / point.bound
-        for series in weights.series
-        for point in series.points
-        if point.error is not None and point.bound
-    ]
-    share = f", at most {number(max(shares), 2)} of the bound" if shares else ""
+    error = f"largest error {number(largest, 3)}"
+    points = (point for series in weights.series for point in series.points)
+    shares = [abs(point.error) / point.bound for point in points if point.error is not None and point.bound]
+    share = f", at most {number(max(shares), 2)}x the bound" if shares else ""
     return f"{error}{share} {over}"
 
 
 def around_first_difference(case: CaseRecord) -> Iterator[tuple[int, str, str, str]]:
-    """The parameter that differed first, from the step before to two steps after: expected, observed and the error."""
+    """Expected, observed and error of the first wrong parameter, from the step before to two steps after."""
     first = case.first_difference
     if first is None or first.parameter not in case.parameters:
         return

@@ -1,7 +1,4 @@
-"""A constant factor: every gradient, or every step, is the right one times a number.
-
-That is what was seen, whatever the reason. The number may depend on the layout.
-"""
+"""Finds a factor by which every gradient, or every update, is wrong. The factor may depend on the layout."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from conformance.results.records import PASSED, CaseRecord
 
 from .text import listed, number
 
-#: What a factor may depend on, the simplest first.
+#: What a factor can depend on, the simplest first.
 _DEPENDS: Mapping[str, Callable[[CaseRecord], int | None]] = {
     "": lambda case: 1,
     "world size": lambda case: case.world_size,
@@ -24,7 +21,7 @@ _DEPENDS: Mapping[str, Callable[[CaseRecord], int | None]] = {
     "size of a micro-batch": lambda case: case.micro_batch_size,
 }
 
-#: Where these are 1, no average can be wrong.
+#: If these are 1, no average can be wrong.
 _AVERAGED = ("world size", "accumulation", "number of micro-batches on all ranks")
 
 Table = dict[int | None, list[float]]
@@ -32,7 +29,7 @@ Table = dict[int | None, list[float]]
 
 @dataclass(frozen=True)
 class Factor:
-    """The cases that a factor explains. ``text`` says it in a sentence."""
+    """The cases that a factor explains. ``text``: a sentence."""
 
     cases: tuple[CaseRecord, ...]
     is_constant: bool
@@ -40,7 +37,7 @@ class Factor:
 
 
 def factors(cases: Sequence[CaseRecord]) -> Iterator[Factor]:
-    """The factors of one trainer's cases, each of them one cause: of its steps, and of its gradients."""
+    """The factors of one trainer's updates and gradients, each of them one cause."""
     for what, of in _KINDS.items():
         group = [case for case in cases if case.failed and case.mistake is None and of(case)]
         if group:
@@ -48,7 +45,7 @@ def factors(cases: Sequence[CaseRecord]) -> Iterator[Factor]:
 
 
 _KINDS: Mapping[str, Callable[[CaseRecord], tuple[float, ...]]] = {
-    "step": lambda case: case.step_factors,
+    "update": lambda case: case.step_factors,
     "gradient": lambda case: case.gradient_factors,
 }
 
@@ -58,7 +55,7 @@ def _of_kind(
 ) -> Iterator[Factor]:
     certain = [case for case in group if len(of(case)) == 1]
     alike = {(case.workload, case.precision) for case in group}
-    # The same workload in the same precision would show it in any other layout.
+    # The same workload in the same precision shows it in any layout.
     right = [case for case in cases if case.verdict in PASSED and (case.workload, case.precision) in alike]
     for on, value in _DEPENDS.items():
         table: Table = defaultdict(list)
@@ -82,13 +79,13 @@ def _of_kind(
 def _by_number(
     what: str, of: Callable[[CaseRecord], tuple[float, ...]], certain: Sequence[CaseRecord], cases: Sequence[CaseRecord]
 ) -> Iterator[Factor]:
-    """Two numbers are two causes. More are one, of which only this is known."""
+    """Two factors are two causes. More are one unknown cause."""
     by_number: dict[float, list[CaseRecord]] = defaultdict(list)
     for case in certain:
         by_number[of(case)[0]].append(case)
     if len(by_number) > 2:
-        some = listed([number(one, 3) for one in sorted(by_number)[-3:]])
-        text = f"Every {what} is the right one times a number that differs from case to case, such as {some}."
+        some = listed([f"{number(one, 3)}x" for one in sorted(by_number)[-3:]])
+        text = f"Every {what} is wrong by a factor that differs from case to case, such as {some}."
         yield from _if_it_explains(certain, False, certain, cases, text)
         return
     for one, fitting in by_number.items():
@@ -103,7 +100,7 @@ def _if_it_explains(
     cases: Sequence[CaseRecord],
     text: str,
 ) -> Iterator[Factor]:
-    """A factor that leaves more wrong numbers unexplained than it explains is a coincidence of these cases."""
+    """Drops a factor that leaves more wrong numbers unexplained than it explains: a coincidence."""
     explained = {id(case) for case in (*fitting, *certain)}
     left = [case for case in cases if id(case) not in explained and _is_open(case)]
     if len(left) < len(fitting):
@@ -111,7 +108,7 @@ def _if_it_explains(
 
 
 def _is_open(case: CaseRecord) -> bool:
-    """Whether nothing that is known of this case alone explains its wrong numbers."""
+    """Whether nothing else explains the wrong numbers of this case."""
     if case.mistake is not None or case.first_difference is None or case.explained_by:
         return False
     return not any(finding.level == "MUST" for finding in case.findings) and all(guard.holds for guard in case.guards)
@@ -123,7 +120,7 @@ def _alike(one: float, two: float) -> bool:
 
 
 def _may_be(candidates: Sequence[float], found: Sequence[float] | None) -> bool:
-    """Whether a case may have this factor: clipping may hide all between two that it may have."""
+    """Whether a case can have this factor: clipping can hide all factors between two candidates."""
     if not found:
         return False
     if any(_alike(one, found[0]) for one in candidates):
@@ -142,14 +139,14 @@ def _text(
     numbers = sorted(table.items(), key=lambda entry: entry[0] or 0)
     first, *others = [(_times(found), value) for value, found in numbers]
     if not on:
-        return f"{subject} {first[0]} the right one{_whatever(fitting, cases)}."
-    said = [f"{first[0]} the right one at {on} {first[1]}", *(f"{times} it at {value}" for times, value in others)]
-    said += [f"right at {value}" for value in sorted(right, key=lambda value: value or 0)]
+        return f"{subject} {first[0]} of the correct one{_whatever(fitting, cases)}."
+    said = [f"{first[0]} of the correct one at {on} {first[1]}", *(f"{times} at {value}" for times, value in others)]
+    said += [f"correct at {value}" for value in sorted(right, key=lambda value: value or 0)]
     return f"{subject} {listed(said)}."
 
 
 def _where(fitting: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> str:
-    """The precisions, if others are right in the same layouts."""
+    """The precisions, if others are correct in the same layouts."""
     wrong = {case.precision: None for case in fitting}
     layouts = {(case.workload, case.world_size, case.accumulation) for case in fitting}
     others = any(
@@ -162,15 +159,15 @@ def _where(fitting: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> str:
 
 
 def _whatever(fitting: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> str:
-    """What varied without an effect. Where only other values of it are right, it may have had one."""
+    """What varied without an effect. If only its other values are correct, it can have an effect."""
     wrong = {case.precision for case in fitting}
     right = [case for case in cases if case.verdict in PASSED and case.precision in wrong]
     said = []
     for name in ("accumulation", "world size"):
         values, of_right = ({_DEPENDS[name](case) for case in some} for some in (fitting, right))
         if len(values) > 1 and of_right <= values:
-            said.append(f"the {name}")
-    return f", whatever {listed(said)}" if said else ""
+            said.append(name)
+    return f", at any {listed(said)}" if said else ""
 
 
 def _unseen(case: CaseRecord) -> bool:
@@ -180,6 +177,5 @@ def _unseen(case: CaseRecord) -> bool:
 def _times(found: Sequence[float]) -> str:
     first = found[0]
     simple = Fraction(first).limit_denominator(16) if isfinite(first) else None
-    if simple is None or any(other != float(simple) for other in found):
-        return f"about {number(first, 3)} times"
-    return f"{simple} of" if simple.numerator == 1 else f"{simple} times"
+    is_simple = simple is not None and all(other == float(simple) for other in found)
+    return f"{'' if is_simple else 'about '}{number(first, 3)}x"

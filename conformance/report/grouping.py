@@ -1,4 +1,4 @@
-"""The cases of a run in groups: the matrix, the causes of failure, the reasons for not running."""
+"""Groups the cases of a run: the matrix, the causes of failure, the reasons for not running."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A = TypeVar("A", bound="Alike")
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that have something in common."""
+    """Cases with something in common."""
 
     cases: tuple[CaseRecord, ...]
 
@@ -40,23 +40,23 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell(Group):
-    """The workloads of one trainer, path and precision."""
+    """The cases of one trainer, path and precision."""
 
     @property
     def detailed(self) -> tuple[CaseRecord, ...]:
-        """The cases that are shown with all of their evidence: those that do not conform."""
+        """The cases with all evidence: those that do not conform."""
         return tuple(case for case in self.cases if not _is_brief(case))
 
     @property
     def brief(self) -> list[Alike]:
-        """The others, by what is said of them."""
+        """The others, by headline."""
         brief = grouped(filter(_is_brief, self.cases), lambda case: (case.verdict, case.headline))
         return _worst_first(Alike(cases, headline) for (_, headline), cases in brief.items())
 
 
 @dataclass(frozen=True)
 class Path(Group):
-    """A row of the matrix: one path of one trainer, by precision. ``name``: with the device if it is not the CPU."""
+    """A row of the matrix: a path of a trainer, by precision. ``name``: with the device if that is not the CPU."""
 
     name: str
     cells: dict[str, Cell]
@@ -64,7 +64,7 @@ class Path(Group):
 
 @dataclass(frozen=True)
 class Trainer(Group):
-    """All paths of one trainer. ``target``: where it was found, in each of its parts."""
+    """All paths of one trainer. ``target``: where its functions are."""
 
     name: str
     target: str
@@ -72,28 +72,28 @@ class Trainer(Group):
 
     @cached_property
     def matrix(self) -> tuple[Path, ...]:
-        """The rows of the matrix: paths on which something ran. The others are listed once, with their reasons.
+        """The rows of the matrix: paths with a case that ran. The others are listed once, with their reasons.
 
-        If nothing ran, a path that would have run on another machine.
+        If nothing ran: a path that could run on another machine.
         """
         declared = tuple(path for path in self.paths if any(case.verdict == "UNAVAILABLE" for case in path.cases))
         return self.ran or declared[:1] or self.paths[:1]
 
     @cached_property
     def ran(self) -> tuple[Path, ...]:
-        """The paths on which something ran."""
+        """The paths with a case that ran."""
         return tuple(path for path in self.paths if any(case.verdict not in NOT_RUN for case in path.cases))
 
 
 @dataclass(frozen=True)
 class Alike(Group):
-    """Cases of one verdict with the same cause of failure, or the same reason for not running: ``text``."""
+    """Cases of one verdict with the same cause, or the same reason for not running: ``text``."""
 
     text: str
 
     @property
     def example(self) -> CaseRecord:
-        """The case to look at first: the smallest run that shows it."""
+        """The smallest case that shows it."""
         return smallest(self.cases)
 
     @property
@@ -107,20 +107,20 @@ class Alike(Group):
 
 @dataclass(frozen=True)
 class Failure(Alike):
-    """Cases that failed for one cause, which ``text`` says. ``others``: further causes of each case, by its id()."""
+    """Cases that failed for the cause in ``text``. ``others``: further causes of each case, by its id()."""
 
     cause: Cause
     others: Mapping[int, Sequence[Cause]]
 
     @cached_property
     def look(self) -> Look:
-        """The worst verdict, where no other cause has brought it about."""
+        """The worst verdict among cases without another cause."""
         alone = [case for case in self.cases if not self.others.get(id(case))]
         return worst(case.verdict for case in alone or self.cases)
 
     @property
     def example(self) -> CaseRecord:
-        """The smallest of those that show the most of it: more than numbers, and nothing else beside it."""
+        """The smallest of the cases that show most: more than numbers, and no other cause."""
         return min(self.cases, key=lambda case: (*self._hides(case), *_size(case)))
 
     def _hides(self, case: CaseRecord) -> tuple[bool, bool]:
@@ -130,12 +130,12 @@ class Failure(Alike):
 
     @property
     def is_explained(self) -> bool:
-        """Whether more is known than that the numbers are wrong, or that nothing is known."""
+        """Whether the cause explains the numbers."""
         return self.cause.kind != "unknown" and self.look.verdict != "INCONCLUSIVE"
 
     @property
     def findings(self) -> list[Finding]:
-        """The broken laws of the example that tell more of the cause."""
+        """The broken laws of the example that explain the cause."""
         return telling(self.cause, self.example, self.others.get(id(self.example), ()))
 
 
@@ -144,18 +144,18 @@ def _is_brief(case: CaseRecord) -> bool:
 
 
 def smallest(cases: Iterable[CaseRecord]) -> CaseRecord:
-    """The case to look at first."""
+    """The smallest case."""
     return min(cases, key=_size)
 
 
 def _size(case: CaseRecord) -> tuple[int, bool, int, bool, list[tuple[int, int, str]]]:
-    """Of two runs of one length, the one without rounding is easier to read."""
+    """Sorts cases by size; one without rounding is easier to read."""
     is_exact = case.certificate is not None and case.certificate.exact
     return case.world_size, *_length(case), not is_exact, natural(case.id)
 
 
 def _length(case: CaseRecord) -> tuple[bool, int]:
-    """Of its windows; one sample at a time comes before any accumulation."""
+    """The length of its windows; single samples come before accumulation."""
     return case.layout == "accumulated", case.accumulation
 
 
@@ -177,7 +177,7 @@ def precisions(results: Results) -> list[str]:
 
 
 def trainers(results: Results) -> list[Trainer]:
-    """All cases by trainer, path and precision, in an order that does not depend on which case finished first."""
+    """All cases by trainer, path and precision, independent of the order in which they finished."""
     found = [_trainer(name, cases) for name, cases in grouped(results.cases, lambda case: case.trainer).items()]
     return sorted(
         found, key=lambda trainer: (not trainer.ran, _path_order(trainer.paths[0].cases[0]), natural(trainer.name))
@@ -185,14 +185,14 @@ def trainers(results: Results) -> list[Trainer]:
 
 
 def failures(results: Results) -> list[Failure]:
-    """What failed, by trainer and cause; what is explained comes first."""
+    """The failures by trainer and cause; explained ones come first."""
     trainers = grouped(results.cases, lambda case: case.trainer).values()
     found = _worst_first(failure for cases in trainers for failure in failures_of(cases, results.header.bugs))
     return sorted(found, key=lambda failure: not failure.is_explained)
 
 
 def failures_of(cases: Sequence[CaseRecord], bugs: Mapping[str, str]) -> list[Failure]:
-    """What failed of one trainer's cases. ``bugs``: the texts of known ones by name."""
+    """The failures of one trainer. ``bugs``: the texts of known bugs by name."""
     found = causes(cases)
     every: dict[int, list[Cause]] = defaultdict(list)
     for cause, failed in found:
@@ -212,14 +212,14 @@ def _failure(
 
 
 def reasons(results: Results) -> list[Alike]:
-    """What did not run, by reason."""
+    """The cases that did not run, by reason."""
     idle = [case for case in results.cases if case.verdict in NOT_RUN]
     groups = grouped(idle, lambda case: (case.verdict, case.headline))
     return _worst_first(Alike(cases, reason) for (_, reason), cases in groups.items())
 
 
 def _worst_first(groups: Iterable[A]) -> list[A]:
-    """The worst verdict first, and of one verdict the most frequent."""
+    """Sorts by verdict, the worst first, then by frequency."""
     return sorted(groups, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
 
 

@@ -1,7 +1,7 @@
-"""Renders a results file as one HTML page that needs no other file.
+"""Renders results as one self-contained HTML page.
 
-It fetches nothing, and cannot: its policy allows only the style and the script that it contains, by their hashes. All
-text is escaped, and what is invisible but has an effect is made visible first.
+The page fetches nothing, and cannot: its policy allows only its own style and script, by their hashes. All text is
+escaped, and invisible characters that have an effect are made visible first.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import base64
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -25,25 +25,28 @@ from conformance.workloads.behaviour import WORDS
 
 from . import evidence, figure, grouping, swimlanes, text
 from .behaviour import behaviour
-from .card import CaseCard, cards
+from .card import CaseCard, cards, labelled
 from .comparison import Comparison
-from .laws import breaches, checked, unchecked
+from .laws import breaches, checked, page_of, unchecked
 from .summary import extent, headline, scopes, standings, summary
 from .text import write
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
 
-#: Tables and pictures of the workloads, the same for each run.
+Pages: TypeAlias = Callable[[CaseRecord], Iterable[tuple[str, str]]]
+"""The titles and addresses of the pages about a case that fails."""
+
+#: The page on the workloads.
 WORKLOADS = "https://github.com/trainer-conformance/trainer-conformance/blob/main/docs/WORKLOADS.md"
 
 
-def render_html(results: Results, path: str | Path) -> None:
-    """Writes the report of `results` to `path`. Raises `ResultsError` if it cannot be written."""
-    _write(base().get_template("report.html.j2").render(_view(results)), path)
+def render_html(results: Results, path: str | Path, pages: Pages = lambda case: ()) -> None:
+    """Writes the report of `results` to `path`. Raises `ResultsError` if that fails."""
+    _write(base().get_template("report.html.j2").render(_view(results), pages_of=pages), path)
 
 
 def render_comparison(comparison: Comparison, old: Results, new: Results, path: str | Path) -> None:
-    """Writes a page of the differences between two runs to `path`. Raises `ResultsError` if it cannot be written."""
+    """Writes a page of the differences between two runs to `path`. Raises `ResultsError` if that fails."""
     template = base().get_template("comparison.html.j2")
     _write(template.render(comparison=comparison, old=old, new=new), path)
 
@@ -56,7 +59,7 @@ def _write(page: str, path: str | Path) -> None:
 
 
 def base(package: str = "conformance.report") -> Environment:
-    """What all pages have in common. package: whose templates it has beside those of reports."""
+    """The environment of all pages. package: has templates, in addition to those of reports."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("conformance.report")]),
         autoescape=True,
@@ -71,11 +74,13 @@ def base(package: str = "conformance.report") -> Environment:
         script=Markup(script),
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
-        # Each figure is drawn once, in a `<symbol>` of this id: all layouts of a workload have the same trajectory.
+        # Each figure is drawn once, in a `<symbol>` with this id: all layouts of a workload have one trajectory.
         drawings=dict[Markup, str](),
         figure_size=(figure.WIDTH, figure.HEIGHT),
         swimlanes=swimlanes,
         looks=LOOKS,
+        page_of=page_of,
+        labelled=labelled,
     )
     environment.filters.update(
         prose=_prose,
@@ -90,15 +95,15 @@ def base(package: str = "conformance.report") -> Environment:
 
 
 def _view(results: Results) -> dict[str, Any]:
-    """What the page of a run shows, by the names that its templates have for it."""
+    """The variables of the templates of a run."""
     found = cards(results)
     numbers: dict[int, list[int]] = defaultdict(list)
     for number, card in enumerate(found, start=1):
         for case in card.cases:
             numbers[id(case)].append(number)
 
-    def causes_of(case: CaseRecord) -> Sequence[int]:
-        """The numbers of the cards that a case is in."""
+    def problems_of(case: CaseRecord) -> Sequence[int]:
+        """The numbers of the cards of a case."""
         return numbers.get(id(case), ())
 
     return {
@@ -119,8 +124,8 @@ def _view(results: Results) -> dict[str, Any]:
         "warnings": breaches(results, "SHOULD"),
         "traffic": traffic(results),
         "cards": found,
-        "causes_of": causes_of,
-        "fixes_of": lambda case: [found[number - 1].fix for number in causes_of(case)],
+        "problems_of": problems_of,
+        "fixes_of": lambda case: [found[number - 1].fix for number in problems_of(case)],
         "filters": _filters(results, found),
         "anchor": _anchors(results),
         "evidence": evidence,
@@ -133,24 +138,26 @@ def _view(results: Results) -> dict[str, Any]:
 
 
 def _filters(results: Results, found: Sequence[CaseCard]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """What cases can be filtered by: its name in the address, its label, and the values with their texts."""
+    """The filters of cases: name in the address, label, and the values with their texts."""
     rows = [(trainer.name, path.name) for trainer in grouping.trainers(results) for path in trainer.paths]
     named = {"trainer": [trainer for trainer, _ in rows], "path": [path for _, path in rows]}
     named["precision"] = grouping.precisions(results)
+    named["workload"] = sorted({case.workload for case in results.cases})
+    named["law"] = sorted({finding.law for case in results.cases for finding in case.findings})
     plain = [(name, name.capitalize(), [(value, value) for value in dict.fromkeys(named[name])]) for name in named]
     verdicts = [(look.key, look.verdict) for look, _ in grouping.overall(results)]
-    causes = [(str(number), f"{number}: {card.title[:60]}") for number, card in enumerate(found, start=1)]
-    offered = [("verdict", "Verdict", verdicts), *plain, ("cause", "Cause", causes)]
-    return [one for one in offered if len(one[2]) > 1 or (one[0] == "cause" and causes)]
+    problems = [(str(number), f"{number}: {card.headline[:60]}") for number, card in enumerate(found, start=1)]
+    offered = [("verdict", "Verdict", verdicts), *plain, ("problem", "Problem", problems)]
+    return [one for one in offered if len(one[2]) > 1 or (one[0] in ("problem", "law") and one[2])]
 
 
 def _shown(value: object) -> object:
-    """The value of an expression as it goes onto the page. `Markup` is ours; all other text is untrusted."""
+    """The value of an expression on the page. `Markup` is ours; all other text is untrusted."""
     return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _prose(value: str) -> Markup:
-    """One of our sentences, with code between backticks. The names in that code may be a trainer's."""
+    """A sentence of ours with code between backticks, which may quote a trainer."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text.visible(value)))))
 
 
@@ -164,7 +171,7 @@ def _hash(content: str) -> str:
 
 
 def _anchors(results: Results) -> Callable[..., str]:
-    """A function that returns the id, unique in the page, of a case or of the names of a group of cases."""
+    """A function for the unique id of a case, or of the names of a group of cases."""
     taken: dict[str, object] = {}
     cases: dict[int, str] = {}
 

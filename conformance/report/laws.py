@@ -1,19 +1,28 @@
-"""Laws over a whole run: which were broken where, and how often each was checked."""
+"""The laws of a whole run: where each was broken, how often it was checked, and its page."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from conformance.results import Results
 from conformance.results.records import CaseRecord, Finding, LawText
 
 from .text import plural
 
+#: The documentation.
+DOCS = "https://trainer-conformance.github.io/trainer-conformance/"
+
+
+def page_of(law: str) -> str:
+    """The address of a law's page."""
+    return f"{DOCS}laws/{quote(law, errors='replace')}/"
+
 
 @dataclass(frozen=True)
 class Breach:
-    """One law, broken by one line of one trainer, in one or more cases."""
+    """A law that one line of one trainer breaks, with its cases."""
 
     finding: Finding
     cases: tuple[CaseRecord, ...]
@@ -21,9 +30,7 @@ class Breach:
 
 @dataclass(frozen=True)
 class Checked:
-    """A law, in how many windows it was checked, and in how many cases it was broken. A law that was never checked is
-    not shown to hold.
-    """
+    """A law, the windows in which it was checked, and the cases in which it was broken."""
 
     law: LawText
     windows: int
@@ -36,7 +43,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A law that raised an error of its own, and the cases that were not held to it."""
+    """A law that raised an error itself, with the cases that it did not check."""
 
     law: str
     error: str
@@ -44,16 +51,15 @@ class Unchecked:
 
     @property
     def says(self) -> str:
-        """What happened, and what to do: one sentence."""
-        cases = plural(len(self.cases), "case")
+        """What happened and what to do."""
         return (
-            f"the law {self.law} was not checked in {cases}, because it raised {self.error}; "
-            "this is a mistake of ours, please report it with the traceback"
+            f"the law {self.law} raised {self.error} in {plural(len(self.cases), 'case')}, which it did not check; "
+            "this is a bug of ours: please report it with the traceback"
         )
 
 
 def unchecked(results: Results) -> list[Unchecked]:
-    """The laws that raised, each with what it raised first."""
+    """The laws that raised, each with its first error."""
     groups: defaultdict[str, list[CaseRecord]] = defaultdict(list)
     for case in results.cases:
         for law in case.unchecked:
@@ -76,7 +82,7 @@ def breaches(results: Results, level: str) -> list[Breach]:
 
 
 def checked(results: Results) -> list[Checked]:
-    """Every law of the run, over all its cases."""
+    """Every law of the run."""
     windows: Counter[str] = Counter()
     broken: Counter[str] = Counter()
     for case in results.cases:

@@ -1,4 +1,4 @@
-"""What a failed case may be caused by, as it is seen in it and in the others of its trainer."""
+"""Finds the possible causes of each failed case, from it and from the other cases of its trainer."""
 
 from __future__ import annotations
 
@@ -17,42 +17,41 @@ Kind: TypeAlias = Literal[
     "setup", "ending", "law", "guard", "bug", "pair", "factor", "factors", "precision", "reason", "unknown"
 ]
 
-#: What is said of causes of each kind, the most direct evidence first. A constant factor is what was seen; that a bug
-#: makes it is a conclusion. There are so many pairs of bugs that one may fit by chance.
+#: The text of each kind of cause, the most direct evidence first. A factor is an observation, and a bug that explains
+#: it a conclusion. There are so many pairs of bugs that one can fit by chance.
 KINDS: dict[str, str] = {
     "setup": "The adapter does not train what the case asks for.",
-    "ending": "The case did not end as it should.",
+    "ending": "The case crashed or hung.",
     "law": "A law is broken.",
-    "guard": "What must hold before numbers mean anything does not.",
+    "guard": "A guard failed: the numbers mean nothing.",
     "factor": "Gradients or learning rates are wrong by a factor.",
-    "bug": "The numbers are those of a known bug.",
-    "precision": "The numbers are those of a lower precision.",
+    "bug": "A known bug gives these numbers.",
+    "precision": "The numbers have a lower precision.",
     "factors": "Gradients or learning rates are wrong by factors.",
-    "pair": "The numbers are those of two known bugs.",
+    "pair": "Two known bugs together give these numbers.",
     "reason": "Nothing can be concluded.",
     "unknown": "The numbers are wrong.",
 }
 
-#: A law that compares numbers. At some layouts several mistakes make the same ones, so it is no cause.
+#: A law that compares numbers. At some layouts several bugs give the same ones, so it is no cause.
 NUMERIC_LAWS = ("acc/averaged-once",)
 
-#: The chapters of laws that only some precisions can break.
+#: The chapters of laws for some precisions only.
 _OF_PRECISION = ("amp/", "apex/")
 
 _SINGLE_PRECISION = (
-    "The numbers are right to the precision of float32 only, though the case asks for float64: something on the way is "
-    "rounded to it, such as outputs, targets, the loss or the learning rate."
+    "The numbers have the precision of float32 instead of float64: something is rounded, such as outputs, targets, the "
+    "loss or the learning rate."
 )
 
-#: What was saved in part may lack this or that, so these crashes differ in words.
+#: A partly saved checkpoint can lack anything, so these crashes differ in words.
 CUT_SHORT = "CRASH once a checkpoint was cut short"
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What is true of all its cases. ``key`` tells it from the others of its kind, of which a pair is two known bugs at
-    once, or one of them. ``bugs``: known ones that would make it. ``same``: the keys of laws that one mistake breaks
-    along with it."""
+    """A cause of cases. ``key``: identifies it in its kind; a pair is two known bugs at once, or one of them. ``bugs``:
+    known bugs that explain it. ``same``: the keys of laws that the same bug breaks."""
 
     kind: Kind
     key: str
@@ -61,7 +60,7 @@ class Cause:
 
 
 def signs(failed: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
-    """The causes that each failed case speaks for, by its id(), the most direct first. ``cases``: all of a trainer."""
+    """The possible causes of each failed case, by its id(), the most direct first. ``cases``: all of a trainer."""
     known, constant, innocent = bugs(cases), _factors(cases), _innocent(failed)
     cut_short = _only_cut_short(failed)
     pairs = {name for names in known.values() for name in names if len(names) > 1 or PAIR in name}
@@ -87,7 +86,7 @@ def _of(
         yield Cause("setup", case.mistake)
         return
     if case.verdict == "INCONCLUSIVE":
-        # Nothing is proved, so nothing is a cause.
+        # Nothing is proven, so nothing is a cause.
         yield Cause("reason", _reason(case))
         return
     for finding in case.findings:
@@ -110,13 +109,12 @@ def _of(
 
 
 def key_of(finding: Finding) -> str:
-    """The law, and the line of the trainer: a framework that breaks it in several lines of its own may do it for one
-    reason, such as a window that it does not know."""
+    """The law and the trainer's line: a framework that breaks it on several lines can have a single reason."""
     return f"{finding.law}@{(finding.where or '').rpartition('called from ')[2]}"
 
 
 def _innocent(failed: Sequence[CaseRecord]) -> frozenset[str]:
-    """The broken laws on precision that are not the cause: in another one they hold, and the same numbers go wrong."""
+    """The broken laws on precision that are no cause: another precision passes them with the same wrong numbers."""
     alike = defaultdict[object, list[frozenset[str]]](list)
     for case in failed:
         if case.mistake is None and case.first_difference is not None:
@@ -128,15 +126,14 @@ def _innocent(failed: Sequence[CaseRecord]) -> frozenset[str]:
 
 
 def _only_cut_short(failed: Sequence[CaseRecord]) -> frozenset[str]:
-    """The reasons of crashes that come only where the processes were killed while they saved."""
+    """The reasons of crashes that only happen after processes were killed while saving."""
     crashed = [(_reason(case), "killed" in case.resumed) for case in failed if case.verdict == "CRASH"]
     return frozenset(one for one, killed in crashed if killed) - {one for one, killed in crashed if not killed}
 
 
 def _mistakes(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> dict[Cause, Cause]:
-    """Broken laws that are one mistake, each with the one that stands for them: of the most cases. So are one law on
-    several lines, and several on one line, of which one is never broken without the other; and all laws of a chapter
-    on one line."""
+    """Broken laws that are one bug, each with the law of the most cases. A law on several lines, or several laws on one
+    line, are one bug if one never breaks without the other; so are all laws of a chapter on one line."""
     cases, lines = defaultdict[Cause, set[int]](set), defaultdict[Cause, set[str]](set)
     for case in failed:
         for cause in shown[id(case)]:
@@ -166,7 +163,7 @@ def _mistakes(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]
 
 
 def _laws_of_bugs(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> dict[str, Cause]:
-    """The law that is broken in most cases that have the numbers of a known bug."""
+    """The law that most cases with the numbers of a known bug break, by bug."""
     often, broken = Counter[str](), defaultdict[str, Counter[Cause]](Counter)
     for case in failed:
         laws = [cause for cause in shown[id(case)] if cause.kind == "law"]
@@ -179,7 +176,7 @@ def _laws_of_bugs(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cau
 
 
 def _with_law(case: CaseRecord, shown: Sequence[Cause], laws: Mapping[str, Cause]) -> Iterator[Cause]:
-    """The causes with the law that says why numbers are those of a bug in its place."""
+    """The causes, with the law that explains a bug instead of the bug."""
     own = [cause for cause in shown if cause.kind == "law"]
     if not own and {cause.kind for cause in shown} & {"bug", "pair", "unknown"}:
         yield from {laws[name]: None for name in case.explained_by if name in laws}
@@ -190,8 +187,7 @@ def _with_law(case: CaseRecord, shown: Sequence[Cause], laws: Mapping[str, Cause
 
 
 def _factors(cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
-    """The constant factors that explain each case. A bug that explains as many cases as one that depends on the layout
-    says why it does."""
+    """The factors that explain each case, with known bugs that explain the factor."""
     found = defaultdict[int, list[Cause]](list)
     for factor in factors(cases):
         known = _common_bugs(factor.cases, cases)
@@ -202,13 +198,13 @@ def _factors(cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
 
 
 def _common_bugs(some: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> tuple[str, ...]:
-    """The known bugs that make the numbers of ``some`` cases, and against which no other one speaks."""
+    """The known bugs that give the numbers of ``some`` cases and contradict no other case."""
     names = (name for name in some[0].explained_by if all(name in case.explained_by for case in some))
     return tuple(name for name in names if PAIR not in name and not any(speaks_against(case, name) for case in cases))
 
 
 def _reason(case: CaseRecord) -> str:
-    """What tells the reason of a verdict from others: its code and its line, or else the whole sentence."""
+    """Identifies the reason of a verdict: its code and line, or the whole sentence."""
     reason = case.reason
     known = [reason.code, reason.where] if reason is not None and reason.code else [case.headline]
     return ": ".join(filter(None, [case.verdict, *known]))
@@ -219,8 +215,8 @@ OR = " | "
 
 
 def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
-    """The known bugs of each case that has any, by its id(): one, several joined by `OR` that these cases cannot tell
-    apart, or two at once. Two of which one never shows alone are one name, joined by `PAIR`."""
+    """The known bugs of each case, by its id(): one, several joined by `OR` that these cases cannot tell apart, or two
+    at once. Two bugs are one name, joined by `PAIR`, if one never shows alone."""
     tested = [case for case in cases if case.mistake is None and (case.explained_by or case.ruled_out)]
     names = dict.fromkeys(name for case in tested for name in case.explained_by)
     explained = {
@@ -228,7 +224,7 @@ def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
         for name in names
         if not any(speaks_against(case, name) for case in tested)
     }
-    # Where clipping or a wide bound hides factors, too many trainers make the same numbers.
+    # If clipping or a wide bound hides factors, too many trainers give the same numbers.
     explained = {name: one for name, one in explained.items() if any(len(case.gradient_factors) < 2 for case in one)}
     found: dict[int, list[str]] = {}
     while explained:
@@ -245,8 +241,8 @@ def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
 
 
 def _by_case(cases: Sequence[CaseRecord], names: Sequence[str]) -> dict[int, list[str]]:
-    """What each of these cases has, all of which any of ``names`` explains. The bugs of a pair are two if each shows
-    without the other in some case; else a single mistake may do what both do."""
+    """The bugs of each case; each of ``names`` explains all of them. The bugs of a pair are two if each shows without
+    the other in some case; otherwise a single bug can do both."""
     shown_in: dict[str, frozenset[int]] = {}
     for name in names:
         parts = name.split(PAIR)
@@ -260,27 +256,27 @@ def _by_case(cases: Sequence[CaseRecord], names: Sequence[str]) -> dict[int, lis
 
 
 def _explains(case: CaseRecord, name: str) -> bool:
-    """Whether the bug makes the numbers of this case; of a pair, the one that can be in it."""
+    """Whether the bug, or the only possible bug of a pair, gives the numbers of this case."""
     return name in case.explained_by or (len(shown := _shown(case, name)) == 1 and shown[0] in case.explained_by)
 
 
 def speaks_against(case: CaseRecord, name: str) -> bool:
-    """Whether the bug, or the pair of bugs, would show in this case and make other numbers. Where the ranks have come
-    apart there is another bug, which does."""
+    """Whether the bug, or the pair of bugs, would give other numbers in this case. Ranks that diverge have another
+    bug."""
     return case.diverged is None and not _explains(case, name) and bool(_shown(case, name))
 
 
 def _shown(case: CaseRecord, name: str) -> list[str]:
-    """Those of a pair of bugs that would show in this case; both if nothing but the two together makes its numbers."""
+    """The bugs of a pair that would show in this case; both if only the two together give its numbers."""
     return [one for one in name.split(PAIR) if one in case.explained_by or one in case.ruled_out]
 
 
-#: The error of a number of float32, relative to the largest of its vector, and of some that are computed from such.
+#: The range of float32's rounding errors, relative to the largest number of the vector.
 _LEAST, _MOST = 2.0**-32, 2.0**-22
 
 
 def of_single_precision(case: CaseRecord) -> bool:
-    """Whether a case in float64 first goes wrong by about what float32 rounds off."""
+    """Whether a case in float64 is first wrong by about the rounding of float32."""
     first = case.first_difference
     if first is None or case.diverged is not None or case.precision != "fp64" or case.mistake is not None:
         return False

@@ -1,4 +1,4 @@
-"""The verdict over a whole run, in a word and a sentence, and of how much it is one."""
+"""The verdict on a whole run in a word and a sentence, and its coverage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .text import one_line, plural
 
 @dataclass(frozen=True)
 class Summary:
-    """`title` is the verdict, `detail` the counts behind it, `tone` its colour (as `Look.tone`)."""
+    """title: the verdict. detail: the counts behind it. tone: its colour, as `Look.tone`."""
 
     title: str
     detail: str
@@ -27,7 +27,7 @@ def summary(results: Results) -> Summary:
     """A run conforms only if it is complete, judged something, and found nothing wrong."""
     passed, failed = results.passed, results.failed
     warnings = warned(results)
-    detail = _judged(results) + _not_run(results)
+    detail = _judged(results) + (f" {results.not_run} not run." if results.not_run else "")
     detail += f" {plural(warnings, 'warning')}, under Behaviour." if warnings else ""
     if failed:
         return Summary("Not conforming", detail, "bad")
@@ -40,37 +40,37 @@ def summary(results: Results) -> Summary:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a run says of one trainer: ``verdict`` in words that follow its name, and the judged cases behind it."""
+    """The verdict on one trainer, in words that follow its name, with the counts of its judged cases."""
 
     trainer: str
     verdict: str
     tone: str
-    held: int
+    passed: int
     failed: int
 
 
 def standings(results: Results) -> list[Standing]:
-    """Each trainer's, those that do not conform first."""
+    """The standing of each trainer, worst first."""
     found = [_standing(trainer, results.cut_off is not None) for trainer in trainers(results)]
     return sorted(found, key=lambda standing: -standing.failed)
 
 
 def _standing(trainer: Trainer, is_cut_off: bool) -> Standing:
-    held = sum(case.verdict in PASSED for case in trainer.cases)
+    passed = sum(case.verdict in PASSED for case in trainer.cases)
     failed = sum(case.failed for case in trainer.cases)
     if failed:
         verdict, tone = "does not conform", "bad"
     elif is_cut_off:
         verdict, tone = "is not shown to conform", "doubt"
-    elif not held:
+    elif not passed:
         verdict, tone = "was not judged", "idle"
     else:
         verdict, tone = "conforms", "good"
-    return Standing(trainer.name, verdict, tone, held, failed)
+    return Standing(trainer.name, verdict, tone, passed, failed)
 
 
 def headline(results: Results) -> str:
-    """Which trainer, and does it conform: `single conforms`, or `2 of 3 trainers do not conform`."""
+    """Trainer and verdict: `single conforms`, or `2 of 3 trainers do not conform`."""
     found = standings(results)
     if len(found) == 1:
         return f"{one_line(found[0].trainer)} {found[0].verdict}"
@@ -78,8 +78,6 @@ def headline(results: Results) -> str:
     wrong, judged = counts["does not conform"], len(found) - counts["was not judged"]
     if not judged:
         return "Nothing was judged"
-    if wrong == judged > 1:
-        return f"None of {judged} trainers conforms"
     if wrong:
         return f"{wrong} of {judged} trainers {'does' if wrong == 1 else 'do'} not conform"
     if results.cut_off:
@@ -96,39 +94,21 @@ def _judged(results: Results) -> str:
     if not judged:
         return "No case ran."
     if not failed:
-        return f"All {judged} judged cases hold." if judged > 1 else "The one judged case holds."
+        return f"All {judged} cases passed." if judged > 1 else "The only case passed."
     wrong = Counter(one_line(case.trainer) for case in results.cases if case.failed)
-    names = ", ".join(f"{name} {count}" if len(wrong) > 1 else name for name, count in wrong.most_common())
-    hold = "holds" if passed == 1 or judged == 1 else "hold"
-    do = "does" if failed == 1 else "do"
-    return f"{passed} of {plural(judged, 'judged case')} {hold}, {failed} {do} not ({names})."
+    names = f" ({', '.join(f'{name} {count}' for name, count in wrong.most_common())})" if len(wrong) > 1 else ""
+    return f"{passed} of {plural(judged, 'case')} passed, {failed} failed{names}."
 
 
-def _not_run(results: Results) -> str:
-    count = results.not_run
-    more = " more" if results.passed + results.failed else ""
-    proves = "was not run and proves" if count == 1 else "were not run and prove"
-    return f" {count}{more} {proves} nothing." if count else ""
-
-
-def extent(results: Results, *, briefly: bool = False) -> str | None:
-    """How many of the cases that the trainers declare ran on the CPU, and how a run chooses; None if all ran."""
+def extent(results: Results) -> str | None:
+    """How many supported cases ran on the CPU, and how many did not; None if all ran."""
     ran = [case for case in results.cases if case.device == "cpu" and case.verdict not in NOT_RUN]
-    declared = sum({(case.target, case.backend): case.declared for case in ran}.values())
-    if len(ran) >= declared:
-        return None
-    if briefly:
-        return f"{len(ran)} of the {plural(declared, 'case')} that can be run; --thorough runs more, --case any."
-    return (
-        f"{len(ran)} of the {plural(declared, 'case')} that can be run. A run chooses them so that each path is there "
-        "in each precision, and each workload with each of its world sizes, accumulations and precisions; `--thorough` "
-        "runs more, so that any three of these meet, and `--case` runs any."
-    )
+    supported = sum({(case.target, case.backend): case.declared for case in ran}.values())
+    return f"{len(ran)} run · up to {supported - len(ran)} more with --thorough" if len(ran) < supported else None
 
 
 def scopes(results: Results) -> list[str]:
-    """For each trainer that does not declare everything, how many of the cases that it could have it declares, and
-    what it does not declare: a sentence."""
+    """For each trainer with unsupported cases: how many it supports, and what it does not support."""
     return [
         _scope(name, cases)
         for name, cases in grouped(results.cases, lambda case: case.trainer).items()
@@ -142,24 +122,18 @@ def scope(results: Results) -> str | None:
     if len(every) < 2:
         return every[0] if every else None
     counts = {(case.target, case.backend): (case.declared, case.possible) for case in results.cases if case.declared}
-    declared, possible = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+    supported, possible = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
     trainers = len({target for target, _ in counts})
-    return (
-        f"The {trainers} trainers declare {declared} of the {possible} cases that they could have on their backends; "
-        "--verbose lists what each does not declare."
-    )
+    return f"{trainers} trainers support {supported} of {possible} cases; --verbose lists what they do not support."
 
 
 def _scope(name: str, cases: Sequence[CaseRecord]) -> str:
-    counts = {
-        case.backend: f"{case.declared} of the {case.possible} cases that a {case.backend} trainer can have"
-        for case in cases
-    }
+    counts = {case.backend: f"{case.declared} of {case.possible} {case.backend} cases" for case in cases}
     values = defaultdict[str, dict[str, None]](dict)
     for case in cases:
         if case.undeclared is not None:
             what, _, value = case.undeclared.rpartition(" ")
             values[what][value] = None
-    undeclared = "; ".join(f"{what} {', '.join(found)}" for what, found in values.items())
-    declares = f"{name} declares {' and '.join(counts.values())}"
-    return f"{declares}; not declared: {undeclared}." if undeclared else f"{declares}."
+    missing = "; ".join(f"{what} {', '.join(found)}" for what, found in values.items())
+    supports = f"{name} supports {' and '.join(counts.values())}"
+    return f"{supports}; not supported: {missing}." if missing else f"{supports}."

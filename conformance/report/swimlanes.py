@@ -1,24 +1,21 @@
-"""A timeline as a table and as a picture: a lane for each rank, with what ranks did at the same point of their work.
+"""A timeline as a table and as a picture with a lane for each rank.
 
-Each rank's events stay in order. Ranks that do the same share a row, whichever was first by the clock; so do ranks that
-meet in a collective, and the row says so. A rank that does something else gets a separate row, so that it stands out.
+Each rank's events stay in order. Ranks that do the same share a row, whichever was first; so do ranks that meet in a
+collective, and the row says so. A rank that does something else gets a separate row.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from conformance.results.records import Finding, Moment, Timeline
 
-from .figure import HEIGHT, RIGHT
-
 
 @dataclass(frozen=True)
 class Row:
-    """What each rank did, None for one that took no part. ``joined``: they met in a collective."""
+    """The event of each rank; None if it took no part. ``joined``: they met in a collective."""
 
     cells: tuple[Moment | None, ...]
     joined: bool
@@ -29,7 +26,7 @@ class Row:
 
     @property
     def alike(self) -> bool:
-        """Whether all ranks did the same, in the same line."""
+        """Whether all ranks did the same on the same line."""
         return (
             len({(moment.label, moment.where, moment.marked) for moment in self.moments}) == 1
             and None not in self.cells
@@ -51,10 +48,7 @@ def lanes(timeline: Timeline) -> Lanes:
 
 
 def around_marks(laid: Lanes, near: int = 4) -> list[Row | int]:
-    """The rows that are at most ``near`` from one that breaks a law; in place of others, how many they are.
-
-    All rows if none breaks a law.
-    """
+    """The rows within ``near`` of one that breaks a law, with counts instead of the others; all if none does."""
     marks = [number for number, row in enumerate(laid.rows) if any(moment.marked for moment in row.moments)]
     if not marks:
         return [*laid.rows]
@@ -81,7 +75,7 @@ def _rows(timeline: Timeline, ranks: tuple[int, ...]) -> Iterator[Row]:
 def _next(
     moments: tuple[Moment, ...], joins: dict[int, tuple[int, ...]], heads: dict[int, int], left: dict[int, list[int]]
 ) -> tuple[tuple[int, ...], bool]:
-    """The positions of the moments in the next row, and whether they are a collective in which ranks meet."""
+    """The positions of the moments in the next row, and whether ranks meet in it."""
     at_head = set(heads.values())
     waiting = [position for position in at_head if position in joins]
     for position in waiting:
@@ -98,7 +92,7 @@ def _next(
 def _comes_elsewhere(
     position: int, moments: tuple[Moment, ...], joins: dict[int, tuple[int, ...]], left: dict[int, list[int]]
 ) -> bool:
-    """Whether another rank does the same later, but before its next collective."""
+    """Whether another rank does the same later, before its next collective."""
     for positions in left.values():
         if not positions or position in positions or _same(moments[positions[0]], moments[position]):
             continue
@@ -114,12 +108,8 @@ def _same(one: Moment, other: Moment) -> bool:
     return one.event == other.event and one.where == other.where and one.micro_batch == other.micro_batch
 
 
-LEFT, TOP, BOTTOM = 40, 12, HEIGHT - 22
-LABEL = 11
-MOST_LAWS = 3
-
-KINDS = (("forward", "s0"), ("backward", "s1"), ("collective", "s2"), ("step", "s3"), ("else", "s5"))
-"""What boxes show, with the colour of each."""
+_KINDS = {"forward": "s0", "backward": "s1", "collective": "s2", "step": "s3"}
+"""The colour of each kind of event."""
 
 
 def broken_at(findings: Sequence[Finding]) -> dict[tuple[object, ...], str]:
@@ -128,47 +118,46 @@ def broken_at(findings: Sequence[Finding]) -> dict[tuple[object, ...], str]:
 
 
 def key(moment: Moment) -> tuple[object, ...]:
-    """What a moment of a finding and the same one of the timeline have in common."""
+    """Identifies a moment in a finding and in the timeline."""
     return moment.rank, moment.event, moment.label, moment.where, moment.micro_batch
 
 
 @dataclass(frozen=True)
-class Picture:
-    """Lanes in pixels: the height of each rank's, a line where ranks meet in a collective, boxes by their colour, and
-    laws, each with the place of the first box that breaks it."""
+class Block:
+    """A call in a picture: its name, its colour, and the law that it breaks."""
 
-    ranks: tuple[tuple[int, int], ...]
-    meetings: str
-    boxes: Mapping[str, str]
-    labels: tuple[tuple[str, int, int], ...]
+    name: str
+    colour: str
+    law: str | None
 
 
-def picture(timeline: Timeline | None, laws: Mapping[tuple[object, ...], str]) -> Picture | None:
-    """For an `<svg viewBox="0 0 360 216">`; None without a timeline. laws: as from `broken_at`."""
-    if timeline is None or not timeline.moments:
-        return None
+@dataclass(frozen=True)
+class Column:
+    """The calls of all ranks at one point. joined: they met in a collective. times: how often in a row."""
+
+    blocks: tuple[Block | None, ...]
+    joined: bool
+    times: int
+
+
+def picture(timeline: Timeline | None, laws: Mapping[tuple[object, ...], str]) -> tuple[Sequence[int], list[Column]]:
+    """The ranks and the columns of a picture, without columns if there is no timeline. laws: as from `broken_at`."""
+    if timeline is None:
+        return (), []
     laid = lanes(timeline)
-    broken = {
-        laws[key(cell)]: (column, rank)
-        for column, row in reversed([*enumerate(laid.rows)])
-        for rank, cell in enumerate(row.cells)
-        if cell is not None and key(cell) in laws
-    }
-    shown = [*reversed(broken.items())][:MOST_LAWS]
-    top = TOP + LABEL * len(shown)
-    step = (RIGHT - LEFT - 6) / len(laid.rows)
-    half = max(1, min(5, int(step / 2) - 1))
-    across = [round(LEFT + 6 + (column + 0.5) * step) for column in range(len(laid.rows))]
-    down = [round(top + (rank + 0.5) * (BOTTOM - top) / len(laid.ranks)) for rank in range(len(laid.ranks))]
-    meetings, boxes = "", defaultdict[str, str](str)
-    for x, row in zip(across, laid.rows, strict=True):
-        met = [(y, cell) for y, cell in zip(down, row.cells, strict=True) if cell is not None]
-        meetings += f"M{x} {met[0][0]}V{met[-1][0]}" if row.joined else ""
-        for y, cell in met:
-            boxes["marked" if cell.marked else _colour(cell.event)] += f"M{x - half} {y}h{2 * half}"
-    labels = tuple((law, across[column], down[rank]) for law, (column, rank) in shown)
-    return Picture(tuple(zip(laid.ranks, down, strict=True)), meetings, boxes, labels)
+    rows = [row for row in laid.rows if any(one.marked for one in row.moments) or not _ends(row.moments[0])]
+    blocks = [(tuple(_block(cell, laws) for cell in row.cells), row.joined) for row in rows]
+    return laid.ranks, [Column(*of, len([*run])) for of, run in groupby(blocks)]
 
 
-def _colour(event: str) -> str:
-    return next((colour for kind, colour in KINDS if event.startswith(kind) or event.endswith(kind)), KINDS[-1][1])
+def _ends(moment: Moment) -> bool:
+    return moment.event.endswith(("_end", "_exit"))
+
+
+def _block(moment: Moment | None, laws: Mapping[tuple[object, ...], str]) -> Block | None:
+    if moment is None:
+        return None
+    words = moment.event.removesuffix("_begin").removesuffix("_enter").replace("_", " ")
+    name = moment.label.split(" ")[0] if words == "collective" else words
+    law = laws.get(key(moment), "") if moment.marked else None
+    return Block(name, _KINDS.get(words.split(" ")[0], "s5"), law)

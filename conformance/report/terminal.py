@@ -1,9 +1,8 @@
-"""The summary of a run in the terminal: one table, what failed, the verdict, and of how much it is one."""
+"""A run in the terminal: one table, the problems, the verdict and its coverage."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -23,14 +22,14 @@ from .summary import extent, scope, scopes, summary
 from .text import STYLES, one_line, plural, print_beside, visible
 from .verdicts import LOOKS
 
-#: How much is printed: the verdict and a line for each cause, what a reader needs, or all there is.
+#: What is printed: the verdict and a line for each problem, what a reader needs, or everything.
 Detail: TypeAlias = Literal["quiet", "normal", "verbose"]
 
-MOST_CAUSES = 12
+MOST_PROBLEMS = 12
 
 
 def render_notes(notes: Sequence[str], console: Console) -> None:
-    """Prints the notes of a header: what a reader should know first."""
+    """Prints the notes of a header."""
     for note in notes:
         console.print(Text(visible(note), "bold yellow"))
 
@@ -38,30 +37,29 @@ def render_notes(notes: Sequence[str], console: Console) -> None:
 def render_terminal(
     results: Results, console: Console, report: str | Path | None = None, detail: Detail = "normal"
 ) -> None:
-    """Prints the summary of `results`, and at the end where the HTML `report` is."""
-    # What most cases have comes first: the report orders by verdict.
-    causes = sorted(cards(results), key=lambda card: -len(card.cases))
+    """Prints the summary of `results`, and last the path of the HTML `report`."""
+    # The most frequent problem comes first; the report orders by verdict.
+    problems = sorted(cards(results), key=lambda card: -len(card.cases))
     if detail == "quiet":
-        for card in causes:
-            cases = one_line(f"  ({plural(len(card.cases), 'case')}: {card.scope})")
+        for card in problems:
+            cases = one_line(f"  ({card.extent}: {card.scope})")
             console.print(Text.assemble(title(card), (cases, "dim")), soft_wrap=True)
-        _print_verdict(results, console)
+        _print_verdict(results, console, len(problems))
         return
     for table in tables(results, console, in_full=detail == "verbose"):
         console.print(table)
     if results.passed + results.failed:
         counts = [*_counts(results, PASSED + NOT_CONFORMING)]
         console.print(Columns(counts, padding=(0, 3)))
-    shown = causes if detail == "verbose" else causes[:MOST_CAUSES]
+    shown = problems if detail == "verbose" else problems[:MOST_PROBLEMS]
     for card in shown:
-        bugs = one_line(", ".join(card.example.explained_by))
-        print_card(card, console, [Text(f"known bug: {bugs}", "dim")] if bugs else ())
-    if rest := causes[len(shown) :]:
+        print_card(card, console, f"{card.extent}: {card.scope}")
+    if rest := problems[len(shown) :]:
         cases = plural(len({id(case) for card in rest for case in card.cases}), "case")
-        console.print(Text(f"\n{plural(len(rest), 'more cause')}, of {cases}: --verbose shows all", "dim"))
+        console.print(Text(f"\n{plural(len(rest), 'more problem')} in {cases}: --verbose shows all", "dim"))
     _print_notices(results, console, detail)
     console.print()
-    _print_verdict(results, console)
+    _print_verdict(results, console, len(problems))
     _print_extent(results, console, detail)
     if report is not None:
         console.print(Text(f"Report: {one_line(str(report))}"), soft_wrap=True)
@@ -74,31 +72,31 @@ def _counts(results: Results, verdicts: Sequence[str]) -> Iterator[Text]:
 
 
 def _print_notices(results: Results, console: Console, detail: Detail) -> None:
-    """What passes and should be known, in full what does not run, too."""
+    """Prints choices and warnings, and in full also what did not run."""
     done = [*in_terminal(behaviour(results), warnings_only=detail == "normal")]
     if done:
-        console.print(Text("\nBehaviour: what may be done in several right ways", "bold"), *done, sep="\n")
+        console.print(Text("\nBehaviour: choices where several behaviours are valid", "bold"), *done, sep="\n")
     if should := [*warnings(breaches(results, "SHOULD"))]:
-        console.print(Text("\nWarnings: laws that say SHOULD\n", "bold"), *should, sep="\n")
-    # Where nothing ran, the reason is what the reader needs.
+        console.print(Text("\nWarnings: broken laws that say SHOULD\n", "bold"), *should, sep="\n")
+    # If nothing ran, the reader needs the reason.
     nothing_ran = all(case.verdict in NOT_RUN for case in results.cases)
     if idle := reasons(results) if detail == "verbose" or nothing_ran else []:
-        console.print(Text("\nWhat did not run (never counts as passed)\n", "bold"), *map(_reason, idle), sep="\n")
+        console.print(Text("\nNot run (never counts as passed)\n", "bold"), *map(_reason, idle), sep="\n")
 
 
-def _print_verdict(results: Results, console: Console) -> None:
-    whole = summary(results)
+def _print_verdict(results: Results, console: Console, problems: int) -> None:
+    whole, count = summary(results), f": {plural(problems, 'problem')}" if problems else ""
     if results.cut_off:
         console.print(Text(f"INCOMPLETE: {results.cut_off}. This is not evidence of conformance.", "bold yellow"))
-    console.print(Text.assemble((whole.title, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
+    console.print(Text.assemble((whole.title + count, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
 
 
 def _print_extent(results: Results, console: Console, detail: Detail) -> None:
-    """Of how much the verdict is one."""
+    """Prints the coverage of the verdict."""
+    if (ran := extent(results)) is not None:
+        console.print(Text(f"Coverage: {ran}"))
     for sentence in scopes(results) if detail == "verbose" else filter(None, [scope(results)]):
         console.print(Text(one_line(sentence)))
-    if (ran := extent(results, briefly=detail == "normal")) is not None:
-        console.print(Text(ran))
     if results.not_run:
         lists = "" if detail == "verbose" else "; --verbose lists why"
         console.print(Text.assemble("Not run: ", Text(", ").join(_counts(results, NOT_RUN)), lists))
@@ -113,15 +111,15 @@ def _reason(reason: Alike) -> Text:
     return Text.assemble((line, "dim"), visible(reason.text))
 
 
-#: More rows than this, and there is one for each trainer and backend in place of one for each of their paths.
+#: With more rows than this, a row is a trainer and backend instead of a path.
 MOST_ROWS = 16
 _GAP = 2
 
 
 def tables(results: Results, console: Console, *, in_full: bool = False) -> Iterator[Table]:
-    """One table; more, one below the other, only where its columns do not fit into the console.
+    """One table, or several below each other if its columns do not fit into the console.
 
-    Its rows and columns are those on which something ran, `in_full` with all paths. No cell is ever broken.
+    Rows and columns without a case that ran are left out; `in_full` shows all paths. No cell is ever broken.
     """
     ran = [case for case in results.cases if case.verdict not in NOT_RUN]
     columns = [name for name in precisions(results) if any(case.precision == name for case in ran)]
@@ -139,7 +137,7 @@ def tables(results: Results, console: Console, *, in_full: bool = False) -> Iter
 
 
 def _rows(results: Results, *, in_full: bool) -> list[tuple[str, Sequence[CaseRecord]]]:
-    """Names, and the cases that ran; none in the heading of a trainer's paths."""
+    """Names with the cases that ran; the heading of a trainer's paths has none."""
     found = [trainer for trainer in trainers(results) if trainer.ran]
     paths: list[tuple[str, Sequence[CaseRecord]]] = []
     for trainer in found:
@@ -162,27 +160,26 @@ def _that_ran(cases: Sequence[CaseRecord]) -> Sequence[CaseRecord]:
 
 
 def _cell(of_row: Sequence[CaseRecord], precision: str) -> Text:
-    """How many passed, exactly and within a bound; else how many of all have the worst verdict: `≠ 1/33`."""
+    """How many passed, exactly and within a bound; or how many failed: `✗ 1 of 33`."""
     cases = [case for case in of_row if case.precision == precision]
     if not cases:
         return Text("·" if of_row else "", "dim")
     counts = tally(case.verdict for case in cases)
-    worst, count = counts[0]
+    worst, _ = counts[0]
     if worst.verdict in PASSED:
         return Text(" ").join(
             Text.assemble((look.glyph, STYLES[look.tone]), f" {number}") for look, number in reversed(counts)
         )
-    share = f" {count}" if count == len(cases) else f" {count}/{len(cases)}"
-    return Text.assemble((worst.glyph, STYLES[worst.tone]), share)
+    return Text.assemble(("✗", STYLES[worst.tone]), f" {sum(case.failed for case in cases)} of {len(cases)}")
 
 
 def _heading(precision: str) -> Text:
-    """Broken at its hyphens, as numbers are narrower."""
+    """A precision, broken at its hyphens: numbers are narrower."""
     return Text(one_line(precision).replace("-", "-\n"))
 
 
 def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -> Iterator[list[str]]:
-    """The columns, in groups that fit into the width beside the names; at least one in each."""
+    """Groups of columns that fit into the width next to the names, at least one in each."""
     some: list[str] = []
     used = 0
     for column in columns:
@@ -197,39 +194,32 @@ def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -
         yield some
 
 
-def print_card(card: Card, console: Console, more: Iterable[Text] = ()) -> None:
-    """more: lines below the one that says where it is so."""
+_OF_PARTS = {"code": "green", "command": "cyan", "link": "blue"}
+
+
+def print_card(card: Card, console: Console, below: str = "") -> None:
+    """Prints a card. Code and commands keep their lines, to be copied. below: follows the title."""
     console.print()
     print_beside(Text(), title(card), console)
-    body = [Text(f"{card.extent}: {one_line(card.scope)}", "dim"), *more]
-    if card.where:
-        body.append(Text.assemble(("at: ", "bold"), one_line(card.where)))
-    if card.seen:
-        body.append(Text.assemble(("seen at: ", "bold"), one_line(card.seen)))
-    body += [Text(line, "green") for line in card.source_lines()]
-    body += [Text(visible(line)) for line in card.details]
-    if card.effect:
-        body.append(Text.assemble(("effect: ", "bold"), visible(card.effect)))
-    if card.advice:
-        body.append(Text.assemble(("fix: ", "bold"), visible(card.advice)))
-    body += [Text(f"also: {visible(text)}", "dim") for text in card.also]
-    for text in body:
-        print_beside(Text("  "), text, console)
-    # What may be copied keeps its lines, however long.
-    if card.fix:
-        console.print(Text("  fix:", "bold"))
-        console.print(Text(textwrap.indent(visible(card.fix), "    "), "green"), soft_wrap=True)
-    for _, command in card.commands:
-        console.print(Text(f"  $ {one_line(command)}", "cyan"), soft_wrap=True)
+    if below:
+        print_beside(Text("  "), Text(one_line(below), "dim"), console)
+    for label, text, kind in card.parts():
+        head = Text(f"  {label}: " if label else "    ", "bold")
+        if kind in ("prose", "place"):
+            print_beside(head, Text(one_line(text)), console)
+            continue
+        for line in visible(text).splitlines() if kind == "code" else [one_line(text)]:
+            console.print(Text.assemble(head, (line, _OF_PARTS[kind])), soft_wrap=True)
+            head = Text(" " * head.cell_len)
 
 
 def title(card: Card) -> Text:
     look = LOOKS[card.verdict]
-    return Text.assemble((f"{look.glyph} {look.verdict}", STYLES[look.tone]), "  ", (one_line(card.title), "bold"))
+    return Text.assemble((f"✗ {look.verdict}", STYLES[look.tone]), "  ", (one_line(card.headline), "bold"))
 
 
 def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:
-    """A line for each broken SHOULD."""
+    """A line for each warning."""
     for breach in breaches:
         finding, example = breach.finding, breach.cases[0]
         yield Text.assemble(
@@ -241,11 +231,9 @@ def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:
 
 
 def coverage(laws: Sequence[Checked], *, in_full: bool) -> Text:
-    """How many laws this run checked, and `in_full` which it could not have broken."""
+    """How many laws this run checked; `in_full` names the others."""
     idle = [law for law in laws if not law.windows]
     exercised = {law.chapter for law in laws if law.windows}
     names = dict.fromkeys(law.law.law if law.chapter in exercised else f"{law.chapter}/*" for law in idle)
-    text = f"Laws: {len(laws) - len(idle)} of {len(laws)} exercised"
-    if not in_full:
-        return Text(f"{text}; the others are not shown to hold." if idle else text, "dim")
-    return Text(text + (f"; not exercised, so not shown to hold: {', '.join(names)}" if idle else ""), "dim")
+    rest = f"; not checked: {', '.join(names)}" if in_full and idle else ""
+    return Text(f"Laws: {len(laws) - len(idle)} of {len(laws)} checked{rest}", "dim")

@@ -16,8 +16,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
@@ -25,27 +23,27 @@ _INVISIBLE = re.compile(
 
 
 def visible(text: str) -> str:
-    """`text` without terminal colours, and with all that is invisible but has an effect as escapes.
+    """`text` without terminal colours, and with invisible characters that have an effect as escapes.
 
-    That is control characters, marks that reorder text (they could disguise a line as another one), and lone
-    surrogates, which no file can hold. Line ends and tabs stay.
+    These are control characters, marks that reorder text (they could disguise a line), and lone surrogates, which no
+    file can store. Line ends and tabs stay.
     """
     text = _ANSI.sub("", text.replace("\r\n", "\n"))
     return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    """`text`, `visible`, on one line: a name with a line end in it must not look like two lines of ours."""
+    """`text`, `visible`, on one line: a name with a line end must not look like two lines of ours."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-#: Code, whose text Markdown leaves as it is. A bar would still end the cell of a table.
+#: Code, which Markdown shows unchanged. A bar would still end a table cell.
 _CODE = re.compile(r"(`[^`|]+`)")
 _SIGNS = re.compile(r"[\\`*_\[\]<>#|~&]")
 
 
 def escaped(text: str) -> str:
-    """Text on one line, without what Markdown or HTML would take for its own; what stands between backticks is code."""
+    """Text on one line, with the signs of Markdown and HTML escaped; text between backticks is code."""
     parts = _CODE.split(one_line(text))
     return "".join(part if number % 2 else _SIGNS.sub(r"\\\g<0>", part) for number, part in enumerate(parts))
 
@@ -67,11 +65,6 @@ def distinct(expected: float | None, observed: float | None) -> tuple[str, str]:
     return shown
 
 
-def power_of_ten(exponent: int) -> str:
-    """10⁻⁹ for -9."""
-    return "10" + str(exponent).translate(SUPERSCRIPT)
-
-
 def duration(seconds: float) -> str:
     """A time span: 0.12 s, 14 s, 2 min 5 s."""
     if not math.isfinite(seconds):
@@ -91,6 +84,11 @@ def runs(values: Iterable[float]) -> list[tuple[str, int]]:
     return [(number(value), len(list(group))) for value, group in groupby(values)]
 
 
+def capitalized(text: str) -> str:
+    """`text` with a capital first letter; the rest stays, unlike with `str.capitalize`."""
+    return text[:1].upper() + text[1:]
+
+
 def natural(text: str) -> list[tuple[int, int, str]]:
     """A key that sorts w2 before w10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", text) if part]
@@ -107,7 +105,7 @@ STYLES = {"idle": "dim", "good": "green", "near": "cyan", "doubt": "yellow", "se
 
 
 class SafeConsole(Console):
-    """Prints control characters of any text as escapes, whoever wrote it; its own colours and cursor moves stay.
+    """Prints control characters of any text as escapes; its own colours and cursor moves stay.
 
     `NO_COLOR` switches colours off; otherwise `CLICOLOR_FORCE` switches them on also where output is not a terminal.
     """
@@ -123,8 +121,8 @@ class SafeConsole(Console):
 
 
 def print_beside(head: Text, text: Text, console: Console) -> None:
-    """Prints `text` beside its head, and its next lines below its beginning. A word stays whole, however long, such as
-    a path with its line number; no line ends with blanks."""
+    """Prints `text` next to its head, with its next lines indented by the head. A long word such as a path stays whole;
+    no line ends with blanks."""
     indent, width = Text(" " * head.cell_len), console.width - head.cell_len
     lines = [line for part in text.split("\n", allow_blank=True) for line in part.divide(_breaks(part.plain, width))]
     for number, line in enumerate(lines):
@@ -133,7 +131,7 @@ def print_beside(head: Text, text: Text, console: Console) -> None:
 
 
 def _breaks(text: str, width: int) -> Iterator[int]:
-    """Where the next line begins, between words. rich breaks long words, or cuts them off."""
+    """The positions between words where lines begin. rich breaks long words, or cuts them off."""
     first = len(text) - len(text.lstrip())
     used = first
     for word in re.finditer(r"\S+\s*", text):
@@ -144,8 +142,8 @@ def _breaks(text: str, width: int) -> Iterator[int]:
 
 
 def write(file: Path, text: str) -> None:
-    """Replaces `file` by `text` in UTF-8, with lone surrogates escaped. A symbolic link is replaced, not followed: it
-    may lead anywhere.
+    """Replaces `file` with `text` in UTF-8, lone surrogates escaped. A symbolic link is replaced, not followed: it may
+    lead anywhere.
 
     Raises OSError.
     """
@@ -162,7 +160,7 @@ def write(file: Path, text: str) -> None:
 
 
 def is_replaced(file: Path) -> bool:
-    """Whether another file can take its place: not that of a device or a pipe, such as /dev/stdout."""
+    """Whether another file can replace it: no device and no pipe, such as /dev/stdout."""
     folder = file.parent.resolve()
     is_system = folder == Path("/dev") or folder.is_relative_to("/proc")
     return not is_system and (file.is_symlink() or file.is_file() or not file.exists())

@@ -1,4 +1,4 @@
-"""Traces in the terminal, in the order of time."""
+"""Prints traces in the terminal, by time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 
 def render_trace(ranks: Iterable[Sequence[Event]], console: Console) -> None:
-    """Prints the events of all `ranks` by time, one line each."""
+    """Prints the events of all `ranks`, one line each."""
     events = sorted((event for events in ranks for event in events), key=lambda event: event.time)
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("ms", "rank", "seq", "window", "batch"):
@@ -28,13 +28,8 @@ def render_trace(ranks: Iterable[Sequence[Event]], console: Console) -> None:
             f"{(event.time - events[0].time) * 1e3:.3f}",
             Text(str(event.rank), COLOURS[event.rank % len(COLOURS)]),
             str(event.seq),
-            _number(event.window),
-            _number(event.micro_batch),
+            *("" if number is None else str(number) for number in (event.window, event.micro_batch)),
             Text(visible(event.label)),
             Text("" if event.where is None else visible(event.line)),
         )
     console.print(table)
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What ranks send in an optimizer step: a row for each path, and for each of its ranks if they differ."""
+"""The traffic of an optimizer step: a row for each path, or for each of its ranks if they differ."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from conformance.results.records import CaseRecord, RankTraffic
 from .grouping import Path, trainers
 from .text import natural
 
-#: What `RankTraffic` has and, by the formula, should have.
+#: The amounts of `RankTraffic` that a formula predicts.
 AMOUNTS = ("sent", "received", "reduced")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One path, or some of its ranks: those that send and receive the same."""
+    """A path, or some of its ranks with the same traffic."""
 
     case: CaseRecord
     ranks: str
     bytes: RankTraffic
 
     def amount(self, name: str) -> tuple[float, float | None]:
-        """One of `AMOUNTS` as it was recorded, and by the formula; None if there is none."""
+        """One of `AMOUNTS` as recorded, and by the formula; None without one."""
         return getattr(self.bytes, name), getattr(self.bytes, f"expected_{name}")
 
     @property
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Sent:
-    """The traffic of one trainer on one backend. ``formula``: what its ranks should send, None if unknown."""
+    """The traffic of a trainer on a backend. ``formula``: the expected traffic, None if unknown."""
 
     trainer: str
     formula: str | None
@@ -45,11 +45,11 @@ class Sent:
 
     @property
     def off(self) -> int:
-        """How many paths do not send what the formula says."""
+        """The number of paths that deviate from the formula."""
         return len({row.case.path for row in self.rows if row.is_off})
 
     def has(self, *names: str) -> bool:
-        """Whether any of these amounts is there, or should be."""
+        """Whether any of these amounts is recorded or expected."""
         return any(any(row.amount(name)) for row in self.rows for name in names)
 
     @property
@@ -58,7 +58,7 @@ class Sent:
 
 
 def traffic(results: Results) -> list[Sent]:
-    """The traffic of each trainer that ran with several ranks, in the order of the matrix."""
+    """The traffic of each trainer with several ranks, in the order of the matrix."""
     found = []
     for trainer in trainers(results):
         shown = [case for path in trainer.paths if (case := _shown(path)) is not None]
@@ -69,7 +69,7 @@ def traffic(results: Results) -> list[Sent]:
 
 
 def _shown(path: Path) -> CaseRecord | None:
-    """The most informative case of a path: one that is off the formula, else one in fp32 that sends nothing else."""
+    """The most informative case of a path: one that deviates from the formula, else one in fp32."""
     cases = [case for case in path.cases if case.traffic is not None]
     return min(cases, key=_interest, default=None)
 

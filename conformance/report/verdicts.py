@@ -1,4 +1,4 @@
-"""How each verdict is shown: a short name, a glyph, a tone, and what it means. Never by colour alone.
+"""The look of each verdict: a short name, a glyph, a tone and its meaning. Never by colour alone.
 
 They are ordered from best to worst: a cell of the matrix shows its worst verdict.
 """
@@ -13,7 +13,7 @@ from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
 
 @dataclass(frozen=True)
 class Look:
-    """How one verdict is shown. `tone` names its colour, which similar verdicts share."""
+    """The look of a verdict. `tone` names its colour, which similar verdicts share."""
 
     verdict: str
     short: str
@@ -32,66 +32,63 @@ LOOKS = {
     for look in (
         Look(
             "UNSUPPORTED", "unsupported", "–", "idle",
-            "The trainer declares that it does not do this. Not run, and never counted as passed.",
+            "The trainer does not support this case. Not run, and never counted as passed.",
         ),
         Look(
             "UNAVAILABLE", "unavailable", "○", "idle",
-            "This machine lacks something that the case needs; the reason says what, and how to install it. "
-            "Not run, and never counted as passed.",
+            "This machine lacks what the case needs; the reason says how to install it. Not run, and never counted as "
+            "passed.",
         ),
         Look(
             "NOT RUN", "not run", "‥", "idle",
-            "The trainer hung in the same place in several cases before this one, so its time was not spent. Never "
-            "counted as passed.",
+            "Several earlier cases hung in the same place, so this one was left out. Never counted as passed.",
         ),
         Look(
             "PASS (exact)", "exact", "✓", "good",
-            "Bit-identical to the right answer after every optimizer step, on every rank. A certificate "
-            "proves that no value of this case is rounded, so the tolerance is zero.",
+            "Bit-identical to the correct weights after every optimizer step, on every rank. A certificate proves that "
+            "this case rounds no value, so the tolerance is zero.",
         ),
         Look(
             "PASS (bounded)", "bounded", "≤", "near",
-            "Rounding cannot be avoided here. Every value is within a derived rounding-error bound, and every "
-            "known bug would have exceeded that bound.",
+            "This case rounds. Every value is within a derived rounding-error bound, and every known bug would exceed "
+            "the bound.",
         ),
         Look(
             "INCONCLUSIVE", "inconclusive", "?", "doubt",
-            "The case could not distinguish a right trainer from a wrong one, so it proves nothing. "
-            "Counted as not conforming.",
+            "The case cannot tell a correct trainer from a wrong one, so it proves nothing. Counted as failed.",
         ),
         Look(
             "SETUP", "SETUP", "◇", "setup",
             "The adapter did not train what the case asks for: other samples, or another clip, learning rate, "
-            "optimizer or loss. Says nothing about the trainer until that is put right. Counted as not conforming.",
+            "optimizer or loss. Fix the adapter first. Counted as failed.",
         ),
         Look(
             "FAIL (numerics)", "FAIL numerics", "≠", "bad",
-            "Weights or gradients are wrong by more than rounding can explain.",
+            "Weights or gradients are wrong by more than rounding explains.",
         ),
         Look(
             "FAIL (law)", "FAIL law", "§", "bad",
-            "The trainer broke a rule of PyTorch, Horovod or apex, or one that it declares. "
-            "Its numbers may still be right.",
+            "The trainer broke a rule of PyTorch, Horovod or apex, or its own declaration. Its numbers may be correct.",
         ),
         Look(
             "DIVERGED", "DIVERGED", "⇄", "bad",
-            "The ranks have different weights after a step: they no longer train one model.",
+            "The ranks have different weights after a step.",
         ),
         Look(
             "HANG", "HANG", "∞", "bad",
-            "The case did not end within its time limit. The report shows where each rank was then.",
+            "The case exceeded its time limit. The report shows where each rank was.",
         ),
         Look(
             "CRASH", "CRASH", "✗", "bad",
-            "A rank raised an error, exited or was killed before it delivered its result.",
+            "A rank raised an error, exited or was killed before its result was complete.",
         ),
     )
 }  # fmt: skip
 SHOWN = [LOOKS[verdict] for verdict in PASSED + NOT_CONFORMING + NOT_RUN]
-"""In the order in which a summary lists them."""
+"""The order of a summary."""
 
 
 def worst(verdicts: Iterable[str]) -> Look:
-    """The worst of these verdicts. Those that did not run count only if nothing ran."""
+    """The worst of these verdicts. Cases that did not run count only if nothing ran."""
     order = list(LOOKS)
     return LOOKS[max(verdicts, key=order.index)]

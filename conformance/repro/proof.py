@@ -141,9 +141,9 @@ def text(case: Case, shows: Shows, target: str) -> str:
 def _documented(body: str, card: Card, case: str) -> str:
     """Adds a docstring that says what the script shows."""
     about = _ABOUT.format(case=case, version=version("trainer-conformance"), versions=_versions(body))
-    where = [*([f"at: {card.where}"] if card.where else []), *card.source_lines()]
+    where = [line for place in card.places for line in (f"{place.label}: {place.at}", *place.code.splitlines())]
     words = {
-        "title": "\n".join(textwrap.wrap(card.title, 115)),
+        "title": "\n".join(textwrap.wrap(card.headline, 115)),
         "where": "".join(f"{line}\n" for line in [*where, ""]) if where else "",
         "about": "\n".join(textwrap.wrap(about, 115)),
     }

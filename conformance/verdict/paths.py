@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from conformance.runner.front.client import CHECKPOINTS
+from conformance.trace.state.site import around
 
 #: The folders of Python's library and of installed packages, including those of the system or user in a venv.
 LIBRARIES = frozenset(
@@ -38,7 +39,7 @@ def shortened(text: str) -> str:
 
 
 def text_of(path: str, line: int, folder: Path | None) -> str | None:
-    """The current text of a line of a file that an event names; None if several matching files differ in it.
+    """The current `around` of a line of a file that an event names; None if several matching files differ in it.
 
     An installed package may also lie in the working folder. folder: that of the trainer's file, where its other modules
     may be.
@@ -50,5 +51,5 @@ def text_of(path: str, line: int, folder: Path | None) -> str | None:
     texts = set[str]()
     for file in files:
         linecache.checkcache(file)
-        texts.add(linecache.getline(file, line).strip())
+        texts.add(around(file, line))
     return texts.pop() or None if len(texts) == 1 else None

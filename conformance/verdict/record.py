@@ -230,7 +230,10 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
     difference = judgement.difference
     if difference is None:
         return None
-    at = _taken(judgement.ranks[difference.rank], difference.step)
+    rank = judgement.ranks[difference.rank]
+    calls = rank.taken(difference.step), _backward(rank, difference.step)
+    # A wrong gradient shows in the step, but the backward divides the loss.
+    at = next(filter(None, reversed(calls) if difference.quantity == "gradient" else calls), None)
     is_seen = at is not None and at.where is not None
     return records.FirstDifference(
         step=difference.step,
@@ -245,11 +248,10 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
     )
 
 
-def _taken(rank: RankEvidence, number: int) -> Event | None:
-    """The call that took a step; for an unseen step, the last backward before it."""
-    window = rank.steps[number].seen_in
-    before = (event for event in reversed(rank.events.of(BackwardBegin)) if event.window == window)
-    return rank.taken(number) or next(before, None)
+def _backward(rank: RankEvidence, step: int) -> Event | None:
+    """The last backward before a step."""
+    window = rank.steps[step].seen_in
+    return next((event for event in reversed(rank.events.of(BackwardBegin)) if event.window == window), None)
 
 
 def _rank(rank: RankEvidence) -> records.Rank:

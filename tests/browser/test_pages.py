@@ -1,4 +1,4 @@
-"""Reports of runs and of watches in a browser: what axe-core finds, and that nothing is too wide, in both themes.
+"""Reports of runs and of watches in a browser: what axe-core finds, and that nothing is too wide or too small.
 
 `nox -s browser` runs it. It needs Chromium or Chrome on PATH, and `AXE`, the path of axe-core's axe.min.js.
 """
@@ -32,11 +32,19 @@ THEMES = {"dark": 0, "light": 1}
 INSPECT = """
 for (const one of document.querySelectorAll("details")) one.open = true;
 const page = document.documentElement;
+const size = (one) => parseFloat(getComputedStyle(one).fontSize);
+const shown = (selector) => [...document.querySelectorAll(selector)].filter((one) => one.checkVisibility());
+const hasText = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+const sizes = shown("main *").filter(hasText).map(size);
+// Text of a figure grows with it.
+const figures = shown("svg.fig").map((one) => size(one) * one.clientWidth / one.viewBox.baseVal.width);
 axe.run(document, { resultTypes: ["violations"] }).then((found) => parent.postMessage(JSON.stringify({
   violations: found.violations.map((one) => [one.id, one.help, one.nodes.slice(0, 3).map((node) => node.html)]),
   wider: page.scrollWidth - page.clientWidth,
-  shown: [...document.querySelectorAll(".case")].filter((one) => one.checkVisibility()).length,
+  smallest: Math.min(...sizes, ...figures),
+  shown: shown(".case").length,
   says: document.querySelector("#find output")?.textContent,
+  lost: document.getElementById("lost").hidden ? "" : document.getElementById("lost").textContent,
 }), "*"));
 """
 FRAME = """<!doctype html><iframe src="{page}" width="{width}" height="900"></iframe>
@@ -105,6 +113,7 @@ def test_nothing_is_found(browser: str, pages: Path, tmp_path: Path, name: str, 
     found = inspected(browser, pages / f"{name}.html", width, theme, tmp_path)
     assert found["violations"] == []
     assert found["wider"] == 0
+    assert found["smallest"] >= 12
 
 
 def test_a_fault_is_found(browser: str, pages: Path, tmp_path: Path) -> None:
@@ -118,9 +127,32 @@ def test_a_fault_is_found(browser: str, pages: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fragment", "count"),
-    [("", 22), ("#precision=fp16", 4), ("#verdict=numerics&path=ddp-w2-acc2", 4), ("#q=W3-ACC2", 4), ("#cause=1", 1)],
+    [
+        ("", 22),
+        ("#precision=fp16", 4),
+        ("#verdict=numerics&path=ddp-w2-acc2", 4),
+        ("#q=W3-ACC2", 4),
+        ("#problem=1", 1),
+        ("#workload=weighted", 5),
+        ("#law=amp/unscale-before-clip", 1),
+    ],
 )
 def test_a_filter_stands_in_the_address(browser: str, pages: Path, tmp_path: Path, fragment: str, count: int) -> None:
     found = inspected(browser, pages / "failing.html", 1280, "light", tmp_path, fragment)
     assert found["says"] == f"{count} of 22 cases"
-    assert found["shown"] == count
+    assert (found["shown"], found["lost"]) == (count, "")
+
+
+@pytest.mark.parametrize(
+    ("fragment", "what"), [("#my_loop/gone", "“my_loop/gone”"), ("#precision=fp4", "precision “fp4”")]
+)
+def test_an_address_of_another_run_is_answered(
+    browser: str, pages: Path, tmp_path: Path, fragment: str, what: str
+) -> None:
+    found = inspected(browser, pages / "failing.html", 1280, "light", tmp_path, fragment)
+    assert found["lost"].startswith(f"This report has no {what}.")
+
+
+def test_a_filter_without_hits_is_answered(browser: str, pages: Path, tmp_path: Path) -> None:
+    found = inspected(browser, pages / "failing.html", 1280, "light", tmp_path, "#precision=fp16&verdict=hang")
+    assert found["says"] == "0 of 22 cases: none matches all filters. “Show all” resets them."

@@ -19,7 +19,7 @@ VOID = {"meta", "path", "rect", "use", "circle", "br", "input"}
 
 
 class Node:
-    """An element with its attributes, and its children and the texts in it in order."""
+    """An element with its attributes, and its children and texts in order."""
 
     def __init__(self, tag: str, attributes: dict[str, str], parent: Node | None) -> None:
         self.tag, self.attributes, self.parent = tag, attributes, parent
@@ -49,7 +49,7 @@ class Node:
 
 
 class Page(HTMLParser):
-    """The elements of a page; fails on those that are not closed in order."""
+    """The elements of a page; fails on an element that is not closed in order."""
 
     def __init__(self, content: str) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""What trainers do where several ways are right, in the terminal and at the top of the page; and of how much a verdict
-speaks."""
+"""Choices of trainers where several behaviours are valid, in the terminal and on the page; and the coverage."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from .test_terminal import printed
 
 @pytest.fixture
 def doing(one_case):
-    """The case of a trainer that does this, in one of several ways that are right."""
+    """The case of a trainer with this valid behaviour."""
 
     def made(way, declared=None, **fields):
         return one_case | {"behaviour": [{"way": way, "declared": declared}], **fields}
@@ -38,7 +37,7 @@ def test_what_costs_the_user_something_and_is_not_declared_is_a_warning(read, pa
     assert "! drops a short last window and leaves its gradients behind" in text
     assert 'If this is intended, add `@trainer(last_window="carry")`' in text
     assert "2 cases, such as a." in text
-    assert "Conforming All 2 judged cases hold. 1 warning, under Behaviour." in text
+    assert "Conforming All 2 cases passed. 1 warning, under Behaviour." in text
     content = page(cases)
     assert "Drops a short last window and leaves its gradients behind" in Page(content).text
     assert content.index('id="matrix"') < content.index('id="behaviour"') < content.index('id="facts"')
@@ -57,13 +56,13 @@ def test_what_costs_nothing_is_no_warning(read, page, doing, one_case):
     text = printed(read([doing("last_window=step")]), detail="verbose")
     assert "· steps a short last window, averaged by its true length\n" in text
     assert "warning" not in text
-    # Nothing is said of what did not show.
+    # A choice that no case shows is left out.
     assert "Behaviour" not in printed(read([one_case]))
     assert 'id="behaviour"' not in page([one_case])
 
 
 def test_a_failure_is_not_a_warning_too(read, doing):
-    """Done otherwise than declared, which the entry of the failure says; what is not declared is one."""
+    """A choice that contradicts its declaration is a failure only; one that is not declared is a warning."""
     failed = doing("last_window=drop", "step", verdict="FAIL (law)", headline="the trainer declares otherwise")
     text = printed(read([failed]), detail="verbose")
     assert "· drops a short last window" in text
@@ -86,32 +85,27 @@ def test_a_trainer_that_declares_little_conforms_in_little(read, page, one_case)
         one_case | {"trainer": "everything", "possible": 189, "declared": 189},
     ]
     [sentence] = scopes(read(cases))
-    assert sentence == (
-        "ddp declares 4 of the 189 cases that a ddp trainer can have; "
-        "not declared: precision fp64, bf16; loss weighted."
-    )
+    assert sentence == ("ddp supports 4 of 189 ddp cases; not supported: precision fp64, bf16; loss weighted.")
     assert sentence in " ".join(printed(read(cases), width=80).split())
     assert sentence in Page(page(cases)).text
 
 
 def test_how_many_of_the_cases_ran(read, page, one_case):
-    """Those of each trainer that can be run at all, on each of its backends."""
+    """The supported cases of each trainer, on each of its backends."""
     ran = one_case | {"possible": 189, "declared": 189}
     other = ran | {"trainer": "two", "target": "two", "declared": 4}
     idle = other | {"id": "idle", "verdict": "UNSUPPORTED", "headline": "not declared", "undeclared": "precision fp64"}
     cases = [ran, ran | {"id": "another"}, other, idle]
     sentence = extent(read(cases))
-    assert sentence.startswith("3 of the 193 cases that can be run. ")
-    assert extent(read(cases), briefly=True) in " ".join(printed(read(cases), width=80).split())
-    assert sentence in " ".join(printed(read(cases), width=80, detail="verbose").split())
-    # The page shows as code what stands between these.
-    assert sentence.replace("`", "") in Page(page(cases)).text
+    assert sentence == "3 run · up to 190 more with --thorough"
+    assert f"Coverage: {sentence}\n" in printed(read(cases), width=80)
+    assert f"Coverage {sentence}" in Page(page(cases)).text
 
 
 def test_nothing_is_said_of_how_many_ran_if_all_did(read, one_case):
     whole = one_case | {"possible": 189, "declared": 2}
     assert extent(read([whole, whole | {"id": "another"}])) is None
     assert extent(read([whole])) is not None
-    # The lines that say what is not declared may be among those that were not chosen.
+    # No chosen case shows what is not supported.
     [sentence] = scopes(read([one_case | {"possible": 189, "declared": 4}]))
-    assert sentence == "ddp declares 4 of the 189 cases that a ddp trainer can have."
+    assert sentence == "ddp supports 4 of 189 ddp cases."

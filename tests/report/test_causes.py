@@ -1,4 +1,4 @@
-"""The cause over a whole run: a known bug is named if every case in which it would show speaks for it, and no other."""
+"""The cause over a whole run: a known bug is named if every case that would show it does, and no other case."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..results import synthetic
 from ..results.regression import Case
 
 TEXTS = {"sum": "sums", "twice": "divides twice", "other": "does something else"}
-EITHER = "A trainer that sums, or divides twice would do that, and these cases cannot tell."
-UNKNOWN = "The numbers are wrong, and no known bug makes them in every case in which it would show."
+EITHER = "A trainer that sums, or divides twice would do that; these cases cannot tell."
+UNKNOWN = "Wrong numbers that no known bug explains."
 
 
 def case(world: int = 1, accumulation: int = 1, workload: str = "line", **more: object) -> CaseRecord:
@@ -41,7 +41,7 @@ def times(factor: float, *more: float, layout: tuple[int, int] = (2, 2), **field
 
 
 def unseen(**factors: object) -> CaseRecord:
-    """A case in which gradients were not seen."""
+    """A case without recorded gradients."""
     steps = synthetic.passing("mine", "ddp", 1, 1, "fp32", "line")["steps"]
     return wrong(steps=[{**step, "gradient_observed": [None, None]} for step in steps], **factors)
 
@@ -62,7 +62,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "bugs that no case tells apart": (
         [wrong("sum", "twice")],
-        [("The trainer sums, or divides twice, or something else that makes the same numbers here.", 1)],
+        [("The trainer sums, or divides twice, or has another bug with the same numbers.", 1)],
     ),
     "two bugs in other cases": (
         [wrong("sum", ruled_out=()), wrong("twice", ruled_out=(), layout=(1, 2))],
@@ -70,43 +70,43 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "a pair of which one cannot be in each case": ([BOTH, ONLY_SUM], [("The trainer sums and divides twice.", 2)]),
     "a pair that a case rules out": ([BOTH, ONLY_SUM, wrong(ruled_out=["sum", "twice"])], [(UNKNOWN, 3)]),
-    # 1/2 at two micro-batches is what dividing twice makes; at three it is not.
+    # Dividing twice gives 1/2 at two micro-batches, but not at three.
     "a constant factor is no bug of the layout": (
         [
             wrong("twice", gradient_factors=[0.5], layout=(1, 2)),
             wrong(ruled_out=["twice"], gradient_factors=[0.5], layout=(1, 3)),
         ],
-        [("Every gradient is 1/2 of the right one, whatever the accumulation.", 2)],
+        [("Every gradient is 0.5x of the correct one, at any accumulation.", 2)],
     ),
     **{
         f"what has no effect{whatever}": (
             [times(2, layout=layout) for layout in layouts],
-            [(f"Every gradient is 2 times the right one{whatever}.", 2)],
+            [(f"Every gradient is 2x of the correct one{whatever}.", 2)],
         )
         for layouts, whatever in (
-            (((1, 2), (1, 3)), ", whatever the accumulation"),
-            (((2, 2), (3, 2)), ", whatever the world size"),
-            (((1, 2), (3, 1)), ", whatever the accumulation and the world size"),
+            (((1, 2), (1, 3)), ", at any accumulation"),
+            (((2, 2), (3, 2)), ", at any world size"),
+            (((1, 2), (3, 1)), ", at any accumulation and world size"),
             (((2, 2), (2, 2)), ""),
         )
     },
     **{
         f"what is right at {layout} may have an effect": (
             [times(2, layout=(2, 1)), times(2, layout=(3, 2)), case(*layout, "another")],
-            [(f"Every gradient is 2 times the right one{whatever}.", 2)],
+            [(f"Every gradient is 2x of the correct one{whatever}.", 2)],
         )
         for layout, whatever in (
-            ((2, 1), ", whatever the accumulation and the world size"),
-            ((4, 2), ", whatever the accumulation"),
+            ((2, 1), ", at any accumulation and world size"),
+            ((4, 2), ", at any accumulation"),
         )
     },
     "what is seen in one case, and what would make it": (
         [wrong("sum", "twice", gradient_factors=[2])],
-        [(f"Every gradient is 2 times the right one. {EITHER}", 1)],
+        [(f"Every gradient is 2x of the correct one. {EITHER}", 1)],
     ),
     "what another case rules out, and a pair, would not": (
         [wrong("sum", "sum + twice", gradient_factors=[2], workload="weighted"), case(2, 2, "momentum")],
-        [("Every gradient is 2 times the right one.", 1)],
+        [("Every gradient is 2x of the correct one.", 1)],
     ),
     "a factor that another layout does not show is a bug of the layout": (
         [wrong("sum", gradient_factors=[2]), case(1, 1, ruled_out=["other"])],
@@ -114,36 +114,36 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "or depends on the layout": (
         [times(2), case(1, 1, ruled_out=["other"])],
-        [("Every gradient is 2 times the right one at world size 2 and right at 1.", 1)],
+        [("Every gradient is 2x of the correct one at world size 2 and correct at 1.", 1)],
     ),
     # A sum over N ranks that is divided by N - 1.
     "a factor that depends on the layout is one cause": (
         [times(2), times(2, layout=(2, 3)), times(1.5, layout=(3, 2)), times(4 / 3, layout=(4, 1))],
-        [("Every gradient is 2 times the right one at world size 2, 3/2 times it at 3 and 4/3 times it at 4.", 4)],
+        [("Every gradient is 2x of the correct one at world size 2, 1.5x at 3 and 1.33x at 4.", 4)],
     ),
     "and simpler than two bugs": (
         [
             wrong("sum", ruled_out=(), gradient_factors=[2], layout=(2, 1)),
             wrong("sum + twice", ruled_out=["sum", "twice"], gradient_factors=[1.5], layout=(3, 2)),
         ],
-        [("Every gradient is 2 times the right one at world size 2 and 3/2 times it at 3.", 2)],
+        [("Every gradient is 2x of the correct one at world size 2 and 1.5x at 3.", 2)],
     ),
     "a factor that is no fraction is one number in every case": (
         [times(11863283 / 8388608), times(41 / 29), times(10380373 / 7340032)],
-        [("Every gradient is about 1.41 times the right one.", 3)],
+        [("Every gradient is about 1.41x of the correct one.", 3)],
     ),
-    # Averages over one rank or one micro-batch cannot be wrong, so these are not the same mistake.
+    # Averages over one rank or one micro-batch cannot be wrong, so these are different bugs.
     "two factors that are no function of one thing are two causes": (
         [times(2, layout=(1, 2)), times(0.5, layout=(2, 1))],
-        [("Every gradient is 2 times the right one.", 1), ("Every gradient is 1/2 of the right one.", 1)],
+        [("Every gradient is 2x of the correct one.", 1), ("Every gradient is 0.5x of the correct one.", 1)],
     ),
     "factors that are no function of anything are one cause": (
         [times(0.5), times(5), times(3, layout=(2, 3)), times(7), times(0.5, layout=(2, 3))],
-        [("Every gradient is the right one times a number that differs from case to case, such as 3, 5 and 7.", 5)],
+        [("Every gradient is wrong by a factor that differs from case to case, such as 3x, 5x and 7x.", 5)],
     ),
     "a case that hides its factor is of the cause that others show": (
         [times(3), times(2, 3, 4)],
-        [("Every gradient is 3 times the right one.", 2)],
+        [("Every gradient is 3x of the correct one.", 2)],
     ),
     "and tells nothing alone": ([times(2, 3, 4)], [(UNKNOWN, 1)]),
     "nor is a bug known": ([HIDDEN], [(UNKNOWN, 1)]),
@@ -151,19 +151,19 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     "a factor of some of many wrong cases is a coincidence": ([times(0.5), wrong(), wrong()], [(UNKNOWN, 3)]),
     "a factor of some precisions says so": (
         [times(0.5, precision="bf16"), times(0.5, precision="fp16"), case(2, 2)],
-        [("In bf16 and fp16 every gradient is 1/2 of the right one.", 2)],
+        [("In bf16 and fp16 every gradient is 0.5x of the correct one.", 2)],
     ),
     "steps where gradients were not seen": (
         [unseen(gradient_factors=[0.5], step_factors=[0.5])],
-        [("Every step is 1/2 of the right one.", 1)],
+        [("Every update is 0.5x of the correct one.", 1)],
     ),
     "gradients that were not seen": (
         [unseen(gradient_factors=[0.5])],
-        [("The weights move as if every gradient were 1/2 of the right one.", 1)],
+        [("The weights move as if every gradient were 0.5x of the correct one.", 1)],
     ),
     "a law that is broken in all these cases": (
         [wrong("sum", findings=[synthetic.finding("MUST")]) for _ in range(2)],
-        [("Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)", 2)],
+        [("Broken law: Gradients MUST be unscaled before they are clipped.", 2)],
     ),
     "an unknown bug is one entry whatever its numbers": (
         [wrong(headline=f"step {at}: wrong", verdict=("FAIL (numerics)", "DIVERGED")[at % 2]) for at in range(3)],
@@ -202,7 +202,7 @@ def test_two_bugs_of_which_each_shows_alone_are_two_causes_of_the_case_that_has_
 
 
 def test_a_guard_is_no_second_cause_beside_the_bug_of_its_numbers_and_one_beside_another_bug() -> None:
-    """As where a short window and a resume are wrong, and both in some cases."""
+    """Such as a wrong short window and a wrong resume, and some cases with both."""
     lost = [{"name": "resumed at the next window", "holds": False, "expected": "", "observed": ""}]
     window, resumed = wrong("sum", ruled_out=[]), wrong("twice", ruled_out=[], guards=lost)
     both = wrong("sum + twice", ruled_out=["sum", "twice"], guards=lost)
@@ -279,7 +279,7 @@ def test_what_is_cut_short_as_it_is_saved_is_one_cause() -> None:
 
     killed = crash("raised KeyError", "killed"), crash("raised EOFError", "killed-between-files")
     [(cause, cases)] = causes(killed)
-    assert title(cause, cases, TEXTS).startswith("Killed while it saves, the trainer cannot go on")
+    assert title(cause, cases, TEXTS).startswith("Killed while saving, the trainer cannot resume")
     elsewhere = crash("raised EOFError", "once")
     assert [cases for _, _, cases in of(*killed, elsewhere)] == [[1, 2], [0]]
 
@@ -299,7 +299,7 @@ def test_numbers_that_float32_rounds_off_are_one_cause_whether_the_loss_shows_it
 
 
 def test_warnings_explain_no_failure() -> None:
-    """They have a place of their own, and are the same where the numbers are right."""
+    """Warnings have their own section, and also occur with correct numbers."""
     failed = wrong(findings=[synthetic.finding("SHOULD")])
     [(cause, _)] = causes([failed])
     assert (cause.kind, telling(cause, failed)) == ("unknown", [])
@@ -335,10 +335,10 @@ def test_crashes_of_one_type_in_one_line_are_one_entry_whatever_they_say() -> No
 
 
 def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() -> None:
-    """What fails in fp16 fails in fp32, to the same numbers."""
+    """fp16 and fp32 fail with the same numbers."""
     finding = {"law": "amp/b", "level": "MUST", "says": "B.", "contradiction": "", "fix": "", "count": 1, "ranks": [0]}
     half = wrong(precision="fp16", findings=[finding], explained_by=[])
-    assert named(half) == [("B. (amp/b)", 1)]
+    assert named(half) == [("Broken law: B.", 1)]
     assert named(half, wrong()) == [(UNKNOWN, 2)]
     difference = {"step": 0, "quantity": "gradient", "parameter": "weight[0]", "expected": 1.0, "observed": 3.0}
     assert len(named(half, wrong(first_difference=difference))) == 2

@@ -1,4 +1,4 @@
-"""Command lines in reports: what is hidden as a secret, what stays readable, and how paths are named."""
+"""Command lines in reports: secrets are hidden, everything else stays readable, and paths are relative."""
 
 import shlex
 

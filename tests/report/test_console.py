@@ -1,4 +1,4 @@
-"""The terminal gets no control characters but its own."""
+"""The terminal gets no foreign control characters."""
 
 from __future__ import annotations
 

@@ -46,14 +46,14 @@ def _luminance(colour: Colour) -> float:
 
 
 def grounds(colours: dict[str, Colour]) -> dict[str, tuple[Colour, tuple[str, ...]]]:
-    """What text stands on, each with the colours of the text there."""
+    """The backgrounds, each with the colours of text on it."""
     plain = ("ink", "soft", "link", *TONES, *SERIES)
     found = {name: (colours[name], plain) for name in ("paper", "raised", "faint")}
     tint = r"([^{}]+)\{[^{}]*background: color-mix\(in srgb, var\(--(\w+)\) (\d+)%, (?:var\(--paper\)|transparent)\)"
     tints = [(one.strip(), *how) for one, *how in re.findall(tint, STYLE) if not one.strip().startswith(".key")]
     assert len(tints) >= 8
     for selector, name, percent in tints:
-        # All verdicts are counted in a cell of the matrix, whatever the worst is.
+        # A cell of the matrix can count any verdict.
         texts = ("ink", "soft", *(TONES if selector.startswith(".c-") else (name,)))
         for below in ("paper", "raised"):
             found[f"{selector} on {below}"] = (mixed(colours[name], float(percent), colours[below]), texts)

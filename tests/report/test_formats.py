@@ -1,7 +1,8 @@
-"""What CI systems are given: all says the same as the report, whatever a trainer has written."""
+"""Formats for CI say the same as the report, and escape what a trainer wrote."""
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 from conformance.cli import main
 from conformance.cli.formats import in_github_actions
-from conformance.report.card import cards
+from conformance.report.card import Place, cards
 from conformance.report.ci import digest, endpoint, junit, markdown, sarif, svg, workflow_commands
 from conformance.report.html import render_html
+from conformance.report.laws import page_of
 from conformance.report.text import escaped
 from conformance.results import Results, read_results
 from conformance.results.plain import NON_FINITE
@@ -51,9 +53,9 @@ def test_markdown_leaves_code_as_it_is_and_nothing_else(text, shown):
     assert escaped(text) == shown
 
 
-def test_markdown_has_each_cause_and_each_count(failing):
+def test_markdown_has_each_problem_and_each_count(failing):
     text = markdown(digest(failing))
-    assert text.startswith("## Not conforming\n")
+    assert text.startswith(f"## Not conforming: {len(cards(failing))} problems\n")
     assert text.count("\n### ") == len(cards(failing))
     for card in cards(failing):
         assert card.example.id in text.replace("\\", "")
@@ -62,12 +64,21 @@ def test_markdown_has_each_cause_and_each_count(failing):
 
 def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
     [card, *_] = [one for one in cards(failing) if one.own_line]
-    shown = ["   9 | optimizer.step()", "  41 | scaler.step(optimizer)"]
-    assert [*card.source_lines()] == shown
-    assert "\n".join(shown) in "\n".join(card.lines())
-    assert "\n".join(shown) in markdown(digest(failing))
+    shown = [("at", "> 9 | optimizer.step()"), ("called from", "> 41 | scaler.step(optimizer)")]
+    assert [(place.label, place.code) for place in card.places] == shown
     render_html(failing, tmp_path / "page.html")
-    assert "\n".join(shown) in (tmp_path / "page.html").read_text()
+    page = html.unescape((tmp_path / "page.html").read_text())
+    for _, code in shown:
+        assert all(code in text for text in ("\n".join(card.lines()), markdown(digest(failing)), page))
+    # The title has the trainer's own line, so no other line repeats it.
+    assert card.headline.endswith(" (src/loop.py:41)")
+    assert "at: torch/amp/grad_scaler.py:9" in card.lines() and "called from:" in card.lines()
+
+
+def test_a_line_to_blame_stands_between_its_neighbours():
+    place = Place("at", "loop.py:10", "loss = f(x)\nloss.backward()\n\n".rstrip())
+    assert place.code == "   9 | loss = f(x)\n> 10 | loss.backward()"
+    assert Place("at", "loop.py:1", "import torch\nx = 1").code == "> 1 | import torch\n  2 | x = 1"
 
 
 @pytest.mark.parametrize(
@@ -81,10 +92,10 @@ def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
 )
 def test_comments_for_tools_are_left_out_of_a_line_to_blame(failing, text, shown):
     [card, *_] = [one for one in cards(failing) if one.own_line]
-    assert [*replace(card, source=(("loop.py:9", text),)).source_lines()] == [f"  9 | {shown}"]
+    assert replace(card.places[0], at="loop.py:9", text=text).code == f"> 9 | {shown}"
 
 
-def test_a_case_with_two_causes_is_on_both_cards_and_counted(results, tmp_path):
+def test_a_case_with_two_problems_is_on_both_cards_and_counted(results, tmp_path):
     law = next(case for case in results.cases if case.findings and case.failed)
     first, second = (replace(law.findings[0], law=name, where=f"loop.py:{line}") for line, name in enumerate("ab", 1))
     cases = [
@@ -97,30 +108,35 @@ def test_a_case_with_two_causes_is_on_both_cards_and_counted(results, tmp_path):
         (3, [(2, 1)]),
         (2, [(1, 1)]),
     ]
-    said = f"also: 1 of the 3 cases fails for another cause, too: {two.title}"
+    said = f"also: 1 of the 3 cases has another problem: {two.title}"
     assert said in one.lines()
-    assert f"also: this case fails for another cause, too: {two.title}" in one.of(cases[1]).lines()
+    assert f"also: this case has another problem: {two.title}" in one.of(cases[1]).lines()
     assert "also: " not in "\n".join(one.of(cases[2]).lines())
-    assert markdown(digest(run)).count("for another cause, too") == 2
+    assert markdown(digest(run)).count("has another problem") == 2
     both = ElementTree.fromstring(junit(run)).find(".//testcase[@name='case-1']/failure").text
-    assert f"also: this case fails for another cause, too: {two.title}" in both
+    assert f"also: this case has another problem: {two.title}" in both
     render_html(run, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert 'data-id="case-1" data-key="law" data-cause="1 2"' in page
-    assert '<a href="#cause-2">1 of the 3 cases fails for another cause, too</a>' in page
+    assert 'data-problem="1 2" data-law="a b">' in page
+    assert '<a href="#problem-2">1 of the 3 cases has another problem</a>' in page
 
 
-def test_numbers_alone_blame_no_line_and_say_what_was_looked_at(results):
+def test_numbers_alone_blame_no_line_and_name_the_calls_of_their_window(results):
     case = next(case for case in results.cases if case.first_difference and not case.findings and not case.diverged)
     moments = next(case.timeline for case in results.cases if case.timeline)
     first = replace(case.first_difference, where="f.py:9, called from loop.py:41", source=("step()", "fit(x)"))
     case = replace(case, first_difference=first, timeline=moments, guards=())
     [card] = cards(replace(results, cases=(case,)))
-    lines = [*card.lines()]
-    assert lines[1:4] == ["seen at: f.py:9, called from loop.py:41", "   9 | step()", "  41 | fit(x)"]
-    looked = "looked at in window 0: forward (my_loop.py:31), backward (my_loop.py:35), unscale (my_loop.py:43), "
-    assert f"no line is to blame by itself; {looked}clip (my_loop.py:41) and step (my_loop.py:45)" in lines
-    assert not any(line.startswith("at: ") for line in lines)
+    assert (card.where, card.place) == (None, None)
+    found = [(place.label, place.at, place.code) for place in card.places]
+    step = [("step", "f.py:9", "> 9 | step()"), ("called from", "loop.py:41", "> 41 | fit(x)")]
+    assert found == [("step", "my_loop.py:45", ""), *step]
+    # The backward may divide the loss, so it comes before the step where a wrong gradient shows.
+    case = replace(case, first_difference=replace(first, quantity="gradient", where="my_loop.py:35", source=("f(x)",)))
+    [card] = cards(replace(results, cases=(case,)))
+    found = [(place.label, place.at, place.code) for place in card.places]
+    assert found[0] == ("backward", "my_loop.py:35", "> 35 | f(x)")
+    assert [label for label, *_ in found] == ["backward", "unscale", "clip", "step"]
 
 
 def test_the_line_of_a_reason_is_the_place_also_with_spaces_and_commas_in_its_path(results):
@@ -128,9 +144,9 @@ def test_the_line_of_a_reason_is_the_place_also_with_spaces_and_commas_in_its_pa
     reason = Reason(where="f.py:9, called from my runs, old/loop.py:41", source=("step()", "fit(x)"))
     case = replace(case, target="my runs, old/loop.py:train", reason=reason, guards=())
     [card] = cards(replace(results, cases=(case,)))
-    assert (card.where, card.seen) == (reason.where, None)
+    assert card.where == reason.where
     assert card.own_line == ("my runs, old/loop.py", 41)
-    assert [*card.source_lines()] == ["   9 | step()", "  41 | fit(x)"]
+    assert [place.code for place in card.places] == ["> 9 | step()", "> 41 | fit(x)"]
 
 
 def test_nothing_of_a_trainer_is_markup(results, hostile):
@@ -164,10 +180,12 @@ def test_sarif_is_valid_and_names_the_law_and_the_line(failing):
     assert len(run["results"]) == len(cards(failing))
     rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
     assert {one["ruleId"] for one in run["results"]} == rules
+    pages = {rule["id"]: rule.get("helpUri") for rule in run["tool"]["driver"]["rules"]}
+    assert pages["amp/unscale-before-clip"] == page_of("amp/unscale-before-clip") and pages["bug"] is None
     [location] = next(one["locations"] for one in run["results"] if "locations" in one)
     at = {"artifactLocation": {"uri": "src/loop.py"}, "region": {"startLine": 41}}
     assert location["physicalLocation"] == at
-    # A schema that it breaks is noticed.
+    # The schema finds a fault.
     del run["tool"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(found, SCHEMA)
@@ -185,17 +203,17 @@ def test_junit_has_a_test_for_each_case(failing):
     ]
     assert {one.get("name"): one.get("value") for one in test.find("properties")}["precision"] == case.precision
     text = test.find("failure").text
-    assert "at: torch/amp/grad_scaler.py:9, called from src/loop.py:41" in text
+    assert "at: torch/amp/grad_scaler.py:9\n  > 9 | optimizer.step()\ncalled from:\n  > 41 | scaler" in text
     assert text.splitlines()[-1] == f"again: {case.command}"
 
 
 def test_a_badge(failing):
-    said = f"{failing.passed} of {failing.passed + failing.failed} cases hold"
+    said = f"{failing.passed} of {failing.passed + failing.failed} cases passed"
     badge = {"schemaVersion": 1, "label": "conformance", "message": said, "color": "#b9302c"}
     assert json.loads(endpoint(failing)) == badge
     assert f"conformance: {said}" in svg(failing)
     good = replace(failing, cases=tuple(case for case in failing.cases if not case.failed))
-    assert json.loads(endpoint(good))["message"] == f"{good.passed} cases hold"
+    assert json.loads(endpoint(good))["message"] == f"{good.passed} cases passed"
     cut = replace(good, cut_off="the run was cut off")
     assert json.loads(endpoint(cut))["message"] == "not shown to conform"
 
@@ -232,7 +250,7 @@ CHOSEN = {"kind", "verdict", "verdicts", "level", "quantity", "way", "mistake"}
 
 
 def unwritable(value):
-    """The same, with such characters at the end of each text in it."""
+    """`value` with such characters at the end of each text."""
     if isinstance(value, dict):
         return {name: one if name in CHOSEN else unwritable(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -241,7 +259,7 @@ def unwritable(value):
 
 
 def test_text_that_no_file_can_hold(results_file, tmp_path: Path, capsys, monkeypatch):
-    """In every field of the results: each format and each page is written, and can be read by what reads it."""
+    """Every field has it, and each format and page is still written and readable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

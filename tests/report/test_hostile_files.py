@@ -28,7 +28,7 @@ MARK = "@here@"
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """A path to every value in it; of a list to the first and the last entry."""
+    """The path to every value; in a list, to the first and last entry."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -40,7 +40,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def replaced(value: Any, path: tuple[Any, ...]) -> Any:
-    """A copy with `MARK` there."""
+    """A copy with `MARK` at the path."""
     changed = parent = copy.deepcopy(value)
     for step in path[:-1]:
         parent = parent[step]
@@ -146,7 +146,7 @@ def test_a_footer_that_does_not_fit_the_plan(
 
 
 def test_the_report_of_other_results_is_removed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """It said "Conforming", and the results beside it are torn."""
+    """The old report says "Conforming", and its results are damaged."""
     results, report = tmp_path / "conformance-results.jsonl", tmp_path / "conformance-report.html"
     synthetic.write(results, [passed()])
     assert main(["report", str(results)]) == 0

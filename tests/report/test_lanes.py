@@ -1,4 +1,4 @@
-"""Lanes: rows keep each rank's order, put together what ranks do alike, and let them meet where they met."""
+"""Lanes: rows keep each rank's order, join equal calls of ranks, and show where ranks met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of traffic: a row for each path, more where its ranks differ; what is not as the formula says is marked."""
+"""The table of traffic: a row for each path, or for each rank if they differ; deviations are marked."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_on_the_page(results, tmp_path):
     page = (tmp_path / "report.html").read_text().split('<section id="traffic">')[1].split("</section>")[0]
     assert '<td class="num off" data-name="sent">24.5 B<small>formula 12 B</small></td>' in page
     assert "1 path differs" in page
-    assert page.count("as it should be") == 3
+    assert page.count("as expected") == 3
     assert '<td class="num" data-name="optimizer\'s state">8 B of 12 B<small>share 6 B</small></td>' in page
     assert page.count('data-name="optimizer\'s state"') == 2
     assert '<td class="num" data-name="a ring sends">12 B</td>' in page

@@ -1,4 +1,4 @@
-"""Files are put in place whole, and what a name leads to elsewhere is left as it is."""
+"""Files are replaced as a whole, and the target of a link stays unchanged."""
 
 import os
 import threading

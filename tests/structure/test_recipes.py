@@ -78,7 +78,7 @@ SHOWN = {
         findings.leave_open(said(row.what.code))
         [shown] = outcome(findings).rows
         assert (shown.of, shown.state) == (Property.RANKS, "OPEN")
-        assert sentence(shown.open[0].says) == "each rank steps on the gradients of rank 0"
+        assert sentence(shown.open[0].says) == "each rank uses the gradients of rank 0"
     """,
     "property": """
         from conformance.watch.judging.findings import Findings, said

@@ -122,7 +122,7 @@ def test_killed_and_resumed(blocked, all_gone, conformance, temporary):
     assert cases[:2] == before[1:]
     assert [case["id"] for case in cases] == [FIRST, SECOND, BLOCKED, NEVER]
     assert (header["planned"], footer["cases"], footer["complete"]) == (4, 4, True)
-    assert "All 4 judged cases hold" in Path("conformance-report.html").read_text()
+    assert "All 4 cases passed" in Path("conformance-report.html").read_text()
     assert list(Path().glob("conformance-unfinished-*")) == []
 
 
@@ -196,7 +196,7 @@ def test_interrupted_twice(conformance, write, monkeypatch):
     monkeypatch.setattr(pytest, "main", interrupted)
     ended = conformance("run", write(), "--case", FIRST)
     assert (ended.code, ended.line) == (130, "conformance: interrupted; 1 of 1 cases are in conformance-results.jsonl")
-    assert "The one judged case holds" in ended.out
+    assert "The only case passed" in ended.out
     assert Path("conformance-report.html").exists()
 
 
@@ -356,7 +356,7 @@ def test_two_runs_in_one_folder(blocked, conformance, write):
     ended = run.ended()
     assert (ended.code, ended.err) == (0, "")
     assert [line.get("trainer") for line in lines()] == [None, "other", None]
-    assert "All 4 judged cases hold" not in Path("conformance-report.html").read_text()
+    assert "All 4 cases passed" not in Path("conformance-report.html").read_text()
     assert len(lines("conformance-results-2.jsonl")) == 6
-    assert "All 4 judged cases hold" in Path("conformance-report-2.html").read_text()
+    assert "All 4 cases passed" in Path("conformance-report-2.html").read_text()
     assert ended.out.endswith("Report: conformance-report-2.html\n")

@@ -35,7 +35,7 @@ def test_foreign_files_and_options(command, write):
         [script, "run", target, "-n", "2", "--case", CASE], capture_output=True, text=True, env=environment, timeout=120
     )
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
-    assert "Conforming  The one judged case holds." in ended.stdout
+    assert "Conforming  The only case passed." in ended.stdout
 
 
 def test_progress_bar_in_a_terminal(command, write):
@@ -51,7 +51,7 @@ def test_progress_bar_in_a_terminal(command, write):
     assert "judging cases" in text
     assert "1/1" in text
     last = text.rpartition("judging cases")[2]
-    assert "Conforming  The one judged case holds." in last
+    assert "Conforming  The only case passed." in last
     assert "Report: conformance-report.html" in last
 
 
@@ -83,7 +83,7 @@ def test_nobody_reads_or_nothing_is_open(command, write, closed):
     assert ended.code == 0
     assert ended.err == ""
     assert Path("conformance-results.jsonl").read_text().count("\n") == 3
-    assert "The one judged case holds" in Path("conformance-report.html").read_text()
+    assert "The only case passed" in Path("conformance-report.html").read_text()
 
 
 def test_a_reader_that_leaves_early(command, write):

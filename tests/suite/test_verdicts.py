@@ -57,7 +57,7 @@ def test_wrong_trainers(conformance, write, cases):
         ended = conformance("run", *targets, "--case", asked)
         assert (ended.code, ended.err) == (1, "")
         assert "Traceback" not in ended.out
-        assert f"Not conforming  0 of {len(names)} judged cases hold, {len(names)} do not" in ended.out
+        assert f"0 of {len(names)} cases passed, {len(names)} failed" in ended.out
         for name in names:
             *_, verdict, headline = WRONG[name]
             result = cases()[name, asked]
@@ -159,7 +159,7 @@ def test_conforming(conformance, write, cases):
     target = write(f"assert os.getcwd() == {os.getcwd()!r}, os.getcwd()", name="mine.py")
     ended = conformance("run", target, "--case", CASE, "--output", "new/folder")
     assert (ended.code, ended.err) == (0, "")
-    assert "Conforming  The one judged case holds." in ended.out
+    assert "Conforming  The only case passed." in ended.out
     assert cases("new/folder")["mine", CASE]["verdict"] == "PASS (exact)"
     results = read_results("new/folder/conformance-results.jsonl")
     assert results.conforming

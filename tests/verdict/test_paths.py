@@ -42,16 +42,17 @@ def test_the_text_of_a_line_is_that_in_which_files_agree(tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
-    (folders[0] / "my_loop.py").write_text("first\n  second  \n")
+    (folders[0] / "my_loop.py").write_text("  first\n    second  \n\n  last\n")
     monkeypatch.chdir(folders[1])
     assert text_of("my_loop.py", 2, None) is None
-    assert text_of("my_loop.py", 2, folders[0]) == "second"
-    assert text_of("my_loop.py", 9, folders[0]) is None
+    assert text_of("my_loop.py", 2, folders[0]) == "first\n  second"
+    assert text_of("my_loop.py", 4, folders[0]) == "\nlast"
+    assert [text_of("my_loop.py", line, folders[0]) for line in (3, 5, 9)] == [None] * 3
     (folders[1] / "my_loop.py").write_text("first\n  second\n")
-    assert text_of("my_loop.py", 2, folders[0]) == "second"
+    assert text_of("my_loop.py", 2, folders[0]) == "first\n  second"
     (folders[1] / "my_loop.py").write_text("first\nanother\n")
     assert text_of("my_loop.py", 2, folders[0]) is None
-    assert text_of("my_loop.py", 2, None) == "another"
+    assert text_of("my_loop.py", 2, None) == "first\nanother"
 
 
 @pytest.mark.parametrize("name", ["\ud800.py", "a\0b.py"])

@@ -1,15 +1,19 @@
 "use strict";
-// The page is whole without this script: it adds searching and filtering, the copy buttons and opening what a link points at.
+// The page works without this script, which adds search, filters, copy buttons, and opens the targets of links.
 
 const form = document.getElementById("find");
+const search = document.getElementById("search");
+const lost = document.getElementById("lost");
 const cases = [...document.querySelectorAll(".case")];
 const groups = [...document.querySelectorAll(".brief, .cell, .path, .trainer")];
+const problems = [...document.querySelectorAll(".problem[id]")];
 
 const value = (one, name) => one.closest(`[data-${name}]`)?.dataset[name] ?? "";
 const facts = new Map(cases.map((one) => [one, {
   q: (one.dataset.id ?? one.firstChild.textContent).toLowerCase(),
   verdict: value(one, "key"), trainer: value(one, "trainer"), path: value(one, "path"),
-  precision: value(one, "precision"), cause: value(one, "cause"),
+  precision: value(one, "precision"), workload: value(one, "workload"),
+  problem: value(one, "problem").split(" "), law: value(one, "law").split(" "),
 }]));
 
 function wanted() {
@@ -17,10 +21,9 @@ function wanted() {
   return [...chosen].filter(([, text]) => text !== "");
 }
 
-// A case may have several causes: "1 3".
 function matches(fact, name, text) {
   if (name === "q") return fact.q.includes(text.toLowerCase());
-  return name === "cause" ? fact.cause.split(" ").includes(text) : fact[name] === text;
+  return Array.isArray(fact[name]) ? fact[name].includes(text) : fact[name] === text;
 }
 
 function filter() {
@@ -36,7 +39,16 @@ function filter() {
     if (group.matches(".path")) group.open = wants.length > 0 && !group.hidden;
     if (group.matches(".brief")) group.previousElementSibling.hidden = group.hidden;
   }
-  form.querySelector("output").textContent = `${count} of ${cases.length} cases`;
+  form.querySelector("output").textContent =
+    `${count} of ${cases.length} cases${count ? "" : ": none matches all filters. “Show all” resets them."}`;
+}
+
+function find() {
+  const text = search.elements.namedItem("text").value.toLowerCase();
+  for (const one of problems) one.hidden = !one.textContent.toLowerCase().includes(text);
+  const count = problems.filter((one) => !one.hidden).length;
+  search.querySelector("output").textContent =
+    `${count} of ${problems.length} problems${count ? "" : `: none contains “${text}”.`}`;
 }
 
 function keep() {
@@ -45,21 +57,37 @@ function keep() {
   filter();
 }
 
+function miss(what) {
+  lost.textContent = `This report has no ${what}. The link may belong to another run; all problems and cases are below.`;
+  lost.hidden = false;
+  lost.scrollIntoView();
+}
+
 function restore(fragment) {
   form.reset();
+  const unknown = [];
   for (const [name, text] of new URLSearchParams(fragment)) {
     const field = form.elements.namedItem(name);
     if (field !== null) field.value = text;
+    if (field?.value !== text) unknown.push(`${name} “${text}”`);
   }
   filter();
   document.getElementById("cases").scrollIntoView();
+  if (unknown.length) miss(unknown.join(", "));
 }
 
 function reveal(id) {
   const target = document.getElementById(id);
-  if (target === null) return;
+  if (target === null) {
+    miss(`“${id}”`);
+    return;
+  }
+  if (search !== null && target.closest(".problem")?.hidden) {
+    search.reset();
+    find();
+  }
   for (let box = target; box !== null; box = box.parentElement) {
-    if (box.hidden && box !== form) {
+    if (box.hidden && box !== form && box !== lost) {
       form.reset();
       filter();
     }
@@ -71,6 +99,7 @@ function reveal(id) {
 // A filter stands in the address as `name=value`; no id has a "=".
 function follow() {
   const fragment = location.hash.slice(1);
+  lost.hidden = true;
   if (form !== null && fragment.includes("=")) restore(fragment);
   else if (fragment) reveal(decodeURIComponent(fragment));
 }
@@ -89,10 +118,16 @@ if (form !== null) {
     link.append(...item.childNodes);
     item.append(link);
   }
-  for (const link of document.querySelectorAll("a[data-cause]")) link.href = `#cause=${link.dataset.cause}`;
+  for (const link of document.querySelectorAll("a[data-problem]")) link.href = `#problem=${link.dataset.problem}`;
 }
 
-for (const block of document.querySelectorAll(".cmd")) {
+if (search !== null) {
+  search.hidden = false;
+  search.addEventListener("input", find);
+  search.addEventListener("submit", (event) => event.preventDefault());
+}
+
+for (const block of document.querySelectorAll(".cmd:not(.source)")) {
   const button = document.createElement("button");
   button.type = "button";
   button.textContent = "Copy";

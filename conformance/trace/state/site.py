@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -142,3 +144,10 @@ def shortened(path: str, more: Sequence[str] = ()) -> str:
     folders = {os.path.abspath(entry) for entry in [*entries, *more] if isinstance(entry, str)}
     inside = [folder for folder in folders if path.startswith(folder.rstrip(os.sep) + os.sep)]
     return os.path.relpath(path, max(inside, key=len)) if inside else path
+
+
+def around(file: str, line: int) -> str:
+    """The text of a line with the lines before and after it; "" if it is blank or missing."""
+    if not linecache.getline(file, line).strip():
+        return ""
+    return dedent("".join(linecache.getlines(file)[max(0, line - 2) : line + 1])).rstrip()

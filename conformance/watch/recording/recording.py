@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 import threading
@@ -19,7 +18,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.optimizers import unwrapped
-from conformance.trace.state.site import Sites
+from conformance.trace.state.site import Sites, around
 from conformance.watch import records
 from conformance.watch.ledger import Ledger
 from conformance.watch.lines import encoded
@@ -134,7 +133,7 @@ class Recording:
         if site is not None and (line := (str(site[0]), int(site[1]))) not in self._lines:
             self._lines.add(line)
             path = self.sites.path(line[0])
-            self.note(records.Source(*line, path, linecache.getline(path, line[1]).strip()))
+            self.note(records.Source(*line, path, around(path, line[1])))
         return site
 
     def own_calls(self) -> int:

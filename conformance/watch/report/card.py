@@ -1,14 +1,16 @@
-"""The causes of a watch as the cards of reports."""
+"""Turns the problems of a watch into the cards of reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from conformance.report.card import Card
+from conformance.report.card import Card, Place
 from conformance.report.command import relative, without_user
+from conformance.report.text import plural
 from conformance.results.records import Timeline
-from conformance.watch.judging.findings import Cause, Finding, Findings
+from conformance.watch import records
+from conformance.watch.judging.findings import Cause, Findings
 from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
@@ -17,7 +19,7 @@ from conformance.watch.report.words import sentence
 
 @dataclass(frozen=True)
 class Picture:
-    """A timeline, with the law that each marked moment breaks."""
+    """A timeline with the law that each marked moment breaks."""
 
     timeline: Timeline
     laws: dict[tuple[object, ...], str] = field(default_factory=dict)
@@ -25,14 +27,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class WatchCard(Card):
-    """bad: the first window that shows it. good: the first one of the same optimizer in which nothing is wrong."""
+    """bad: the first window with the problem. good: the first correct window of the same optimizer."""
 
     bad: Picture | None = field(kw_only=True)
     good: Picture | None = field(kw_only=True)
 
 
 def cards(causes: Sequence[Cause], findings: Findings, command: str) -> list[WatchCard]:
-    """command: as `shown` has it."""
+    """command: as from `shown`."""
     return [_card(cause, findings, command) for cause in causes]
 
 
@@ -40,52 +42,55 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     first, law = cause.first, cause.first.text
     scene = findings.scenes.get(first.key)
     good = None if scene is None else _good(scene, findings)
-    where, own_line, text = _line(first.site, findings)
+    where = moments.place(first.site, findings.sources)
+    scope = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
     return WatchCard(
         rule=law.id,
         verdict="FAIL (law)",
-        title=_sentence(first),
+        title=sentence(first.says),
         where=where,
-        own_line=own_line,
-        source=((where, text),) if where and text else (),
-        details=(f"{law.says} ({law.id})", law.why),
+        own_line=None if first.site is None else (relative(_source(first.site, findings)[0]), first.site[1]),
+        places=tuple(_places(first.site, scene, findings)),
+        facts=(("expected", law.says), ("observed", f"{_extent(cause)}, on {scope}"), ("why", law.why)),
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
         fix=None,
         advice=law.fix,
-        extent=_extent(cause),
-        scope=f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}",
+        extent=plural(cause.count, "time"),
+        scope=scope,
         commands=(("again", f"conformance watch -- {command}"),) if command else (),
+        law=law.id,
         bad=None if scene is None else Picture(*moments.marked(scene, first, findings.sources)),
         good=None if good is None else Picture(moments.timeline(good, findings.sources)),
     )
 
 
-def _sentence(finding: Finding) -> str:
-    text = sentence(finding.says)
-    return text[:1].upper() + text[1:]
+def _places(site: Site, scene: Scene | None, findings: Findings) -> Iterator[Place]:
+    """The line of the problem and, if that is a step, the last backward: it may divide the loss."""
+    calls = [record for done in scene.of.values() for record in done] if scene else []
+    of_step = any(isinstance(record, records.Stepped) and record.site == site for record in calls)
+    passes = [record.site for record in calls if isinstance(record, records.Backward)] if of_step else []
+    for label, one in (("step" if of_step else "at", site), ("backward", passes[-1] if passes else None)):
+        if one is not None and (label != "backward" or one != site):
+            place = Place(label, moments.place(one, findings.sources) or "", _source(one, findings)[1])
+            yield replace(place, text=place.numbered.get(one[1], "")) if label == "backward" else place
 
 
-def _line(site: Site, findings: Findings) -> tuple[str | None, tuple[str, int] | None, str]:
-    """The line as reports name it, its file and number, and its text."""
-    if site is None:
-        return None, None, ""
-    file, number = site[0], site[1]
-    path, text = findings.sources.get((file, number), (file, ""))
-    return moments.place(site, findings.sources), (relative(path), number), without_user(text)
+def _source(site: Site, findings: Findings) -> tuple[str, str]:
+    """The file of a line, and its text."""
+    file, line = site[:2] if site else ("", 0)
+    path, text = findings.sources.get((file, line), (file, ""))
+    return path, without_user(text)
 
 
 def _good(bad: Scene, findings: Findings) -> Scene | None:
-    """A right window of the same optimizer."""
+    """A correct window of the same optimizer."""
     found = (history.good for history in findings.histories)
     return next((one for one in found if one and one.optimizer == bad.optimizer and one.index != bad.index), None)
 
 
 def _extent(cause: Cause) -> str:
     first = cause.first
-    words = ["once" if cause.count == 1 else f"{cause.count} times"]
-    if first.step is not None:
-        words.append(f"{'at' if cause.count == 1 else 'first at'} step {first.step}")
-    if first.optimizer:
-        words.append(f"of optimizer {first.optimizer}")
-    return ", ".join(words[:2]) + "".join(f" {word}" for word in words[2:])
+    since = "" if first.step is None else f" {'at' if cause.count == 1 else 'first at'} step {first.step}"
+    of = f" of optimizer {first.optimizer}" if first.optimizer else ""
+    return f"{plural(cause.count, 'time')},{since}{of}" if since else f"{plural(cause.count, 'time')}{of}"

@@ -1,4 +1,4 @@
-"""What a watch says, in the model of reports; and as plain text."""
+"""The digest of a watch, and its plain text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.card import cards
-from conformance.watch.report.moments import place
 from conformance.watch.report.words import sentence
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
@@ -23,7 +22,7 @@ _UNITS = {
     Property.SCHEDULE: "schedule step",
     Property.COVERAGE: "parameter",
 }
-"""What is counted of a property; of the others, steps."""
+"""The unit of a property's count; otherwise steps."""
 
 
 def digest(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> Digest:
@@ -44,24 +43,20 @@ def digest(findings: Findings, command: Sequence[str], expected: Expected | None
 def headline(of: Outcome, findings: Findings) -> str:
     """What the verdict rests on, in one sentence."""
     if of.causes:
-        first, more = of.causes[0].first, len(of.causes) - 1
-        since = "" if first.step is None else f", first at step {first.step}"
-        others = f", and {plural(more, 'other problem')}" if more else ""
-        where = place(first.site, findings.sources)
-        at = f" ({where})" if where else ""
-        text = sentence(first.says)
-        return f"{text[:1].upper()}{text[1:]}{at}{since}{others}."
+        since = of.causes[0].first.step
+        steps = f" in {plural(of.steps, 'step')}" if of.steps else ""
+        return f"{plural(len(of.causes), 'problem')}{steps}{'' if since is None else f', first at step {since}'}."
     if findings.lacks:
         return f"{sentence(findings.lacks[0])}."
     if not of.steps:
         return "No step of a torch optimizer was seen."
     proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
-    openly = f"; {plural(of.open, 'row')} open" if of.open else ""
-    return f"{proven} of {plural(of.steps, 'step')} used the correct gradients{openly}."
+    undecided = f"; {plural(of.open, 'row')} open" if of.open else ""
+    return f"{proven} of {plural(of.steps, 'step')} used the correct gradients{undecided}."
 
 
 def counted(row: Row) -> str:
-    """How often the property was as expected."""
+    """How often the property was as expected, with its unit."""
     unit = _UNITS.get(row.of, "step")
     if row.of in CORE:
         return f"{row.proven} of {plural(row.judged, unit)}"
@@ -69,25 +64,24 @@ def counted(row: Row) -> str:
 
 
 def open_facts(row: Row) -> list[str]:
-    """Each fact that is not judged, how often, and what settles it."""
+    """Each open fact, how often it was seen, and the option that settles it."""
     found = []
     for fact in row.open:
         value = fact.shows[1]
         settles = f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
-        found.append(f"{sentence(fact.says)} ({times(fact.count)}){settles}")
+        found.append(f"{sentence(fact.says)} ({plural(fact.count, 'time')}){settles}")
     return found
 
 
 def row_texts(row: Row) -> list[str]:
-    """What a report says of a property."""
+    """The text of a property's row. A card has the text of a problem."""
     if row.state == "WRONG":
-        return [f"{sentence(cause.first.says)}" for cause in row.wrong]
-    facts = open_facts(row)
-    return facts or [f"{counted(row)}: {row.value}" if row.state == "PROVEN" else counted(row)]
+        return [plural(len(row.wrong), "problem")]
+    return open_facts(row) or [f"{counted(row)}: {row.value}" if row.state == "PROVEN" else counted(row)]
 
 
 def lacks(findings: Findings) -> list[str]:
-    """What the watch did not see, and why."""
+    """What the watch did not see."""
     return [sentence(lack) for lack in findings.lacks]
 
 
@@ -95,14 +89,10 @@ def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | 
     """Plain text, each line safe to print."""
     whole, of = digest(findings, command, expected), outcome(findings, expected)
     yield f"{whole.summary.title}: {whole.summary.detail}"
+    for card in whole.cards:
+        yield from ("", *card.lines())
+    yield from [""] if whole.cards else []
     for row in of.rows:
         for text in row_texts(row):
             yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"
     yield from (f"  not seen: {visible(one_line(lack))}" for lack in lacks(findings))
-    for card in whole.cards:
-        yield ""
-        yield from card.lines()
-
-
-def times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

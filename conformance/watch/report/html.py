@@ -1,23 +1,21 @@
-"""The report of a watch: one HTML page that needs no other file, made of the parts of a run's."""
+"""The report of a watch: one self-contained HTML page, made of the parts of a run's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from markupsafe import Markup
 
 from conformance.report.figure import LEFT, RIGHT, WIDTH, counting, dots, frame, line, linear, steps
 from conformance.report.html import base
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.history import CURVES, MOST_HISTORIES, Curve
+from conformance.watch.judging.history import CURVES, MOST_HISTORIES, Curve, History
 from conformance.watch.report.digest import digest, lacks, row_texts
 from conformance.watch.verdict import Expected, outcome
 
-_FEW = 4
-"""Of so many optimizers the curves are open."""
-
-_HEIGHT = 130
-_SPAN = (108, 8)
+_HEIGHT = 140
+_SPAN = (112, 10)
 _MOST_DOTS = 64
 
 
@@ -31,8 +29,8 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
             whole=whole,
             rows=[(row, row_texts(row)) for row in outcome(findings, expected).rows],
             lacks=lacks(findings),
-            histories=findings.histories,
-            few=_FEW,
+            histories=[(one.type, curves) for one in findings.histories if (curves := _varying(one))],
+            is_cut=len(findings.histories) == MOST_HISTORIES,
             most=MOST_HISTORIES,
             names=CURVES,
             drawing=_drawing,
@@ -41,8 +39,15 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
     )
 
 
+def _varying(history: History) -> dict[str, Curve]:
+    """The curves without constants, up to rounding."""
+    values = {name: [value for _, value in curve.points if isfinite(value)] for name, curve in history.curves.items()}
+    flat = {name for name, of in values.items() if not of or max(of) - min(of) <= 1e-3 * max(map(abs, of))}
+    return {name: curve for name, curve in history.curves.items() if name not in flat}
+
+
 def _drawing(curve: Curve) -> Markup:
-    """The inside of an `<svg>` of this width and height. What is not finite leaves a gap, with a cross at the top."""
+    """The inside of an `<svg>` of this width and height. A value that is not finite leaves a gap and a cross."""
     across = counting(max((step for step, _ in curve.points), default=0), LEFT + 6, RIGHT - 4)
     up = linear([value for _, value in curve.points], *_SPAN)
     path = line(across, up, curve.points)
@@ -51,4 +56,4 @@ def _drawing(curve: Curve) -> Markup:
         single = ""
     paths = (("fe", path), ("fo", single), ("fw", missing))
     drawn = "".join(f'<path class="{name}" d="{shape}"/>' for name, shape in paths if shape)
-    return Markup(f'{frame(up, _SPAN)}{steps(across, _HEIGHT - 6)}<g class="s0">{drawn}</g>')
+    return Markup(f'{frame(up, _SPAN)}{steps(across, _HEIGHT - 10)}<g class="s0">{drawn}</g>')

@@ -1,4 +1,4 @@
-"""JUnit XML: a test that is the verdict, and one for each cause."""
+"""JUnit XML of a watch: a test for the verdict, and one for each problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def junit(findings: Findings, command: Sequence[str], expected: Expected | None 
         failing(tests[0], "verdict", whole.summary.title, reasons)
     for card in whole.cards:
         test = ElementTree.Element("testcase", name=for_xml(f"{card.rule} {card.where or ''}"), classname="watch")
-        failing(test, card.verdict, card.title, "\n".join(card.lines()))
+        failing(test, card.verdict, card.headline, "\n".join(card.lines()))
         tests.append(test)
     wrong = sum(test.find("failure") is not None for test in tests)
     suite = ElementTree.Element(

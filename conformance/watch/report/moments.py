@@ -1,4 +1,4 @@
-"""A window as a timeline of reports."""
+"""Turns a window into a timeline."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Sources: TypeAlias = Mapping[tuple[str, int], tuple[str, str]]
 
 
 def timeline(scene: Scene, sources: Sources) -> Timeline:
-    """Times are the order of each rank's calls: the recorder notes no clock."""
+    """The timeline of a window. Times are the order of each rank's calls: the recorder has no clock."""
     moments = [moment for rank, done in scene.of.items() for moment, _ in _of_rank(rank, done, sources)]
     return Timeline(tuple(moments), scene.index, cut=scene.cut)
 
 
 def marked(scene: Scene, finding: Finding, sources: Sources) -> tuple[Timeline, dict[tuple[object, ...], str]]:
-    """The same, with what breaks the law marked; and the law by these moments, as `swimlanes.broken_at` has it."""
+    """The timeline with the moments that break the law marked, and the law by moment, as from `swimlanes.broken_at`."""
     moments, laws = [], {}
     for rank, done in scene.of.items():
         for moment, record in _of_rank(rank, done, sources):
@@ -54,7 +54,7 @@ def _of_rank(rank: int, done: list[records.Record], sources: Sources) -> Iterato
 
 
 def _words(record: records.Record) -> tuple[str, str]:
-    """The kind of event, and what it did."""
+    """The kind of event, and its label."""
     match record:
         case records.Entered():
             return "forward", "forward"
@@ -77,7 +77,7 @@ def _words(record: records.Record) -> tuple[str, str]:
         case records.Stepped():
             return "step", f"{record.type} steps"
         case records.Skipped():
-            return "skipped step", "the step is left out"
+            return "skipped step", "step skipped"
     raise TypeError(f"a picture shows no {type(record).__name__}")
 
 
@@ -86,7 +86,7 @@ def _rate(rate: float | None) -> str:
 
 
 def place(site: records.Site, sources: Sources) -> str | None:
-    """A line, by its file as seen from the current folder if it is below that, else as sites name it."""
+    """A line, with its file relative to the current folder if below it, else as sites name it."""
     if site is None:
         return None
     path, _ = sources.get((site[0], site[1]), (site[0], ""))

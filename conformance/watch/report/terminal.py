@@ -1,9 +1,8 @@
-"""A watch in the terminal."""
+"""Prints a watch in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
@@ -18,17 +17,18 @@ _TONES = {"PROVEN": "good", "WRONG": "bad", "OPEN": "doubt"}
 
 
 def render(findings: Findings, command: Sequence[str], console: Console, expected: Expected | None = None) -> None:
-    """Print the verdict, a row for each property, and each problem."""
+    """Prints the verdict, each problem, and a row for each property."""
     whole, of = digest(findings, command, expected), outcome(findings, expected)
     style = f"bold {STYLES[whole.summary.tone]}"
     headline = Text.assemble((whole.summary.title, style), f": {one_line(whole.summary.detail)}")
     print_beside(Text(), headline, console)
+    for card in whole.cards:
+        print_card(card, console)
+    if whole.cards:
+        console.print()
     _print_rows(of, console)
     for lack in lacks(findings):
         print_beside(Text("  "), Text(f"not seen: {one_line(lack)}"), console)
-    for card in whole.cards:
-        # The command is the one that has just run.
-        print_card(replace(card, commands=()), console)
 
 
 def _print_rows(of: Outcome, console: Console) -> None:
