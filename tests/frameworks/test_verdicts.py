@@ -1,6 +1,6 @@
 """Each adapter of a framework gets the verdicts, for the reasons, that its published report has.
 
-Which of them are known not to conform, docs/frameworks.md says. nox's sessions run one framework each.
+docs/findings.md lists which of them are known not to conform. nox's sessions run one framework each.
 """
 
 from __future__ import annotations

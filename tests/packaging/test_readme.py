@@ -161,7 +161,7 @@ def test_example_trainer_conforms(tmp_path: Path) -> None:
 
     The reference trainers, which are the same loop, are judged in all cases.
     """
-    [example] = [block for block in fenced("README.md", "python") if "@trainer" in block]
+    [example] = [block for block in fenced("docs/adapter.md", "python") if "@trainer" in block]
     (tmp_path / "my_trainer.py").write_text(example)
     command = [script("conformance"), "run", "my_trainer.py"]
     command += [word for case in CASES_OF_THE_EXAMPLE for word in ("--case", case)]
@@ -170,9 +170,9 @@ def test_example_trainer_conforms(tmp_path: Path) -> None:
 
 
 def test_the_lines_for_a_resume_work(tmp_path: Path) -> None:
-    """Put into the README's example, before, at and after its loop."""
-    [example] = [block for block in fenced("README.md", "python") if "@trainer" in block]
-    [lines] = [block for block in fenced("docs/adapter.md", "python") if "resume_from" in block]
+    """Put into the whole adapter, before, at and after its loop."""
+    [example] = [block for block in fenced("docs/adapter.md", "python") if "@trainer" in block]
+    [lines] = [block for block in fenced("docs/resume.md", "python") if "resume_from" in block]
     before, after = lines.split("        ...\n")
     for old, new in (
         ("import torch.distributed as dist\n", "import itertools\nimport torch\nimport torch.distributed as dist\n"),
