@@ -248,7 +248,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site, in build/site, with the published reports; every link works, and no page loads anything from elsewhere."""
+    """The site, in build/site, with the published reports: no broken link, and nothing is loaded from elsewhere."""
     # The pages of laws run the wrong code of fixtures.
     install_wheel(session, "docs", "test")
     session.env["NO_MKDOCS_2_WARNING"] = "1"

@@ -17,8 +17,12 @@ FOLDER = ROOT / "docs" / "figures"
 #: A case with a bound, in the published report of DDP.
 BOUNDED = "ddp-w2-acc2-fp32-adamw-clip"
 BLUE, GREEN, RED, GREY = "#dbe7fb", "#dcf1e3", "#fbdedc", "#eceff1"
-STYLE = "text{font:14px system-ui,sans-serif;fill:#1c2733}.s{font-size:12px}path{stroke:#47525e;fill:none;stroke-width:1.5}"
-ARROW = '<marker id="a" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"><path d="M1 1 7 4 1 7"/></marker>'
+STYLE = (
+    "text{font:14px system-ui,sans-serif;fill:#1c2733}.s{font-size:12px}path{stroke:#47525e;fill:none;stroke-width:1.5}"
+)
+ARROW = (
+    '<marker id="a" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"><path d="M1 1 7 4 1 7"/></marker>'
+)
 
 
 def drawing(width: int, height: int, parts: Iterable[str]) -> str:
@@ -80,7 +84,9 @@ def watch() -> str:
         rows.append(box(560, y, 130, GREEN, "step", "sketch: used"))
         rows += [arrow((388, y + 22), (418, y + 22)), arrow((530, y + 22), (558, y + 22))]
     rows.append(arrow((475, 87), (475, 128)))
-    rows.append(label(10, 215, "Is there one c with  used = c · (sum of all local)?  If not, which backward has which factor?"))
+    rows.append(
+        label(10, 215, "Is there one c with  used = c · (sum of all local)?  If not, which backward has which factor?")
+    )
     return drawing(720, 230, rows)
 
 
@@ -90,9 +96,36 @@ def trust() -> str:
         720,
         240,
         [
-            box(10, 20, 210, GREEN, "Trusted", "your account and its files", "torch, IEEE 754 rounding", "where a results file is from"),
-            box(255, 20, 210, BLUE, "May be wrong, not hostile", "the trainer: fresh processes", "its evidence: complete, valid", "its time: limited"),
-            box(500, 20, 210, RED, "May be anything", "names, output, tracebacks", "a results file's content", "paths, links, messages"),
+            box(
+                10,
+                20,
+                210,
+                GREEN,
+                "Trusted",
+                "your account and its files",
+                "torch, IEEE 754 rounding",
+                "where a results file is from",
+            ),
+            box(
+                255,
+                20,
+                210,
+                BLUE,
+                "May be wrong, not hostile",
+                "the trainer: fresh processes",
+                "its evidence: complete, valid",
+                "its time: limited",
+            ),
+            box(
+                500,
+                20,
+                210,
+                RED,
+                "May be anything",
+                "names, output, tracebacks",
+                "a results file's content",
+                "paths, links, messages",
+            ),
             arrow((360, 100), (360, 138)),
             arrow((605, 100), (605, 118), (420, 118), (420, 138)),
             box(255, 142, 210, GREY, "Verdict and report", "text only, no network", "secrets hidden"),

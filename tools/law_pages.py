@@ -53,7 +53,8 @@ _WIDTH = 80
 def mutants() -> Mapping[str, Specimen]:
     """By law, the mutant that shows it best: it breaks no other law, runs in most places, and is short."""
     found: dict[str, list[Specimen]] = defaultdict(list)
-    for one in specimens("mutants"):
+    # A trainer that breaks no more than a SHOULD is a correct variant.
+    for one in [*specimens("mutants"), *specimens("variants")]:
         for id in one.laws:
             found[id].append(one)
     return {id: min(those, key=_rank) for id, those in found.items()}
@@ -142,8 +143,10 @@ def _code(law: Law) -> str:
 def _in_repository(file: Path) -> Path:
     """Also of an installed package."""
     parts = file.parts
-    return Path(*parts[len(parts) - parts[::-1].index("conformance") - 1 :]) if not file.is_relative_to(ROOT) else (
-        file.relative_to(ROOT)
+    return (
+        Path(*parts[len(parts) - parts[::-1].index("conformance") - 1 :])
+        if not file.is_relative_to(ROOT)
+        else (file.relative_to(ROOT))
     )
 
 
@@ -156,7 +159,7 @@ def _of_a_run(law: Law, case: CaseRecord | None) -> Iterator[str]:
         patch = mutant.path.read_text().partition("\n@@\n")[2].replace("\n@@\n", "\n ...\n")
         yield f"```diff\n{patch.rstrip()}\n```"
     yield from (" ".join(paragraph.split()) for paragraph in seen)
-    yield f"From [{mutant.name}](../../../fixtures/mutants/{mutant.path.name})."
+    yield f"From [{mutant.name}](../../../{mutant.path.relative_to(ROOT)})."
     yield f"## Right\n\n```python\n{law.fix}\n```"
     yield "## What a run says"
     text = None if case is None or case.verdict == "UNAVAILABLE" else _said(law, case)
@@ -191,7 +194,7 @@ def _of_a_watch(law: Law, text: str | None) -> Iterator[str]:
         yield "## Wrong"
         yield f"{script.what} In this script {script.cause}. The right script has the lines with a minus."
         yield f"```diff\n{_edit(script)}\n```"
-        yield f"From [{script.name}](../../../fixtures/scripts/wrong/{script.path.name})."
+        yield f"From [{script.name}](../../../{script.path.relative_to(ROOT)})."
     yield f"## Right\n\n{law.fix[:1].upper()}{law.fix[1:]}."
     yield "## What a watch says"
     if text is None:

@@ -138,7 +138,9 @@ def properties() -> str:
 
 def _property(of: Property) -> Iterator[str]:
     yield f"## {of.value}"
-    values = [f"| `{value}`{' (expected)' if value == usual(of) else ''} | {what} |" for value, what in VALUES[of].items()]
+    values = [
+        f"| `{value}`{' (expected)' if value == usual(of) else ''} | {what} |" for value, what in VALUES[of].items()
+    ]
     yield "\n".join(["| Value | Meaning |", "| --- | --- |", *values])
     if laws := [law for law in catalogue() if law.shows and law.shows[0] == of and law.id != AS_EXPECTED]:
         yield "WRONG if one of these laws is broken:"

@@ -53,6 +53,7 @@ def renewed(page: str) -> tuple[str, str]:
 def output(commands: str, folder: Path, **more: str) -> str:
     """What the commands print, and an exit code that is not 0."""
     own = {"COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    own["PET_STANDALONE"] = "1"  # torchrun's port is free
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
         ["bash", "-c", commands],
