@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import os
 import re
 from collections import defaultdict
@@ -22,10 +23,9 @@ from conformance.laws.chapters import CHAPTERS
 from conformance.laws.explain import HARMLESS, settled_by
 from conformance.laws.law import Law, catalogue
 from conformance.report.card import cards, first_difference
-from conformance.results import read_results
 from conformance.results.reader import Results
-from conformance.results.records import CaseRecord, Header
-from fixtures.specimens import Specimen, specimens
+from conformance.results.records import PASSED, CaseRecord, Header
+from fixtures.specimens import BASES, Specimen, specimens
 from fixtures.watched import Script, scripts
 
 ROOT = Path(__file__).parents[1]
@@ -61,8 +61,8 @@ def mutants() -> Mapping[str, Specimen]:
 
 
 def _rank(one: Specimen) -> tuple[object, ...]:
-    ranks = [not one.cases[0].startswith(backend) for backend in ("single", "ddp")]
-    return one.cannot_run, one.base is None, len(one.laws), all(ranks), one.path.stat().st_size, one.name
+    is_plain = one.base is not None and one.base.parent == BASES[0] and one.cases[0].startswith(("single", "ddp"))
+    return one.cannot_run, len(one.laws), not is_plain, one.base is None, one.path.stat().st_size, one.name
 
 
 @cache
@@ -89,7 +89,7 @@ def page(law: Law, case: CaseRecord | None, text: str | None) -> str:
     """case: of the law's mutant, run. text: what a watch says of the law's script."""
     parts = [f"# {law.id}", f"**{law.says}**", _facts(law), "## Why", law.why]
     if law.latent or law.gives_way:
-        parts += [f"If the numbers of a run are right: {law.latent or HARMLESS}"]
+        parts += [f"**If the numbers are right:** {law.latent or HARMLESS}"]
     parts += _of_a_run(law, case) if law.needs_plan else _of_a_watch(law, text)
     return "\n\n".join(parts) + "\n"
 
@@ -255,9 +255,12 @@ def published() -> Mapping[str, Sequence[tuple[str, str, int]]]:
     """By law, the published reports of frameworks in which cases break it: name, version, number of cases."""
     found: dict[str, list[tuple[str, str, int]]] = defaultdict(list)
     for file in sorted((ROOT / "reports").glob("*.jsonl")):
-        results = read_results(file)
-        broken = [{finding.law for finding in case.findings} for case in results.cases if case.failed]
+        with file.open(encoding="utf-8") as lines:
+            header = json.loads(next(lines))
+            # Most of the lines are cases that break no law.
+            cases = [json.loads(line) for line in lines if '"findings"' in line]
+        broken = [{finding["law"] for finding in case["findings"]} for case in cases if case["verdict"] not in PASSED]
         for id in sorted(set().union(*broken)):
-            version = str(results.header.machine.get(file.stem, ""))
+            version = str(header["machine"].get(file.stem, ""))
             found[id].append((file.stem, version, sum(id in laws for laws in broken)))
     return found

@@ -107,10 +107,11 @@ def check_pip(words: list[str], sessions: list[str]) -> None:
 
 
 def check_launcher(program: str, words: list[str], sessions: list[str]) -> None:
-    ours = words.index("conformance")
+    ours = words.index("conformance") if "conformance" in words else len(words)
     shown = help_of(script(program))
     assert [option for option in options_of(words[:ours]) if option not in shown] == []
-    check_conformance(words[ours + 1 :], sessions)
+    if words[ours:]:
+        check_conformance(words[ours + 1 :], sessions)
 
 
 CHECKS = {
