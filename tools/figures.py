@@ -164,13 +164,13 @@ def bound() -> str:
     for number in range(len(errors)):
         x = left + 30 + number * (right - left - 60) / (len(errors) - 1)
         axis.append(label(x, bottom + 18, f"step {number}", "middle"))
-    power = f"The nearest known bug {case.power.text} (power {case.power.value:.0f})."
+    nearest = f"The nearest known bug {case.power.text} (power {case.power.value:.0f})."
     parts = [
         *axis,
         *line(bounds, "#b3261e", "bound"),
         *line(errors, "#1d5fbf", "error of the trainer"),
         label(10, 22, f"{case.id}: largest error of a weight, absolute"),
-        label(10, 292, power),
+        label(10, 292, nearest),
     ]
     return drawing(720, 305, parts)
 

@@ -247,7 +247,7 @@ def _case(mutant: Specimen) -> CaseRecord:
 def _watch(script: Script) -> str:
     from fixtures.watched_scripts import judged
 
-    return judged(script).why
+    return str(judged(script).why)
 
 
 @cache
