@@ -79,7 +79,7 @@ def pages() -> Iterator[tuple[str, str]]:
     """The id and the page of each law."""
     of_runs = {id: one for id, one in mutants().items() if not one.cannot_run}
     with ProcessPoolExecutor(os.cpu_count(), get_context("fork")) as pool:
-        cases = dict(zip(of_runs, pool.map(_case, of_runs.values()), strict=True))
+        cases = dict(zip(of_runs, pool.map(_case, of_runs, of_runs.values()), strict=True))
         texts = dict(zip(watched(), pool.map(_watch, watched().values()), strict=True))
     for law in catalogue():
         yield law.id, page(law, cases.get(law.id), texts.get(law.id))
@@ -166,7 +166,8 @@ def _of_a_run(law: Law, case: CaseRecord | None) -> Iterator[str]:
     if text is None:
         yield f"This page shows no run: case `{mutant.cases[0]}` needs what the machine that built the page lacks."
     else:
-        yield f"`conformance run` of the wrong code, case `{mutant.cases[0]}`, verdict {case and case.verdict}:"
+        assert case is not None
+        yield f"`conformance run` of the wrong code, case `{case.id}`, verdict {case.verdict}:"
         yield f"```text\n{text}\n```"
     if found := published().get(law.id):
         yield "## In frameworks"
@@ -231,15 +232,19 @@ def _wrapped(lines: Iterator[str] | Sequence[str]) -> str:
     return "\n".join(found)
 
 
-def _case(mutant: Specimen) -> CaseRecord:
-    """The first case of a mutant, run."""
+def _case(id: str, mutant: Specimen) -> CaseRecord:
+    """The first case in which a mutant breaks a law; the last one if none does."""
     from conformance.suite.running import run
     from conformance.suite.servers import Servers
     from fixtures.kill import items
 
     servers = Servers()
     try:
-        return run(items(mutant, servers)[0], servers, mutant.time_limit)
+        for item in items(mutant, servers):
+            case = run(item, servers, mutant.time_limit)
+            if any(finding.law == id for finding in case.findings):
+                break
+        return case
     finally:
         servers.close()
 
