@@ -1,17 +1,22 @@
-"""Generates docs/laws.md: every law with its reasons, and the permissions.
+"""Writes docs/laws.md, all laws and permissions in a line each, and docs/properties.md, what a watch reports.
 
 python tools/laws_page.py
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.laws.chapters import CHAPTERS
-from conformance.laws.explain import told_beside
-from conformance.laws.law import Law, catalogue
+from conformance.laws.chapters.watch_scripts import AS_EXPECTED
+from conformance.laws.law import catalogue
+from conformance.watch.judging.properties import FACTS, VALUES, Property, usual
+from conformance.watch.report.words import WORDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
+PROPERTIES = PAGE.with_name("properties.md")
 
 #: Unusual but correct behaviour that no law may flag, by the file in fixtures/variants with a trainer that has it.
 PERMISSIONS: dict[str, str] = {
@@ -69,47 +74,89 @@ PERMISSIONS: dict[str, str] = {
 
 HEAD = """# Laws
 
-Rules that a trainer or a script must not break, and why. Each run of a case records a trace on every rank, and each law
-is checked against these traces. A broken SHOULD is a warning. A broken MUST explains wrong numbers. If the numbers are
-correct, the trainer reached them in another way, so most laws are then not reported; the others mean that another run
-of the same trainer can go wrong, and fail it. A law is not reported if another one explains the bug better. The last
-chapter is for [`conformance watch`](watch.md), which judges scripts without a plan of what they should do.
+All rules that `conformance run` and `conformance watch` check, in a line each, and what no rule flags.
 
-This page is generated: `python tools/laws_page.py`. In a terminal, `conformance laws` lists the laws and `conformance
-explain` prints one.
+Each law has a page on the site, `laws/ID.html`, with wrong and right code and the output for the wrong code.
+`conformance explain ID` prints a law in a terminal.
 
-| Law | |
-| --- | --- |
+- **MUST**: breaking it fails a case, and it explains wrong numbers. **SHOULD**: breaking it is a warning.
+- Right numbers prove that a trainer did the same in another way. Then most laws are not reported.
+- A law is not reported next to one that explains the bug better.
+
+This page is generated: `python tools/laws_page.py`.
+
 """
 
 HEAD_OF_PERMISSIONS = """## Permissions
 
-Behaviour that no law flags. Each line links to a correct trainer with it; the tests run them all.
+No law flags these. Each line links to a correct trainer that does it; the tests run them all.
 
 """
 
 
+HEAD_OF_PROPERTIES = """# Properties and verdicts of a watch
+
+What each row of `conformance watch` means, which values `--expect` takes, and what leaves a row open.
+
+This page is generated: `python tools/laws_page.py`.
+
+## Verdicts
+
+| Verdict | Exit code | When |
+| --- | --- | --- |
+| CONFORMS | 0 | `ranks`, `micro-batches` and `clearing` are PROVEN in every judged step, and no row is WRONG |
+| DOES NOT CONFORM | 1 | A row is WRONG |
+| UNDECIDED | 4 | One of the three is OPEN, or the watch missed something |
+
+If the script fails, the watch exits with the script's code, or with 128 + N after signal N, and never says CONFORMS.
+
+## Rows
+
+- **PROVEN**: as expected, with the number of steps or comparisons.
+- **WRONG**: a bug in any script, or a value that `--expect` excludes. A card shows the line, the effect and the fix.
+- **OPEN**: a fact that may be intended. The row names the option that settles it. With `--strict`, it fails.
+"""
+
+
 def page() -> str:
-    contents = "\n".join(f"| {_link(law.id)} | {law.says} |" for law in catalogue())
+    """The text of docs/laws.md."""
     chapters = [
-        "\n\n".join([f"## {title}", *(_law(law) for law in catalogue() if law.chapter == chapter)])
+        f"## {title}\n\n| Law | |\n| --- | --- |\n"
+        + "\n".join(f"| `{law.id}` | {law.says} |" for law in catalogue() if law.chapter == chapter)
         for chapter, title in CHAPTERS.items()
     ]
     permissions = "\n".join(
         f"- {says} ([{Path(variant).stem}](../fixtures/variants/{variant}))" for variant, says in PERMISSIONS.items()
     )
-    return "\n\n".join([HEAD + contents, *chapters, HEAD_OF_PERMISSIONS + permissions]) + "\n"
+    return HEAD + "\n\n".join([*chapters, HEAD_OF_PERMISSIONS + permissions]) + "\n"
 
 
-def _law(law: Law) -> str:
-    beside = [f"{label}: {text.rstrip('.')}." for label, text in told_beside(law, _link)]
-    snippet = [f"```python\n{law.fix}\n```"] if law.needs_plan else []
-    return "\n\n".join([f"### {law.id}", f"**{law.says}**", law.why, *beside, *snippet])
+def properties() -> str:
+    """The text of docs/properties.md."""
+    return "\n".join([HEAD_OF_PROPERTIES, *("\n\n".join(_property(of)) + "\n" for of in Property)])
 
 
-def _link(id: str) -> str:
-    return f"[{id}](#{id.replace('/', '')})"
+def _property(of: Property) -> Iterator[str]:
+    yield f"## {of.value}"
+    values = [
+        f"| `{value}`{' (expected)' if value == usual(of) else ''} | {what} |" for value, what in VALUES[of].items()
+    ]
+    yield "\n".join(["| Value | Meaning |", "| --- | --- |", *values])
+    if laws := [law for law in catalogue() if law.shows and law.shows[0] == of and law.id != AS_EXPECTED]:
+        yield "WRONG if one of these laws is broken:"
+        yield "\n".join(f"- `{law.id}`: {law.says}" for law in laws)
+    yield "OPEN after one of these facts:"
+    facts = [(code, value) for code, (property, value) in FACTS.items() if property == of]
+    settled = [(_sentence(code), f"`--expect {of.value}={value}`" if value else "–") for code, value in facts]
+    yield "\n".join(["| Fact | Settled by |", "| --- | --- |", *(f"| {fact} | {by} |" for fact, by in settled)])
+
+
+def _sentence(code: str) -> str:
+    """What a row says, with letters for its values."""
+    text = re.sub(r"\{\w+:([a-z]+?)(s?)\}", lambda found: f"N {found[1]}{'ses' if found[2] else 's'}", WORDS[code])
+    return re.sub(r"\{\w+(:[^}]*)?\}", "…", text)
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    PROPERTIES.write_text(properties(), encoding="utf-8")

@@ -1,5 +1,5 @@
-"""Generates reports/index.html, the tables of docs/frameworks.md and reports/README.md, and the example in README.md
-from the results files.
+"""Writes reports/index.html, the tables of docs/findings.md and reports/README.md, and the example of README.md from
+the results files.
 
     python -m tools.reports_page
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -214,7 +214,7 @@ def page(found: Sequence[Report]) -> str:
 
 def table(found: Sequence[Report]) -> Iterator[str]:
     """The lines of the table of reports/README.md."""
-    yield "| Report | Made with | Judged | Passed | Failed | Not run |"
+    yield "| Report | Made with | Run | Passed | Failed | Not run |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for one in found:
         versions = ", ".join(f"{name} {of}" for name, of in one.versions.items())
@@ -224,8 +224,8 @@ def table(found: Sequence[Report]) -> Iterator[str]:
 
 
 def frameworks_table(found: Sequence[Report]) -> Iterator[str]:
-    """The lines of the table of docs/frameworks.md."""
-    yield "| Framework | Judged | Passed | Failed | Findings |"
+    """The lines of the table of docs/findings.md."""
+    yield "| Framework | Run | Passed | Failed | Bugs |"
     yield "| --- | ---: | ---: | ---: | --- |"
     for one in found:
         if one.name not in REFERENCE:
@@ -239,11 +239,12 @@ def example(found: Sequence[Report]) -> Iterator[str]:
     [report] = [one for one in found if one.name == "lightning"]
     [finding] = [one for one in report.findings if one.name == "lightning_nominal_length"]
     cards = (card_of(case) for case in report.failed if finding.explains(case))
-    yield f"The output of `conformance run` for Lightning {report.versions['lightning']}:"
+    yield f"`conformance run` on Lightning {report.versions['lightning']}:"
     yield ""
     yield "```text"
-    for line in next(card for card in cards if card.effect is not None).lines():
-        # Wrapped as in a terminal.
+    card = next(card for card in cards if card.effect is not None)
+    for line in replace(card, commands=()).lines():
+        # As a terminal does.
         yield from wrap(line, 80, break_long_words=False, break_on_hyphens=False) if len(line) > 80 else [line]
     yield "```"
 
@@ -259,7 +260,7 @@ def with_table(text: str, lines: Iterable[str]) -> str:
 TABLES: dict[Path, Callable[[Sequence[Report]], Iterator[str]]] = {
     ROOT / "README.md": example,
     REPORTS / "README.md": table,
-    ROOT / "docs" / "frameworks.md": frameworks_table,
+    ROOT / "docs" / "findings.md": frameworks_table,
 }
 
 

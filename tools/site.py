@@ -1,7 +1,7 @@
-"""MkDocs hooks: pages from files outside `docs`, and links that lead out of `docs`.
+"""MkDocs' hooks: adds pages from outside `docs` and a page for each law, and rewrites links.
 
-A page's links are those of the repository, so they also work in its source. Here they lead to the page of that file, or
-to the file in the repository.
+Links in a page's source work in the repository. On the site they lead to the page that shows that file, or to the file
+in the repository.
 
 https://www.mkdocs.org/user-guide/plugins/#events
 """
@@ -18,6 +18,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tools import law_pages
+
 ROOT = Path(__file__).parents[1]
 #: By path in the repository, the source of a page of the site.
 PAGES = {
@@ -32,11 +34,15 @@ PAGES = {
 FRAMEWORKS = "docs/frameworks.md"
 _ADAPTER = re.compile(r"\[(You use [^]]+)\]\(\.\./(conformance/frameworks/\w+\.py)\)")
 _CODE = re.compile(r"^(```.*?^```$)|(`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+#: In the pages that list laws, an id that becomes a link to the page of the law.
+_LAW = re.compile(r"^(\| |- )`(\w+/[\w-]+)`", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds files from elsewhere: pages, adapters, published reports and findings."""
+    """Adds what is not in `docs`: pages, adapters, published reports and findings, and a page for each law."""
+    for id, text in law_pages.pages():
+        files.append(File.generated(config, f"laws/{id}.md", content=text))
     titles = dict(reversed(found) for found in _ADAPTER.findall((ROOT / FRAMEWORKS).read_text()))
     for path, uri in _uris().items():
         if path in titles:
@@ -52,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with links that lead to the site.
+    """The page with the links of the site.
 
     Raises:
         FileNotFoundError: a link leads nowhere in the repository.
@@ -60,6 +66,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uris = {f"docs/{uri}": uri for uri in files.src_uris} | _uris()
     sources = {uri: path for path, uri in uris.items()}
     source = sources[page.file.src_uri]
+    if source in ("docs/laws.md", "docs/properties.md"):
+        markdown = _LAW.sub(r"\1[`\2`](laws/\2.md)", markdown)
 
     def link(found: re.Match[str]) -> str:
         path, anchor = normpath(join(dirname(source), found[1])), found[2] or ""
@@ -75,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def adapter_page(title: str, file: Path) -> str:
-    """The page of an adapter: its docstring, how to run it, and its source."""
+    """An adapter's docstring, the commands that run it, and its code."""
     source = file.read_text()
     module = ast.parse(source)
     # If there are several trainers, one is named.
@@ -92,9 +100,9 @@ pip install "trainer-conformance[{file.stem.replace("_", "-")}]"
 conformance run {target}
 ```
 
-judges the installed release through this adapter. To judge your own code around the framework, copy the file, replace
-the framework's calls by your code, and run `conformance run` on the copy.
-[The adapter](../../docs/adapter.md) describes the task, [the reports](../../reports/README.md) the findings.
+judges the release that you have installed, through this adapter. To judge your own code around the framework, copy the
+file, replace the framework's calls with your code, and run `conformance run` on the copy.
+[The adapter](../../docs/adapter.md) lists what a task offers, [the findings](../../docs/findings.md) what was found.
 
 ```python title="{file.relative_to(ROOT)}"
 {source}```

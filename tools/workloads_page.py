@@ -45,8 +45,8 @@ def page() -> str:
 
 
 def _exercise() -> Iterable[str]:
-    yield "# The workloads"
-    yield "The models and data that trainers train. This page is generated: `python -m tools.workloads_page`."
+    yield "# Workloads"
+    yield "The data that trainers are judged on. This page is generated: `python -m tools.workloads_page`."
     yield "## The exercise"
     yield "Gradient descent on one weight m, with the loss (m x − ytrue)². Losses at m = 2:"
     losses = [(x, y, float(WEIGHT * x), _loss([(x, y)], len(LINE))) for x, y in LINE]
@@ -62,11 +62,11 @@ def _exercise() -> Iterable[str]:
     )
     yield "![Weights by learning rate, and the factor of the error in a step](workloads/learning-rates.svg)"
     yield (
-        "A step on a batch of N points multiplies the error of the weight by 1 − lr · 2 Σx² / N. So it overshoots the "
-        "best weight above lr = N / (2 Σx²), and nothing settles from lr = N / Σx² on: exactly "
+        "A step on a batch of N points multiplies the error of the weight by 1 − lr · 2 Σx² / N. It oscillates above "
+        "lr = N / (2 Σx²) and diverges from lr = N / Σx² on: exactly "
         f"{diverges_from(TOGETHER)[0]} for all four points. Point by point, the step on x = 4 goes too far above "
-        f"{oscillates_from(ONE_BY_ONE)}, and whole epochs increase the error above "
-        f"{float(diverges_from(ONE_BY_ONE)[0]):.6g}; except near 1/2, where the step on x = 1 removes it."
+        f"{oscillates_from(ONE_BY_ONE)}, and epochs diverge above {float(diverges_from(ONE_BY_ONE)[0]):.6g}, except in "
+        "a narrow range around 1/2, where the step on x = 1 removes the error."
     )
 
 
@@ -78,7 +78,7 @@ def _notebook() -> Iterable[str]:
     yield f"{SAMPLES} samples of {len(columns)} uncorrelated normal features; gradient descent recovers {goals}."
     yield "![Histograms of the features, and the targets by two of them](workloads/features.svg)"
     names = {
-        "mean": "mean, minus the expected one",
+        "mean": "mean, minus the intended one",
         "variance": "variance, minus 1",
         "distance": "Kolmogorov–Smirnov distance",
     }
@@ -94,12 +94,12 @@ def _notebook() -> Iterable[str]:
         values = ("1" if at == other else f"{value:.2g}" for other, value in enumerate(row))
         rows.append([f"correlation with x{at}", *values, f"{_limit(found, 'correlation'):.2g}"])
     yield _table(["check", *(f"x{column}" for column in range(len(columns))), "at most"], rows)
-    verdict = "All passed" if all(check.holds for check in found) else "**Not all passed**"
-    yield f"{verdict}. A correct draw of the whole data set exceeds the limits of one kind once in {1 / ALPHA:g} draws."
+    verdict = "All pass" if all(check.holds for check in found) else "**Not all pass**"
+    yield f"{verdict}. A correct draw of the data set exceeds the limits of one kind once in {1 / ALPHA:g} draws."
     yield "![Weights and their distance to the coefficients by epoch](workloads/descents.svg)"
     yield (
         f"Accumulating the gradients of shards of {SHARD}, each weighted with its share of the samples, is gradient "
-        "descent over all samples. A step after every shard is mini-batch descent: other weights, and more steps per "
+        "descent over all samples. A step after every shard is mini-batch descent: other weights, more steps in an "
         f"epoch. After the last epoch {_nodes(descents().nodes)}."
     )
 
@@ -111,7 +111,7 @@ def _nodes(nodes: Sequence[Sequence[float]]) -> str:
 
 def _certified() -> Iterable[str]:
     yield "## Certified"
-    yield "Small dyadic rationals, on which correct trainers are bit-identical; each shows bugs that the others hide."
+    yield "Small dyadic rationals: right trainers get bit-identical weights. Each shows a bug that the others hide."
     yield _table(["workload", ""], [(f"`{recipe.name}`", recipe.summary) for recipe in RECIPES.values()])
 
 

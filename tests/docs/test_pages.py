@@ -21,7 +21,7 @@ def files_of(page: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_trainer_of_a_page_works_word_for_word(page: str, tmp_path: Path) -> None:
-    """In each backend and precision it supports; test_readme runs the README's, which supports more."""
+    """In each backend and precision that it declares; test_readme runs the whole adapter, which has more."""
     for name, text in files_of(page).items():
         (tmp_path / name).write_text(text)
     text = (ROOT / "docs" / f"{page}.md").read_text()

@@ -1,6 +1,6 @@
 """Each framework adapter gets the verdicts and reasons of its published report.
 
-docs/frameworks.md lists the known failures. Each nox session runs one framework.
+docs/findings.md lists which of them are known not to conform. nox's sessions run one framework each.
 """
 
 from __future__ import annotations
