@@ -46,7 +46,7 @@ class Began(Record):
 
 
 class Source(Record):
-    """The text of a source line and its neighbours, and the path of its file, before the first record with this site."""
+    """A source line with its neighbours, and the path of its file, before the first record with this site."""
 
     file: str
     line: int
