@@ -14,7 +14,19 @@ PACKAGE = Path(conformance.__file__).parent
 
 #: Attributes with a sentence: of records, judgements, findings, laws, cards and facts.
 SENTENCES = frozenset(
-    {"headline", "contradiction", "however", "says", "title", "detail", "details", "effect", "advice"}
+    {
+        "headline",
+        "contradiction",
+        "expected",
+        "observed",
+        "why",
+        "says",
+        "title",
+        "detail",
+        "details",
+        "effect",
+        "advice",
+    }
 )
 #: A law states its level in the sentence by one of these words: the only words that are data.
 LEVELS = ("MUST", "SHOULD")
