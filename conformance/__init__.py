@@ -1,7 +1,8 @@
-"""Trainer conformance: does a trainer average gradients correctly in every path that it offers?
+"""Trainer conformance: does a trainer average gradients correctly on every path that it supports?
 
-The names below are all that an adapter needs. They are imported on first use, so that `import conformance`
-stays free of torch.
+An adapter needs only the names below. They are imported on first use, so `import conformance` does not import torch.
+`run` and `watching` do from Python what the commands `run` and `watch` do. `conformance.callbacks` watches the training
+of a framework.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from conformance.adapter.task import Task
     from conformance.runner.rank.entering import Entry, enter
 
-__all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "trainer", "watching"]
+__all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "run", "trainer", "watching"]
 
 _HOMES = {
     "Batch": "conformance.adapter.batches",
@@ -24,6 +25,7 @@ _HOMES = {
     "Task": "conformance.adapter.task",
     "Unsupported": "conformance.adapter.declaration",
     "enter": "conformance.runner.rank.entering",
+    "run": "conformance.running",
     "trainer": "conformance.adapter.declaration",
     "watching": "conformance.watch.inside",
 }

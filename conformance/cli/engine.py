@@ -160,8 +160,9 @@ class Engine:
         def tell() -> None:
             while not ended.wait(PAUSE):
                 task = self._bar.tasks[self._task]
-                count = f": {self.recorded} of {self.planned}, {task.fields['counts']}" if self.planned else ""
-                line = f"{task.description}{count}, {duration(monotonic() - start)}\n"
+                count = [f"{self.recorded} of {self.planned}", task.fields["counts"]] if self.planned else []
+                parts = [*filter(None, count), duration(monotonic() - start)]
+                line = f"{task.description}: {', '.join(parts)}\n"
                 with suppress(OSError):
                     os.write(out, line.encode(self._console.encoding, ERRORS))
 

@@ -36,7 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser, which: Iterable[str] = _FORMA
     )
     for name in which:
         file, what = _FORMATS[name]
-        group.add_argument(f"--{name}", type=Path, metavar=file, help=f"also write {what}")
+        kind = _badge if name == "badge" else Path
+        group.add_argument(f"--{name}", type=kind, metavar=file, help=f"also write {what}")
+
+
+def _badge(name: str) -> Path:
+    file = Path(name)
+    if file.suffix not in ("", ".svg", ".json"):
+        raise argparse.ArgumentTypeError(f"a badge is no {file.suffix} file; name it FILE.svg or FILE.json")
+    return file
 
 
 def unwritable_file(options: argparse.Namespace, *others: Path) -> str | None:

@@ -27,8 +27,8 @@ def ended(results: Results, configuration: Configuration, console: Console, *, w
         console.print(Text(f"{plural(found.cases, 'failure')} expected by {configuration.file}{rest}.", "bold"))
     unexpected = results.failed - found.cases
     judged_any = results.passed + results.failed > 0
-    holds = results.cut_off is None and judged_any and not unexpected and not found.wrong
-    return CONFORMING if holds else NOT_CONFORMING
+    conforms = results.cut_off is None and judged_any and not unexpected and not found.wrong
+    return CONFORMING if conforms else NOT_CONFORMING
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 def _said(passed: int, failed: int) -> str:
     if failed:
         return f"{failed} of {plural(passed + failed, 'case')} failed."
-    return f"{plural(passed, 'case')} passed, which proves little yet."
+    return f"{plural(passed, 'case')} passed, which is no proof yet:"
 
 
 def chosen(items: Iterable[Item]) -> list[Item]:

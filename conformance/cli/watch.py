@@ -128,7 +128,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         if script[0].endswith(".py") and Path(script[0]).is_file():
             python = f"write: conformance watch -- python {shown(script)}"
             return say(f"{shown(script[:1])} is a file, not a command; {python}", USAGE)
-        return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
+        missing = "/" not in script[0] and shutil.which(script[0]) is None
+        hint = "; install it, or activate the environment that has it" if missing else ""
+        return say(f"{shown(script[:1])} cannot be started: {error}{hint}", USAGE)
     if shows:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     if in_json:
