@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from conformance import results
-from conformance.report.html import framed, page
+from conformance.report.html import framed, render_html
 
 if TYPE_CHECKING:
     from conformance.adapter.task import Task
@@ -25,7 +25,10 @@ class Results(results.Results):
     """The results of a run. Notebooks show its report."""
 
     def _repr_html_(self) -> str:
-        return framed(page(self))
+        with tempfile.TemporaryDirectory(prefix="conformance-page-") as folder:
+            file = Path(folder, "page.html")
+            render_html(self, file)
+            return framed(file.read_text(encoding="utf-8"))
 
 
 class RunError(Exception):

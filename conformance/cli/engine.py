@@ -34,7 +34,7 @@ from conformance.report.terminal import render_notes
 from conformance.report.text import duration
 from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
-from conformance.results.records import CaseRecord, Header, LawText
+from conformance.results.records import NOT_CONFORMING, PASSED, CaseRecord, Header, LawText
 from conformance.runner.system import child
 from conformance.suite.hooks import FINISHED, SERVERS, SlowPath
 from conformance.suite.items import BadInput
@@ -159,10 +159,10 @@ class Engine:
 
         def tell() -> None:
             while not ended.wait(PAUSE):
-                task = self._bar.tasks[self._task]
-                count = [f"{self.recorded} of {self.planned}", task.fields["counts"]] if self.planned else []
-                parts = [*filter(None, count), duration(monotonic() - start)]
-                line = f"{task.description}: {', '.join(parts)}\n"
+                passed, failed = (sum(self._counts[one] for one in of) for of in (PASSED, NOT_CONFORMING))
+                count = f"{self.recorded} of {self.planned}, {passed} passed, {failed} failed, " if self.planned else ""
+                task, seconds = self._bar.tasks[self._task], duration(monotonic() - start)
+                line = f"{task.description}: {count}{seconds}\n"
                 with suppress(OSError):
                     os.write(out, line.encode(self._console.encoding, ERRORS))
 

@@ -9,14 +9,14 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeAlias
 
 from conformance.laws.law import Law
-from conformance.report.command import shown
+from conformance.report.command import relative, shown, without_user
 from conformance.report.comparison import Comparison
 from conformance.report.grouping import Failure
 from conformance.results.plain import plain
 from conformance.results.records import CaseRecord
 from conformance.watch.judging.findings import Cause, Findings, Open
 from conformance.watch.judging.properties import Property
-from conformance.watch.report.card import WatchCard, cards
+from conformance.watch.records import Site
 from conformance.watch.report.digest import digest, lacks
 from conformance.watch.report.moments import place
 from conformance.watch.report.words import sentence
@@ -199,7 +199,6 @@ def _law(law: Law) -> LawEntry:
 def watch(findings: Findings, command: Sequence[str], expected: Expected, exit_code: int | None) -> WatchDocument:
     of, whole = outcome(findings, expected), digest(findings, command, expected)
     properties = {id(cause): row.of for row in of.rows for cause in row.wrong}
-    shown_problems = zip(of.causes, cards(of.causes, findings, shown(command)), strict=True)
     return WatchDocument(
         command=shown(command),
         exit_code=exit_code,
@@ -207,7 +206,7 @@ def watch(findings: Findings, command: Sequence[str], expected: Expected, exit_c
         headline=whole.summary.detail,
         steps=of.steps,
         properties=tuple(_property(row, findings) for row in of.rows),
-        problems=tuple(_problem(cause, card, properties[id(cause)]) for cause, card in shown_problems),
+        problems=tuple(_problem(cause, properties[id(cause)], findings) for cause in of.causes),
         not_seen=tuple(lacks(findings)),
     )
 
@@ -223,20 +222,29 @@ def _fact(fact: Open, of: Property, findings: Findings) -> OpenFact:
     return OpenFact(sentence(fact.says), fact.count, fact.step, where, settled_by)
 
 
-def _problem(cause: Cause, card: WatchCard, of: Property) -> WatchProblem:
-    first, (file, line) = cause.first, card.own_line or (None, None)
+def _problem(cause: Cause, of: Property, findings: Findings) -> WatchProblem:
+    first = cause.first
+    file, line, source = _line(first.site, findings)
     return WatchProblem(
         law=first.law,
         property=of.value,
-        title=card.title,
+        title=sentence(first.says),
         requires=first.text.says,
         why=first.text.why,
-        effect=card.effect,
+        effect=None if first.effect is None else sentence(first.effect),
         fix=first.text.fix,
         file=file,
         line=line,
-        source=card.source[0][1] if card.source else None,
+        source=source,
         count=cause.count,
         first_step=first.step,
         ranks=tuple(sorted(cause.ranks)),
     )
+
+
+def _line(site: Site, findings: Findings) -> tuple[str | None, int | None, str | None]:
+    """The file, the number and the text of a line."""
+    if site is None:
+        return None, None, None
+    path, text = findings.sources.get((site[0], site[1]), (site[0], ""))
+    return relative(path), site[1], without_user(text)

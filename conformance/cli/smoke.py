@@ -11,11 +11,13 @@ from rich.text import Text
 
 from conformance.cli import judging
 from conformance.cli.exits import CONFORMING, HARNESS, NOT_CONFORMING, USAGE, say
-from conformance.report.card import cards_of
+from conformance.oracle.faults import CATALOGUE
+from conformance.report.card import cards
 from conformance.report.terminal import print_card
 from conformance.report.text import STYLES, plural
 from conformance.report.verdicts import LOOKS
-from conformance.results.records import PASSED, CaseRecord
+from conformance.results import Results
+from conformance.results.records import PASSED, CaseRecord, Header
 from conformance.runner.front.client import RunnerError
 from conformance.suite.configuration import expectation
 from conformance.suite.items import BadInput, Item, collect
@@ -59,7 +61,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     passed, failed = sum(case.verdict in PASSED for case in cases), sum(case.failed for case in cases)
     expected = sum(case.failed and expectation(case, options.configuration.expected) is not None for case in cases)
     if options.detail != "quiet":
-        for card in cards_of(cases):
+        bugs = {fault.name: fault.text for fault in CATALOGUE}
+        header = Header("", "", "", command, len(cases), bugs=bugs)
+        for card in cards(Results(header, tuple(cases))):
             print_card(card, console)
     if not passed + failed:
         return say("no case of these trainers can run here; conformance list cases says why", NOT_CONFORMING)

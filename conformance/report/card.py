@@ -14,7 +14,7 @@ from conformance.results import Results
 from conformance.results.records import CaseRecord, Moment, Reason
 
 from .command import relative
-from .grouping import Failure, failures, failures_of, grouped
+from .grouping import Failure, failures, failures_of
 from .signs import Cause
 from .text import distinct, listed, number, one_line, plural, visible
 
@@ -123,18 +123,11 @@ def cards(results: Results) -> list[CaseCard]:
     return _linked([_card(_joined(alike)) for alike in _shared(failures(results))])
 
 
-def cards_of(cases: Iterable[CaseRecord]) -> list[CaseCard]:
-    """The problems of these cases, which are in no results file."""
-    bugs = {fault.name: fault.text for fault in CATALOGUE}
-    by_trainer = grouped(cases, lambda case: case.trainer).values()
-    return _linked(
-        [_card(_joined(alike)) for alike in _shared(one for own in by_trainer for one in failures_of(own, bugs))]
-    )
-
-
 def card_of(case: CaseRecord) -> CaseCard:
     """That of a case that failed, by itself."""
-    return cards_of([case])[0]
+    bugs = {fault.name: fault.text for fault in CATALOGUE}
+    first, *_ = _linked([_card(failure) for failure in failures_of([case], bugs)])
+    return first
 
 
 def _joined(alike: Sequence[Failure]) -> Failure:

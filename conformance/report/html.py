@@ -37,18 +37,9 @@ from .verdicts import LOOKS, SHOWN
 WORKLOADS = "https://github.com/trainer-conformance/trainer-conformance/blob/main/docs/WORKLOADS.md"
 
 
-def page(results: Results) -> str:
-    return base().get_template("report.html.j2").render(_view(results))
-
-
 def render_html(results: Results, path: str | Path) -> None:
     """Writes the report of `results` to `path`. Raises `ResultsError` if it cannot be written."""
-    _write(page(results), path)
-
-
-def framed(page: str) -> str:
-    """A page as a part of another one, such as a notebook."""
-    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: 40em; border: 0"></iframe>'
+    _write(base().get_template("report.html.j2").render(_view(results)), path)
 
 
 def render_comparison(comparison: Comparison, old: Results, new: Results, path: str | Path) -> None:
@@ -170,6 +161,11 @@ def _asset(name: str) -> str:
 def _hash(content: str) -> str:
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
     return f"'sha256-{digest}'"
+
+
+def framed(page: str) -> str:
+    """A page as part of another one, such as a notebook."""
+    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
 
 def _anchors(results: Results) -> Callable[..., str]:

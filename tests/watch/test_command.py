@@ -209,7 +209,7 @@ def test_json_is_all_that_it_prints(folder):
     done = ended(folder, sys.executable, "scripts/train.py", options=("--format", "json", "--output", "out"))
     document = json.loads(done.stdout)
     Draft202012Validator(json.loads((schema.OUTPUTS / "watch.json").read_text())).validate(document)
-    assert done.stderr == f"done\nReport: out/{REPORT}\n"
+    assert done.stderr == f"done\n\nReport: out/{REPORT}\n"
     [problem] = document["problems"]
     assert (document["verdict"], document["exit_code"], done.returncode) == ("DOES NOT CONFORM", 0, 1)
     assert (problem["law"], problem["file"], problem["line"]) == ("watch/cleared", "scripts/train.py", 7)
