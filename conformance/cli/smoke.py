@@ -66,7 +66,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         for card in cards(Results(header, tuple(cases))):
             print_card(card, console)
     if not passed + failed:
-        return say("no case of these trainers can run here; conformance list cases says why", NOT_CONFORMING)
+        reason = next((item.reason for item in planned if item.verdict == "UNAVAILABLE"), None)
+        why = f": {reason}" if reason else "; conformance list cases says why"
+        return say(f"no case of these trainers can run here{why}", NOT_CONFORMING)
     trainers = "this trainer" if len({item.target for item in planned}) == 1 else "these trainers"
     line = f"{_said(passed, failed)} conformance run has {plural(rest, 'case')} for {trainers}."
     console.print(Text(f"\n{line}" if failed else line, "bold red" if failed else "bold green"), soft_wrap=True)

@@ -84,6 +84,15 @@ def test_an_adapter_that_declines_holds_in_nothing(conformance, folder):
     assert ended.err.startswith("conformance: no case of these trainers can run here")
 
 
+def test_a_missing_dependency_is_one_line(conformance, folder):
+    needs = OTHER_OPTIMIZER.replace("import torch", "import no_such_framework", 1)
+    Path(folder, "mine.py").write_text(needs.replace("precisions=", 'requires=["no_such_framework"], precisions='))
+    ended = conformance("smoke", "mine.py")
+    assert (ended.code, ended.out) == (1, "")
+    why = "no_such_framework is not installed; install it with: pip install no_such_framework"
+    assert ended.line == f"conformance: no case of these trainers can run here: {why}"
+
+
 def test_bad_input(conformance):
     ended = conformance("smoke", "none.py")
     assert ended.code == 2
