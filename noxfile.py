@@ -1,11 +1,11 @@
-"""The project's checks, a session each. `nox` runs them all, `nox -l` lists them.
+"""The project's checks, one session each. `nox` runs them all, `nox -l` lists them.
 
-A backend's session validates the reference trainers, or the trainer that is named:
+A backend's session checks the reference trainers, or a named trainer:
 `nox -s ddp -- my_trainer.py`.
 
-What runs is the built wheel, which is built once per run of nox, and never the checkout. A plain `nox` runs two
-sessions at a time, each in a process of its own, as what a session installs or checks seldom keeps more than one core
-busy; `tests` does, and so it runs alone. Where sessions are named, one runs after the other, and prints as it goes.
+Sessions run the built wheel, never the checkout; it is built once per run of nox. A plain `nox` runs two sessions at a
+time, each in its own process, because installs and checks seldom use more than one core; `tests` does, and runs alone.
+Named sessions run one after the other, and print their output at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import nox
 
-# Sessions that run at the same time.
+# Needed for parallel sessions.
 nox.needs_version = ">=2026.10.20"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
@@ -37,26 +37,26 @@ if len(sys.argv) == 1:
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST_CONSTRAINTS = ROOT / "constraints-oldest.txt"
-# Where the wheel of this run is. Processes of its sessions inherit that from the one that starts them.
+# The wheel of this run. Session processes inherit its path from their parent.
 WHEELS = Path(os.environ.setdefault("CONFORMANCE_WHEELS", str(ROOT / "build" / "wheel" / uuid.uuid4().hex)))
-# The last commit that has amp; PyPI does not have it.
+# The last commit with amp; PyPI does not have it.
 APEX = "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
 APEX_TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
-# By their schema, the files of CI systems: our own, and those to copy.
+# Files of CI systems, by their schema: our own, and those to copy.
 CI_FILES = {
     "github-workflows": (*map(str, sorted(ROOT.glob(".github/workflows/*.yml"))), "docs/ci/github.yml"),
     "github-actions": ("action.yml",),
     "gitlab-ci": ("--data-transform", "gitlab-ci", "docs/ci/gitlab.yml"),
 }
-# What tests/browser checks pages with.
+# Used by tests/browser to check pages.
 AXE = "axe-core@4.14.1"
-# Rounds of a comparison, after one that compiles what is imported.
+# Rounds of a comparison, after one that compiles imports.
 ROUNDS = 2
 # Relative, because a report shows the command that made it.
 BUILT = Path("build", "reports")
-# What the session `watch` has beside torch. Scripts that need another framework run in the session of that one.
+# Further packages of the session `watch`. Scripts for another framework run in that framework's session.
 WATCHED = ("accelerate", "lightning", "horovod")
-# What has an adapter; the extra has the same name.
+# Frameworks with an adapter; the extra has the same name.
 FRAMEWORKS = {
     "accelerate": "Hugging Face Accelerate",
     "lightning": "Lightning's Trainer",
@@ -78,17 +78,17 @@ FRAMEWORKS = {
     "fastai": "fastai's Learner",
     "pytorch-accelerated": "pytorch-accelerated's Trainer",
 }
-# The fast ones, which a plain `nox` has.
+# The fast ones, which a plain `nox` runs.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
-# Which adapters are compared with their published reports.
+# Compares adapters with their published reports.
 VERDICTS = ROOT / "tests" / "frameworks" / "test_verdicts.py"
-# PyPI's torchaudio is built for CUDA: its libraries do not load beside a torch without, and nothing here needs them.
+# PyPI's torchaudio is built for CUDA: its libraries do not load with a CPU build of torch, and nothing here needs them.
 WITH_TORCHAUDIO = {"speechbrain", "funasr"}
 FURTHER = {"determined": ("horovod",)}
 
 
 class Report(NamedTuple):
-    """A published report: the extras to install, what `conformance run` is given, and whether it lists the mutants."""
+    """A published report: the arguments of `conformance run`, the extras to install, and whether it lists mutants."""
 
     arguments: tuple[str, ...]
     extras: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ REPORTS = {
         name: Report((f"conformance.frameworks.{name.replace('-', '_')}",), (name, *FURTHER.get(name, ())))
         for name in FRAMEWORKS
     },
-    # A run by itself takes few of the cases that start a framework's processes.
+    # A default run has few of the cases that start a framework's processes.
     "ray-train": Report(("conformance.frameworks.ray_train", "--thorough"), ("ray-train",)),
     # A trainer for each stage of ZeRO.
     "deepspeed": Report(tuple(f"conformance.frameworks.deepspeed:zero_{stage}" for stage in range(4)), ("deepspeed",)),
@@ -114,7 +114,7 @@ REPORTS = {
 
 @contextmanager
 def one_at_a_time(what: str) -> Iterator[None]:
-    """Sessions that run at the same time do this one after the other."""
+    """A lock that keeps parallel sessions from doing this at the same time."""
     lock = ROOT / "build" / f"{what}.lock"
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as file:
@@ -123,7 +123,7 @@ def one_at_a_time(what: str) -> Iterator[None]:
 
 
 def built_wheel(session: nox.Session) -> Path:
-    """The wheel of the checkout as it is in this run of nox."""
+    """The wheel of the checkout, built once in this run of nox."""
     with one_at_a_time("wheel"):
         if not any(WHEELS.glob("*.whl")):
             shutil.rmtree(WHEELS.parent, ignore_errors=True)
@@ -134,9 +134,9 @@ def built_wheel(session: nox.Session) -> Path:
 
 
 def link(distribution: str, environment: Path) -> None:
-    """Hard-link a distribution from a neighbouring environment, if one has it, so that pip finds it installed.
+    """Hard-links a distribution from a neighbouring environment, if one has it, so pip finds it installed.
 
-    Unpacking torch, and compiling it on its first import, takes longer than everything else in an environment together.
+    Unpacking torch, and compiling it on first import, takes longer than everything else in an environment together.
     """
     [site] = environment.glob("lib/python*/site-packages")
     pattern = f"{distribution}-*.dist-info/RECORD"
@@ -154,28 +154,28 @@ def link(distribution: str, environment: Path) -> None:
         elif len(path.parts) == 1:
             (site / path).unlink(missing_ok=True)
             os.link(theirs / path, site / path)
-    # What was compiled there stands beside it, and in no record. The record comes last: it says that all is there.
+    # Compiled files are next to it, and in no record. The record comes last: it marks the copy as complete.
     folders = {path.parts[0] for path in paths if len(path.parts) > 1 and path.parts[0] != ".."}
     for folder in sorted(folders, key=lambda folder: folder == records[-1].parent.name):
         shutil.rmtree(site / folder, ignore_errors=True)
-        # Another session may be compiling there, into files of other names first.
+        # Another session may be compiling there, into temporary files first.
         passing = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(theirs / folder, site / folder, copy_function=os.link, ignore=passing)
 
 
 def install_wheel(session: nox.Session, *extras: str) -> None:
-    """Install the built wheel with what it and its extras depend on; with the extra horovod, Horovod too."""
+    """Installs the built wheel with its dependencies and those of its extras; with the extra horovod, also Horovod."""
     wheel = built_wheel(session)
     extra = f"[{','.join(extras)}]" if extras else ""
     [site] = Path(session.virtualenv.location).absolute().glob("lib/python*/site-packages")
-    # So that one session unpacks torch, and one builds Horovod, and the next ones have them.
+    # One session unpacks torch, one builds Horovod, and later ones reuse them.
     with one_at_a_time("install"):
         for distribution in ("torch", "ray") if {"ray", "ray-train"}.intersection(extras) else ("torch",):
             link(distribution, Path(session.virtualenv.location).absolute())
         if any(site.glob("trainer_conformance-*.dist-info")):
-            # A kept environment holds an older build of the same version.
+            # A reused environment has an older build of the same version.
             session.run_install("pip", "uninstall", "--quiet", "--yes", "trainer-conformance")
-        # Compiling all of torch takes longer than unpacking it, and what a session imports is compiled then.
+        # Compiling all of torch takes longer than unpacking it; imports are compiled on use.
         session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
         if "horovod" in extras:
             session.run_install("python", str(ROOT / "tools" / "horovod_wheel.py"), "--install")
@@ -183,18 +183,18 @@ def install_wheel(session: nox.Session, *extras: str) -> None:
         for library in site.glob("torchaudio/lib/*.so"):
             library.unlink()
     if "test" in extras:
-        # For `fixtures`. It comes last on the import path, so that `conformance` stays the wheel's.
+        # For `fixtures`. Last on the import path, so `conformance` stays the wheel's.
         (site / "checkout.pth").write_text(f"{ROOT}\n")
-    # Where a session runs nox, that has a wheel of its own.
+    # A nox run inside a session builds its own wheel.
     session.env["CONFORMANCE_WHEELS"] = None
-    # Where this is set, as in many containers, every interpreter would compile all of torch for itself.
+    # If set, as in many containers, every interpreter would compile all of torch again.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    # Keeps the working directory, and with it the checkout, off every interpreter's import path.
+    # Keeps the working directory, and so the checkout, off every interpreter's import path.
     session.env["PYTHONSAFEPATH"] = "1"
 
 
 def conformance_run(session: nox.Session, *arguments: str) -> None:
-    """`conformance run`, with nox's arguments and where nox was called; without any, into build/reports."""
+    """Runs `conformance run` with nox's arguments in nox's folder; without arguments, into build/reports."""
     if session.posargs:
         session.chdir(session.invoked_from)
         session.run("conformance", "run", *arguments, *session.posargs)
@@ -203,15 +203,15 @@ def conformance_run(session: nox.Session, *arguments: str) -> None:
 
 
 def run_findings(session: nox.Session, name: str) -> None:
-    """The scripts of a framework's findings, each of which has to exit with 1."""
+    """Runs the scripts of a framework's findings; each must exit with 1."""
     scripts = sorted(map(str, ROOT.glob(f"reports/findings/{name.replace('-', '_')}_*.py")))
     session.run("python", str(ROOT / "tools" / "findings.py"), *scripts)
 
 
 def framework(session: nox.Session) -> None:
-    """`conformance run` with nox's arguments, for a framework's adapter; without any, the adapter's tests.
+    """Runs `conformance run` with nox's arguments, for a framework's adapter; without any, the adapter's tests.
 
-    The tests run its cases too, and know which of them do not conform. Scripts show the same without this package.
+    The tests also run its cases, and know which of them fail. Scripts show the same without this package.
     """
     install_wheel(session, "test", session.name, *FURTHER.get(session.name, ()))
     module = session.name.replace("-", "_")
@@ -229,14 +229,14 @@ def framework(session: nox.Session) -> None:
 
 
 def watched_with(package: str) -> list[str]:
-    """The scripts that `conformance watch` is tried on and that need this package."""
+    """The scripts for trying `conformance watch` that need this package."""
     needs = f"\n# Needs: {package}\n"
     return [path.stem for path in sorted(ROOT.glob("fixtures/scripts/*/*.py")) if needs in path.read_text()]
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff's rules and format; types, strictly."""
+    """Ruff's rules and format; strict types."""
     install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -247,7 +247,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site, in build/site, with the published reports; its links lead somewhere, and it loads nothing else."""
+    """The site, in build/site, with the published reports; checks its links, and that it loads nothing else."""
     install_wheel(session, "docs")
     session.env["NO_MKDOCS_2_WARNING"] = "1"
     session.run("mkdocs", "build", "--quiet")
@@ -256,7 +256,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Wheel and sdist: what PyPI asks of them, and that either works once it is installed."""
+    """Wheel and sdist: PyPI's checks, and that both work once installed."""
     install_wheel(session)
     session.install("-c", str(CONSTRAINTS), "build", "twine")
     folder = Path(session.create_tmp())
@@ -302,7 +302,7 @@ def fsdp2(session: nox.Session) -> None:
 
 @nox.session(name="zero-redundancy")
 def zero_redundancy(session: nox.Session) -> None:
-    """ZeroRedundancyOptimizer beside DistributedDataParallel."""
+    """ZeroRedundancyOptimizer with DistributedDataParallel."""
     install_wheel(session)
     conformance_run(session, "--backend", "zero-redundancy")
 
@@ -330,7 +330,7 @@ def ring_gather(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def apex(session: nox.Session) -> None:
-    """NVIDIA apex, on a machine with a GPU; elsewhere it says what is missing, and fails, as nothing was judged."""
+    """NVIDIA apex, on a machine with a GPU; elsewhere it reports what it needs, and fails, as nothing was judged."""
     install_wheel(session, "horovod")
     if shutil.which("nvidia-smi") is not None:
         session.install("-c", str(CONSTRAINTS), "packaging", "setuptools", "wheel")
@@ -340,20 +340,20 @@ def apex(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """DistributedSGD on Ray actors; without arguments, check that it conforms, and that a cluster runs any trainer."""
+    """DistributedSGD on Ray actors; without arguments, checks that it conforms, and that a cluster runs any trainer."""
     framework(session)
     if not session.posargs:
         session.run("pytest", "tests/frameworks/test_ray_launcher.py")
 
 
 for name, what in FRAMEWORKS.items():
-    framework.__doc__ = f"{what}; without arguments, check for its known verdicts."
+    framework.__doc__ = f"{what}; without arguments, checks for its known verdicts."
     nox.session(framework, name=name, default=name in BY_DEFAULT)
 
 
 @nox.session(name="deepspeed-further", default=False)
 def deepspeed_further(session: nox.Session) -> None:
-    """Minutes more of DeepSpeed: what its ranks send, mistakes made with it and by it, and scripts under a watch."""
+    """More of DeepSpeed, in minutes: its ranks' traffic, bugs made with it and by it, and scripts under a watch."""
     install_wheel(session, "test", "deepspeed")
     session.run("pytest", *(f"tests/frameworks/test_deepspeed_{what}.py" for what in ("traffic", "mistakes")))
     session.run("python", "-m", "fixtures.watched", *watched_with("deepspeed"))
@@ -362,10 +362,10 @@ def deepspeed_further(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("report", [nox.param(name, id=name) for name in REPORTS])
 def reports(session: nox.Session, report: str) -> None:
-    """The published reports: run, rendered, and put on the page; `nox -s "reports(ddp)"` makes one again."""
+    """The published reports: run, rendered, and put on the page; `nox -s "reports(ddp)"` updates one."""
     install_wheel(session, "test", *REPORTS[report].extras)
     folder = BUILT / "published" / report
-    # What a rank prints is in its results, and a warning names the file that it comes from.
+    # A rank's output is in its results, and a warning names its file.
     session.env["PYTHONWARNINGS"] = "ignore"
     command = ("conformance", "run", *REPORTS[report].arguments, "--output", str(folder))
     session.run(*command, success_codes=(0, 1))
@@ -380,14 +380,14 @@ def reports(session: nox.Session, report: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("name", [nox.param(name, id=name) for name in FRAMEWORKS])
 def findings(session: nox.Session, name: str) -> None:
-    """The scripts of all findings, each of which has to exit with 1; `nox -s "findings(accelerate)"` runs some."""
+    """The scripts of all findings; each must exit with 1; `nox -s "findings(accelerate)"` runs some."""
     install_wheel(session, name, *FURTHER.get(name, ()))
     run_findings(session, name)
 
 
 @nox.session(default=False)
 def browser(session: nox.Session) -> None:
-    """Reports in Chromium, which has to be on PATH as npm has: axe-core finds nothing, and nothing is too wide."""
+    """Reports in Chromium (needs it and npm on PATH): axe-core finds nothing, and nothing is too wide."""
     install_wheel(session, "test")
     folder = Path(session.create_tmp())
     session.run("npm", "pack", "--silent", "--pack-destination", str(folder), AXE, external=True)
@@ -405,21 +405,21 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def reproduced(session: nox.Session) -> None:
-    """Scripts by `conformance repro` for mutants of each kind, and again with the right trainer; or for those named."""
+    """Scripts by `conformance repro` for mutants of each kind, again with the correct trainer; or for those named."""
     install_wheel(session, "test", "horovod")
     session.run("python", "-m", "fixtures.reproduced", *session.posargs)
 
 
 @nox.session(default=False)
 def history(session: nox.Session) -> None:
-    """Releases of frameworks that shipped a bug, which must be caught, and those that repaired it; or those named."""
+    """Releases of frameworks that shipped a bug, which must be caught, and those that fixed it; or those named."""
     install_wheel(session, "test")
     session.run("python", "-m", "fixtures.history", *session.posargs)
 
 
 @nox.session(default=False)
 def watch(session: nox.Session) -> None:
-    """Training scripts, right and wrong, plainly and under `conformance watch`: no false alarm, and no bug missed."""
+    """Training scripts, correct and wrong, with and without `conformance watch`: no false alarm, and no bug missed."""
     install_wheel(session, "test", *WATCHED)
     session.run("python", "-m", "fixtures.watched_scripts", *session.posargs)
     session.run("python", "-m", "fixtures.watched", *session.posargs)
@@ -427,14 +427,14 @@ def watch(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def faults(session: nox.Session) -> None:
-    """Full disks, closed descriptors, limits, signals, patched modules, hostile files: verdict, code, what is left."""
+    """Full disks, closed descriptors, limits, signals, patched modules, hostile files: verdict, code, leftovers."""
     install_wheel(session, "test")
     session.run("python", "-m", "fixtures.faults", *session.posargs)
 
 
 @nox.session(name="torch-newest", default=False)
 def torch_newest(session: nox.Session) -> None:
-    """The default run with the newest torch of PyPI, a CUDA build, and its time next to that of the pinned torch."""
+    """The default run with PyPI's newest torch, a CUDA build, and its time compared with that of the pinned torch."""
     wheel = built_wheel(session)
     newest = Path(session.virtualenv.location).absolute()
     pinned = newest.with_name(f"{session.name}-pinned")
@@ -463,7 +463,7 @@ def torch_newest(session: nox.Session) -> None:
 
 @nox.session(name="torch-oldest", python="3.10", default=False)
 def torch_oldest(session: nox.Session) -> None:
-    """The default run with the oldest torch, the oldest Python and the oldest of what else is needed."""
+    """The default run with the oldest supported torch, Python and other requirements."""
     wheel = built_wheel(session)
     session.install("-c", str(OLDEST_CONSTRAINTS), str(wheel))
     session.install("--no-deps", "--force-reinstall", str(wheel))
@@ -471,12 +471,12 @@ def torch_oldest(session: nox.Session) -> None:
 
 
 def timed_default_run(session: nox.Session, environment: Path, output: Path) -> float:
-    """Its seconds. Fails unless every case holds and all ranks were forked."""
+    """Returns its seconds. Fails unless every case passes and all ranks were forked."""
     began = time.monotonic()
     command = (str(environment / "bin" / "conformance"), "run", "--backend", "single", "--backend", "ddp")
     session.run(*command, "--output", str(output), external=True)
     seconds = time.monotonic() - began
-    # The file leaves out fields that are empty.
+    # The file omits empty fields.
     if notes := header_of(output).get("notes"):
         session.error("ranks were not forked: " + " ".join(notes))
     return seconds
@@ -494,6 +494,6 @@ def tests(session: nox.Session) -> None:
     """The harness's own tests, against the installed wheel; with everything installed that they can use."""
     install_wheel(session, "test", "accelerate", "lightning", "horovod")
     session.env["CONFORMANCE_WHEEL"] = str(built_wheel(session))
-    # Stealing: what takes longest, runs of the command, stands in few files that one process would do alone at the end.
-    # One more than the cores, as much of the time is waiting: for an import, for ranks that wait for each other.
+    # Work stealing: the slowest tests, runs of the command, are in few files that one process would run alone.
+    # One more process than cores, because tests often wait: for an import, for ranks that wait for each other.
     session.run("pytest", "-n", "3", "--dist", "worksteal", *session.posargs)

@@ -1,6 +1,6 @@
-"""One rank of the case under a launcher other than ours: the reference trainer's loop, and nothing around it.
+"""One rank of the case under another launcher: only the reference trainer's loop.
 
-As a script it is what torchrun runs: `bare_case.py JOB STORE`.
+torchrun runs it as a script: `bare_case.py JOB STORE`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.trainers.ddp import fit
 
 
 class KeepsModel(Task):
-    """Remembers the model that it handed out."""
+    """Keeps the model that it returns."""
 
     def model(self) -> torch.nn.Module:
         self.handed_out = super().model()
@@ -26,10 +26,10 @@ class KeepsModel(Task):
 
 
 def run(rank: int, job: str, store: str) -> None:
-    """Train as rank ``rank``, with a rendezvous in the file ``store``.
+    """Trains as rank ``rank``, with a rendezvous in the file ``store``.
 
-    ``job`` is a JSON file: {"spec": what a rank is told, "weights": what must come out, to the bit}. The process
-    ends here, without Python's teardown, in which torch 2.13 now and then aborts.
+    ``job`` is a JSON file: {"spec": input of the rank, "weights": expected result, bit-identical}. The process ends
+    here, without Python's teardown, in which torch 2.13 sometimes aborts.
     """
     told = json.loads(Path(job).read_text())
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The case as a test of torch's own: MultiProcessTestCase spawns the ranks anew for each test."""
+"""The case as a test of torch's own kind: MultiProcessTestCase spawns new ranks for each test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JOB = "BENCHMARK_JOB"
 
 
 class BareTestCase(MultiProcessTestCase):
-    """One test. The ranks are told their job's file in the environment, as a test has no arguments."""
+    """One test. The ranks get their job's file from the environment, because a test has no arguments."""
 
     @property
     def world_size(self) -> int:

@@ -2,15 +2,15 @@
 
     python benchmarks/default_run.py [--processes 2] [--repetitions 1]
 
-It drives the engine that the command drives, and reads the times that pytest takes of each case:
+It runs the same engine as the command, and reads pytest's times of each case:
 
 - start: pytest and its workers start, import torch, start the trainers' servers and collect the cases;
-- run: the ranks of all cases (`seconds` in the results file), over the number of workers;
+- run: the ranks of all cases (`seconds` in the results file), divided by the number of workers;
 - judge: the rest of each test: building the case, the verdict, the record;
 - between: pytest between the cases, and a worker that waits for the last case of another;
 - report: the results file is read again and rendered.
 
-The processor time beneath the table says what the run would take of idle cores, should others be at work.
+The processor time below the table shows what the run would take on idle cores, if other work is running.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TARGET = 60
 
 
 class TimedEngine(Engine):
-    """Keeps the pytest reports of all cases that were run, each with its seconds on the ranks."""
+    """Keeps the pytest reports of all cases that ran, each with its seconds on the ranks."""
 
     timed: list[tuple[Any, float]]
 
@@ -54,19 +54,19 @@ class TimedEngine(Engine):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Wall time of `conformance run`, and where it goes.")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one a core")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one per core")
     parser.add_argument("--repetitions", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args()
     runs = [run(options.processes) for _ in range(options.repetitions)]
     processor = sum(os.times()[:4]) / options.repetitions
     walls = [wall for wall, *_ in runs]
-    # The run of the median wall time, so that its parts add up.
+    # The run with the median wall time, so its parts add up.
     wall, parts, cases, verdicts = min(runs, key=lambda found: abs(found[0] - median(walls)))
     total = ("all", f"{wall:.1f}", "100 %", "")
     rows = [(name, f"{part:.1f}", f"{part / wall:.0%}", f"{part / cases * 1e3:.0f}") for name, part in parts.items()]
     show(
         f"conformance run --backend single --backend ddp: {cases} cases, {options.processes} at a time",
-        ("", "seconds", "share", "ms a case"),
+        ("", "seconds", "share", "ms per case"),
         [rows, [total]],
         f"Target: under {TARGET} s on 2 cores. Wall time of all repetitions: "
         f"{', '.join(f'{found:.1f}' for found in walls)} s; processor time of one: {processor:.1f} s.\n"
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def run(processes: int) -> tuple[float, dict[str, float], int, str]:
-    """Wall time, its parts, the number of cases that ran, and the verdicts in words."""
+    """Wall time, its parts, the number of cases that ran, and the verdicts as text."""
     console = Console(stderr=True)
     began = time()
     with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:

@@ -1,16 +1,16 @@
-"""Seconds for one fresh 2-rank DDP + fp16 case: our ForkServer beside the other ways to start ranks.
+"""Seconds for one new 2-rank DDP + fp16 case: ForkServer compared with other ways to start ranks.
 
-All of them run the loop of `conformance.trainers.ddp` on the case ddp-w2-fp16-momentum in processes that are
-new for each case, and all must reach the same weights to the bit. They take turns, one case each a round.
+All of them run the loop of `conformance.trainers.ddp` on the case ddp-w2-fp16-momentum in new processes for each case,
+and all must reach bit-identical weights. They take turns, one case each per round.
 
     python benchmarks/launchers.py [--rounds 5]
 
-Needs, beside this package, what torch's own test classes import:
+Besides this package it needs an import of torch's own test classes:
 
     pip install -c constraints.txt expecttest
 
-Everything stays on loopback. For that the peers rendezvous through a file: a TCPStore that torch starts itself
-listens on every interface. The difference is milliseconds.
+Everything stays on loopback: the other launchers meet through a file, because a TCPStore started by torch listens on
+every interface. The difference is milliseconds.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def main() -> None:
     ]
     show(
         f"One fresh case {CASE.id}, {rounds} rounds in turns",
-        ("launcher", "median s", "least s", "most s", "ratio to ours"),
+        ("launcher", "median s", "least s", "most s", "ratio to ForkServer"),
         [rows[:2], rows[2:]],
-        f"Target: each of the others at least {TARGET} times ours. Our server starts once, in {start:.1f} s.",
+        f"Target: each of the others at least {TARGET} times ForkServer. Its server starts once, in {start:.1f} s.",
     )
 
 
@@ -83,7 +83,7 @@ def peers(job: Path) -> dict[str, Callable[[], object]]:
     import bare_test_case
     from torch.multiprocessing.spawn import spawn as start_processes
 
-    # Torch's test class tells of each process that it starts.
+    # Torch's test class logs each process that it starts.
     logging.disable(logging.INFO)
     numbers = count()
     os.environ[bare_test_case.JOB] = str(job)
@@ -99,7 +99,7 @@ def peers(job: Path) -> dict[str, Callable[[], object]]:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(CASE.world_size)]
         command += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", store()]
         command += ["--local-addr", "127.0.0.1", bare_case.__file__, str(job), store()]
-        # It leaves a folder of logs behind, in the temporary folder that it is told.
+        # It leaves a folder of logs in the given temporary folder.
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(job.parent)}
         subprocess.run(command, env=environment, check=True)
 

@@ -1,12 +1,11 @@
-"""How fast laws are checked, and that the time grows with the events and no faster.
+"""How fast laws are checked, and whether the time is linear in the number of events.
 
     python benchmarks/laws.py [--steps 2400] [--repetitions 3]
 
-It makes the trace of a correct run by hand, of two ranks under DDP in fp16 with two micro-batches a window, and of
-one four times as long, as JSON, and takes three times of each: reading it (the json module, a document a rank, and a
-check of the fields, as where outcomes come in), decoding it (the objects of JSON become events and windows), and
-checking all laws. What counts is decoding and checking together, in processor time, the least of several repetitions;
-the two lengths take turns.
+It generates the trace of a correct run, of two ranks under DDP in fp16 with two micro-batches per window, and a trace
+four times as long, as JSON. It measures three times of each: reading (the json module, a document per rank, and a check
+of the fields, as for outcomes), decoding (JSON objects become events and windows), and checking all laws. The result is
+decoding plus checking, in processor time, the minimum of several repetitions; the two lengths take turns.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def times(plan: dict[str, Any], ranks: list[list[str]]) -> tuple[float, float, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2400, help="of the shorter run (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2400, help="steps of the shorter run (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=3, help="(default: %(default)s)")
     options = parser.parse_args()
     lengths = (options.steps, 4 * options.steps)
@@ -146,7 +145,7 @@ def main() -> None:
             for what, seconds in (("read", reading), ("decode", decoding), ("check", checking))
         )
         rate = 60 * events / (decoding + checking) / 1e6
-        print(f"{steps} steps, {events} events: {rate:.1f} million a minute (µs an event: {each})")
+        print(f"{steps} steps, {events} events: {rate:.1f} million per minute (µs per event: {each})")
     short, long = (sum(least[steps][1:]) for steps in lengths)
     print(f"four times the steps take {long / short:.1f} times as long")
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the case they run, timing in turns, and the table at the end."""
+"""Shared by the benchmarks: the case, timing in turns, and the table at the end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TIME_LIMIT = 60.0
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long ``work`` takes."""
+    """The seconds that ``work`` takes."""
     began = perf_counter()
     work()
     return perf_counter() - began
 
 
 def in_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round; in turns, so that what else the machine does falls on all."""
+    """Seconds of each contender in each round; they take turns, so other load affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, work in contenders.items():
@@ -34,13 +34,13 @@ def in_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dic
 
 
 def stay_on_loopback() -> None:
-    """For this process and those that it starts; and one thread each, which is what torchrun sets too."""
+    """For this process and its children; also one thread each, as torchrun sets."""
     interface = "lo0" if os.uname().sysname == "Darwin" else "lo"
     os.environ.update(GLOO_SOCKET_IFNAME=interface, OMP_NUM_THREADS="1")
 
 
 def show(title: str, columns: Sequence[str], sections: Iterable[Iterable[Sequence[str]]], note: str) -> None:
-    """Print one table: the first column is words, all others numbers; a rule between sections."""
+    """Prints one table: the first column is text, all others numbers; a rule between sections."""
     console = Console(highlight=False)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     machine = f"{os.cpu_count()} cores, load average {load}, Python {python_version()}, torch {version('torch')}"

@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py [--cases 500] [--every 50]
 
-Every process that outlives a case is looked at: the front (this one, which also judges each case), the zygote
-that imported torch, and the server that was forked from it. RSS is the resident set size; forked processes share
-much of theirs. The slope is that of the least-squares line. What is filled once (caches, pools of the allocator)
-is filled in the first rows; so a second slope leaves out the first half. Linux only.
+It observes every process that outlives a case: the front (this one, which also judges each case), the zygote that
+imported torch, and the server forked from it. RSS is the resident set size; forked processes share much of theirs. The
+slope is that of the least-squares line. Caches and pools of the allocator fill up in the first rows, so a second slope
+omits the first half. Linux only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reading:
     def of(cls, pid: int) -> Reading:
         status = Path(f"/proc/{pid}/status").read_text()
         resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        # One is the descriptor that lists this process's own, if it is this process.
+        # One of them lists this process's own descriptors, if it is this process.
         listing = int(pid == os.getpid())
         descriptors = len(os.listdir(f"/proc/{pid}/fd")) - listing
         return cls(int(resident.split()[1]), descriptors, len(children(pid)))
@@ -58,12 +58,12 @@ def main() -> None:
         f"RSS in MB / open descriptors / children, over {options.cases} cases {CASE.id}",
         ("after cases", "front", "zygote", "server"),
         [rows, list(slopes(readings))],
-        "Each case ran in two fresh ranks and a fresh rendezvous, and was judged.",
+        "Each case ran in two new ranks with a new rendezvous, and was judged.",
     )
 
 
 def observe(server: ForkServer, marks: range, pids: dict[str, int]) -> Iterator[tuple[int, dict[str, Reading]]]:
-    """Run cases; yield readings of all processes after as many as ``marks`` says."""
+    """Runs cases; yields readings of all processes after each number of cases in ``marks``."""
     for number in range(1, marks[-1] + 1):
         judgement = judge(CASE, server.run(CASE.spec(), TIME_LIMIT))
         if judgement.verdict != "PASS (exact)":
@@ -77,8 +77,8 @@ def slopes(readings: dict[int, dict[str, Reading]]) -> Iterator[tuple[str, ...]]
     numbers = list(readings)
     processes = list(next(iter(readings.values())))
     quantities: dict[str, Callable[[Reading], int]] = {
-        "kB a case": lambda reading: reading.resident,
-        "descriptors a case": lambda reading: reading.descriptors,
+        "kB per case": lambda reading: reading.resident,
+        "descriptors per case": lambda reading: reading.descriptors,
     }
     for what, quantity in quantities.items():
         for half, chosen in (("", numbers), (", second half", numbers[len(numbers) // 2 :])):

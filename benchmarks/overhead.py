@@ -1,11 +1,11 @@
-"""What the harness adds to the bare training loop: processes and rendezvous, the recorder, the verdict.
+"""The harness's overhead over the bare training loop: processes and rendezvous, the recorder, the verdict.
 
     python benchmarks/overhead.py [--rounds 30]
 
-1. Processes. Cases that stop early, in turns: differences show what forking, rendezvous and training cost.
+1. Processes. Cases that stop early, in turns: differences show the cost of forking, rendezvous and training.
 2. Recorder. The reference DDP loop of 120 steps, with and without the recorder, in turns in the same two
    processes.
-3. Verdict. `judge` on the case: the first time, when the oracle has to work out the answer, and again.
+3. Verdict. `judge` on the case: the first time, when the oracle computes the answer, and again.
 
 The case is ddp-w2-fp16-momentum. Everything stays on loopback.
 """
@@ -34,20 +34,20 @@ Row = tuple[str, str, str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the harness adds to the bare training loop.")
-    parser.add_argument("--rounds", type=int, default=30, help="runs of each thing (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="The harness's overhead over the bare training loop.")
+    parser.add_argument("--rounds", type=int, default=30, help="runs of each part (default: %(default)s)")
     rounds = parser.parse_args().rounds
     stay_on_loopback()
     show(
         f"Overhead on the case {CASE.id}, medians of {rounds} rounds in turns",
         ("", "ms", "compared"),
         [list(processes(rounds)), list(recorder(rounds)), list(verdict(rounds))],
-        "Compared: with the row above, except where it says otherwise.",
+        "Compared: with the row above, unless stated otherwise.",
     )
 
 
 def processes(rounds: int) -> Iterator[Row]:
-    """A case, from the client's call to its answer, with more and more in it."""
+    """A case, from the client's call to its answer, with one more part at a time."""
     whole = CASE.spec()
     alone = replace(CASE, backend="single", world_size=1).spec()
     longer = times_epochs(whole)
@@ -63,10 +63,10 @@ def processes(rounds: int) -> Iterator[Row]:
         times = in_turns(
             {
                 "one process that does nothing": lambda: single.run(alone, TIME_LIMIT),
-                "two, and a rendezvous kept": lambda: ranks.run(whole, TIME_LIMIT),
-                "they set up a process group": lambda: group.run(whole, TIME_LIMIT),
-                f"they train {whole['steps']} steps: a case": lambda: training.run(whole, TIME_LIMIT),
-                f"they train {longer['steps']} steps": lambda: training.run(longer, TIME_LIMIT),
+                "two, with a rendezvous": lambda: ranks.run(whole, TIME_LIMIT),
+                "two, with a process group": lambda: group.run(whole, TIME_LIMIT),
+                f"two train {whole['steps']} steps: a case": lambda: training.run(whole, TIME_LIMIT),
+                f"two train {longer['steps']} steps": lambda: training.run(longer, TIME_LIMIT),
             },
             rounds,
         )
@@ -93,12 +93,12 @@ def recorder(rounds: int) -> Iterator[Row]:
     steps = spec["steps"]
     yield f"bare loop, {steps} steps", f"{off * 1e3:.1f}", ""
     yield "the same, recorded", f"{on * 1e3:.1f}", f"x {on / off:.2f}"
-    yield "bare loop, a step", f"{off / steps * 1e3:.3f}", ""
-    yield "recorder, a step", f"{(on - off) / steps * 1e3:.3f}", f"{(on - off) / off:+.0%} of the step"
+    yield "bare loop, per step", f"{off / steps * 1e3:.3f}", ""
+    yield "recorder, per step", f"{(on - off) / steps * 1e3:.3f}", f"{(on - off) / off:+.0%} of the step"
 
 
 def verdict(rounds: int) -> Iterator[Row]:
-    """`judge`, which no trainer waits for."""
+    """The time of `judge`, which no trainer waits for."""
     with ForkServer("ddp", "ddp") as server:
         outcome = server.run(CASE.spec(), TIME_LIMIT)
     first = seconds(lambda: judge(CASE, outcome))
@@ -108,7 +108,7 @@ def verdict(rounds: int) -> Iterator[Row]:
 
 
 def times_epochs(spec: dict[str, Any]) -> dict[str, Any]:
-    """The case made longer, so that what happens once does not count."""
+    """The case made longer, so the cost of setup is negligible."""
     schedule = spec["schedule"] * EPOCHS
     return {**spec, "epochs": EPOCHS, "steps": spec["steps"] * EPOCHS, "schedule": schedule}
 

@@ -1,4 +1,4 @@
-"""One rank that trains with the recorder on and with it off, in turns, in the same process."""
+"""One rank that trains with the recorder on and off, in turns, in the same process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ON, OFF = "recorder on", "recorder off"
 
 
 def compare(rank: int, spec: str, store: str, rounds: int, answer: SimpleQueue[dict[str, list[float]]]) -> None:
-    """Rank 0 answers with the seconds of each `fit`. Events are written, line by line, to nowhere.
+    """Rank 0 answers with the seconds of each `fit`. Events are written, line by line, to the null device.
 
-    The process ends here, without Python's teardown, in which torch 2.13 now and then aborts.
+    The process ends here, without Python's teardown, in which torch 2.13 sometimes aborts.
     """
     told: dict[str, Any] = json.loads(spec)
     torch.set_num_threads(1)
@@ -39,12 +39,12 @@ def compare(rank: int, spec: str, store: str, rounds: int, answer: SimpleQueue[d
             recorder.finished()
 
     contenders = {OFF: lambda: fit(Task(told, rank)), ON: on}
-    # The first of all pays for what torch sets up when it is first used.
+    # The first run includes torch's initialisation.
     in_turns(contenders, 1)
     times = in_turns(contenders, rounds)
     if rank == 0:
-        # A SimpleQueue writes at once: there is no thread that would have to be waited for.
+        # A SimpleQueue writes at once: no thread has to be waited for.
         answer.put(times)
-    # The connections of a rank that is gone fail its peers.
+    # If a rank exits early, its closed connections fail its peers.
     dist.barrier()
     os._exit(0)

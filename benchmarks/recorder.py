@@ -1,15 +1,15 @@
-"""What the recorder adds to an optimizer step: of the standard workload, and of a transformer.
+"""The recorder's overhead per optimizer step: for the standard workload, and for a transformer.
 
     python benchmarks/recorder.py [--rounds 30]
 
-Each loop trains with the recorder and without it, in turns in this one process and on one thread. What is compared is
-the processor time of this process, which other processes disturb less than they do the time of day. Events are
-written, line by line, to nowhere.
+Each loop trains with and without the recorder, in turns in this process and on one thread. It compares the processor
+time of this process, which other processes disturb less than wall time. Events are written, line by line, to the null
+device.
 
 1. The standard workload: gradient accumulation over two micro-batches, fp16, in the reference trainer. The model has
-   three parameters, and every event lists their values: what a step costs here is what the recorder's own work is.
+   three parameters, and every event lists their values: the time of a step is dominated by the recorder.
 2. A transformer of ten million parameters, six layers of width 384: a GradScaler, clipping by norm, AdamW, a schedule.
-   Of a model of this size no values are read.
+   For a model of this size no values are read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the recorder adds to an optimizer step.")
+    parser = argparse.ArgumentParser(description="The recorder's overhead per optimizer step.")
     parser.add_argument("--rounds", type=int, default=30, help="runs of each loop (default: %(default)s)")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
@@ -50,10 +50,10 @@ def main() -> None:
         os.write(nowhere, encode(event))
 
     show(
-        f"What the recorder adds to an optimizer step, medians of {rounds} rounds in turns",
-        ("", "ms a step, bare", "recorded", "ratio", "bare again"),
+        f"The recorder's overhead per optimizer step, medians of {rounds} rounds in turns",
+        ("", "ms per step, bare", "recorded", "ratio", "bare again"),
         [list(standard(emit, rounds)), list(transformer(emit, rounds))],
-        "Ratios are medians of the rounds' ratios; that of the bare loop to itself shows how far they can be trusted.",
+        "Ratios are medians of the rounds' ratios; the bare loop's ratio to itself shows the noise.",
     )
 
 
@@ -95,7 +95,7 @@ def transformer(emit: Callable[[dict[str, Any]], None], rounds: int) -> Iterator
         return recorder
 
     def run(_recorder: Recorder | None) -> float:
-        # The first step pays for what a training run pays for once.
+        # The first step includes costs that a training run has only once.
         step()
         began = process_time()
         for _ in range(STEPS):
@@ -107,17 +107,17 @@ def transformer(emit: Callable[[dict[str, Any]], None], rounds: int) -> Iterator
 
 
 def compared(name: str, recording: Callable[[], Recorder], run: Callable[[Recorder | None], float], rounds: int) -> Row:
-    """`run` answers with the seconds of a step."""
+    """Compares the seconds per step that `run` returns, with and without the recorder."""
 
     def seconds(context: AbstractContextManager[Recorder | None]) -> float:
         with context as recorder:
             return run(recorder)
 
-    # The first of all pays for what torch sets up when it is first used.
+    # The first run includes torch's initialisation.
     seconds(nullcontext())
     found = [(seconds(nullcontext()), seconds(recording()), seconds(nullcontext())) for _ in range(rounds)]
     bare, recorded, _ = (median(times) for times in zip(*found, strict=True))
-    # Between the two bare ones, so that what changes slowly falls on both sides.
+    # Between two bare runs, so slow drift affects both sides.
     ratio = median(2 * recorded / (before + after) for before, recorded, after in found)
     noise = median(after / before for before, _, after in found)
     return name, f"{bare * 1e3:.3f}", f"{recorded * 1e3:.3f}", f"{ratio:.3f}", f"{noise:.3f}"

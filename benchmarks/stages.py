@@ -1,4 +1,4 @@
-"""Trainers that do the first part of a case only, so that differences show what each part costs."""
+"""Trainers that do only the first part of a case: differences show the cost of each part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conformance import Task, trainer
 
 @trainer(backends=("single", "ddp"), precisions=("fp16",))
 def nothing(task: Task) -> None:
-    """Ranks are forked, and with more than one a rendezvous is kept; nobody goes there."""
+    """Ranks are forked, and with more than one a rendezvous is available; no rank uses it."""
 
 
 @trainer(backends=("ddp",), precisions=("fp16",))

@@ -1,12 +1,12 @@
-"""What `conformance watch` costs a step: a script with a recorder and one without take steps in turns.
+"""The overhead of `conformance watch` per step: a script with a recorder and one without take steps in turns.
 
 python benchmarks/watch.py [--pairs 1] [--steps 60] [--tokens 128] [--every 1]
 
 The script is a transformer of 10 million parameters on one thread, with AdamW and clipping by norm. It prints the
-median step time without, the ratio of the medians, and the median of the ratios of neighbouring steps: by the clock,
-and in time of the processor, which other work on the machine disturbs less. Two processes that run the same script
-differ by some per cent for as long as they live, by where their memory lies: with several pairs, each begun in the
-other order, the median of the pairs' ratios is printed, too.
+median step time without the watch, the ratio of the medians, and the median of the ratios of neighbouring steps: in
+wall time and in processor time, which other load disturbs less. Two processes that run the same script differ by a few
+per cent for their whole life, depending on their memory layout: with several pairs, which alternate the order, it also
+prints the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conformance.watch.recording.settings import Settings
 from conformance.watch.watching import environment
 
 WARM_UP = WHOLE_AT_FIRST + 2
-"""Steps. In the first ones all of each parameter is looked at, later a slice."""
+"""Steps. In the first ones every parameter is read completely, later only a slice."""
 
 SCRIPT = """
 import sys, time
@@ -65,7 +65,7 @@ for _ in sys.stdin:
 
 
 class Stepping:
-    """A process that takes a step when it is asked to."""
+    """A process that takes a step on request."""
 
     def __init__(self, tokens: int, variables: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -77,7 +77,7 @@ class Stepping:
         )
 
     def step(self) -> tuple[float, float]:
-        """Seconds by the clock, and of the processor."""
+        """Seconds of wall time and of processor time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(file=self._process.stdin, flush=True)
@@ -89,7 +89,7 @@ class Stepping:
 
 
 def measure(options: argparse.Namespace, watched_first: bool) -> list[float]:
-    """The ratios of the medians of one pair of processes: by the clock, and of the processor."""
+    """The ratios of the medians of one pair of processes: in wall time and in processor time."""
     with tempfile.TemporaryDirectory() as folder:
         Ledger.made(folder)
         variables = {**environment(folder, os.environ), **Settings(every=options.every).variables()}
@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace, watched_first: bool) -> list[float]:
             one.end()
         written = sum(path.stat().st_size for path in Path(folder).iterdir())
     kilobytes = written / len(times) / 1e3
-    print(f"{options.tokens} tokens, one window of {options.every}: {kilobytes:.1f} kB a step are written")
+    print(f"{options.tokens} tokens, one window of {options.every}: {kilobytes:.1f} kB written per step")
     ratios = []
     for kind, name in enumerate(("clock", "processor")):
         pairs = [(step[True][kind], step[False][kind]) for step in times[WARM_UP:]]
@@ -117,8 +117,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tokens", type=int, default=128, help="in a step, a multiple of 64")
-    parser.add_argument("--every", type=int, default=1, help="look at one window of so many")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens per step, a multiple of 64")
+    parser.add_argument("--every", type=int, default=1, help="watch one window in every N")
     options = parser.parse_args()
     pairs = [measure(options, watched_first=number % 2 == 0) for number in range(options.pairs)]
     clock, processor = (median(of) for of in zip(*pairs, strict=True))

@@ -1,10 +1,10 @@
-"""How fast a watch judges what it records, and that the time grows with the run and no faster.
+"""How fast a watch judges its records, and whether the time is linear in the length of the run.
 
     python benchmarks/watch_judge.py [--steps 1000] [--repetitions 3]
 
-Two ranks under DDP train a perceptron with AdamW, clipping, two micro-batches a step and a schedule, once for so many
-steps and once for four times as many, each recorded into a folder. Then the judge reads each folder. It prints the
-records that it judges in a minute of one processor, and how much longer the longer run takes.
+Two ranks under DDP train a perceptron with AdamW, clipping, two micro-batches per step and a schedule, once for the
+given number of steps and once for four times as many, each recorded into a folder. Then the judge reads each folder. It
+prints the records judged per minute on one processor, and how much longer the longer run takes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def record(steps: int, folder: Path, output: Path) -> None:
 
 
 def judged(folder: Path, steps: int) -> float:
-    """Seconds of the processor. Raises AssertionError where a step of this right script is not conserved."""
+    """Seconds of processor time. Raises AssertionError if a step of this correct script is not conserved."""
     with tempfile.TemporaryDirectory() as copy:
-        # The reader removes what it has read.
+        # The reader removes the files that it has read.
         shutil.copytree(folder, copy, dirs_exist_ok=True)
         judge = Judge()
         began = process_time()
@@ -73,7 +73,7 @@ def judged(folder: Path, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000, help="of the shorter run (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of the shorter run (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=3, help="(default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def main() -> None:
             records = sum(file.read_bytes().count(b"\n") for file in path.glob("*.jsonl"))
             rate = 60 * records / least[steps] / 1e6
             each = 1e3 * least[steps] / steps
-            print(f"{steps} steps, {records} records: {rate:.1f} million a minute, {each:.2f} ms a step of both ranks")
+            print(f"{steps} steps, {records} records: {rate:.1f} million per minute, {each:.2f} ms per step")
     short, long = least.values()
     print(f"four times the steps take {long / short:.1f} times as long")
 

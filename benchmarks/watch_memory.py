@@ -1,10 +1,10 @@
-"""What a watch keeps of a run: no more after 100,000 steps than after 1,000.
+"""Memory of a watch: the same after 100,000 steps as after 1,000.
 
     python benchmarks/watch_memory.py [--steps 1000 100000]
 
 A script, two layers with AdamW, clipping, a schedule and accumulation, runs under a watch for each number of steps. It
-prints the peak of the script's memory and of the judge's, how much lay in the folder of the records at most, and how
-long a step took. Where the judge is slower than the script, records wait in the folder, and not in memory.
+prints peak memory of the script and of the judge, the largest size of the records' folder, and the time per step. If
+the judge is slower than the script, records wait in the folder, not in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def watched(steps: int, connection: Connection) -> None:
-    """In a process of its own: sends the judge's peak in KiB, the most bytes in the folder, and what conforms."""
+    """Runs in a separate process: sends the judge's peak in KiB, the most bytes in the folder, and the findings."""
     from conformance.watch import watching
     from conformance.watch.judging.judge import Judge
     from conformance.watch.reading import Reader
@@ -78,7 +78,7 @@ def main() -> None:
         process.join()
         print(
             f"  the judge's {judge}; at most {most / 2**20:.1f} MiB of records; {conserved} steps conform, "
-            f"{facts} open facts; {1e3 * (perf_counter() - began) / steps:.2f} ms a step"
+            f"{facts} open facts; {1e3 * (perf_counter() - began) / steps:.2f} ms per step"
         )
 
 

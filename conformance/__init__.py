@@ -1,8 +1,8 @@
-"""Trainer conformance: does a trainer average gradients correctly on every path that it supports?
+"""Trainer conformance: checks that a trainer averages gradients correctly on every path it supports.
 
-An adapter needs only the names below. They are imported on first use, so `import conformance` does not import torch.
-`run` and `watching` do from Python what the commands `run` and `watch` do. `conformance.callbacks` watches the training
-of a framework.
+The names below are all that an adapter needs. They are imported on first use: `import conformance` does not import
+torch.
+`run` and `watching` do in Python what the commands do, and `conformance.callbacks` watches trainings of frameworks.
 """
 
 from __future__ import annotations

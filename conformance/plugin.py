@@ -1,8 +1,8 @@
-"""Makes `pytest --pyargs conformance.suite` work: loads `conformance.suite.hooks` where the suite is run; and lets any
-test watch what it trains.
+"""Pytest plugin: loads `conformance.suite.hooks` for `pytest --pyargs conformance.suite`, and lets any test watch its
+training.
 
-pytest loads this wherever the package is installed. So nothing heavy is imported here, and the options exist only in
-runs of the suite: a project's own ``--backend`` must not clash with ours.
+pytest loads this module wherever the package is installed. It imports nothing heavy, and it adds its options only in
+runs of the suite: a project's own ``--backend`` must not clash with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WATCHING = pytest.StashKey[ExitStack]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Arguments are known only here; they are read again once there are options for them."""
+    """Load the suite's hooks. Arguments are known only here; they are parsed again once the options exist."""
     if any(argument.startswith("--trainer") or any(name in argument for name in _OURS) for argument in args):
         early_config.pluginmanager.import_plugin("conformance.suite.hooks")
         early_config.pluginmanager.import_plugin("conformance.suite.expecting")
@@ -37,15 +37,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 @pytest.fixture
 def conformance_watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
-    """Watch the optimizers that step in this test, also in processes that it starts and waits for. The test fails if
-    they do not conform, or if that is undecided."""
+    """Watches the optimizers that step in this test and in the processes that it starts and waits for. The test fails
+    if they do not conform, or if that is undecided."""
     from conformance.watch.inside import watching
 
     with suppress(_Over), ExitStack() as stack:
         found = stack.enter_context(watching())
         request.node.stash[_WATCHING] = stack
         yield found
-        # Where the test did not run, there is nothing to judge.
+        # A test that did not run has nothing to judge.
         raise _Over
 
 
@@ -55,7 +55,7 @@ class _Over(Exception):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """The end of the test is the end of the watch, so that it is the test that fails, not its teardown."""
+    """Ends the watch with the test's call: the test fails, not its teardown."""
     stack = item.stash.get(_WATCHING, None)
     if stack is None:
         return (yield)
@@ -66,5 +66,5 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             return (yield)
     except NotConforming as error:
         reason = str(error)
-    # Outside of the handler, or pytest shows it twice.
+    # Outside the handler; inside it, pytest shows the error twice.
     pytest.fail(reason, pytrace=False)

@@ -1,4 +1,4 @@
-"""What adapters of frameworks say in docstring and comments: what is not declared and why, and what is no default."""
+"""Reads framework adapters' docstrings and comments: unsupported features with reasons, and non-default settings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FOR_TOOLS = re.compile(r"# (?:fmt|noqa|type): [^#]*")
 
 
 class Remark(NamedTuple):
-    """A comment, and the line of code that it is about; none where it is about the whole."""
+    """A comment, and the line of code that it describes; empty if it describes the whole adapter."""
 
     text: str
     code: str = ""
 
 
 def remarks(name: str) -> list[Remark]:
-    """Those of the adapter of a framework, and of what it shares with another one."""
+    """The remarks of a framework's adapter, and of the module that it shares with others."""
     source = (FRAMEWORKS / f"{name.replace('-', '_')}.py").read_text()
     tree = ast.parse(source)
     found = [Remark(" ".join((ast.get_docstring(tree) or "").split())), *comments(source)]
@@ -34,7 +34,7 @@ def remarks(name: str) -> list[Remark]:
 
 
 def comments(source: str) -> Iterator[Remark]:
-    """Lines of comments in a row are one remark, about the line that follows; one beside code is about that line."""
+    """Yields remarks: consecutive comment lines belong to the following line; one after code belongs to that line."""
     lines = source.splitlines()
     above: list[str] = []
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)

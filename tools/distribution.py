@@ -1,6 +1,6 @@
-"""Whether the columns of a data set are drawn as the notebook asks: normal, with means 0, 1, 2 ..., uncorrelated.
+"""Checks the distribution of a data set's columns: normal, with means 0, 1, 2 ..., uncorrelated, as in the notebook.
 
-Each check has a limit that a right draw exceeds with probability :data:`ALPHA`, all columns (or pairs) taken together.
+A correct draw exceeds the limit of each kind of check with probability :data:`ALPHA`, over all columns (or pairs).
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def checks(columns: Columns) -> list[Check]:
 
 
 def _two_sided(tests: int) -> float:
-    """What none of so many standard normal numbers exceeds in magnitude, with probability 1 - ALPHA."""
+    """The value that none of so many standard normal numbers exceeds in magnitude, with probability 1 - ALPHA."""
     return NormalDist().inv_cdf(1 - ALPHA / (2 * tests))
 
 
 def _distance(column: Columns, mean: float) -> float:
-    """Kolmogorov and Smirnov's: the largest gap between the column's distribution and the normal one."""
+    """The Kolmogorov-Smirnov distance: the largest gap between the column's distribution and the normal one."""
     normal = NormalDist(mean, 1)
     expected = np.array([normal.cdf(value) for value in np.sort(column).tolist()])
     steps = np.arange(len(column) + 1) / len(column)

@@ -1,4 +1,4 @@
-"""Runs scripts of findings, as many at a time as there are cores. Each has to show what it is about, and exit with 1.
+"""Runs scripts of findings, one per core at a time. Each must reproduce its finding, and exit with 1.
 
 python tools/findings.py reports/findings/accelerate_*.py
 """
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def failed(scripts: Sequence[str]) -> Iterator[str]:
-    """A line for each script that exits with something else. What they write is printed, one after the other."""
+    """Yields a line for each script that exits with another code. Prints the output of all, in order."""
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, script]
@@ -23,7 +23,7 @@ def failed(scripts: Sequence[str]) -> Iterator[str]:
         for script, done in zip(scripts, pool.map(run, scripts), strict=True):
             print(f"{script}\n{done.stdout}", flush=True)
             if done.returncode != 1:
-                yield f"{script}: exited with {done.returncode}, and not with 1"
+                yield f"{script}: exited with {done.returncode}, expected 1"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the notebook's gradient descents do on its regression: ordinary, accumulated, mini-batch, and over a ring.
+"""The notebook's gradient descents on its regression: ordinary, accumulated, mini-batch, and over a ring.
 
 The quadratic forms are exact; the descents are in double precision, as the notebook's are.
 """
@@ -29,10 +29,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Descents:
-    """The weights after each epoch, those of the start first. ``nodes`` holds each node's weights after the last one.
+    """The weights after each epoch, starting with the initial ones. ``nodes``: each node's final weights.
 
-    ``ordinary``: all samples at once. ``accumulated``: the shards' gradients, each weighted with its share of the
-    samples, added up before the one step. ``mini_batch``: a step after every shard, with the mean over the shard.
+    ``ordinary``: all samples at once. ``accumulated``: one step with the shards' gradients, each weighted with its
+    share of the samples. ``mini_batch``: a step after every shard, with the mean over the shard.
     """
 
     ordinary: tuple[Weights, ...]
@@ -42,7 +42,7 @@ class Descents:
 
 
 def distance(weights: Sequence[float]) -> float:
-    """The Euclidean distance to the coefficients that the targets were made with."""
+    """The Euclidean distance to the coefficients of the targets."""
     return dist(weights, COEFFICIENTS)
 
 

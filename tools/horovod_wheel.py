@@ -1,15 +1,15 @@
-"""Build Horovod's wheel for the torch of this environment, once, and reuse it from a cache.
+"""Builds Horovod's wheel for the torch of this environment, once, and reuses it from a cache.
 
-    python tools/horovod_wheel.py             prints where the wheel is
-    python tools/horovod_wheel.py --install   installs it too
+    python tools/horovod_wheel.py             prints the path of the wheel
+    python tools/horovod_wheel.py --install   also installs it
 
-Horovod 0.28.1 is the last release and has no wheels. Its sdist compiles against a current torch when four
-things are seen to: torch is there while it builds (no build isolation), CMake is older than 4 (which dropped
-the policies that it asks for), the C++ standard is 20 (its CMakeLists asks for 14, torch's headers for more),
-and the frameworks and transports that are wanted, and those that are not, are named.
+Horovod 0.28.1 is the last release and has no wheels. Its sdist compiles against a current torch under four
+conditions: torch is available during the build (no build isolation), CMake is older than 4 (which dropped the
+policies that it requires), the C++ standard is 20 (its CMakeLists has 14, torch's headers need more), and all
+frameworks and transports are switched on or off explicitly.
 
-The wheel fits one torch build, one Python and one recipe (this file); the cache is keyed by these three. It
-lies outside the tree: in $XDG_CACHE_HOME/trainer-conformance/horovod, or under ~/.cache.
+The wheel fits one torch build, one Python and one recipe (this file); the cache is keyed by these three. It is
+outside the tree: in $XDG_CACHE_HOME/trainer-conformance/horovod, or under ~/.cache.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ SETTINGS = {
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITHOUT_MPI": "1",
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-    # Beside a torch with CUDA: nvcc must read headers by the standard of the compiler that it calls.
+    # With a CUDA build of torch: nvcc must read headers by the standard of the compiler that it calls.
     "NVCC_APPEND_FLAGS": "-std=c++20",
 }
-# Flags in a CMakeLists win over CXXFLAGS, so the standard is changed where the compiler is called.
+# Flags in a CMakeLists override CXXFLAGS, so the standard is changed where the compiler is called.
 COMPILER = """\
 #!/bin/sh
 for argument; do
@@ -63,11 +63,11 @@ LOG_TAIL = 30
 
 
 class CannotBuild(Exception):
-    """What is missing or what failed, in words for the person who has to mend it."""
+    """A failed build: what is missing or what failed, and what to do."""
 
 
 def cache_directory(recipe: bytes, torch_version: str, environ: Mapping[str, str]) -> Path:
-    """The folder of the wheel that this recipe makes for this torch and this Python."""
+    """The folder of the wheel for this recipe, torch and Python."""
     home = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"cp{sys.version_info.major}{sys.version_info.minor}-{sysconfig.get_platform()}"
     key = f"torch-{torch_version}-{python}-{hashlib.sha256(recipe).hexdigest()[:12]}"
@@ -83,7 +83,7 @@ def torch_version() -> str:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         raise CannotBuild(
-            "Horovod compiles against torch, and this environment has none: pip install -c constraints.txt torch"
+            "Horovod compiles against torch, which is not installed: pip install -c constraints.txt torch"
         ) from None
 
 
@@ -102,18 +102,18 @@ def compiler(environ: Mapping[str, str]) -> str:
 
 
 def run(command: Sequence[str | Path], log: Path, environ: Mapping[str, str]) -> None:
-    """Run a command, its output appended to the log. Raises CannotBuild with the log's end if it fails."""
+    """Runs a command, with its output appended to the log. Raises CannotBuild with the log's end if it fails."""
     with log.open("a") as output:
         output.write(f"$ {' '.join(map(str, command))}\n")
         output.flush()
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environ, check=False)
     if done.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
-        raise CannotBuild(f"{tail}\n\nBuilding Horovod failed; the whole log: {log}")
+        raise CannotBuild(f"{tail}\n\nBuilding Horovod failed; full log: {log}")
 
 
 def build(directory: Path, torch: str, environ: Mapping[str, str]) -> Path:
-    """Build the wheel, see that it imports, and only then publish it in the directory."""
+    """Builds the wheel, checks that it imports, and then publishes it in the directory."""
     chosen = compiler(environ)
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "build.log"
@@ -139,7 +139,7 @@ def build(directory: Path, torch: str, environ: Mapping[str, str]) -> Path:
         pip("install", "--target", tools, "--constraint", CONSTRAINTS, *BUILD_REQUIREMENTS)
         pip(
             "wheel",
-            # pip's own cache knows nothing of torch's version: it would hand out a wheel made for another.
+            # pip's own cache ignores torch's version: it would return a wheel made for another.
             "--no-cache-dir",
             "--no-build-isolation",
             "--no-deps",
@@ -176,7 +176,7 @@ def wheel(environ: Mapping[str, str]) -> Path:
 
 
 def install(path: Path) -> None:
-    """Install the wheel into this environment, in place of any other build of the same version."""
+    """Installs the wheel into this environment, replacing any other build of the same version."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(path)]
     if subprocess.run(pip, check=False).returncode != 0:
         raise CannotBuild(f"pip could not install {path}")
@@ -185,13 +185,13 @@ def install(path: Path) -> None:
     if imported.returncode != 0:
         raise CannotBuild(
             f"Horovod is installed but does not import: {imported.stderr.strip().splitlines()[-1]}\n"
-            "For what it needs at run time: pip install -c constraints.txt '.[horovod]'"
+            "Install its runtime requirements: pip install -c constraints.txt '.[horovod]'"
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build Horovod's wheel for this environment's torch.")
-    parser.add_argument("--install", action="store_true", help="install the wheel into this environment as well")
+    parser.add_argument("--install", action="store_true", help="also install the wheel into this environment")
     options = parser.parse_args(arguments)
     try:
         path = wheel(os.environ)

@@ -1,8 +1,8 @@
-"""How large the effect of a finding is on a small training: the numbers on the pages of reports/findings.
+"""Measures the effect of findings on a small training: the numbers on the pages of reports/findings.
 
-Each rule is done right, and as the page says that it is done, by a loop in plain torch: a perceptron of 16, 32 and 1
-units learns what another one makes of 1024 samples, with noise. Printed is the mean squared error on 4096 fresh ones, a
-mean over five seeds.
+A loop in plain torch follows each rule correctly, and with the bug of the page: a perceptron of 16, 32 and 1 units
+learns the outputs of another one on 1024 samples, with noise. It prints the mean squared error on 4096 new samples,
+averaged over five seeds.
 
     python tools/how_large.py
 """
@@ -73,7 +73,7 @@ def short_window(seed: int, wrong: bool) -> float:
 
 
 def clipped(seed: int, wrong: str) -> float:
-    """A limit of 1, and 30 more in each 64th target. `each`: after each backward. `sums`: so, of sums over samples."""
+    """A limit of 1, and 30 more in each 64th target. `each`: after each backward. `sums`: also, with summed losses."""
     problem = Problem(seed, outliers=True)
     optimizer = sgd(problem)
     for epoch in range(EPOCHS):
@@ -105,7 +105,7 @@ def scaled(seed: int, wrong: float, rate: float = 0.05) -> float:
 
 
 def last_alone(seed: int, wrong: bool) -> float:
-    """The last micro-batch of four trains alone, divided by four."""
+    """Only the last micro-batch of four trains, divided by four."""
     problem = Problem(seed)
     optimizer = sgd(problem)
     for epoch in range(EPOCHS):
@@ -118,7 +118,7 @@ def last_alone(seed: int, wrong: bool) -> float:
 
 
 def scheduled(seed: int, rate_of: Callable[[int], float], skipped: int = 0) -> float:
-    """`rate_of` a step; the first ones are skipped."""
+    """The rate of each step is `rate_of(step)`; the first steps are skipped."""
     problem = Problem(seed)
     optimizer = sgd(problem)
     for step in range(STEPS):
@@ -146,17 +146,17 @@ def by_epoch(step: int, ahead: int = 0) -> float:
 
 
 def at_epochs(step: int) -> float:
-    """Resumed in its middle, the schedule goes on at step 5, which is the number of the epoch."""
+    """Resumed halfway, the schedule continues from step 5, which is the number of the epoch."""
     return decay(step if step < STEPS // 2 else step - STEPS // 2 + EPOCHS // 2)
 
 
 def first_again(step: int) -> float:
-    """Resumed in its middle, one epoch has the first rate."""
+    """Resumed halfway, one epoch has the first rate."""
     return by_epoch(0 if step * EPOCHS // STEPS == EPOCHS // 2 else step)
 
 
 def resumed(seed: int, wrong: tuple[int, ...], begins_again: bool = False, start: int = SAMPLES // 2) -> float:
-    """From `start` on, the middle, each of these epochs has the order of epoch 0, or it begins again."""
+    """From `start`, the middle, each of these epochs has the order of epoch 0, or it restarts."""
     problem = Problem(seed)
     optimizer = sgd(problem)
     for epoch in range(EPOCHS):
@@ -171,7 +171,7 @@ def resumed(seed: int, wrong: tuple[int, ...], begins_again: bool = False, start
 
 
 def longer(seed: int, wrong: bool) -> float:
-    """An epoch and a step more."""
+    """Trains one epoch and one step more."""
     problem = Problem(seed)
     optimizer = sgd(problem)
     steps = STEPS + wrong * (STEPS // EPOCHS + 1)
@@ -207,7 +207,7 @@ def ranks_apart(seed: int, wrong: bool, ranks: int = 8) -> float:
 
 
 def experts(seed: int, wrong: bool) -> float:
-    """Four experts, of which each micro-batch uses one; one that the last of a window leaves out is not stepped."""
+    """Four experts, one per micro-batch; an expert that the last one of a window does not use is not stepped."""
     problem = Problem(seed)
     kinds = problem.inputs[:, :2].gt(0).long() @ torch.tensor([1, 2])
     models = [copy.deepcopy(problem.model) for _ in range(4)]
@@ -232,7 +232,7 @@ def experts(seed: int, wrong: bool) -> float:
 
 
 def statistics_twice(seed: int, wrong: bool) -> float:
-    """A batch norm, whose running statistics each micro-batch updates twice."""
+    """A batch norm whose running statistics each micro-batch updates twice."""
     problem = Problem(seed, middle=nn.BatchNorm1d(32))
     optimizer = sgd(problem)
     for epoch in range(EPOCHS):
@@ -248,7 +248,7 @@ def statistics_twice(seed: int, wrong: bool) -> float:
 
 
 def adamw(seed: int, wrong: bool) -> float:
-    """A step on gradients of zero before the first."""
+    """A step with zero gradients before the first."""
     problem = Problem(seed)
     optimizer = torch.optim.AdamW(problem.model.parameters(), 0.01)
     if wrong:
@@ -277,7 +277,7 @@ def growing_scale(seed: int, every: int) -> float:
 
 
 def in_half(seed: int, wrong: bool, kind: Callable[..., torch.optim.Optimizer], rate: float) -> float:
-    """In float16, with weights in float32 beside it. The loss is scaled by 1024; or not, and unscaled by 65536."""
+    """In float16, with master weights in float32. The loss is scaled by 1024; or not, but unscaled by 65536."""
     problem = Problem(seed)
     half = copy.deepcopy(problem.model).half()
     optimizer = kind(problem.model.parameters(), rate)
@@ -296,7 +296,7 @@ def in_half(seed: int, wrong: bool, kind: Callable[..., torch.optim.Optimizer], 
 
 
 def rounded_start(seed: int, wrong: bool) -> float:
-    """Weights that are trained are rounded to bfloat16."""
+    """The trained weights are rounded to bfloat16."""
     problem = Problem(seed)
     optimizer = torch.optim.Adam(problem.model.parameters(), 0.01)
     for epoch in range(4 * EPOCHS):
@@ -311,9 +311,9 @@ def rounded_start(seed: int, wrong: bool) -> float:
 
 
 def double(seed: int, wrong: str) -> float:
-    """Linear regression in float64 on targets near 1000, by 3000 steps: the largest error of a weight.
+    """Linear regression in float64 on targets near 1000, with 3000 steps: the largest error of a weight.
 
-    `outputs` are rounded to float32, or the `factor` 1 / N of N = 100 samples is.
+    `outputs`: outputs are rounded to float32; `factor`: the factor 1 / N of N = 100 samples is.
     """
     torch.manual_seed(seed)
     inputs = torch.cat([torch.randn(100, 4), torch.ones(100, 1)], 1).double()
@@ -343,7 +343,7 @@ RUNS: dict[str, tuple[Callable[..., float], tuple[Any, ...], tuple[Any, ...]]] =
     "schedule by micro-batch": (scheduled, (decay,), (lambda step: decay(step * WINDOW + WINDOW - 1),)),
     "schedule on a skip": (scheduled, (lambda step: warm_up(max(step - 5, 0)), 5), (warm_up, 5)),
     "schedule an epoch ahead": (scheduled, (by_epoch,), (lambda step: by_epoch(step, 1),)),
-    "schedule by step goes on at the number of epochs": (scheduled, (decay,), (at_epochs,)),
+    "schedule by step continues from the number of epochs": (scheduled, (decay,), (at_epochs,)),
     "schedule resumed with its first rate for an epoch": (scheduled, (by_epoch,), (first_again,)),
     "each epoch in the order of the first": (resumed, ((),), (tuple(range(1, EPOCHS)), False, 0)),
     "one epoch resumed in another order": (resumed, ((),), ((4,),)),
@@ -367,4 +367,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for name, (run, right, wrong) in RUNS.items():
         found, expected = mean(run, *wrong), mean(run, *right)
-        print(f"{name:45} {expected:.4g} right, {found:.4g} as found", flush=True)
+        print(f"{name:45} {expected:.4g} correct, {found:.4g} with the bug", flush=True)

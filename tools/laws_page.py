@@ -1,4 +1,4 @@
-"""Writes docs/laws.md: every law with its reasons, and the permissions.
+"""Generates docs/laws.md: every law with its reasons, and the permissions.
 
 python tools/laws_page.py
 """
@@ -13,7 +13,7 @@ from conformance.laws.law import Law, catalogue
 
 PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
 
-#: What no law may flag, however unusual it looks, by the file in fixtures/variants with a correct trainer that does it.
+#: Unusual but correct behaviour that no law may flag, by the file in fixtures/variants with a trainer that has it.
 PERMISSIONS: dict[str, str] = {
     "ddp_without_accumulation.patch": "DDP MAY be used without accumulation.",
     "recomputes_activations.patch": "A backward MAY run the forward again.",
@@ -61,7 +61,7 @@ PERMISSIONS: dict[str, str] = {
     "synchronizes_by_flag.patch": "DDP's flag MAY be set instead of `no_sync()`.",
     "unscaled_by_hand.patch": "A trainer MAY unscale and check gradients by hand and step without the scaler.",
     "unscaled_without_clipping.patch": "`unscale_` MAY be called although nothing is clipped.",
-    "unused_parameter.patch": "An optimizer MAY hold parameters that no forward uses.",
+    "unused_parameter.patch": "An optimizer MAY have parameters that no forward uses.",
     "window_in_one_forward.patch": "The micro-batches of a window MAY go forward together.",
     "zero_grad_last.patch": "Gradients MAY be cleared before a window or after its step.",
     "zero_grad_to_zero.patch": "Gradients MAY be cleared to zero instead of None.",
@@ -69,10 +69,10 @@ PERMISSIONS: dict[str, str] = {
 
 HEAD = """# Laws
 
-What a trainer or a script may not do, and why. Each run of a case records a trace on every rank, and each law is
-checked against these traces. A broken SHOULD is a warning. A broken MUST explains wrong numbers. Right numbers prove
-that a trainer did the same in another way, so most laws are not reported beside them; the others say how another run of
-the same trainer goes wrong, and fail it. Nor is a law reported beside one that explains the mistake better. The last
+Rules that a trainer or a script must not break, and why. Each run of a case records a trace on every rank, and each law
+is checked against these traces. A broken SHOULD is a warning. A broken MUST explains wrong numbers. If the numbers are
+correct, the trainer reached them in another way, so most laws are then not reported; the others mean that another run
+of the same trainer can go wrong, and fail it. A law is not reported if another one explains the bug better. The last
 chapter is for [`conformance watch`](watch.md), which judges scripts without a plan of what they should do.
 
 This page is generated: `python tools/laws_page.py`. In a terminal, `conformance laws` lists the laws and `conformance
@@ -84,7 +84,7 @@ explain` prints one.
 
 HEAD_OF_PERMISSIONS = """## Permissions
 
-What no law flags. Each line links to a correct trainer that does it; the tests run them all.
+Behaviour that no law flags. Each line links to a correct trainer with it; the tests run them all.
 
 """
 

@@ -1,17 +1,17 @@
-"""Which learning rates settle, for gradient descent on the one weight of ``ypred = m x``: exact thresholds.
+"""The learning rates at which gradient descent on the one weight of ``ypred = m x`` settles: exact thresholds.
 
 The loss of a batch of N points is the mean (1/N) sum (y - m x)^2. Its derivative is -(2/N) sum x (y - m x) = c (m - m*)
 with the curvature c = (2/N) sum x^2 and the batch's best weight m* = sum x y / sum x^2. One step of gradient descent,
 m - lr c (m - m*), therefore multiplies the error m - m* with the factor 1 - lr c:
 
-- 0 <= 1 - lr c < 1: the error keeps its sign and shrinks; it does so up to lr = 1/c = N / (2 sum x^2);
-- -1 < 1 - lr c < 0: the step goes past m*, and the error shrinks all the same; up to lr = 2/c = N / sum x^2;
-- 1 - lr c <= -1: it does not shrink any more.
+- 0 <= 1 - lr c < 1: the error keeps its sign and shrinks, up to lr = 1/c = N / (2 sum x^2);
+- -1 < 1 - lr c < 0: the step overshoots m*, but the error still shrinks, up to lr = 2/c = N / sum x^2;
+- 1 - lr c <= -1: the error no longer shrinks.
 
-So gradient descent on one batch converges if and only if 0 < lr < N / sum x^2. With a batch after the other, each with
-its own c and m*, an epoch maps m to P m + (a constant) with P the product of the batches' factors. Weights settle, on a
-cycle of one weight for each batch, if and only if |P| < 1. That may hold again above a rate at which it does not: near
-lr = 1/c one batch wipes out all error.
+So gradient descent on one batch converges if and only if 0 < lr < N / sum x^2. With several batches in turn, each with
+its own c and m*, an epoch maps m to P m + (a constant), where P is the product of the batches' factors. Weights settle,
+on a cycle of one weight per batch, if and only if |P| < 1. That can be true again at higher rates: near lr = 1/c one
+batch removes all error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conformance.workloads.workload import Sample
 Outcome = Literal["converging", "oscillating", "diverging"]
 Batches = Sequence[Sequence[Sample]]
 
-#: The relative width of the enclosures of rates: less than the doubles have, in which they are shown.
+#: The relative width of the enclosures of rates: narrower than a double, in which they are shown.
 PRECISION = Fraction(1, 2**60)
 
 
@@ -35,7 +35,7 @@ def curvature(batch: Sequence[Sample]) -> Fraction:
     """The second derivative of a batch's loss, (2/N) sum x^2.
 
     Raises:
-        ValueError: every x is zero, so that no learning rate moves the weight.
+        ValueError: every x is zero: no learning rate moves the weight.
     """
     result = 2 * sum((sample.x[0] ** 2 for sample in batch), Fraction(0)) / len(batch)
     if not result:
@@ -57,12 +57,12 @@ def outcome(batches: Batches, lr: Fraction) -> Outcome:
 
 
 def oscillates_from(batches: Batches) -> Fraction:
-    """The learning rate above which some batch's step goes past its best weight: the least N / (2 sum x^2)."""
+    """The learning rate above which some batch's step overshoots its best weight: the least N / (2 sum x^2)."""
     return min(1 / curvature(batch) for batch in batches)
 
 
 def diverges_from(batches: Batches) -> tuple[Fraction, Fraction]:
-    """The least learning rate at which nothing settles, in an enclosure; of a single batch N / sum x^2, exactly."""
+    """The least learning rate at which nothing settles, as an enclosure; N / sum x^2 exactly for a single batch."""
     if len(batches) == 1:
         threshold = 2 / curvature(batches[0])
         return threshold, threshold
@@ -70,11 +70,11 @@ def diverges_from(batches: Batches) -> tuple[Fraction, Fraction]:
 
 
 def crossings(batches: Batches) -> list[tuple[Fraction, Fraction]]:
-    """All learning rates at which |P| passes one, ascending, each in an enclosure.
+    """All learning rates at which |P| crosses one, ascending, each as an enclosure.
 
-    Below the first one weights settle, between it and the second they do not, and so on. P has the real roots 1/c and
-    no others, so log |P| is concave between two of them: |P| rises to one peak and falls. Beyond the last root it rises
-    forever. A peak that exceeds one by less than the bisection resolves counts as one that does not.
+    Below the first one weights settle, between it and the second they do not, and so on. P has only the real roots 1/c,
+    so log |P| is concave between two of them: |P| rises to one peak and falls. Beyond the last root it rises forever. A
+    peak that exceeds one by less than the bisection resolves counts as not exceeding it.
     """
     curvatures = [curvature(batch) for batch in batches]
     roots = sorted({1 / each for each in curvatures})
@@ -94,7 +94,7 @@ def _magnitude(curvatures: Sequence[Fraction], lr: Fraction) -> Fraction:
 
 
 def _peak(curvatures: Sequence[Fraction], low: Fraction, high: Fraction) -> Fraction:
-    """Where |P| is largest between two neighbouring roots: there the derivative of its logarithm changes sign."""
+    """The maximum of |P| between two neighbouring roots: there the derivative of its logarithm changes sign."""
     while high - low >= low * PRECISION:
         middle = (low + high) / 2
         slope = sum((each / (middle * each - 1) for each in curvatures), Fraction(0))
@@ -103,7 +103,7 @@ def _peak(curvatures: Sequence[Fraction], low: Fraction, high: Fraction) -> Frac
 
 
 def _crossing(curvatures: Sequence[Fraction], below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
-    """Where |P| passes one between ``below``, where it is less, and ``above``, where it is not."""
+    """The crossing of |P| through one between ``below``, where it is less, and ``above``, where it is not."""
     while abs(above - below) >= min(below, above) * PRECISION:
         middle = (below + above) / 2
         below, above = (middle, above) if _magnitude(curvatures, middle) < 1 else (below, middle)
@@ -111,7 +111,7 @@ def _crossing(curvatures: Sequence[Fraction], below: Fraction, above: Fraction) 
 
 
 def settled(batches: Batches, lr: Fraction) -> tuple[Fraction, ...]:
-    """The weights of the cycle that epochs end in, after each batch's step, where it settles: the fixed point.
+    """The fixed point: the weights of the cycle that epochs end in, after each batch's step.
 
     Raises:
         ValueError: it does not settle.

@@ -1,4 +1,4 @@
-"""Checks that what the pages of a folder link to, or load, is in that folder, anchors included, and loads nothing else.
+"""Checks that every link and resource of a folder's pages is in that folder, anchors included, and nothing else loads.
 
 python tools/links.py build/site
 """
@@ -18,9 +18,9 @@ _ID = re.compile(r'\s(?:id|name)="([^"]+)"')
 
 
 def broken(folder: Path) -> Iterator[str]:
-    """A line for each link of a page that leads nowhere, and for all that a page would load over a network."""
+    """Yields a line for each broken link, and for each resource that a page would load over a network."""
     for page in sorted(folder.rglob("*.html")):
-        # The page for a path that does not exist is shown at any path.
+        # The page for unknown paths is shown at any path.
         if page.name != "404.html":
             for tag, attribute, target in sorted(set(_ATTRIBUTE.findall(page.read_text(encoding="utf-8")))):
                 if (reason := _reason(page, tag, attribute, unescape(target))) is not None:
@@ -34,7 +34,7 @@ def _reason(page: Path, tag: str, attribute: str, target: str) -> str | None:
         return f"loads {target}" if loads and parts.scheme != "data" else None
     file = page.parent / unquote(parts.path) if parts.path else page
     if not (file / "index.html" if file.is_dir() else file).exists():
-        return f"{target} is not there"
+        return f"{target} does not exist"
     anchor = unquote(parts.fragment)
     if anchor and file.suffix == ".html" and anchor not in _anchors(file.resolve()):
         return f"{target}: no such anchor"

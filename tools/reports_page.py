@@ -1,10 +1,10 @@
-"""Writes reports/index.html, the tables of docs/frameworks.md and reports/README.md, and the example of README.md from
-the results files.
+"""Generates reports/index.html, the tables of docs/frameworks.md and reports/README.md, and the example in README.md
+from the results files.
 
     python -m tools.reports_page
 
-A finding is a page `reports/findings/NAME.md` and a script `NAME.py`. Below its title the page says `Report:`, to which
-report it belongs, and `Cases:`, the ids of those that fail for it, with * for any text; no such line if none does.
+A finding is a page `reports/findings/NAME.md` with a script `NAME.py`. Below its title the page has `Report:`, the
+report it belongs to, and `Cases:`, the ids of the cases that it explains, with * as a wildcard; no such line without.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tools.adapter_remarks import Remark, remarks
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "reports"
-#: The reference trainers' come first, as the others are judged by what they prove.
+#: The reference trainers' come first: the others are judged by what they prove.
 REFERENCE = ("single", "ddp", "horovod", "point-to-point", "sharded")
 BEGIN, END = "<!-- made by tools/reports_page.py -->\n", "<!-- until here -->\n"
-#: What a header says of the machine, beside versions of frameworks.
+#: Entries of a header about the machine, besides versions of frameworks.
 _MACHINE = ("python", "platform", "cpus", "numpy")
 
 
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def glyph(self) -> str:
-        """Exact or within a bound, a case holds."""
+        """The symbol of the worst verdict; exact and bounded passes share one."""
         return self.look.glyph if self.wrong else "✓"
 
     @property
@@ -58,12 +58,12 @@ class Cell:
 
     @property
     def text(self) -> str:
-        return f"{self.wrong} of {len(self.cases)}" if self.wrong else str(len(self.cases))
+        return f"{self.wrong} of {len(self.cases)} failed" if self.wrong else str(len(self.cases))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A page about what a framework does wrong, with a script that shows it. ``cases``: patterns of ids."""
+    """A page about a bug of a framework, with a script that shows it. ``cases``: patterns of ids."""
 
     name: str
     title: str
@@ -72,10 +72,10 @@ class Finding:
 
     @classmethod
     def read(cls, page: Path) -> Finding:
-        """Raises ValueError for a page that does not begin as it should."""
+        """Raises ValueError for a page with a wrong head."""
         head = re.match(r"# (.+)\n\nReport: ([\w-]+)\n(?:Cases: (.+)\n)?", page.read_text())
         if head is None:
-            raise ValueError(f"{page}: it begins with a title, an empty line, and `Report: NAME`")
+            raise ValueError(f"{page}: start with a title, an empty line, and `Report: NAME`")
         title, report, cases = head.groups()
         return cls(page.stem, title, report, tuple((cases or "").replace(",", " ").split()))
 
@@ -85,7 +85,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """A results file, and the findings that it led to."""
+    """A results file, and its findings."""
 
     name: str
     results: Results
@@ -110,13 +110,13 @@ class Report:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of torch and the frameworks."""
+        """Versions of torch and the frameworks."""
         machine = self.results.header.machine.items()
         return {name: str(of) for name, of in machine if name not in _MACHINE and not str(of).startswith("sha256")}
 
     @property
     def rows(self) -> dict[str, dict[str, Cell]]:
-        """By backend and precision."""
+        """The judged cases by backend and precision."""
         found: dict[str, dict[str, list[CaseRecord]]] = {}
         for case in self.judged:
             found.setdefault(case.backend, {}).setdefault(case.precision, []).append(case)
@@ -126,12 +126,12 @@ class Report:
 
     @property
     def remarks(self) -> list[Remark]:
-        """Of the adapter."""
+        """The remarks of the adapter."""
         return remarks(self.name)
 
     @property
     def behaviour(self) -> dict[str, str]:
-        """What the columns of the table of behaviour say of it."""
+        """Its entries in the columns of the behaviour table."""
         done: dict[str, list[str]] = {}
         for case in self.judged:
             for one in case.behaviour:
@@ -139,7 +139,7 @@ class Report:
                 if way not in done.setdefault(choice, []):
                     done[choice].append(way)
         if any(case.backend != "single" and case.accumulation > 1 for case in self.judged):
-            done.setdefault("averaging", ["once in a window"])
+            done.setdefault("averaging", ["once per window"])
         if any("short" in case.workload for case in self.failed):
             done.setdefault("last_window", ["wrong: see the findings"])
         said = {choice: " or ".join(done[choice]) for choice in COLUMNS if choice in done}
@@ -148,7 +148,7 @@ class Report:
             "resume": [case for case in self.judged if case.resumed_at is not None],
             "fp16": [case for case in self.judged if case.precision == "fp16"],
         }
-        return {**{kind: _holds(cases) for kind, cases in kinds.items()}, **said}
+        return {**{kind: _passed(cases) for kind, cases in kinds.items()}, **said}
 
 
 #: The columns of the table of behaviour.
@@ -163,15 +163,15 @@ COLUMNS = {
 }
 
 
-def _holds(cases: Sequence[CaseRecord]) -> str:
+def _passed(cases: Sequence[CaseRecord]) -> str:
     if not cases:
-        return "not declared"
-    right = sum(case.verdict in PASSED for case in cases)
-    return "holds" if right == len(cases) else f"{right} of {len(cases)} hold"
+        return "not supported"
+    passed = sum(case.verdict in PASSED for case in cases)
+    return "passed" if passed == len(cases) else f"{passed} of {len(cases)} passed"
 
 
 def reports() -> list[Report]:
-    """All that are published, the reference trainers' first."""
+    """All published reports, the reference trainers' first."""
     findings = [Finding.read(page) for page in sorted(REPORTS.glob("findings/*.md"))]
     names = sorted(
         (file.stem for file in REPORTS.glob("*.jsonl")),
@@ -209,7 +209,7 @@ def page(found: Sequence[Report]) -> str:
 
 def table(found: Sequence[Report]) -> Iterator[str]:
     """The lines of the table of reports/README.md."""
-    yield "| Report | Made with | Judged | Hold | Do not | Not run |"
+    yield "| Report | Made with | Judged | Passed | Failed | Not run |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for one in found:
         versions = ", ".join(f"{name} {of}" for name, of in one.versions.items())
@@ -220,7 +220,7 @@ def table(found: Sequence[Report]) -> Iterator[str]:
 
 def frameworks_table(found: Sequence[Report]) -> Iterator[str]:
     """The lines of the table of docs/frameworks.md."""
-    yield "| Framework | Judged | Hold | Do not | Findings |"
+    yield "| Framework | Judged | Passed | Failed | Findings |"
     yield "| --- | ---: | ---: | ---: | --- |"
     for one in found:
         if one.name not in REFERENCE:
@@ -230,27 +230,27 @@ def frameworks_table(found: Sequence[Report]) -> Iterator[str]:
 
 
 def example(found: Sequence[Report]) -> Iterator[str]:
-    """The lines of README.md that show a bug: Lightning's, in the first case in which a law explains it."""
+    """The lines of README.md that show a bug: Lightning's, in the first case that a law explains."""
     [report] = [one for one in found if one.name == "lightning"]
     [finding] = [one for one in report.findings if one.name == "lightning_nominal_length"]
     cards = (card_of(case) for case in report.failed if finding.explains(case))
-    yield f"This is what `conformance run` says of Lightning {report.versions['lightning']}:"
+    yield f"The output of `conformance run` for Lightning {report.versions['lightning']}:"
     yield ""
     yield "```text"
     for line in next(card for card in cards if card.effect is not None).lines():
-        # As a terminal does.
+        # Wrapped as in a terminal.
         yield from wrap(line, 80, break_long_words=False, break_on_hyphens=False) if len(line) > 80 else [line]
     yield "```"
 
 
 def with_table(text: str, lines: Iterable[str]) -> str:
-    """The text of a page in Markdown with what is made, such as its table, as it is now."""
+    """The text of a Markdown page with its generated part, such as a table, updated."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + "\n".join(lines) + "\n" + END + after
 
 
-#: The pages with something that is made, and what makes it.
+#: The pages with a generated part, and its generator.
 TABLES: dict[Path, Callable[[Sequence[Report]], Iterator[str]]] = {
     ROOT / "README.md": example,
     REPORTS / "README.md": table,

@@ -23,34 +23,34 @@ OUTPUTS = Path(outputs.__file__).with_name("schemas")
 NUMBER: dict[str, Any] = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
 INTRODUCTION = f"""# The results file, schema version {records.SCHEMA_VERSION}
 
-Written from `records.py` by `python -m tools.results_schema`: edit it there.
+Generated from `records.py` by `python -m tools.results_schema`: edit it there.
 
 A run writes one file in [JSON Lines](https://jsonlines.org): one JSON object on each line, in pure ASCII. The
 terminal summary and the HTML report are rendered from it alone; `conformance report results.jsonl` renders them again.
 [`schema.json`](schema.json) is the same schema for machines: a JSON Schema for one line.
 
 The lines are: one header, one for each case in the order in which cases finished, at most one of mutants, one footer.
-Each is flushed as it is written. If there is no footer, or the last line breaks off, the run was cut off: the other
-lines are valid, but readers must say that cases are missing.
+Each is flushed when written. If the footer is missing, or the last line is incomplete, the run was cut off: the other
+lines are valid, but readers must report that cases are missing.
 
 Rules for every line:
 
-- `kind` says what the line is: `header`, `case`, `mutants` or `footer`.
-- A field marked * is always there. Any other is left out if it has its default: null, false, 0, an empty list or
+- `kind` is the kind of the line: `header`, `case`, `mutants` or `footer`.
+- A field marked * is always present. Any other is omitted if it has its default: null, false, 0, an empty list or
   object.
-- There are no other fields. A new field, or a new meaning of one, is a new schema version.
+- There are no other fields. A new field, or a new meaning of one, means a new schema version.
 - An *integer* is from 0 to 2^53 - 1.
-- A *number* is a JSON number, or one of the strings `"nan"`, `"inf"`, `"-inf"`, which JSON has no numbers for.
-- A *vector* has one number for each parameter, in the order of the case's `parameters`; an entry is null where the
+- A *number* is a JSON number, or one of the strings `"nan"`, `"inf"`, `"-inf"`, for which JSON has no numbers.
+- A *vector* has one number for each parameter, in the order of the case's `parameters`; an entry is null if the
   trainer had no value, such as an unset gradient.
 - Steps, windows and ranks count from 0. A *window* is an accumulation window; a *step* is an optimizer step that was
-  taken. Their numbers differ after a window in which the gradient scaler skipped the step.
+  taken. Their numbers differ after a window whose step the gradient scaler skipped.
 """
 _SCALARS = {str: "string", bool: "boolean", int: "integer", NoneType: "null"}
 
 
 def classes() -> dict[str, Any]:
-    """All records, in the order in which they are declared."""
+    """All records, in the order of their definitions."""
     return {name: cls for name, cls in vars(records).items() if dataclasses.is_dataclass(cls)}
 
 

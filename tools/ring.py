@@ -1,9 +1,9 @@
-"""Ring all-reduce: which rank sends which segment in which step, and what each holds after it.
+"""Ring all-reduce: which rank sends which segment in each step, and what each rank has afterwards.
 
 A gradient is cut into as many segments as there are ranks. In the first N - 1 steps (reduce-scatter) every rank adds
-what it receives, so that rank r ends with the whole sum of segment r. In the next N - 1 steps (all-gather) every rank
-replaces its own segment by what it receives. In each step every rank sends one segment to the next rank, all at the
-same time: a rank sends 2 (N - 1) / N of the gradient, however many ranks there are (Patarasuk and Yuan,
+the received segment: rank r ends with the whole sum of segment r. In the next N - 1 steps (all-gather) every rank
+replaces its own segment by the received one. In each step every rank sends one segment to the next rank, all at the
+same time: a rank sends 2 (N - 1) / N of the gradient, for any number of ranks (Patarasuk and Yuan,
 "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
 """
 
@@ -48,7 +48,7 @@ def schedule(world_size: int) -> tuple[tuple[Message, ...], ...]:
 
 
 def played(pieces: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[Pieces[T]]:
-    """What every rank holds of every segment, at the start (``pieces``) and after each step."""
+    """The segments of every rank, at the start (``pieces``) and after each step."""
     states = [tuple(map(tuple, pieces))]
     for messages in schedule(len(pieces)):
         before = states[-1]
@@ -61,8 +61,6 @@ def played(pieces: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[Piec
 
 
 def contributions(world_size: int) -> list[Pieces[tuple[int, ...]]]:
-    """The ranks, ascending, of which each segment that a rank holds contains the gradients: at the start, and after
-    each step.
-    """
+    """The ranks, ascending, whose gradients each segment of a rank contains: at the start, and after each step."""
     start = [[(rank,)] * world_size for rank in range(world_size)]
     return played(start, lambda own, arrived: tuple(sorted(own + arrived)))

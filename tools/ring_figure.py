@@ -1,4 +1,4 @@
-"""The picture of ring all-reduce: what each rank holds of each segment, step by step."""
+"""The picture of ring all-reduce: the segments of each rank, step by step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ring(figure: Any) -> None:
 
 
 def _arrows(messages: Iterable[Message]) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
-    """From one row to the next; from the last row out at the bottom, and in again at the top."""
+    """Arrows from one row to the next; from the last row out at the bottom, and in again at the top."""
     for message in messages:
         below = message.segment, message.sender + 0.25
         if message.receiver:

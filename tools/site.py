@@ -1,7 +1,7 @@
-"""MkDocs' hooks: pages of the site that are files elsewhere in the repository, and links that lead out of `docs`.
+"""MkDocs hooks: pages from files outside `docs`, and links that lead out of `docs`.
 
-A page's links are those of the repository, so that they work where its source is read, too. Here they lead to the page
-that shows that file, or to the file in the repository.
+A page's links are those of the repository, so they also work in its source. Here they lead to the page of that file, or
+to the file in the repository.
 
 https://www.mkdocs.org/user-guide/plugins/#events
 """
@@ -28,7 +28,7 @@ PAGES = {
     "conformance/trace/TRACE.md": "traces.md",
     "reports/README.md": "reports.md",
 }
-#: In this page, a link for each adapter.
+#: The page with a link for each adapter.
 FRAMEWORKS = "docs/frameworks.md"
 _ADAPTER = re.compile(r"\[(You use [^]]+)\]\(\.\./(conformance/frameworks/\w+\.py)\)")
 _CODE = re.compile(r"^(```.*?^```$)|(`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -36,13 +36,13 @@ _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what stands elsewhere: pages, adapters, published reports and findings."""
+    """Adds files from elsewhere: pages, adapters, published reports and findings."""
     titles = dict(reversed(found) for found in _ADAPTER.findall((ROOT / FRAMEWORKS).read_text()))
     for path, uri in _uris().items():
         if path in titles:
             file = File.generated(config, uri, content=adapter_page(titles[path], ROOT / path))
         elif path == "reports/index.html":
-            # A browser would show the source of a page in Markdown.
+            # A browser would show the source of a Markdown page.
             text = re.sub(r'(href="findings/\w+)\.md"', r'\1.html"', (ROOT / path).read_text())
             file = File.generated(config, uri, content=text)
         else:
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with links that lead somewhere on the site.
+    """The page with links that lead to the site.
 
     Raises:
         FileNotFoundError: a link leads nowhere in the repository.
@@ -70,15 +70,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({config.repo_url}/blob/main/{path}{anchor})"
 
     parts = _CODE.split(markdown)
-    # Of each three parts, the first is no code.
+    # Of each three parts, the first is not code.
     return "".join(part if number % 3 else _LINK.sub(link, part) for number, part in enumerate(parts) if part)
 
 
 def adapter_page(title: str, file: Path) -> str:
-    """What an adapter's docstring says, how it is run, and its text."""
+    """The page of an adapter: its docstring, how to run it, and its source."""
     source = file.read_text()
     module = ast.parse(source)
-    # Where there are several trainers, one is named.
+    # If there are several trainers, one is named.
     several = [ast.unparse(node.targets[0]) for node in module.body if isinstance(node, ast.Assign)]
     first = next((names.strip("()").split(",")[0] for names in several if "," in names), None)
     decorated = any(isinstance(node, ast.FunctionDef) and node.decorator_list for node in module.body)
@@ -92,9 +92,9 @@ pip install "trainer-conformance[{file.stem.replace("_", "-")}]"
 conformance run {target}
 ```
 
-judges the release that you have installed, through this adapter. To judge your own code around the framework, copy the
-file, put your code where the framework's own calls are, and run `conformance run` on the copy.
-[The adapter](../../docs/adapter.md) says what a task offers, [the reports](../../reports/README.md) what was found.
+judges the installed release through this adapter. To judge your own code around the framework, copy the file, replace
+the framework's calls by your code, and run `conformance run` on the copy.
+[The adapter](../../docs/adapter.md) describes the task, [the reports](../../reports/README.md) the findings.
 
 ```python title="{file.relative_to(ROOT)}"
 {source}```
@@ -102,7 +102,7 @@ file, put your code where the framework's own calls are, and run `conformance ru
 
 
 def _uris() -> dict[str, str]:
-    """By path in the repository, what becomes a file of the site that is not in `docs`."""
+    """By path in the repository, the files outside `docs` that become files of the site."""
     return PAGES | {path: path for path in _reports()} | {path: _adapter_uri(path) for path in _adapters()}
 
 

@@ -1,6 +1,6 @@
-"""What is generated from the classes of events: trace-schema.json, and the tables of events in TRACE.md.
+"""Generates trace-schema.json, and the tables of events in TRACE.md, from the classes of events.
 
-``python -m tools.trace_schema`` renews both.
+``python -m tools.trace_schema`` updates both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def schema() -> Json:
 
 
 def schema_text() -> str:
-    """The text of trace-schema.json: one definition a line."""
+    """The text of trace-schema.json: one definition per line."""
     whole = schema()
     definitions = ",\n".join(f"    {json.dumps(name)}: {json.dumps(one)}" for name, one in whole.pop("$defs").items())
     rest = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in whole.items())
@@ -74,7 +74,7 @@ def schema_text() -> str:
 
 
 def words(text: str) -> str:
-    """TRACE.md with its tables of events renewed."""
+    """TRACE.md with its tables of events updated."""
     for heading, table in (("Every event", _head()), ("Kinds", _kinds())):
         start = text.index(f"\n## {heading}\n")
         end = text.index("\n## ", start + 1)
@@ -101,13 +101,13 @@ def _header() -> Json:
 
 
 def _own(kind: type[Event]) -> dict[str, Any]:
-    """The fields that a kind has beyond those of every event, with their types; of `Event` all."""
+    """The fields that a kind has in addition to those of every event, with their types; all for `Event`."""
     known = {} if kind is Event else hints(Event)
     return {name: hint for name, hint in hints(kind).items() if name not in known}
 
 
 def _properties(kind: type[Event]) -> Json:
-    """A field that may be left out is never null."""
+    """The schemas of a kind's fields. A field that may be omitted is never null."""
     return {name: _schema_of(hint, nullable=is_required(kind, name)) for name, hint in _own(kind).items()}
 
 
@@ -121,7 +121,7 @@ def _schema_of(hint: Any, nullable: bool = True) -> Json:
         return {"enum": list(arguments)}
     if origin is Sequence:
         return {"type": "array", "items": _schema_of(arguments[0])}
-    # A union is flat: that of a number and null has lost the number's name.
+    # A union is flat: the union of a number and null has lost the number's name.
     rest = [one for one in arguments if one is not NoneType]
     parts = [_PLAIN[Number]] if set(get_args(Number)) <= set(rest) else [_schema_of(one) for one in rest]
     parts += [_PLAIN[NoneType]] if nullable and NoneType in arguments else []
@@ -157,7 +157,7 @@ def _doc(hint: Any) -> str:
 
 
 def _values(hint: Any) -> list[str]:
-    """The values that a field may have, where they can be counted."""
+    """The values that a field may have, if they are countable."""
     plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     options = [plain] if get_origin(plain) is Literal else list(get_args(plain))
     literals = [value for one in options if get_origin(one) is Literal for value in get_args(one)]

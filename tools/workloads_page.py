@@ -1,9 +1,9 @@
-"""Writes docs/WORKLOADS.md and its figures: what the trainers are given, in tables and drawings.
+"""Generates docs/WORKLOADS.md and its figures: the trainers' data, in tables and drawings.
 
     pip install -c constraints.txt -e ".[docs]"
     python -m tools.workloads_page
 
-Only the figures need matplotlib. Each carries a digest of what it draws, so that a test sees when it is out of date.
+Only the figures need matplotlib. Each has a digest of its drawing calls, so a test sees when it is out of date.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tools.ring_figure import WORLD_SIZE, ring
 DOCS = Path(__file__).parents[1] / "docs"
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
 COLOURS = {"converging": "#2a7f4f", "oscillating": "#b07a00", "diverging": "#b3261e"}
-#: The weight that the exercise's tables are filled in for.
+#: The weight of the exercise's tables.
 WEIGHT = Fraction(2)
 ONE_BY_ONE: Batches = [points([point]) for point in NOISY_LINE]
 TOGETHER: Batches = [points(NOISY_LINE)]
@@ -46,7 +46,7 @@ def page() -> str:
 
 def _exercise() -> Iterable[str]:
     yield "# The workloads"
-    yield "What the trainers are given. This page is generated: `python -m tools.workloads_page`."
+    yield "The models and data that trainers train. This page is generated: `python -m tools.workloads_page`."
     yield "## The exercise"
     yield "Gradient descent on one weight m, with the loss (m x − ytrue)². Losses at m = 2:"
     losses = [(x, y, float(WEIGHT * x), _loss([(x, y)], len(LINE))) for x, y in LINE]
@@ -57,16 +57,16 @@ def _exercise() -> Iterable[str]:
     ratios = [max(found) / min(found) for found in ([_gradient(data) for data in group] for group in (single, both))]
     yield (
         f"The largest gradient of a point is {ratios[0]:.3g} times the smallest, "
-        f"that of a batch {ratios[1]:.3g} times: "
+        f"of a batch only {ratios[1]:.3g} times: "
         "averaging smooths."
     )
-    yield "![Weights by learning rate, and what a step multiplies the error with](workloads/learning-rates.svg)"
+    yield "![Weights by learning rate, and the factor of the error in a step](workloads/learning-rates.svg)"
     yield (
-        "A step on a batch of N points multiplies the error of the weight with 1 − lr · 2 Σx² / N. So it goes past the "
+        "A step on a batch of N points multiplies the error of the weight by 1 − lr · 2 Σx² / N. So it overshoots the "
         "best weight above lr = N / (2 Σx²), and nothing settles from lr = N / Σx² on: exactly "
         f"{diverges_from(TOGETHER)[0]} for all four points. Point by point, the step on x = 4 goes too far above "
-        f"{oscillates_from(ONE_BY_ONE)}, and whole epochs make the error grow above "
-        f"{float(diverges_from(ONE_BY_ONE)[0]):.6g}; but for a sliver around 1/2, where the step on x = 1 wipes it out."
+        f"{oscillates_from(ONE_BY_ONE)}, and whole epochs increase the error above "
+        f"{float(diverges_from(ONE_BY_ONE)[0]):.6g}; except near 1/2, where the step on x = 1 removes it."
     )
 
 
@@ -78,8 +78,8 @@ def _notebook() -> Iterable[str]:
     yield f"{SAMPLES} samples of {len(columns)} uncorrelated normal features; gradient descent recovers {goals}."
     yield "![Histograms of the features, and the targets by two of them](workloads/features.svg)"
     names = {
-        "mean": "mean, less the one asked for",
-        "variance": "variance, less 1",
+        "mean": "mean, minus the expected one",
+        "variance": "variance, minus 1",
         "distance": "Kolmogorov–Smirnov distance",
     }
     rows = [
@@ -94,29 +94,29 @@ def _notebook() -> Iterable[str]:
         values = ("1" if at == other else f"{value:.2g}" for other, value in enumerate(row))
         rows.append([f"correlation with x{at}", *values, f"{_limit(found, 'correlation'):.2g}"])
     yield _table(["check", *(f"x{column}" for column in range(len(columns))), "at most"], rows)
-    verdict = "All hold" if all(check.holds for check in found) else "**Not all hold**"
-    yield f"{verdict}. A right draw of the whole data set exceeds the limits of one kind once in {1 / ALPHA:g} draws."
+    verdict = "All passed" if all(check.holds for check in found) else "**Not all passed**"
+    yield f"{verdict}. A correct draw of the whole data set exceeds the limits of one kind once in {1 / ALPHA:g} draws."
     yield "![Weights and their distance to the coefficients by epoch](workloads/descents.svg)"
     yield (
         f"Accumulating the gradients of shards of {SHARD}, each weighted with its share of the samples, is gradient "
-        "descent over all samples. A step after every shard is mini-batch descent: other weights, and more steps an "
+        "descent over all samples. A step after every shard is mini-batch descent: other weights, and more steps per "
         f"epoch. After the last epoch {_nodes(descents().nodes)}."
     )
 
 
 def _nodes(nodes: Sequence[Sequence[float]]) -> str:
     held = dict.fromkeys(" ".join(f"{value:.9g}" for value in node) for node in nodes)
-    return f"all {len(nodes)} nodes of a ring hold {next(iter(held))}" if len(held) == 1 else "**the nodes differ**"
+    return f"all {len(nodes)} nodes of a ring have {next(iter(held))}" if len(held) == 1 else "**the nodes differ**"
 
 
 def _certified() -> Iterable[str]:
     yield "## Certified"
-    yield "Small dyadic rationals, on which right trainers agree to the bit; each shows what the others hide."
+    yield "Small dyadic rationals, on which correct trainers are bit-identical; each shows bugs that the others hide."
     yield _table(["workload", ""], [(f"`{recipe.name}`", recipe.summary) for recipe in RECIPES.values()])
 
 
 def _loss(data: Points, n: int) -> float:
-    """The loss of ``data`` at WEIGHT, where each squared error is divided by ``n``."""
+    """The loss of ``data`` at WEIGHT, with each squared error divided by ``n``."""
     return float(sum((WEIGHT * Fraction(x) - Fraction(y)) ** 2 for x, y in data) / n)
 
 
@@ -151,11 +151,11 @@ def _ring() -> Iterable[str]:
         "each rank has one complete segment, after all-gather all of them. Every rank sends one segment in a step, in "
         "total 2 (N − 1) / N of the gradient."
     )
-    yield "![What each rank holds of each segment, step by step](workloads/ring.svg)"
+    yield "![The segments of each rank, step by step](workloads/ring.svg)"
 
 
 def learning_rates(figure: Any) -> None:
-    """The weights that training on one point a step ends in, and what a step on all four multiplies the error with."""
+    """The final weights after training on one point per step, and the factor of the error in a step on all four."""
     left, right = figure.subplots(1, 2)
     for axes, batches in ((left, ONE_BY_ONE), (right, TOGETHER)):
         edges = [RATES[0] / 1.5, float(oscillates_from(batches)), float(diverges_from(batches)[0]), RATES[-1] * 1.5]
@@ -184,7 +184,7 @@ def _factor(rate: float) -> float:
 
 
 def features(figure: Any) -> None:
-    """A histogram of each feature with the normal density that it should follow; the targets by two of them."""
+    """A histogram of each feature with its expected normal density; the targets by two of them."""
     workload = multivariate()
     columns = columns_of(workload)
     targets = [float(sample.y) for batch in workload.batches for sample in batch]
@@ -199,7 +199,7 @@ def features(figure: Any) -> None:
 
 
 def by_epoch(figure: Any) -> None:
-    """The weights under ordinary descent, and how far each way is from the coefficients."""
+    """The weights under ordinary descent, and each method's distance from the coefficients."""
     found: Descents = descents()
     left, right = figure.subplots(1, 2)
     for index, goal in enumerate(map(float, COEFFICIENTS)):
@@ -229,14 +229,14 @@ FIGURES: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
 
 
 def digest(name: str) -> str:
-    """Of everything that a figure draws: the calls that it makes, with their numbers."""
+    """The digest of everything that a figure draws: its calls, with their numbers."""
     calls = Calls()
     FIGURES[name][0](calls)
     return hashlib.sha256(repr(calls.made).encode()).hexdigest()[:16]
 
 
 class Calls:
-    """Takes the place of a matplotlib figure and its axes, and notes the calls."""
+    """Replaces a matplotlib figure and its axes, and records the calls."""
 
     def __init__(self, made: list[object] | None = None) -> None:
         self.made: list[object] = [] if made is None else made
@@ -252,7 +252,7 @@ class Calls:
 
 
 def _rounded(value: object) -> object:
-    """To nine digits: what lies below may differ between machines."""
+    """Rounds to nine digits: smaller ones may differ between machines."""
     if isinstance(value, np.ndarray):
         return _rounded(value.tolist())
     if isinstance(value, list | tuple | range):

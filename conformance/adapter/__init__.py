@@ -1,1 +1,1 @@
-"""What a trainer under test sees: its declaration, the task with its data, and how its file is loaded."""
+"""What a trainer under test uses: its declaration, the task with its data, and how its file is loaded."""

@@ -1,7 +1,7 @@
-"""Backends: how the ranks of a case meet and average their gradients, what they need for it, and where they run.
+"""Backends: how the ranks of a case meet and average gradients, what that requires, and where it runs.
 
-To add a backend, add its entry to `BACKENDS`. The world sizes of its `paths` stand in `conformance.cases.rules`; gloo
-or NCCL follows from the device (`Task.collective_backend`); how ranks meet stands in `conformance.launchers`.
+To add a backend, add an entry to `BACKENDS`. `conformance.cases.rules` has the world sizes of its `paths`;
+`Task.collective_backend` picks gloo or NCCL by device; `conformance.launchers` has how ranks meet.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-#: Which paths there are to run: layouts, and how many workloads on each.
+#: Which layouts run, and how many workloads on each.
 Paths: TypeAlias = Literal["single", "distributed", "sharded", "point-to-point", "launched"]
-#: What the ranks send in an optimizer step, by the formulas of `conformance.oracle.traffic`.
+#: What ranks send in an optimizer step, by the formulas of `conformance.oracle.traffic`.
 Exchange: TypeAlias = Literal["all-reduce", "shards", "owners", "zero", "parameter-server", "ring", "ring-gather"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """How gradients are averaged.
+    """One way to average gradients.
 
     Attributes:
-        paths: which paths are run.
-        more_layouts: beside those, each as (world size, accumulation).
-        more_precisions: beside fp64, fp32, bf16 and fp16.
-        on_gpu: the core workloads run on a GPU too.
-        shares_gpus: ranks may share one. NCCL wants one for each. gloo's collectives take tensors of GPUs, too; its
-            messages do not: it reads main memory at their address, and aborts.
+        paths: which paths run.
+        more_layouts: further layouts, each as (world size, accumulation).
+        more_precisions: precisions besides fp64, fp32, bf16 and fp16.
+        on_gpu: the core workloads also run on a GPU.
+        shares_gpus: ranks may share a GPU. NCCL needs one for each rank. gloo's collectives accept CUDA tensors; its
+            messages do not: they read main memory at the GPU's address, and abort.
         rendezvous: where ranks that we start meet: at torchrun's store or at Horovod's server.
-        package, module: what it needs beyond torch, and what of that must be importable.
-        exchange: the formula of what ranks send; None where there is none.
-        is_seen: the recorder can see what ranks send each other.
+        package, module: the package required besides torch, and its module that must be importable.
+        exchange: the formula of what ranks send; None if there is none.
+        is_seen: the recorder sees what ranks send each other.
         one_rank_steps: one rank makes the optimizer steps for all.
     """
 
@@ -74,29 +74,29 @@ BACKENDS: dict[str, Backend] = {
 
 
 def exchange_of(backend: str) -> Exchange | None:
-    """None without a formula, or for an unknown backend in the results of another version."""
+    """The backend's formula; None if it has none, or for an unknown backend in results of another version."""
     return BACKENDS[backend].exchange if backend in BACKENDS else None
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Which rank of a case runs on which machine. ``hosts``: for each rank the name of the machine that it runs on."""
+    """Which machine each rank of a case runs on. ``hosts``: the machine's name for each rank."""
 
     hosts: tuple[str, ...]
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Topology:
-        """A spec that names no hosts runs on one."""
+        """The topology of a spec; a spec without hosts runs on one machine."""
         named: Sequence[str] = spec.get("hosts") or ["localhost"] * int(spec["world_size"])
         return cls(tuple(named))
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The machines, in the order of their first ranks."""
+        """The machines, ordered by their first ranks."""
         return tuple(dict.fromkeys(self.hosts))
 
     def node(self, rank: int) -> int:
-        """The number of the machine that ``rank`` runs on."""
+        """The number of the machine of ``rank``."""
         return self.nodes.index(self.hosts[rank])
 
     def local_rank(self, rank: int) -> int:
@@ -107,5 +107,5 @@ class Topology:
         return self.hosts.count(self.hosts[rank])
 
     def across(self, rank: int) -> tuple[int, ...]:
-        """The ranks that have the local rank of ``rank``, one a machine: Horovod's "cross" communicator."""
+        """The ranks with the same local rank as ``rank``, one per machine: Horovod's "cross" communicator."""
         return tuple(other for other in range(len(self.hosts)) if self.local_rank(other) == self.local_rank(rank))

@@ -1,4 +1,4 @@
-"""The samples of a task as torch data: a dataset and its sampler, the stream of a run, and its micro-batches."""
+"""The samples of a task as torch data: a dataset with its sampler, the stream of a run, and micro-batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from conformance.workloads.plan import Spec, order_of, stream, turns_of
 
 
 class Batch(tuple[torch.Tensor, ...]):
-    """m samples on the task's device, in its dtype: `inputs, targets = batch` or, where the loss is weighted,
+    """m samples on the task's device, in its dtype: `inputs, targets = batch` or, for a weighted loss,
     `inputs, targets, weights = batch`.
 
-    A named tuple for all who take one: collate functions of torch's, and what moves batches to a device. Batches that
-    come out of a framework as tuples or dicts are made again by `Batch(*batch)` or `Batch(**batch)`.
+    A named tuple, as torch's collate functions and device transfers expect. If a framework returns tuples or dicts,
+    rebuild the batch with `Batch(*batch)` or `Batch(**batch)`.
     """
 
     _fields: tuple[str, ...] = ("inputs", "targets")
@@ -45,7 +45,7 @@ class Batch(tuple[torch.Tensor, ...]):
 
     @property
     def weights(self) -> torch.Tensor:
-        """(m, 1); ones where the loss is not weighted"""
+        """(m, 1); ones if the loss is not weighted"""
         return torch.ones_like(self.targets)
 
     def _replace(self, **parts: torch.Tensor) -> Batch:
@@ -56,7 +56,7 @@ class Batch(tuple[torch.Tensor, ...]):
 
 
 class WeightedBatch(Batch):
-    """A `Batch` with weights; `Batch(inputs, targets, weights)` makes it."""
+    """A `Batch` with weights, as `Batch(inputs, targets, weights)` returns it."""
 
     _fields = ("inputs", "targets", "weights")
 
@@ -66,13 +66,13 @@ class WeightedBatch(Batch):
         return self[2]
 
 
-#: What a loader gives: a `Batch`; `tuple`: (inputs, targets); `dict`: {"inputs": ..., "targets": ...}, both with the
-#: weights where the loss is weighted; or what a function makes of a `Batch`.
+#: What a loader yields: a `Batch`; `tuple`: (inputs, targets); `dict`: {"inputs": ..., "targets": ...}, both with
+#: weights if the loss is weighted; or the result of a function of a `Batch`.
 Format: TypeAlias = Callable[[Batch], Any]
 
 
 def formatted(batch: Batch, format: Format | None) -> Any:
-    """The batch, or the sample, as a loader gives it."""
+    """The batch, or the sample, in the loader's format."""
     if format is None:
         return batch
     made: Any = format
@@ -80,7 +80,7 @@ def formatted(batch: Batch, format: Format | None) -> Any:
 
 
 class Samples(Dataset[Any]):
-    """The samples of one epoch, each a `Batch` of tensors without the first dimension, or in the `format` asked for.
+    """The samples of one epoch, each a `Batch` of tensors without the first dimension, or in the requested `format`.
     torch's own collate function stacks them."""
 
     def __init__(self, spec: Spec, device: torch.device, dtype: torch.dtype, format: Format | None = None) -> None:
@@ -99,17 +99,17 @@ class Samples(Dataset[Any]):
         return formatted(self.sample(index), self._format)
 
     def sample(self, index: int) -> Batch:
-        """One, whatever the format."""
+        """One sample, always as a `Batch`."""
         return Batch(*(column[index] for column in self._columns))
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Several samples at once."""
+        """Several samples as one `Batch`."""
         rows = torch.tensor(indices, device=self._columns.inputs.device)
         return Batch(*(column.index_select(0, rows) for column in self._columns))
 
 
 class Stream(Dataset[Batch]):
-    """The samples of the whole run in the order in which they are read, epoch after epoch."""
+    """The samples of the whole run in reading order, epoch after epoch."""
 
     def __init__(self, samples: Samples, spec: Spec) -> None:
         self._samples = samples
@@ -125,14 +125,14 @@ class Stream(Dataset[Batch]):
         return self._samples.sample(self._numbers[index])
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """A whole batch at once; torch's fetcher prefers this over one `__getitem__` a sample."""
+        """A whole batch at once; torch's fetcher prefers this to one `__getitem__` per sample."""
         return self._samples.batch([self._numbers[index] for index in indices])
 
 
 class Order(DistributedSampler[int]):
-    """The numbers of one rank's samples in the epoch that `set_epoch` has named last, as torch's sampler gives them.
+    """The indices of one rank's samples in the epoch of the last `set_epoch`, like torch's sampler.
 
-    Another `seed` gives other orders; like those of other epochs, they are the plan's only for all ranks together.
+    Another `seed` gives other orders. As for other epochs, only the orders of all ranks together match the plan.
     """
 
     def __init__(self, samples: Samples, spec: Spec, rank: int, epoch: int) -> None:
@@ -149,8 +149,7 @@ class Order(DistributedSampler[int]):
 
 
 class GlobalOrder(Order):
-    """The numbers of all ranks' samples in the epoch that `set_epoch` has named last, micro-batch by micro-batch, each
-    for the next rank."""
+    """The indices of all ranks' samples in the epoch of the last `set_epoch`, one micro-batch per rank in turn."""
 
     def __init__(self, samples: Samples, spec: Spec) -> None:
         super().__init__(samples, spec, rank=0, epoch=0)
@@ -163,7 +162,7 @@ class GlobalOrder(Order):
 
 
 class MicroBatches(BatchSampler):
-    """The indices of the samples in each micro-batch of one rank."""
+    """The sample indices of each micro-batch of one rank."""
 
     def __init__(self, samples: Stream, rank: int, micro_batch_size: int) -> None:
         super().__init__(SequentialSampler(samples), micro_batch_size, drop_last=False)
@@ -182,7 +181,7 @@ class MicroBatches(BatchSampler):
 
 
 def collate(samples: Batch | list[Batch], format: Format | None = None) -> Any:
-    """Samples into one batch; what `Stream.__getitems__` fetched already is one."""
+    """Collates samples into one batch; `Stream.__getitems__` already returns one."""
     if not isinstance(samples, Batch):
         samples = Batch(*(torch.stack(column) for column in zip(*samples, strict=True)))
     return formatted(samples, format)

@@ -1,5 +1,5 @@
-"""What a trainer says about itself: the `@trainer` decorator and the frozen `Declaration` that it attaches, what it
-raises for a case that it has no place for, and the `Job` of one that launches its workers.
+"""A trainer's interface: the `@trainer` decorator and its frozen `Declaration`, the `Unsupported` error, and the `Job`
+of a trainer that launches its workers.
 
 Nothing here imports torch: the front process reads declarations.
 """
@@ -38,9 +38,9 @@ Session: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a trainer supports. Cases that it does not declare are reported as UNSUPPORTED and not run.
+    """What a trainer supports. Other cases are reported as UNSUPPORTED and not run.
 
-    Raises ValueError, one line that names the allowed values, for anything unknown.
+    Raises ValueError for an unknown value: one line that names the allowed ones.
     """
 
     backends: tuple[str, ...] = ("single",)
@@ -92,7 +92,7 @@ class Declaration:
                 raise ValueError(f"{switch} is True or False, not {value!r}")
         for further in ("survives_kill", "resumes_inside_windows", "elastic", "random_state"):
             if getattr(self, further) and not self.resume:
-                raise ValueError(f"{further} is for a trainer that can be resumed: add resume=True")
+                raise ValueError(f"{further} needs a trainer that resumes: add resume=True")
         name: object = self.name
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise ValueError(f"name must be a non-empty string, not {name!r}")
@@ -102,7 +102,7 @@ class Declaration:
 
     @property
     def behaviour(self) -> dict[str, str]:
-        """What it says of the choices in `conformance.workloads.behaviour`."""
+        """Its declared choices, by `conformance.workloads.behaviour`."""
         return {choice: way for choice in DECLARABLE if (way := getattr(self, choice)) is not None}
 
     def _set(self, field: str, value: tuple[Any, ...]) -> None:
@@ -123,31 +123,31 @@ class Declaration:
 
 
 class Unsupported(Exception):
-    """A trainer raises it for a case that its framework has no place for: `raise Unsupported("no dampening")`.
+    """Raised by a trainer for a case that its framework does not support: `raise Unsupported("no dampening")`.
 
     The case is UNSUPPORTED, with that reason, if any rank raises it before the first optimizer step. After a step,
-    which may have been a wrong one, it is a CRASH.
+    which may have been wrong, it is a CRASH.
     """
 
 
 class UnsupportedModel(Unsupported, AttributeError):
-    """A trainer asks the task's model for what a `torch.nn.Linear` has and this one has not."""
+    """A trainer uses an attribute of `torch.nn.Linear` that the task's model lacks."""
 
 
 class UnsupportedGroups(Unsupported, ValueError):
-    """A trainer asks for an optimizer of a flat parameter, which cannot have several groups."""
+    """A trainer asks for an optimizer of one flat parameter, which cannot have several groups."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One case, as the process that launches its workers sees it.
+    """One case, for the process that launches its workers.
 
     world_size: how many workers to start; each must call `conformance.enter(job.ticket, rank)` once, with its own
     rank from 0 to world_size - 1.
-    steps: optimizer steps (accumulation windows) in all, for frameworks whose driver counts them.
+    steps: the number of optimizer steps (accumulation windows), for frameworks whose driver counts them.
     checkpoint_dir, resume_from: those of the workers' `Task`, for frameworks whose driver names them.
-    ticket: what `enter` needs, as plain JSON values: send it to the workers in any way.
-    session: what the trainer's session yielded, or None.
+    ticket: the input of `enter`, as plain JSON values: send it to the workers in any way.
+    session: the value that the trainer's session yielded, or None.
     """
 
     world_size: int
@@ -200,58 +200,57 @@ def trainer(
 def trainer(
     function: Function | None = None, /, *, session: Session | None = None, **declares: Any
 ) -> Function | Callable[[Function], Function]:
-    """Mark a function as a trainer under test and declare what it supports.
+    """Marks a function as a trainer under test and states what it supports.
 
     backends: of "single", "ddp", "horovod", "fsdp2", "zero-redundancy", "deepspeed", "parameter-server", "ring",
     "ring-gather", "ray", "ray-train".
     precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression" (Horovod's), "apex-O1" (on a GPU only).
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".
-    clips: of "norm", "value"; empty when it cannot clip.
-    optimizers: of "sgd", "adamw", "adagrad": of torch's, those that it can step with all their settings. For a setting
-    that it has no place for, raise `conformance.Unsupported` before the first step.
-    schedules: of "step", "epoch": what its learning-rate schedules may count; empty when the rate stays as it is. With
-    "epoch" there are cases whose `task.schedule_by` is "epoch", in which the scheduler must be stepped once an epoch.
-    world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
-    parameter_groups: of 1, 2, 3: how many groups the optimizer may have. With 2, `task.optimizer` has a group for
-    vectors and scalars, with 3 one for each of the two; groups have settings and a schedule of their own, which the
-    trainer must keep. Declare (1,) if it has no place for them, because it steps one flat parameter or by one rate.
-    models: of "linear" (`torch.nn.Linear`), "many-tensors" (ten parameters of all ranks, one of them tied, one an
-    embedding), "large-tensors" (the same, of seven million elements), "two-layers" (a product of two matrices),
-    "counting" (a Linear with buffers). Leave the others out only if the trainer does not take any module, because it
-    computes by itself.
-    requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
-    launches_workers: the function runs once a case, gets a `Job`, and starts the workers itself. Each worker calls
+    clips: of "norm", "value"; empty if it cannot clip.
+    optimizers: of "sgd", "adamw", "adagrad": those of torch that it can step with all their settings. For an
+    unsupported setting, raise `conformance.Unsupported` before the first step.
+    schedules: of "step", "epoch": what its learning-rate schedules may count; empty if the rate is constant. "epoch"
+    adds cases whose `task.schedule_by` is "epoch": the scheduler must be stepped once per epoch.
+    world_sizes, accumulations: supported numbers of ranks, and of micro-batches in a window.
+    parameter_groups: of 1, 2, 3: supported numbers of optimizer groups. With 2, `task.optimizer` has a group for
+    vectors and scalars, with 3 one for each of the two. Each group has its own settings and schedule, which the trainer
+    must keep. Use (1,) if it cannot, because it steps one flat parameter or uses one rate.
+    models: of "linear" (`torch.nn.Linear`), "many-tensors" (ten parameters of all shapes, one tied, one an embedding),
+    "large-tensors" (the same, with seven million elements), "two-layers" (a product of two matrices), "counting" (a
+    Linear with buffers). Leave some out only if the trainer cannot train any module, because it computes by itself.
+    requires: modules that must be importable; if one is missing, cases are UNAVAILABLE.
+    launches_workers: the function runs once per case, gets a `Job`, and starts the workers itself. Each worker calls
     `conformance.enter` for its task.
-    resume: it stops after `task.stop_after` windows, saves in `task.checkpoint_dir`, and goes on from there, in fresh
-    processes, if there is a `task.resume_from`.
-    survives_kill: it saves whenever it has trained one of `task.save_after` windows, in the process of rank 0, and if
-    it is killed meanwhile, in a file or between two, it goes on from the last whole checkpoint. Each must be written
-    before the next window.
-    resumes_inside_windows: it also stops after `task.stop_inside` micro-batches of the next window, and goes on from
-    there with what their gradients add up to, or trains that window from its beginning.
-    random_state: when it goes on, the model draws the random numbers that come next, as for dropout, on each rank.
-    elastic: it also goes on with other `world_sizes` than it was stopped at, or alone. Global batches stay the same, so
-    `task.micro_batch_size` is another one.
-    unfreezes: it trains the frozen parameters of the model, too, from the window `task.unfreeze_at` on, clips them, and
-    steps them by the rate that the schedule has by then; what it trained before keeps its momentum.
-    unused_parameters: it trains models of which some samples do not use some parameters, such as a mixture of experts;
-    `task.unused_parameters` says whether it is one.
-    sparse: it trains models of which some parameters have sparse gradients, such as `Embedding(..., sparse=True)`.
-    buffers: it trains models with buffers that their forwards update in training mode, such as running statistics, and
-    keeps them, in its checkpoints, too.
-    own_order: where `task.own_order` is true, it shuffles and shares out `task.dataset()` itself, as frameworks do that
-    make their own loaders. Each sample must be read once in an epoch.
-    loss_scale: "task" if it scales its loss with `task.grad_scaler()` or begins with `task.loss_scale`; "own" if a
-    framework begins with a scale of its own. Then the numbers of cases in fp16 are so small that 65536 fits, torch's
-    default, and so do the powers of two around it. Their ids end with "own-scale".
-    session: for such a trainer, a context manager function for what its cases share, such as a local cluster. It is
-    entered in a separate process before the first case; what it yields, plain JSON values, is `job.session`.
+    resume: it stops after `task.stop_after` windows, saves in `task.checkpoint_dir`, and if `task.resume_from` is set,
+    resumes from there in new processes.
+    survives_kill: rank 0 saves after each window of `task.save_after`. If it is killed while it saves, in a file or
+    between two, it resumes from the last complete checkpoint. Each must be written before the next window.
+    resumes_inside_windows: it also stops after `task.stop_inside` micro-batches of the next window, and resumes there
+    with the sum of their gradients, or trains that window from its start.
+    random_state: after it resumes, each rank continues the model's sequence of random numbers, as for dropout.
+    elastic: it also resumes with another of its `world_sizes`, or with one process. Global batches stay the same, so
+    `task.micro_batch_size` changes.
+    unfreezes: it also trains the model's frozen parameters from window `task.unfreeze_at` on, clips them, and steps
+    them by the schedule's current rate; parameters trained before keep their momentum.
+    unused_parameters: it trains models in which some samples use only some parameters, such as a mixture of experts;
+    `task.unused_parameters` says whether the model is one.
+    sparse: it trains models with sparse gradients, such as those of `Embedding(..., sparse=True)`.
+    buffers: it trains models whose forwards update buffers in training mode, such as running statistics, and saves
+    these in its checkpoints.
+    own_order: if `task.own_order` is true, it shuffles and divides `task.dataset()` itself, as frameworks do that make
+    their own loaders. Each sample must be read once per epoch.
+    loss_scale: "task" if it scales its loss with `task.grad_scaler()` or starts from `task.loss_scale`; "own" if a
+    framework starts from its own scale. fp16 cases then have numbers so small that 65536, torch's default, and the
+    powers of two around it fit. Their ids end with "own-scale".
+    session: a context manager function for resources that cases share, such as a local cluster; needs
+    `launches_workers`. It is entered in a separate process before the first case; `job.session` is the value that it
+    yields, plain JSON values.
     name: its name in reports; by default the last part of the module's name, or the function's name if the module has
     several trainers.
 
-    What it does where several ways are right; the default is to declare nothing. Done otherwise than declared, a case
-    fails; not declared and done at the user's expense, there is a warning:
+    Choices where several behaviours are valid; None, the default, states nothing. A case fails if the trainer does
+    something else than stated. If nothing is stated and the behaviour costs the user something, there is a warning:
 
     last_window: an accumulation window with fewer micro-batches than the others: "step" by its true length, "drop" it
     and clear its gradients, "carry" its gradients into the next epoch, or "pad" it by repeating samples.
@@ -259,15 +258,16 @@ def trainer(
     "pad" it by repeating samples, as `DistributedSampler` does. "join": use it, also where only some ranks have samples
     left; the others join, as in torch's `Join` or with Horovod's `join()`, and end with the same weights. Only trainers
     that declare this get a case in which ranks have different numbers of batches.
-    schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" all the same.
-
+    schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" anyway.
+    schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" anyway.
     The defaults are those of `Declaration`. The decorated function stays a plain callable:
-    `def train(task: Task) -> None`. Raises ValueError for values that are not in these lists, and for an async or
-    generator function, of which a call runs nothing.
+    The defaults are those of `Declaration`. The decorated function stays a plain callable:
+    `def train(task: Task) -> None`. Raises ValueError for values not in these lists, and for an async or generator
+    function, whose call runs nothing.
     """
     declaration = Declaration.from_dict(declares)
     if session is not None and not declaration.launches_workers:
-        raise ValueError("session is for a trainer that launches its workers: add launches_workers=True")
+        raise ValueError("session needs a trainer that launches its workers: add launches_workers=True")
 
     def declare(function: Function) -> Function:
         if not callable(function):
@@ -275,15 +275,15 @@ def trainer(
         if (kind := _runs_nothing(function)) is not None:
             name = getattr(function, "__name__", "it")
             raise ValueError(
-                f"@trainer decorates a function that trains when it is called, but {name} is {kind}: calling it runs "
-                f"nothing of its body; write a plain `def {name}(task)` that runs it to its end"
+                f"@trainer decorates a function that trains when called, but {name} is {kind}: calling it runs "
+                f"nothing of its body; write a plain `def {name}(task)` that runs the training to its end"
             )
         try:
             setattr(function, ATTRIBUTE, declaration)
             setattr(function, SESSION, session)
         except AttributeError as error:
             raise ValueError(
-                f"@trainer cannot mark {function!r}, which takes no attributes; write a function that calls it"
+                f"@trainer cannot mark {function!r}: it takes no attributes; write a function that calls it"
             ) from error
         return function
 
@@ -291,7 +291,7 @@ def trainer(
 
 
 def _runs_nothing(function: Callable[..., None]) -> str | None:
-    """What a function is whose call returns before its body has begun; None for any other."""
+    """Names the kind of a function whose call returns before its body runs; None for any other."""
     for called in (function, type(function).__call__):
         if inspect.iscoroutinefunction(called):
             return "an async function"
@@ -301,17 +301,17 @@ def _runs_nothing(function: Callable[..., None]) -> str | None:
 
 
 def declared(candidate: object) -> Declaration | None:
-    """The declaration that `@trainer` attached to `candidate`, if any."""
+    """The declaration that `@trainer` attached to `candidate`, or None."""
     try:
         found = getattr(candidate, ATTRIBUTE, None)
     except Exception:
-        # Some objects raise something else for a name that they lack, such as a dict whose items are attributes.
+        # Some objects raise other errors for missing names, such as a dict whose items are attributes.
         return None
     return found if isinstance(found, Declaration) else None
 
 
 def session_of(function: object) -> Session | None:
-    """The session that `@trainer` was given for `function`, if any."""
+    """The session that `@trainer` got for `function`, or None."""
     session: Session | None = getattr(function, SESSION, None)
     return session
 
@@ -344,7 +344,7 @@ def _names(
 
 
 def _counts(field: str, values: Any, of: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Whole numbers from 2 on, or some ``of`` these."""
+    """Whole numbers of at least 2, or some ``of`` these."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{field} takes a list of whole numbers such as {field}={list(of) or [2, 4]}, not {values!r}")
     counts = tuple(values)

@@ -1,4 +1,4 @@
-"""From a target such as `my_trainer.py:train` to the function and its declaration. It does not import torch itself."""
+"""Loads a trainer: from a target such as `my_trainer.py:train` to its function and declaration. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
 Train = Callable[[Any], None]
 Import = Callable[[str], ModuleType]
 
-#: In place of a target: all trainers of the files that are named.
+#: Replaces a target: all trainers of the named files.
 ALL = "all"
 _PACKAGE = __name__.partition(".")[0]
 _FOLDERS = ("trainers", "frameworks")
 
 
 def imported(place: str) -> ModuleType:
-    """Import what `place_of` says of a target. Raises TrainerError, as `load` does."""
+    """Imports the file or module of a target, as `place_of` names it. Raises TrainerError, like `load`."""
     if place.endswith(".py") or "/" in place or "\\" in place:
         return trainer_files.from_path(place)
     if (bundled := _bundled().get(place)) is not None:
@@ -41,11 +41,11 @@ def imported(place: str) -> ModuleType:
 
 
 def load(target: str, imported: Import = imported) -> tuple[Train, Declaration]:
-    """Import the trainer that `target` names. The declaration's `name` is filled in.
+    """Imports the trainer that `target` names. The declaration's `name` is filled in.
 
-    Targets: `path.py`, `path.py:function`, `package.module`, `package.module:function`, or the bare name of a
-    trainer that comes with this package (`ddp`, `accelerate`). Raises TrainerError; its subclass MissingRequirement
-    if a module is missing that the trainer declares under `requires`. `imported` imports the module.
+    Targets: `path.py`, `path.py:function`, `package.module`, `package.module:function`, or the bare name of a trainer
+    in this package (`ddp`, `accelerate`). Raises TrainerError; its subclass MissingRequirement if a module is missing
+    that the trainer lists under `requires`. `imported` imports the module.
     """
     place, name = _split(target)
     if name is None and trainer_files.is_script(Path(place)):
@@ -63,12 +63,12 @@ def load(target: str, imported: Import = imported) -> tuple[Train, Declaration]:
 
 
 def reference_names() -> tuple[str, ...]:
-    """The bare names that `load` takes: reference trainers and adapters of frameworks."""
+    """The bare names that `load` accepts: reference trainers and framework adapters."""
     return tuple(_bundled())
 
 
 def stated(target: str) -> Declaration | None:
-    """The declaration of a trainer in this package, read from its source; None for others, which must be imported."""
+    """The declaration of a trainer in this package, read from its source; None for others, which need an import."""
     bundled = _bundled().get(target)
     return None if bundled is None else declaration_in(bundled)
 
@@ -76,7 +76,7 @@ def stated(target: str) -> Declaration | None:
 def file_of(target: str) -> Path | None:
     """The file that a target names, which may not exist; None for a module that is not found.
 
-    To find a module in a package imports the package. Raises TrainerError.
+    Finding a module in a package imports the package. Raises TrainerError.
     """
     place = place_of(target)
     if place.endswith(".py") or "/" in place or "\\" in place:
@@ -93,7 +93,7 @@ def file_of(target: str) -> Path | None:
 
 @cache
 def _bundled() -> dict[str, Path]:
-    """The files of this package that hold a `@trainer`, by name and in its order."""
+    """The files of this package with a `@trainer`, by name and in its order."""
     files = [file for folder in _FOLDERS for file in (Path(__file__).parents[1] / folder).glob("*.py")]
     return {file.stem: file for file in sorted(files, key=lambda file: file.stem) if _holds_trainer(file)}
 
@@ -103,16 +103,15 @@ def _holds_trainer(file: Path) -> bool:
 
 
 def every_trainer(targets: Sequence[str]) -> list[str]:
-    """The targets, with each file or module that has several trainers replaced by them where `all` is among
-    the targets.
+    """The targets; if `all` is among them, each file or module with several trainers is replaced by these.
 
-    Raises TrainerError: `all` stands alone.
+    Raises TrainerError if `all` is the only target.
     """
     named = [target for target in targets if target != ALL]
     if len(named) == len(targets):
         return named
     if not named:
-        raise TrainerError(f"{ALL}: of which file? Name it too, as in: my_trainers.py --trainer {ALL}")
+        raise TrainerError(f"{ALL} needs a file: name it too, as in: my_trainers.py --trainer {ALL}")
     return [one for target in named for one in _each(target)]
 
 
@@ -124,17 +123,17 @@ def _each(target: str) -> list[str]:
 
 
 def missing_requirements(declaration: Declaration) -> tuple[str, ...]:
-    """The declared `requires` that cannot be found on this machine."""
+    """The modules in `requires` that are not found on this machine."""
     return tuple(name for name in declaration.requires if not _is_installed(name))
 
 
 def _is_installed(name: str) -> bool:
-    # A module that is there may have no spec: some frameworks put one of their own making into `sys.modules`.
+    # A loaded module may have no spec: some frameworks put modules that they made into `sys.modules`.
     if name in sys.modules:
         return sys.modules[name] is not None
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # of the parent package of a dotted name
+    except (ImportError, ValueError):  # from the parent package of a dotted name
         return False
 
 
@@ -150,7 +149,7 @@ def function_of(target: str) -> str | None:
 
 def _split(target: str) -> tuple[str, str | None]:
     place, colon, name = target.rpartition(":")
-    # A file's name may have a colon too, and a drive's letter has one.
+    # A file name may contain a colon, and so does a drive.
     if not colon or name.endswith(".py") or "/" in name or "\\" in name:
         return target, None
     if not place or not name:
@@ -159,12 +158,12 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def _module_of(value: object) -> object:
-    """Where a trainer is defined; a partial function has no module of its own."""
+    """The module that defines a trainer; a partial function has none itself."""
     return getattr(value.func if isinstance(value, partial) else value, "__module__", None)
 
 
 def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bool]:
-    """The function asked for, or the only trainer there is; and whether it is the only one."""
+    """The requested function, or the only trainer; and whether it is the only one."""
     marked: dict[str, Train] = {key: value for key, value in vars(module).items() if declared(value) is not None}
     candidates = {key: value for key, value in marked.items() if _module_of(value) == module.__name__}
     # Python imports any folder as a package.
@@ -182,7 +181,7 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
             raise TrainerError(f"{place}: {name} is not a function")
         return found, list(candidates) == [name]
     if not candidates and marked:
-        # Imported, perhaps only to be used.
+        # Imported, perhaps only for use.
         choices = " or ".join(f"{place}:{key}" for key in marked)
         raise TrainerError(
             f"{place}: no @trainer function is defined in it; to run one that it imports, name {choices}"
@@ -192,7 +191,7 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
     if len(candidates) > 1:
         choices = ", ".join(f"{place}:{key}" for key in candidates)
         several = f"{place}: {len(candidates)} @trainer functions in it"
-        # Those that a file makes in another way than under `@trainer` are not known before it is imported.
+        # Trainers made without `@trainer` are unknown until the file is imported.
         or_all = f", or add --trainer {ALL}" if len(_each(place)) > 1 else ""
         raise TrainerError(f"{several}, name one of {choices}{or_all}")
     return next(iter(candidates.values())), True

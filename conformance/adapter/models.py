@@ -42,7 +42,7 @@ class WithDropout(torch.nn.Linear):
 
 
 class OfOnePixel(torch.nn.Conv2d):
-    """The convolution of images of one pixel with a kernel of one, computed as the product that it is."""
+    """A 1x1 convolution of images of one pixel, computed as a matrix product."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """(..., channels) images, (..., 1) predictions."""
@@ -50,7 +50,7 @@ class OfOnePixel(torch.nn.Conv2d):
 
 
 class Experts(torch.nn.ModuleList):
-    """Modules of which each sample takes one. One that no sample takes is not called, so it has no gradient."""
+    """Modules, one per sample. A module that no sample uses is not called and gets no gradient."""
 
     def forward(self, inputs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """(..., features) inputs, (..., 1) numbers of experts, (..., 1) predictions."""
@@ -63,7 +63,7 @@ class Experts(torch.nn.ModuleList):
 
 
 class _Module(torch.nn.Module):
-    """One that is no `torch.nn.Linear`, and says so to a trainer that needs one."""
+    """A module that is not a `torch.nn.Linear`, and tells a trainer that needs one."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -72,14 +72,14 @@ class _Module(torch.nn.Module):
             if name not in _OF_LINEAR_ALONE:
                 raise
             raise UnsupportedModel(
-                f'{error}; a trainer that needs a torch.nn.Linear declares it: `@trainer(models=["linear"])`'
+                f'{error}; if the trainer needs a torch.nn.Linear, add `@trainer(models=["linear"])`'
             ) from None
 
 
 class ManyTensors(_Module):
     """`workloads.model.ManyTensors`: (..., 18) inputs, (..., 1) predictions."""
 
-    # As a Linear has them, for trainers that make other models of the same width.
+    # Same as in a Linear, for trainers that make other models of the same width.
     in_features, out_features = 18, 1
 
     def __init__(self, *, scalars: bool = True, experts: bool = False, sparse: bool = False) -> None:
@@ -152,7 +152,7 @@ class LargeTensors(ManyTensors):
 class TwoLayers(_Module):
     """`workloads.model.TwoLayers`: (..., features) inputs, (..., 1) predictions."""
 
-    # As a Linear has them.
+    # Same as in a Linear.
     out_features = 1
 
     def __init__(self, in_features: int, hidden: int) -> None:
@@ -182,7 +182,7 @@ def module_class(spec: Mapping[str, Any]) -> type[torch.nn.Module]:
 
 
 def module(spec: Mapping[str, Any]) -> torch.nn.Module:
-    """That module, with torch's own start weights."""
+    """That module, with torch's default initial weights."""
     described = model.model_of(spec)
     built: torch.nn.Module
     if isinstance(described, model.Counting):
@@ -201,7 +201,7 @@ def module(spec: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def parameters(spec: Mapping[str, Any], rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The parameters with which that module begins on `rank`."""
+    """The initial parameters of that module on `rank`."""
     tensors = model.model_of(spec).tensors
     parts = torch.tensor(spec["weights"][rank], dtype=dtype).split([tensor.size for tensor in tensors])
     return [_filled(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]

@@ -1,4 +1,4 @@
-"""What the task's optimizer, its parameter groups, schedule and loss scaler are made with."""
+"""The settings of the task's optimizer, parameter groups, schedule and loss scaler."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from conformance.workloads.plan import Spec
 class GroupSettings:
     """One parameter group.
 
-    arguments: by the names of torch's optimizer, the learning rate before its schedule among them.
-    learning_rates: one for each optimizer step that is not skipped, or for each epoch where `task.schedule_by` is
+    arguments: by the names of torch's optimizer, including the learning rate before its schedule.
+    learning_rates: one for each optimizer step that is not skipped, or for each epoch if `task.schedule_by` is
     "epoch".
     """
 
@@ -31,8 +31,8 @@ class GroupSettings:
 class OptimizerSettings:
     """kind: torch's SGD, AdamW or Adagrad.
 
-    groups: one or, where vectors and scalars have settings of their own, two (all else; vectors and scalars) or three
-    (all else; vectors; scalars).
+    groups: one or, if vectors and scalars have their own settings, two (all else; vectors and scalars) or three (all
+    else; vectors; scalars).
     """
 
     kind: Literal["sgd", "adamw", "adagrad"]
@@ -40,7 +40,7 @@ class OptimizerSettings:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of the first group, as `torch.optim.SGD(params, **arguments)` takes them."""
+        """The first group's arguments, as for `torch.optim.SGD(params, **arguments)`."""
         return dict(self.groups[0].arguments)
 
 
@@ -56,7 +56,7 @@ class LossScaling:
 
 
 def optimizer_settings(spec: Spec) -> OptimizerSettings:
-    """Those of a case."""
+    """The settings of a case."""
     first = dict(spec["optimizer"])
     kind = first.pop("kind")
     if "betas" in first:
@@ -74,11 +74,11 @@ def optimizer_settings(spec: Spec) -> OptimizerSettings:
 def parameter_groups(
     params: Any, groups: Sequence[GroupSettings], model: Model, world_size: int
 ) -> list[dict[str, Any]]:
-    """The groups of `params`, anything that a torch optimizer takes, each divided into the workload's `groups`.
+    """Divides `params`, anything that a torch optimizer accepts, into the workload's `groups`.
 
-    The first of these has all tensors that cannot be parameters.
+    Tensors with shapes that no parameter has go into the first of these.
 
-    Raises `UnsupportedGroups` if one of these may hold all parameters, or one rank's share of them.
+    Raises `UnsupportedGroups` if such a tensor may be all parameters, or one rank's share of them.
     """
     given = list(params)
     shapes = {tensor.shape for tensor in model.tensors}
@@ -92,9 +92,9 @@ def parameter_groups(
             is_known = tuple(tensor.shape) in shapes
             if not is_known and tensor.numel() * world_size >= model.size:
                 raise UnsupportedGroups(
-                    f"this case has {len(groups)} parameter groups, and `task.optimizer` is given one tensor of "
-                    f"{tensor.numel()} elements in place of the model's parameters; a trainer that steps a flat one "
-                    "declares it: `@trainer(parameter_groups=[1])`"
+                    f"this case has {len(groups)} parameter groups, but `task.optimizer` got one tensor of "
+                    f"{tensor.numel()} elements instead of the model's parameters; if the trainer steps a flat one, "
+                    "add `@trainer(parameter_groups=[1])`"
                 )
             divided[group_of(tensor.ndim, len(groups)) if is_known else 0].append(one)
         for number, members in sorted(divided.items()):
@@ -103,6 +103,6 @@ def parameter_groups(
 
 
 def number_of(params: Iterable[torch.Tensor], groups: int) -> int:
-    """The number of the workload's group that these parameters are in; 0 if they are of several."""
+    """The number of the workload's group of these parameters; 0 if they are in several."""
     numbers = {group_of(one.ndim, groups) for one in params}
     return numbers.pop() if len(numbers) == 1 else 0

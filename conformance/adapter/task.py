@@ -1,4 +1,4 @@
-"""The task: everything that a trainer under test gets, as plain torch objects."""
+"""The task: the inputs of a trainer under test, as plain torch objects."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ClipSpec:
-    """How gradients are clipped: `kind` "norm" or "value", at `threshold`."""
+    """How to clip gradients: `kind` "norm" or "value", at `threshold`."""
 
     kind: Literal["norm", "value"]
     threshold: float
 
 
 class Epoch:
-    """One pass over the data: its `number`, from 0 on, and its accumulation windows."""
+    """One pass over the data: its `number`, from 0, and its accumulation windows."""
 
     def __init__(self, number: int, samples: Samples, windows: Sequence[PlannedWindow]) -> None:
         self.number = number
@@ -54,46 +54,45 @@ class Epoch:
 
 
 class Task:
-    """One case, as one rank sees it.
+    """One case, for one rank.
 
-    backend: one of those that the trainer declares (`conformance.adapter.backends`), such as "single" or "ddp".
+    backend: one that the trainer supports (`conformance.adapter.backends`), such as "single" or "ddp".
     rank, local_rank, world_size: this process among the others; local_rank is the rank on this machine.
     device: where model and batches live; dtype: of both (float64 for fp64, else float32).
-    precision: "fp64", "fp32", "bf16", "fp16", "fp16-compression" or "apex-O1"; compression: whether it is
-    Horovod's of gradients.
+    precision: "fp64", "fp32", "bf16", "fp16", "fp16-compression" or "apex-O1"; compression: whether Horovod must
+    compress gradients.
     loss_scaling: the `init_scale`, `growth_factor`, `backoff_factor` and `growth_interval` of `grad_scaler()`; None
-    where the loss is not scaled. loss_scale: the first of them, for apex, which has its own rule: pass it to
-    `amp.initialize`.
-    optimizer_settings: what `optimizer()` is made with, for frameworks that make their own: its `kind`, "sgd", "adamw"
-    or "adagrad", `arguments` by torch's names, and these for each of its `groups` (`OptimizerSettings`).
-    learning_rates: of the first group, one for each optimizer step, or for each epoch where `schedule_by` is "epoch".
+    without loss scaling. loss_scale: the initial scale, for apex, which has its own rule: pass it to `amp.initialize`.
+    optimizer_settings: the settings of `optimizer()`, for frameworks that make their own: its `kind`, "sgd", "adamw" or
+    "adagrad", `arguments` by torch's names, and these for each of its `groups` (`OptimizerSettings`).
+    learning_rates: of the first group, one for each optimizer step, or for each epoch if `schedule_by` is "epoch".
     loss_name: "mean" or "weighted".
-    accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all; epoch_count:
-    passes over the data.
-    collective_backend: what to pass to `torch.distributed.init_process_group`.
-    clip: None, or what `clip_` does.
-    schedule_by: what the learning-rate schedule counts: "step", or "epoch" for trainers that declare it.
-    unfreeze_at: the number of the window, counted from 0, from which on the model's frozen parameters are trained too:
-    let them require gradients then. The optimizer may have them from the start, as it skips what has no gradient; if it
-    gets them in a group of their own, the scheduler must get that group, too, and go on where it is. None where there
-    are none, or where they stay frozen.
-    unused_parameters: whether some samples do not use some parameters of the model, so that these may have no gradient
+    accumulation: micro-batches per window; micro_batch_size: samples per micro-batch; steps: the number of windows;
+    epoch_count: passes over the data.
+    collective_backend: the argument of `torch.distributed.init_process_group`.
+    clip: the clip of `clip_`, or None.
+    schedule_by: what the learning-rate schedule counts: "step", or "epoch" for trainers that support it.
+    unfreeze_at: the window, counted from 0, from which on frozen parameters are trained: let them require gradients
+    then. The optimizer may have them from the start, as it skips parameters without a gradient; if they come in a new
+    group, the scheduler must get that group too, and continue from its current step. None if no parameter is frozen, or
+    if they stay frozen.
+    unused_parameters: whether some samples use only some parameters of the model, so others may have no gradient
     on a rank, or on any.
-    own_order: whether the trainer may read `dataset()` in an order of its own: each sample on one rank, once in each of
-    `epochs()`. Micro-batches and windows are as long as ever. Only for trainers that declare it.
-    stop_after: how many windows to train, of all that the task has, skipped ones included; None to train them all.
-    stop_inside: how many micro-batches of the next window to train, too, before saving: 0, but for trainers that
-    declare `resumes_inside_windows=True`.
-    checkpoint_dir: an empty folder, the same for all ranks, in which to save what `resume_from` will need, after the
-    last of these windows; None where nothing is to be saved.
-    save_after: after how many windows to save: `stop_after` alone, or never; several for trainers that declare
+    own_order: whether the trainer may choose the order of `dataset()`: each sample on one rank, once in each of
+    `epochs()`. Micro-batches and windows keep their lengths. Only for trainers that support it.
+    stop_after: after how many windows to stop, skipped ones included; None to train them all.
+    stop_inside: how many micro-batches of the next window to train before saving; 0 except for trainers with
+    `resumes_inside_windows=True`.
+    checkpoint_dir: an empty folder, the same for all ranks, in which to save the state for `resume_from` after the last
+    of these windows; None if nothing is to be saved.
+    save_after: after how many windows to save: only `stop_after`, or never; several for trainers with
     `survives_kill=True`, which are killed while they save.
-    resume_from: the folder in which this training was saved by processes that have ended; None where it begins. For
-    trainers that declare `elastic=True`, there may have been another number of them.
+    resume_from: the folder with the checkpoint of processes that have ended; None at the start of training. With
+    `elastic=True` their number may have been another.
 
-    The other three are None, unless the trainer declares `resume=True` and the case stops and resumes. The loaders
-    below give the whole run in any case, as a real one does: a trainer skips what it has trained on, which is where
-    positions get lost.
+    `checkpoint_dir`, `save_after` and `resume_from` are unused unless the trainer has `resume=True` and the case stops
+    and resumes. The loaders below always give the whole run, as a real one does: a trainer skips the batches that it
+    has trained on, which is where positions get lost.
     """
 
     def __init__(self, spec: dict[str, Any], rank: int, recorder: Any = None) -> None:
@@ -136,9 +135,9 @@ class Task:
         self._stream = Stream(self._samples, spec)
 
     def model(self) -> torch.nn.Module:
-        """A fresh model on `device` that holds this rank's start weights: (m, features) inputs, (m, 1) predictions.
+        """A fresh model on `device` with this rank's start weights: (m, features) inputs, (m, 1) predictions.
 
-        In most cases it is a `torch.nn.Linear`, in some a module of more parameters, of which some may be frozen.
+        Usually a `torch.nn.Linear`, in some cases a module with more parameters, some perhaps frozen.
         """
         spec = self._spec["model"]
         model = module(spec).to(self.dtype)
@@ -151,12 +150,12 @@ class Task:
         return model
 
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
-        """The workload's SGD, AdamW or Adagrad over `params` (anything that a torch optimizer takes).
+        """The workload's SGD, AdamW or Adagrad over `params` (anything that a torch optimizer accepts).
 
-        Workloads with two or three parameter groups train vectors and scalars with settings of their own: the optimizer
-        has groups for them then, whatever groups `params` has, unless the trainer declares `parameter_groups=(1,)`.
+        In workloads with two or three parameter groups, vectors and scalars have their own settings: then the optimizer
+        has groups for them, whatever groups `params` has, unless the trainer has `parameter_groups=(1,)`.
 
-        Raises `UnsupportedGroups` if the workload has several and these are one flat parameter.
+        Raises `UnsupportedGroups` if the workload has several groups and `params` is one flat parameter.
         """
         settings = self.optimizer_settings
         if len(settings.groups) > 1:
@@ -173,10 +172,10 @@ class Task:
         return kinds[settings.kind](params, **settings.arguments)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        """The workload's learning-rate schedule: call its `step()` once after each optimizer step, or, where
-        `schedule_by` is "epoch", once after each epoch.
+        """The workload's learning-rate schedule: call `step()` once after each optimizer step, or once after each epoch
+        if `schedule_by` is "epoch".
 
-        Without a schedule it keeps the learning rate as it is. Parameter groups may have different ones.
+        Without a schedule the learning rate is constant. Parameter groups may have different schedules.
         """
         groups: list[dict[str, Any]] = [{}, *self._spec["groups"]]
         multipliers: list[list[float]] = [group.get("schedule") or self._spec["schedule"] or [1.0] for group in groups]
@@ -184,7 +183,7 @@ class Task:
         def multiplier(own: list[float], step: int) -> float:
             return own[min(step, len(own) - 1)]
 
-        # A trainer may have made other groups of them.
+        # A trainer may have regrouped the parameters.
         numbers = [number_of(group["params"], len(groups)) for group in optimizer.param_groups]
         return torch.optim.lr_scheduler.LambdaLR(
             optimizer, [partial(multiplier, multipliers[number]) for number in numbers]
@@ -197,7 +196,7 @@ class Task:
         return torch.amp.GradScaler(self.device.type, enabled=enabled, **settings)
 
     def autocast(self) -> torch.autocast:
-        """A context that casts to bfloat16 or float16 as the precision asks, and does nothing otherwise."""
+        """A context that casts to bfloat16 or float16 as the precision requires, and otherwise does nothing."""
         if self._arithmetic.amp != "torch":
             return torch.autocast(self.device.type, enabled=False)
         return torch.autocast(self.device.type, dtype=getattr(torch, self._arithmetic.compute.dtype))
@@ -205,7 +204,7 @@ class Task:
     def loss(self, outputs: torch.Tensor, batch: Batch, reduction: Literal["mean", "sum"] = "mean") -> torch.Tensor:
         """The squared-error loss of `outputs` (m, 1) against `batch.targets`, a scalar.
 
-        "mean" divides by the samples of this batch or, for a weighted workload, by their weight; "sum" does
+        "mean" divides by the number of samples in this batch or, for a weighted loss, by their total weight; "sum" does
         not.
         """
         if self.loss_name == "mean":
@@ -214,18 +213,18 @@ class Task:
         return total / batch.weights.sum() if reduction == "mean" else total
 
     def token_labels(self, batch: Batch, ignored: float = -100.0) -> torch.Tensor:
-        """The targets of a batch as a language model's labels: (m, n), a sample of weight w as w labels, and the rest
-        `ignored`. n is the largest weight of all samples; where the loss is not weighted, each sample has one label.
+        """The targets of a batch as a language model's labels: (m, n), with w labels for a sample of weight w, and the
+        rest `ignored`. n is the largest weight of all samples; without weights, each sample has one label.
 
-        The mean over all labels of a window that are not ignored, on all ranks together, is the loss that the case asks
-        for: `((outputs - labels)[labels != ignored] ** 2).sum() / count`, with (m, 1) outputs.
+        The case's loss is the mean over all labels of a window that are not ignored, on all ranks:
+        `((outputs - labels)[labels != ignored] ** 2).sum() / count`, with (m, 1) outputs.
         """
         length = int(max(self._spec["samples"]["weight"])) if self.loss_name == "weighted" else 1
         counts = torch.arange(length, device=self.device)
         return torch.where(counts < batch.weights, batch.targets, ignored)
 
     def clip_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Clip the gradients of `parameters` in place, as the workload says; without a clip do nothing."""
+        """Clips the gradients of `parameters` in place, as the workload requires; without a clip does nothing."""
         if self.clip is None:
             return
         if self.clip.kind == "norm":
@@ -237,28 +236,28 @@ class Task:
     def step(
         self, weights: Callable[[], Mapping[str, Any]], gradients: Callable[[], Mapping[str, Any] | None] = lambda: None
     ) -> Iterator[None]:
-        """Around a step that no optimizer of torch's takes on the model's parameters, at most one in each window.
+        """A context around a step that no torch optimizer takes on the model's parameters, at most one per window.
 
-        `gradients` is called before the step, and what it returns is copied: the averages that it will use, by the
-        names of `model().named_parameters()`, or None where they cannot be had; then weights alone are judged. So they
-        are where there is a clip or a loss scale, which the step may see to itself. `weights` is called after it. Both
-        are called on each rank, and what they return is reported, as with `report`.
+        `gradients` is called before the step, and its result is copied: the averages that the step will use, by the
+        names of `model().named_parameters()`, or None if they are unavailable; then only weights are judged. With a
+        clip or a loss scale, too, only weights are judged, as the step may handle these. `weights` is called after the
+        step. Both are called on each rank, and their results are reported, as with `report`.
 
-        The window is that of the last training forward of the model. Where no forward is seen, steps are counted: then
-        a step in each window, skipped ones included. A trainer that `survives_kill` calls `report` itself there, as it
-        alone knows from which of two checkpoints it goes on.
+        The window is that of the model's last training forward. If no forward is seen, steps are counted: then take one
+        step per window, skipped ones included. A trainer with `survives_kill` must call `report` itself in that case,
+        because only the trainer knows from which of two checkpoints it resumes.
 
         Raises:
-            ValueError: as `report`, or this process has had as many steps as there are windows.
+            ValueError: as `report`, or there were more steps than windows in this process.
         """
-        # One that has lost its position may begin again: what it trains on says more.
+        # A trainer that lost its position may start again: the samples that it trains on are better evidence.
         if self._window == self._first + self.steps:
             raise ValueError(
-                f"task.step: all {self.steps} windows have had their step: go around the last step of a window alone, "
-                "not around one in each micro-batch"
+                f"task.step: all {self.steps} windows have had their step: wrap only the last step of a window, not "
+                "one per micro-batch"
             )
         named_gradients = gradients()
-        # The step may change them in place.
+        # The step may change the gradients in place.
         used = None if named_gradients is None else self._in_order(named_gradients, copied=True)
         yield
         if self._recorder is not None:
@@ -268,25 +267,25 @@ class Task:
     def report(
         self, step: int, named_weights: Mapping[str, Any], named_gradients: Mapping[str, Any] | None = None
     ) -> None:
-        """Say which weights this rank has after window `step`, where its parameters cannot be seen.
+        """Reports this rank's weights after window `step`, for parameters that cannot be observed.
 
-        `step` counts windows from 0, those included whose step is skipped. `named_weights`: by the names of
-        `model().named_parameters()`, tensors of their shapes, or anything that `torch.as_tensor` takes; of what the
-        ranks hold together, those that this one has. `named_gradients`: those that the step used. Call it after each
-        window on every rank. What can be seen is not taken from it, but compared with it.
+        `step` counts windows from 0, including those whose step is skipped. `named_weights`: by the names of
+        `model().named_parameters()`, tensors of their shapes, or anything that `torch.as_tensor` accepts; if weights
+        are sharded, those that this rank has. `named_gradients`: the gradients that the step used. Call it after each
+        window on every rank. Weights that can be observed are compared with the reported ones.
 
         Raises:
-            ValueError: there is no such window or parameter, or one has another shape.
+            ValueError: no such window or parameter, or a wrong shape.
         """
         if step not in range(self.steps):
-            raise ValueError(f"task.report: there is no window {step}, they count from 0 to {self.steps - 1}")
+            raise ValueError(f"task.report: no window {step}: windows are numbered from 0 to {self.steps - 1}")
         weights = self._in_order(named_weights)
         gradients = None if named_gradients is None else self._in_order(named_gradients)
         if self._recorder is not None:
             self._recorder.report(step, weights, gradients)
 
     def _in_order(self, values: Mapping[str, Any], *, copied: bool = False) -> list[torch.Tensor | None]:
-        """Values of parameters in the order of the model's; None where there is none."""
+        """Values of parameters in the model's order; None if there is none."""
         with torch.device("meta"):
             model = module(self._spec["model"])
         named = dict(model.named_parameters(remove_duplicate=False))
@@ -294,36 +293,33 @@ class Task:
         for name, value in values.items():
             tensor = torch.as_tensor(value)
             if name not in named:
-                raise ValueError(f"task.report: {name!r} is none of the parameters {', '.join(named)}")
+                raise ValueError(f"task.report: unknown parameter {name!r} (parameters: {', '.join(named)})")
             if tensor.shape != named[name].shape:
-                raise ValueError(f"task.report: {name} is {[*named[name].shape]}, and not {[*tensor.shape]}")
+                raise ValueError(f"task.report: {name} has shape {[*tensor.shape]}, expected {[*named[name].shape]}")
             found[named[name]] = tensor.detach().clone() if copied else tensor
         return [found.get(parameter) for parameter in model.parameters()]
 
     def dataloader(self, rank: int | None = None, format: Format | None = None) -> DataLoader[Any]:
-        """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training
-        run.
+        """The micro-batches of this rank (or of `rank`) in order: one pass is the whole training run.
 
-        format: what each is: None, a `Batch`; `tuple`, (inputs, targets); `dict`, {"inputs": ..., "targets": ...}, both
-        with the weights where the loss is weighted; or a function of a `Batch`. The same for the loaders below.
+        format: of each micro-batch: None, a `Batch`; `tuple`, (inputs, targets); `dict`, {"inputs": ..., "targets":
+        ...}, both with weights if the loss is weighted; or a function of a `Batch`. The same for the loaders below.
         """
         sampler = MicroBatches(self._stream, self.rank if rank is None else rank, self.micro_batch_size)
         return DataLoader(self._stream, batch_sampler=sampler, collate_fn=partial(collate, format=format))
 
     def global_dataloader(self, format: Format | None = None) -> DataLoader[Any]:
-        """All samples of all epochs in order, in micro-batches, for frameworks that deal them out to the ranks
+        """All samples of all epochs in order, in micro-batches, for frameworks that distribute them to the ranks
         themselves."""
         return DataLoader(self._stream, batch_size=self.micro_batch_size, collate_fn=partial(collate, format=format))
 
     def windows(self, rank: int | None = None) -> Iterator[list[Batch]]:
-        """The micro-batches of `dataloader(rank)` in accumulation windows; the last one of an epoch is shorter when
-        they run out."""
+        """The micro-batches of `dataloader(rank)` in accumulation windows; the last one of an epoch may be shorter."""
         for epoch in self.epochs(rank):
             yield from epoch.windows()
 
     def in_windows(self, micro_batches: Iterable[T]) -> Iterator[list[T]]:
-        """What a loader of your own gives in one epoch, in accumulation windows; the last one is shorter when it runs
-        out."""
+        """The micro-batches of your own loader in one epoch, in accumulation windows; the last one may be shorter."""
         left = iter(micro_batches)
         while window := list(itertools.islice(left, self.accumulation)):
             yield window
@@ -335,7 +331,7 @@ class Task:
             yield Epoch(number, self._samples, list(planned))
 
     def epochs_until_stop(self) -> int:
-        """How many epochs to train until `stop_after`, or all, for frameworks that save at the end of an epoch alone.
+        """How many epochs to train until `stop_after`, or all, for frameworks that save only at the end of an epoch.
 
         Raises `Unsupported` for a stop inside an epoch.
         """
@@ -343,30 +339,30 @@ class Task:
         if self.stop_after is None:
             return len(ends)
         if self.stop_after not in ends:
-            raise Unsupported("a stop inside an epoch, as it saves at the end of an epoch alone")
+            raise Unsupported("a stop inside an epoch: checkpoints are saved only at the end of an epoch")
         return 1 + ends.index(self.stop_after)
 
     def dataset(self, format: Format | None = None) -> Samples:
-        """The samples of one epoch, for loaders of your own: `DataLoader(task.dataset(), task.micro_batch_size,
+        """The samples of one epoch, for your own loaders: `DataLoader(task.dataset(), task.micro_batch_size,
         sampler=task.sampler())` makes the `Batch`es of this rank, as `set_epoch` of the sampler orders them.
 
-        format: that of each sample, as for `dataloader`. torch's own collate function makes batches of the same format.
+        format: of each sample, as for `dataloader`. torch's own collate function makes batches of the same format.
         """
         return self._samples if format is None else Samples(self._spec, self.device, self.dtype, format)
 
     def sampler(self, epoch: int = 0, rank: int | None = None) -> Order:
-        """Which samples this rank (or `rank`) reads in `epoch`, and in what order. As with torch's
-        `DistributedSampler`, which it is, all epochs have the order of the first unless you call `set_epoch`."""
+        """The samples of this rank (or of `rank`) in `epoch`, in order. It is a `DistributedSampler`: all epochs have
+        the order of the first unless you call `set_epoch`."""
         return Order(self._samples, self._spec, self.rank if rank is None else rank, epoch)
 
     def global_sampler(self) -> GlobalOrder:
-        """Which samples all ranks together read in the epoch that `set_epoch` has named, and in what order, for
-        frameworks that take a sampler and deal out its micro-batches to the ranks themselves."""
+        """The samples of all ranks in the epoch of the last `set_epoch`, in order, for frameworks that take a sampler
+        and distribute its micro-batches to the ranks themselves."""
         return GlobalOrder(self._samples, self._spec)
 
     def leave_torchrun(self) -> None:
-        """Where there is one process, remove LOCAL_RANK, as if `python script.py` had started it: a framework that
-        finds the variable, as Accelerate does, would use DDP. Does nothing where there are several."""
+        """With one process, removes LOCAL_RANK, as if `python script.py` had started it: a framework that finds the
+        variable, as Accelerate does, would use DDP. Does nothing with several."""
         if self.world_size == 1:
             os.environ.pop("LOCAL_RANK", None)
 

@@ -1,4 +1,4 @@
-"""Importing a trainer's module, with every failure turned into one line; and reading its declaration without that."""
+"""Imports a trainer's module and turns every failure into one line; reads its declaration without an import."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from conformance.adapter.declaration import Declaration, did_you_mean
 
 
 class TrainerError(Exception):
-    """A target that cannot be used; the message is one line that says what is wrong and what to do."""
+    """An unusable target; the message is one line that says what is wrong and what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 class MissingRequirement(TrainerError):
-    """A trainer that cannot be imported here, because a module that it declares under `requires` is missing.
+    """A trainer that cannot be imported because a module listed under its `requires` is missing.
 
-    `declaration` was read from the source; `module` is the missing one.
+    `declaration` was read from the source; `module` is the missing module.
     """
 
     def __init__(self, message: str, declaration: Declaration, module: str) -> None:
@@ -39,10 +39,10 @@ class MissingRequirement(TrainerError):
 
 
 def from_path(place: str) -> ModuleType:
-    """Import a file. Its folder comes first on `sys.path`, as for a script, so that siblings import.
+    """Imports a file. Its folder comes first on `sys.path`, as for a script, so siblings import.
 
-    A file in a package is imported as a module of that package, so that relative imports work. Any other file gets a
-    module name that hides no installed module.
+    A file in a package is imported as a module of that package, so relative imports work. Any other file gets a module
+    name that hides no installed module.
     """
     path = Path(place)
     if path.is_dir():
@@ -61,17 +61,17 @@ def from_path(place: str) -> ModuleType:
             return named(name, place, path)
     put_first(path.parent)
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
-    # A file's name may have bytes that are no UTF-8; a module's name is printed, pickled and sent.
+    # A file name may contain bytes that are not UTF-8; a module name is printed, pickled and sent.
     stem = os.fsencode(path.stem).decode(errors="replace")
     return _import_file(f"{stem}_{digest}", place, path)
 
 
 def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:
-    """Import a module by its dotted name; the current folder is searched first, as by `python -m`."""
+    """Imports a module by its dotted name; the current folder is searched first, as by `python -m`."""
     if not all(part.isidentifier() for part in name.split(".")):
         if os.path.isdir(name):
             raise a_folder(name)
-        raise TrainerError(f"{name!r}: neither a Python file nor a module's name")
+        raise TrainerError(f"{name!r}: neither a Python file nor a module name")
     put_first(Path.cwd())
     parent, _, last = name.rpartition(".")
     if parent:
@@ -94,7 +94,7 @@ def a_folder(place: str) -> TrainerError:
 
 
 def named(name: str, place: str, path: Path | None) -> ModuleType:
-    """Import the module `name`, which errors call `place` and which lies at `path`."""
+    """Imports the module `name`, which lies at `path`; errors call it `place`."""
     try:
         return importlib.import_module(name)
     except BaseException as error:
@@ -119,7 +119,7 @@ def _import_file(name: str, place: str, path: Path) -> ModuleType:
 
 def _explain(error: BaseException, place: str, path: Path | None) -> TrainerError:
     if isinstance(error, SyntaxError):
-        # What is no text has no lines.
+        # A binary file has no lines.
         line = f":{error.lineno}" if error.lineno else ""
         return TrainerError(f"{error.filename or place}{line}: {type(error).__name__}: {error.msg}")
     where = _deepest_frame(error, path) or place
@@ -142,10 +142,10 @@ def _message(error: BaseException) -> str:
 
 
 def _deepest_frame(error: BaseException, path: Path | None) -> str | None:
-    """`file:line` of the last call in the user's own file, or failing that beside it."""
+    """`file:line` of the last call in the user's own file, or else in a file next to it."""
     if path is None:
         return None
-    # Python's own machinery has names such as `<frozen importlib._bootstrap>`, which are no files.
+    # Python's own machinery has file names such as `<frozen importlib._bootstrap>`.
     called = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     frames = [(Path(frame.filename).resolve(), frame) for frame in called]
     own = [frame for file, frame in frames if file == path]
@@ -162,7 +162,7 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def package_root(path: Path) -> Path | None:
-    """The folder that holds the outermost package around `path`, or None when it is in no package."""
+    """The parent folder of the outermost package around `path`, or None if it is in no package."""
     folder = path.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -185,15 +185,15 @@ def _similar_file(path: Path) -> str:
 def parsed(path: Path) -> list[ast.stmt]:
     """The statements of a file; none if it cannot be read as source, such as a compiled module."""
     try:
-        # Bytes, which say themselves how they are encoded.
+        # Bytes: the file itself says how it is encoded.
         return ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        # The last two: it is nested too deeply for the parser.
+        # The last two: nested too deeply for the parser.
         return []
 
 
 def trainers_in(path: Path) -> list[str]:
-    """The names of the file's functions under `@trainer`, also of those that it makes, as in `a = trainer(...)(f)`."""
+    """The names of the file's functions under `@trainer`, and of those made as in `a = trainer(...)(f)`."""
     body = parsed(path)
     found: list[str] = []
     while body:
@@ -219,17 +219,17 @@ def is_script(path: Path) -> bool:
 
 
 def _is_trainer(node: ast.expr) -> bool:
-    """`@trainer(...)`, or `@trainer` alone."""
+    """Whether the node is `@trainer(...)` or plain `@trainer`."""
     return last_name(node.func if isinstance(node, ast.Call) else node) == "trainer"
 
 
 def _makes_trainer(node: ast.Call) -> bool:
-    """`trainer(...)(function)` or `trainer(function)`, and not `trainer(...)` alone, which makes a decorator."""
+    """Whether it is `trainer(...)(function)` or `trainer(function)`; plain `trainer(...)` makes a decorator."""
     return bool(node.args) and _is_trainer(node.func)
 
 
 def declaration_in(path: Path) -> Declaration | None:
-    """The only declaration in the file, if it consists of literals; otherwise None.
+    """The file's only declaration, if it consists of literals; otherwise None.
 
     Its `name` defaults to the file's stem.
     """
@@ -241,7 +241,7 @@ def declaration_in(path: Path) -> Declaration | None:
     if len(found) != 1:
         return None
     try:
-        # A session is a function, and not part of the declaration.
+        # A session is a function, not part of the declaration.
         keywords = [keyword for keyword in found[0].keywords if keyword.arg != "session"]
         declares = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
         declaration = Declaration.from_dict(declares)
@@ -251,7 +251,7 @@ def declaration_in(path: Path) -> Declaration | None:
 
 
 def last_name(node: ast.expr) -> str:
-    """`c` of `a.b.c`; empty for what is no name."""
+    """`c` of `a.b.c`; empty if the node is not a name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

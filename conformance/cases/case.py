@@ -17,10 +17,10 @@ from conformance.workloads.registry import at_own_scale, standard
 from conformance.workloads.workload import AdamW, Workload
 
 Device = Literal["cpu", "cuda"]
-#: How training ends before it is resumed: its processes stop as they are asked to, and it is resumed once or, from the
-#: same checkpoint, twice; or they are killed while they save the next one, in its first file, after as many windows
-#: again, or between its first file and the second, after one more window: then either checkpoint may be gone on from.
-#: Inside a window they stop after its first micro-batch. Or it is resumed on another number of ranks.
+#: How training ends and resumes. "once", "twice": its processes stop when asked, and it resumes once or, from the same
+#: checkpoint, twice. "killed": they are killed while they save the next checkpoint, in its first file, after as many
+#: windows again; "killed-between-files": after one more window, between its first and second file, so either checkpoint
+#: is valid. "inside-window": they stop after the window's first micro-batch. "on-N-ranks": it resumes on N ranks.
 Resumed = Literal[
     "once",
     "twice",
@@ -39,11 +39,11 @@ _RANKS: dict[str, int] = {"on-1-rank": 1, "on-2-ranks": 2, "on-3-ranks": 3, "on-
 
 @dataclass(frozen=True)
 class Case:
-    """Only names, so that a case is cheap to create and to send; ``problem`` builds what they name.
+    """One case of the matrix. Has only names, so it is cheap to create and to send; ``problem`` builds what they name.
 
-    ``resumed_at``: after how many windows training is stopped, and resumed in fresh processes; None if it runs through.
-    ``orders``: those in which the ranks have read the samples, where they are others than the workload's.
-    ``own_scale``: the numbers are so small that the trainer may begin with its own loss scale.
+    ``resumed_at``: after how many windows training stops and resumes in new processes; None if it runs through.
+    ``orders``: the order in which the ranks have read the samples, if it differs from the workload's.
+    ``own_scale``: numbers are so small that the trainer may start from its own loss scale.
     """
 
     backend: str
@@ -85,8 +85,8 @@ class Case:
 
     @property
     def id(self) -> str:
-        """For instance ``ddp-w2-acc2-fp16-clip-value``. It is never parsed: fields contain hyphens, so a case is found
-        by the ids of those that there are (`conformance.suite.selection`)."""
+        """For instance ``ddp-w2-acc2-fp16-clip-value``. Never parsed: fields contain hyphens, so a case is found by
+        comparing ids (`conformance.suite.selection`)."""
         return "-".join(self.parts)
 
     @property
@@ -95,26 +95,26 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        """What the trainer must do.
+        """The problem that the trainer must solve.
 
         Raises:
-            ValueError: no global batch of this workload divides over the layout.
+            ValueError: no global batch of this workload can be divided over the layout.
         """
         return _problem(self)
 
     @property
     def world_sizes(self) -> tuple[int, int]:
-        """Before a stop, and from there."""
+        """The world sizes before a stop and after it."""
         return self.world_size, _RANKS.get(self.resumed, self.world_size)
 
     @property
     def resumed_inside(self) -> int:
-        """After how many micro-batches of window ``resumed_at`` it is stopped."""
+        """After how many micro-batches of window ``resumed_at`` it stops."""
         return int(self.resumed == INSIDE_WINDOW)
 
     def spec(self) -> dict[str, Any]:
-        """The case as it is sent to a rank, in plain JSON values: floats, lists and names. ``resumed_with``: what is
-        other for the ranks that it is resumed on."""
+        """The case as sent to a rank, in plain JSON values: floats, lists and names. ``resumed_with``: the values that
+        differ for the ranks that resume it."""
         workload, layout = self.problem.workload, self.problem.layout
         windows = self.problem.windows_of_lives
         shares, *others = map(_shares, self.problem.layouts, repeat(workload), windows, repeat(self.orders))
@@ -157,7 +157,7 @@ class Case:
         return list(range(workload.epochs)) if workload.shuffle else [0] * workload.epochs
 
 
-# Not in the case: a run keeps all of its cases until it ends.
+# Not in the case: a run keeps all its cases until it ends.
 @lru_cache(maxsize=8)
 def _problem(case: Case) -> Problem:
     """Raises ValueError, see `Case.problem`."""
@@ -175,7 +175,7 @@ def _problem(case: Case) -> Problem:
 
 
 def _shares(layout: Layout, workload: Workload, windows: Sequence[Window], orders: Orders | None) -> dict[str, Any]:
-    """How the samples are divided in a layout; ``orders``: those of other windows than the layout's."""
+    """How a layout divides the samples; ``orders``: those of the windows, if they are not the layout's."""
     length = workload.windows_of_epoch
     epochs = range(workload.epochs if workload.shuffle else 1)
     return {
@@ -193,7 +193,7 @@ def _order(windows: Sequence[Window]) -> list[list[list[int]]]:
 
 @lru_cache(maxsize=32)
 def _samples(workload: Workload) -> dict[str, list[Any]]:
-    """The samples of all batches, cached: many cases share them, and each case builds its spec more than once.
+    """The samples of all batches, cached because many cases share them and each builds its spec more than once.
 
     Do not change the result: all these cases share it.
     """
@@ -209,7 +209,7 @@ def _floats(values: Any) -> list[float]:
 
 
 def _plain(record: Any) -> dict[str, Any] | None:
-    """The fields of a record of the workload, which has torch's names for them, with floats for fractions."""
+    """The fields of a workload record, which have torch's names, with floats for fractions."""
     if record is None:
         return None
     return {name: _float(value) for name, value in vars(record).items() if value is not None}

@@ -1,9 +1,9 @@
-"""The cases that a trainer can have on a backend, and which of them a run takes.
+"""The cases of a backend that a trainer can run, and which of them a run selects.
 
-Where a workload shows what it shows nowhere else, it always runs. Of the cases of workloads that can run almost
-anywhere, a run takes a covering array: so many that each path meets each precision, and each workload each world
-size, accumulation and precision, if any case has the two. A thorough run takes so many that any three of them meet,
-of which a kind of model and a recipe are two.
+A workload that shows something no other shows always runs. Of the workloads that can run almost anywhere, a run selects
+a covering array: each path meets each precision, and each workload meets each world size, accumulation and precision,
+if any case has the two. In a thorough run any three of these values meet, where a kind of model and a recipe count as
+two.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.registry import STANDARD, asking, can_have_own_scale
 
 C = TypeVar("C", bound=Hashable)
-#: What a case has in each dimension.
+#: A case's value in each dimension.
 Values = Mapping[str, Hashable]
 
 
 def covering(cases: Mapping[C, Values], strength: int, taken: Container[C], closely: Sequence[str] = ()) -> set[C]:
-    """Cases that meet, together with those taken, all combinations of so many values that any case has.
+    """Selects cases that, with those taken, cover every combination of ``strength`` values that any case has.
 
     Args:
-        cases: all that there are, in the same dimensions. No two of them have the same values.
+        cases: all cases, in the same dimensions. No two have the same values.
         taken: cases that run anyway.
-        closely: dimensions of which all values must meet, not only so many.
+        closely: dimensions whose values must all meet, not only ``strength`` of them.
 
     Raises:
         ValueError: two cases have the same values.
@@ -56,7 +56,7 @@ def covering(cases: Mapping[C, Values], strength: int, taken: Container[C], clos
     }
 
     def can_be(row: Values) -> bool | None:
-        """Whether a row is a case; None if it may become one."""
+        """Whether a row is a case; None if it can become one."""
         known = frozenset(row.items())
         return known in parts and (known in case_of or None)
 
@@ -75,9 +75,9 @@ class Planned:
     """A case of the matrix.
 
     Attributes:
-        chosen: the run takes it, or says why it cannot run.
-        undeclared: what the trainer must declare to run it; None if it can run.
-        unsupported: the same in a sentence.
+        chosen: the run includes it, or reports why it cannot run.
+        undeclared: the missing feature that the trainer must declare; None if the case can run.
+        unsupported: the same as a sentence.
     """
 
     case: Case
@@ -89,10 +89,10 @@ class Planned:
 def plan(
     declaration: Declaration, backend: str, device: Device = "cpu", *, thorough: bool = False
 ) -> Iterator[Planned]:
-    """All cases of one backend for a trainer, and one entry for each thing that the trainer does not declare.
+    """All cases of one backend for a trainer, and one entry for each feature that the trainer does not support.
 
-    On a GPU only the core workloads run, and none with Horovod or Ray: the arithmetic is the same as on the CPU. If a
-    trainer does not declare a precision that needs a GPU, there is no entry for it.
+    On a GPU only the core workloads run, and none with Horovod or Ray: the arithmetic is the same as on the CPU. A
+    precision that needs a GPU gets no entry if the trainer does not support it.
     """
     has_own_scale = declaration.loss_scale == "own"
     cases = {
@@ -112,19 +112,19 @@ def plan(
         undeclared = f"{what} {needed}"
         if undeclared not in refused:
             refused.add(undeclared)
-            names = ", ".join(map(str, declared)) or "none"
-            reason = f"the trainer does not declare the {undeclared} (it declares: {names})"
+            names = f" (supported: {', '.join(map(str, declared))})" if declared else ""
+            reason = f"not supported by this trainer: {undeclared}{names}"
             yield Planned(case, True, undeclared, reason)
 
 
 @cache
 def possible(backend: str) -> int:
-    """How many cases a trainer that declares everything has on this backend, on the CPU."""
+    """The number of cases on this backend, on the CPU, for a trainer that supports everything."""
     return len(_cases(backend, "cpu"))
 
 
 def _cases(backend: str, device: Device) -> dict[Case, list[Rule]]:
-    """All cases, each with the rules that have it."""
+    """All cases, each with its rules."""
     cases: dict[Case, list[Rule]] = {}
     for layout in BACKEND_LAYOUTS[backend]:
         for rule in BACKEND_RULES[backend]:
@@ -138,13 +138,13 @@ def _cases(backend: str, device: Device) -> dict[Case, list[Rule]]:
 
 
 def _quick(cases: Mapping[Case, Sequence[Rule]]) -> dict[Case, list[Rule]]:
-    """Without what only a thorough run takes."""
+    """The cases without those that only a thorough run selects."""
     quick = {case: [rule for rule in rules if not rule.thorough] for case, rules in cases.items()}
     return {case: rules for case, rules in quick.items() if rules}
 
 
 def _chosen(cases: Mapping[Case, Sequence[Rule]], strength: int) -> set[Case]:
-    """The cases that must run, and as many others as meet all combinations of so many values that any case has."""
+    """The cases that must run, and others that complete a covering array of ``strength``."""
     must = {case for case, rules in cases.items() if not all(rule.covering for rule in rules)}
     core = [case for case, rules in cases.items() if any(rule.core for rule in rules)]
     on_paths = {case: {"path": case.path, "precision": case.precision, "workload": case.workload} for case in core}
@@ -171,7 +171,7 @@ def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
 
 
 def _lacking(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, Sequence[object]]]:
-    """What a trainer must declare for the case and does not, each with what it declares of that kind."""
+    """The features that a case needs and the trainer does not support, each with the supported values of its kind."""
     return (need for need in _needs(case, declaration) if need[1] not in need[2])
 
 
@@ -188,39 +188,36 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     if STANDARD[case.workload].in_whole_shares:
         yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
     if case.workload == UNEVEN_BATCHES:
-        # A stream of samples has no smaller batches where epochs end.
+        # A stream of samples has no smaller batches at the ends of epochs.
         yield "last_batch of", "each epoch", ["each epoch"] if declaration.last_batch else []
     if case.workload == OWN_ORDER:
-        yield "ability to", "order samples itself", ["order samples itself"] if declaration.own_order else []
+        yield "own", "sample order", ["sample order"] if declaration.own_order else []
     if case.resumed_at is not None:
-        yield "ability to", "resume", ["resume"] if declaration.resume else []
+        yield "resuming", "training", ["training"] if declaration.resume else []
         if case.resumed in ("killed", BETWEEN_FILES):
-            yield "ability to", "survive a kill", ["survive a kill"] if declaration.survives_kill else []
+            yield "crash", "recovery", ["recovery"] if declaration.survives_kill else []
         if case.resumed == INSIDE_WINDOW:
-            able = ["resume inside a window"] if declaration.resumes_inside_windows else []
-            yield "ability to", "resume inside a window", able
+            yield "resuming inside", "windows", ["windows"] if declaration.resumes_inside_windows else []
         if case.world_sizes[1] != case.world_size:
-            able = ["resume on another number of ranks"] if declaration.elastic else []
-            yield "ability to", "resume on another number of ranks", able
+            yield "resuming with another", "world size", ["world size"] if declaration.elastic else []
     yield "loss", workload.loss, declaration.losses
     yield "optimizer", type(workload.optimizer).__name__.lower(), declaration.optimizers
     if any((workload.schedule, *(group.schedule for group in workload.groups))):
         yield "schedule by", workload.schedule_by, declaration.schedules
     yield "model", workload.model.name, declaration.models
     if workload.unfreeze_at is not None:
-        yield "ability to", "unfreeze", ["unfreeze"] if declaration.unfreezes else []
+        yield "unfreezing", "parameters", ["parameters"] if declaration.unfreezes else []
     if isinstance(workload.model, Counting):
-        yield "ability to", "keep buffers", ["keep buffers"] if declaration.buffers else []
+        yield "updated", "buffers", ["buffers"] if declaration.buffers else []
     if isinstance(workload.model, WithDropout):
-        yield "ability to", "restore random states", ["restore random states"] if declaration.random_state else []
+        yield "restoring", "random state", ["random state"] if declaration.random_state else []
     if workload.model.may_go_unused:
-        yield "ability to", "train experts", ["train experts"] if declaration.unused_parameters else []
+        yield "unused", "parameters", ["parameters"] if declaration.unused_parameters else []
     if workload.model.has_sparse_gradients:
-        yield "ability to", "take sparse gradients", ["take sparse gradients"] if declaration.sparse else []
+        yield "sparse", "gradients", ["gradients"] if declaration.sparse else []
     if workload.groups:
         yield "number of parameter groups", 1 + len(workload.groups), declaration.parameter_groups
     if workload.clip is not None:
         yield "clip", workload.clip.kind, declaration.clips
     if case.arithmetic.scaled and not can_have_own_scale(case.workload, workload.model):
-        able = ["begin with the task's loss scale"] if declaration.loss_scale == "task" else []
-        yield "ability to", "begin with the task's loss scale", able
+        yield "the task's", "loss scale", ["loss scale"] if declaration.loss_scale == "task" else []

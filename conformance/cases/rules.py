@@ -1,8 +1,8 @@
-"""Which workloads run on which paths in which precisions: to add a workload to the runs, add a rule.
+"""Rules: which workloads run on which paths in which precisions. To add a workload to the runs, add a rule.
 
-Paths with point-to-point messages, those on which parameters or their optimizer states are split over the ranks, and
-those for which a framework starts new processes in each case, have their own, fewer rules: what a trainer does with
-averaged gradients is the same on all paths.
+Some paths have their own, fewer rules: those with point-to-point messages, those that shard parameters or optimizer
+states, and those for which a framework starts new processes in each case. What a trainer does with averaged gradients
+is the same on all paths.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BACKEND_PRECISIONS = {name: (*_COMMON, *backend.more_precisions) for name, backe
 REPRESENTATIVE = frozenset({_ACC2, _W2, _W2_ACC2, _W3_ACC2})
 _ACCUMULATED = frozenset({_ACC2, _W2_ACC2})
 _EXERCISE = frozenset({*SINGLE[:3], _W2, _W2_ACC2})
-# There most workloads have no certified data, or cannot tell each bug from the right answer.
+# There most workloads have no certified data, or cannot distinguish each bug from the correct answer.
 _HARD = frozenset({(3, 3), (3, 4), (4, 4)})
 #: Each world size and each accumulation with some others.
 _SPREAD = _ACCUMULATED | {(1, 3), _W2, (2, 4), (3, 1), _W4, (4, 3)}
@@ -64,11 +64,11 @@ class Rule:
     """``workload`` runs in ``precisions`` on ``layouts`` (None: all).
 
     Attributes:
-        covering: of these cases a run takes only as many as meet all pairs, or triples.
-        thorough: only a thorough run takes any of these cases.
-        resumed_at: training is stopped after so many windows, and resumed; ``resumed``: how.
-        core: in the default run it meets every path, and on GPUs only such workloads run.
-        on_gpu_only: it runs nowhere else.
+        covering: a run selects only as many of these cases as a covering array needs.
+        thorough: only a thorough run selects these cases.
+        resumed_at: training stops after so many windows and resumes; ``resumed``: how.
+        core: meets every path in the default run; on GPUs only core workloads run.
+        on_gpu_only: runs nowhere else.
     """
 
     workload: str
@@ -88,10 +88,10 @@ _VARIED = (*_CORE, "decay", "two-groups", "adamw", "weighted", "clip-norm")
 
 def _of_kinds() -> Iterator[Rule]:
     """Each recipe with each kind of model."""
-    # In 16 bits the bound is too wide to tell what is clipped by norm, or a mean of means from the right mean. In an
+    # In 16 bits the bound is too wide to see a clip by norm, or to tell a mean of means from the correct mean. In an
     # eighth of the samples of a window that does not overflow, all experts are used.
     scaled = {"many-tensors": _ACCUMULATED, "many-clip-value": _SPREAD & _OF_TWOS, "many-overflow": _SPREAD - {(2, 4)}}
-    # The bound of what is clipped by norm takes long to derive.
+    # The bound of a clip by norm takes long to derive.
     whole = {"many-clip-norm": _ACCUMULATED | {_W4}, "many-overflow": frozenset[Layout]()}
     for name, (_, recipe) in OF_KINDS.items():
         sizes = STANDARD[name].batch_sizes
@@ -107,14 +107,14 @@ def _of_kinds() -> Iterator[Rule]:
 RULES: tuple[Rule, ...] = (
     *(Rule(workload, covering=True, core=True) for workload in _CORE),
     *(Rule(workload, layouts=_ANYWHERE, covering=True) for workload in ("decay", "two-groups", "adamw")),
-    # In bf16 the bound is too wide to tell some means of means from the right mean.
+    # In bf16 the bound is too wide to tell some means of means from the correct mean.
     Rule("weighted", ("fp64", "fp32", *_SCALED), _ANYWHERE, covering=True),
     Rule("clip-norm", layouts=_ANYWHERE - {(1, 3)}, covering=True),
     # Most trainers have branches for accumulation and for a scaler.
     *(Rule(workload, ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})) for workload in _VARIED),
     *(Rule(workload, _SCALED, _ACCUMULATED) for workload in _VARIED),
     *(Rule(workload, ("fp32", *_SCALED), frozenset({(1, 1), _W2})) for workload in _CORE),
-    # Averages of running averages are right in a window of two.
+    # Averages of running averages are correct in a window of two.
     Rule("momentum", ("fp32",), frozenset({(1, 3), _W3_ACC2})),
     # A wrong eps shows in fp64 only, and a forward without autocast in bf16.
     Rule("adamw", ("fp64", "bf16"), _ACCUMULATED),
@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
     # Not with apex: its scale grows after 2000 steps, and nothing can change that.
     Rule("growing-scale", ("fp16",), REPRESENTATIVE),
     Rule("ranks-start-apart", ("fp32",), frozenset({_W2, _W2_ACC2, _W4})),
-    # A trainer's branches for AMP may begin and end otherwise, that for bf16 too, which has no scaler.
+    # A trainer's branches for AMP may start and end differently, also the branch for bf16, which has no scaler.
     Rule("ranks-start-apart", ("bf16", *_SCALED), frozenset({_W2_ACC2})),
     *(Rule(workload, ("bf16", *_SCALED), _ACCUMULATED) for workload in ("short-window", "uneven-batch")),
     Rule("short-window", ("fp64", "fp32"), frozenset({*SINGLE[2:], _W2_ACC2, (2, 3), (4, 2)})),
@@ -155,7 +155,7 @@ RULES: tuple[Rule, ...] = (
     Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
     Rule("short-epochs", ("fp32",), _ACCUMULATED),
     Rule("short-epochs", ("fp32",), frozenset({_W3_ACC2})),
-    # Windows that go on over the end of an epoch, which is right, too, are rounded there.
+    # Windows that continue across the end of an epoch, which is also correct, are rounded there.
     Rule("short-epochs", _SCALED, frozenset({_W2_ACC2}), thorough=True),
     Rule("uneven-epochs", ("fp32",), _ACCUMULATED),
     Rule("uneven-ranks-epochs", ("fp32",), frozenset({_W2_ACC2})),
@@ -170,9 +170,9 @@ RULES: tuple[Rule, ...] = (
     Rule("many-groups", ("fp32", *_SCALED), _ACCUMULATED),
     Rule("many-groups", ("fp32",), frozenset({_W3_ACC2})),
     Rule("many-clip-value", ("fp32", *_SCALED), _ACCUMULATED),
-    # In 16 bits the bound is too wide to tell what is clipped.
+    # In 16 bits the bound is too wide to see a clip.
     Rule("many-clip-norm", ("fp64", "fp32"), _ACCUMULATED),
-    # In fp16 the bound is too wide to tell a mean of means from the right mean.
+    # In fp16 the bound is too wide to tell a mean of means from the correct mean.
     Rule("many-weighted", ("fp64", "fp32"), _ACCUMULATED),
     Rule("many-weighted", ("fp32",), frozenset({_W3_ACC2})),
     Rule("many-overflow", _SCALED, _ACCUMULATED),
@@ -187,7 +187,7 @@ RULES: tuple[Rule, ...] = (
     Rule("unused", ("fp32",), frozenset({(1, 1), _ACC2, _W2, _W2_ACC2})),
     Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
     *_of_kinds(),
-    # A clip and a scaler have branches of their own for gradients that are missing, and for sparse ones.
+    # A clip and a scaler have their own branches for missing gradients, and for sparse ones.
     Rule("unused-clip-value", ("fp32",), _ACCUMULATED),
     Rule("sparse", ("fp16",), _ACCUMULATED),
     Rule("unused", _SCALED, _ACCUMULATED, thorough=True),
@@ -203,7 +203,7 @@ RULES: tuple[Rule, ...] = (
         for recipe in ("weighted", "clip-value", "decay")
         for precisions, layouts in ((("fp64", "fp32"), REPRESENTATIVE), (_SCALED, _ACCUMULATED))
     ),
-    # In 16 bits the bound is too wide to tell what is clipped.
+    # In 16 bits the bound is too wide to see a clip.
     Rule("two-layers-clip", ("fp64", "fp32"), REPRESENTATIVE, thorough=True),
     Rule("two-layers-overflow", _SCALED, _ACCUMULATED, thorough=True),
     Rule("buffers", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
@@ -218,23 +218,23 @@ RULES: tuple[Rule, ...] = (
     Rule("line", ("fp64", "fp32"), _EXERCISE),
     Rule("noisy-line", ("fp32",), _EXERCISE),
     Rule("two-workers", ("fp64",), _EXERCISE),
-    # After a change of the learning rate, an overflow, and just before the loss scale grows. Where the schedule goes on
-    # shows in two places only: one rate comes several times.
+    # After a change of the learning rate, an overflow, and just before the loss scale grows. The schedule's position
+    # shows in two places only: one rate occurs several times.
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("momentum", ("fp32",), frozenset({(1, 1), _ACC2, _W2}), resumed_at=4),
     Rule("two-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
-    # Moments have as many bits as the weights, and so has momentum after a clip that rounds.
+    # Moments have as many bits as the weights, and so does momentum after a clip that rounds.
     Rule("adamw", ("fp64",), frozenset({_W2_ACC2}), resumed_at=3),
     Rule("many-clip-norm", ("fp64",), frozenset({_W2_ACC2}), resumed_at=4),
     Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
     Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
-    # In the middle of the second epoch, at the end of the first, and in its middle. Elsewhere not all faults show.
+    # In the middle of the second epoch, at the end of the first, and in its middle. Elsewhere some faults do not show.
     Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4),
     Rule("many-tensors", ("fp32",), frozenset({_ACC2}), resumed_at=3),
     Rule("many-tensors", ("fp32",), frozenset({_W2_ACC2}), resumed_at=1),
     *(Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=stop, thorough=True) for stop in (1, 3)),
-    # Some save at the end of an epoch alone, and go wrong elsewhere where they accumulate.
+    # Some save only at the end of an epoch, and fail elsewhere when they accumulate.
     Rule("many-tensors", ("fp32",), frozenset({(1, 1), _W2}), resumed_at=3),
     # Parameters are unfrozen at window 2: earlier, right before it, and after that.
     *(Rule("unfrozen", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (1, 2, 3)),
@@ -242,18 +242,18 @@ RULES: tuple[Rule, ...] = (
     # At the end of the first epoch, and in the middle of the second.
     *(Rule("epoch-schedule", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (2, 3)),
     Rule("epoch-schedule", ("fp32",), frozenset({(1, 1)}), resumed_at=2),
-    # Windows times accumulation are more micro-batches than there were, and the samples that were read are fewer.
+    # Windows times accumulation exceeds the number of micro-batches, and fewer samples were read.
     Rule("short-epochs", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("sampler-drops", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
-    # Two epochs have repeated a micro-batch.
+    # Two epochs repeated a micro-batch.
     Rule("sampler-pads", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
     # At the end of an epoch, and in the middle of the next.
     *(Rule(OWN_ORDER, ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (3, 4)),
-    # Each group has a schedule of its own.
+    # Each group has its own schedule.
     Rule("many-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("clip-value", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("adagrad", ("fp32",), _ACCUMULATED, resumed_at=3),
-    # Weights that no smaller format holds.
+    # Weights that no smaller format can represent.
     Rule("cast-weights", ("fp16",), _ACCUMULATED, resumed_at=3),
     Rule("finer-data", ("fp64",), _ACCUMULATED, resumed_at=2),
     Rule("momentum", ("bf16",), _ACCUMULATED, resumed_at=4),
@@ -265,7 +265,7 @@ RULES: tuple[Rule, ...] = (
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed=BETWEEN_FILES),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed=INSIDE_WINDOW),
     Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4, resumed=INSIDE_WINDOW),
-    # After window 3, rates that begin again are the right ones. The second epoch is shuffled.
+    # After window 3, rates that start over would be correct. The second epoch is shuffled.
     Rule("momentum", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4, resumed="on-3-ranks"),
     Rule("many-tensors", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
     *(
@@ -281,7 +281,7 @@ RULES: tuple[Rule, ...] = (
     Rule("multivariate", ("fp32",), frozenset({(1, 4), _W4})),
 )
 
-#: Every world size and precision, with and without accumulation; and each workload that can show more bugs once.
+#: Every world size and precision, with and without accumulation; and each workload that shows further bugs once.
 POINT_TO_POINT_RULES: tuple[Rule, ...] = (
     Rule("momentum", core=True),
     Rule("clip-value", layouts=frozenset({_W4, _W3_ACC2}), core=True),
@@ -327,8 +327,8 @@ _SHARDS_RESUMED: tuple[tuple[int, Resumed], ...] = (
     (4, "on-3-ranks"),
 )
 
-#: Every world size, with and without accumulation, and every precision; and each workload that can show what goes wrong
-#: where ranks hold, clip and step parts of the parameters.
+#: Every world size, with and without accumulation, and every precision; and each workload that can show bugs of ranks
+#: that store, clip and step parts of the parameters.
 SHARDED_RULES: tuple[Rule, ...] = (
     Rule("momentum", ("fp32",)),
     Rule("momentum", ("fp64", "bf16", "fp16"), frozenset({_W2_ACC2})),
@@ -350,7 +350,7 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("ranks-start-apart", ("bf16",), frozenset({_W2_ACC2})),
     Rule("short-window", ("fp32",), frozenset({_W2_ACC2, (4, 2)})),
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
-    # A Linear with one output has one row, which is all on rank 0 where parameters are split by rows.
+    # A Linear with one output has one row, all of it on rank 0 if parameters are sharded by rows.
     Rule("many-shards", ("fp32",), frozenset({_W2_ACC2})),
     Rule("many-shards-clip-value", ("fp16",), frozenset({_W2_ACC2})),
     Rule("many-shards-groups", ("fp32",), frozenset({_W3_ACC2})),
@@ -364,7 +364,7 @@ SHARDED_RULES: tuple[Rule, ...] = (
     *(Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=3) for workload in ("adamw", "buffers", "dropout")),
     Rule("overflow", ("fp16",), frozenset({_W2_ACC2}), resumed_at=4),
     Rule("growing-scale", ("fp16",), frozenset({_W2_ACC2}), resumed_at=3),
-    # Of the abilities that few have here.
+    # Features that few trainers have here.
     *(Rule(f"many-shards-{kind}", ("fp32",), frozenset({_W2_ACC2})) for kind in ("unfrozen", "unused", "sparse")),
     Rule(OWN_ORDER, ("fp32",), frozenset({_W2_ACC2})),
     Rule("two-layers", ("fp32",), frozenset({_W2, _W3_ACC2}), thorough=True),

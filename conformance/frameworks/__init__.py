@@ -1,1 +1,1 @@
-"""Adapters of frameworks, one file each: the framework called as its own documentation does."""
+"""Framework adapters, one file each: they call the framework as its own documentation does."""

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate, as its guides show it. On a CPU "fp16" trains in float32, so it is not declared."""
+"""Hugging Face Accelerate, as in its guides. On a CPU "fp16" trains in float32, so it is not supported."""
 
 from contextlib import nullcontext
 from itertools import islice
@@ -17,13 +17,13 @@ def train(task: Task) -> None:
     task.leave_torchrun()
     steps, weighted = task.accumulation, task.loss_name == "weighted"
     unused = DistributedDataParallelKwargs(find_unused_parameters=task.unused_parameters)
-    # By default a schedule goes on by the number of processes, and a shuffled epoch that is resumed has another order.
+    # By default a schedule advances by the number of processes, and a resumed, shuffled epoch has another order.
     accelerator = Accelerator(
         cpu=task.device.type == "cpu", mixed_precision="bf16" if task.precision == "bf16" else "no",
         gradient_accumulation_steps=steps, step_scheduler_with_optimizer=False, kwargs_handlers=[unused],
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))  # fmt: skip
     model, order = task.model(), None if task.own_order else task.global_sampler()
-    # Else a loader draws from the generator whose state was restored for the model.
+    # Without it, a loader draws from the generator whose state was restored for the model.
     data = DataLoader(task.dataset(), task.micro_batch_size, task.own_order, order, generator=Generator())
     optimizer = task.optimizer(model.parameters())
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, data, task.scheduler(optimizer))
@@ -34,7 +34,7 @@ def train(task: Task) -> None:
     for epoch in range(done // len(loader), task.epoch_count):
         loader.set_epoch(epoch)
         batches = iter(accelerator.skip_first_batches(loader, skipped) if (skipped := done % len(loader)) else loader)
-        # Where samples count differently, the guide reads the batches of a window before it trains on them.
+        # If samples have weights, the guide reads the batches of a window before it trains on them.
         while windows != task.stop_after and (group := list(islice(batches, steps if weighted else 1))):
             total = accelerator.gather(sum(batch.weights.sum() for batch in group)).sum() if weighted else None
             for batch in group:

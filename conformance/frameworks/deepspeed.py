@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO in its stages, with accumulation, clipping, loss scale and schedule in the engine."""
+"""DeepSpeed's ZeRO in its stages; the engine accumulates, clips, scales the loss and steps the schedule."""
 
 from functools import partial
 from itertools import islice
@@ -13,9 +13,9 @@ from conformance import Task, trainer
 
 
 class Accelerator(CPU_Accelerator):
-    """The CPU, without an all-reduce for inference, which each rank would compile before it trains over gloo.
+    """The CPU without the all-reduce for inference, which each rank would compile before it trains over gloo.
 
-    The stages of ZeRO are imported above, once for all ranks, and not by `initialize` in each.
+    The stages of ZeRO are imported above, once for all ranks, instead of by `initialize` in each.
     """
 
     def create_op_builder(self, class_name: str) -> object:
@@ -49,11 +49,11 @@ def fit(task: Task, stage: int) -> None:
     for number, window in enumerate(islice(task.windows(), done, task.stop_after), done + 1):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
             torch.distributed.all_reduce(weight)
             weight /= task.world_size
         for batch in window:
-            # The engine counts to `accumulation` by itself; a window at the end of an epoch may be shorter.
+            # The engine counts to `accumulation` itself; a window at the end of an epoch may be shorter.
             engine.set_gradient_accumulation_boundary(batch is window[-1])
             outputs = engine(batch.inputs.to(next(model.parameters()).dtype)).to(task.dtype)
             engine.backward(task.loss(outputs, batch, reduction="sum") * task.accumulation / weight)

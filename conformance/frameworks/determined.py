@@ -1,4 +1,4 @@
-"""Determined's PyTorchTrial, trained off its cluster by Determined's own Trainer, as the guides for both show it."""
+"""Determined's PyTorchTrial, trained without a cluster by Determined's Trainer, as in the guides for both."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ class Regression(pytorch.PyTorchTrial):
         context.wrap_lr_scheduler(task.scheduler(self.optimizer), each_step)  # type: ignore[arg-type]  # torch 1's class
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        batch = Batch(*batch)  # What was moved to the device comes back as a plain tuple.
+        batch = Batch(*batch)  # The batch was moved to the device, and came back as a plain tuple.
         with self.task.autocast():
             loss = self.task.loss(self.model(batch.inputs), batch)
         self.context.backward(self.scaler.scale(loss))
         self.context.step_optimizer(self.optimizer, self.clip if self.task.clip else None, scaler=self.scaler)
-        # The guide does this in every batch, but GradScaler refuses it where nothing has been stepped.
+        # The guide does this in every batch, but GradScaler rejects it if nothing was stepped.
         if (batch_idx + 1) % self.task.accumulation == 0:
             self.scaler.update()
         return {"loss": loss}
@@ -41,17 +41,17 @@ class Regression(pytorch.PyTorchTrial):
     build_validation_data_loader = build_training_data_loader
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        return {}  # A trial without a validation is refused.
+        return {}  # A trial needs a validation.
 
 
-# `train_batch` sees one micro-batch: no loss weighted over a window. Off its cluster, a resume starts the data anew.
+# `train_batch` sees one micro-batch: no loss weighted over a window. Without a cluster, a resume restarts the data.
 @trainer(backends=("single", "ddp", "horovod"), precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
          own_order=True, buffers=True, requires=("determined",))  # fmt: skip
 def train(task: Task) -> None:
     settings: Any = {"aggregation_frequency": task.accumulation, "enable_tensorboard_logging": False}
     with folder_for_checkpoint(), pytorch.init(distributed=distributed(task), **settings) as context:
         if context.device.type != task.device.type:
-            raise Unsupported(f"Determined trains on {context.device}, without an option against it")
-        # Without an order of its own, it is given the samples of all epochs in one.
+            raise Unsupported(f"Determined trains on {context.device}, and has no option to prevent it")
+        # Without its own order, it gets the samples of all epochs in one.
         epochs = pytorch.Epoch(task.epoch_count if task.own_order else 1)
         pytorch.Trainer(Regression(context, task), context).fit(max_length=epochs, checkpoint_policy="none")

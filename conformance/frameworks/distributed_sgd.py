@@ -6,8 +6,8 @@
     model.load_state_dict(sgd.get_weights())
     sgd.close()
 
-Each worker is a Ray actor that holds a replica of the model for each of its devices, and with each replica a fixed
-shard of the data. A step has three phases: all workers compute the gradients of their replicas in parallel, the driver
+Each worker is a Ray actor that has a replica of the model for each of its devices, and for each replica a fixed shard
+of the data. A step has three phases: all workers compute the gradients of their replicas in parallel, the driver
 averages them, and all workers apply the average in parallel.
 """
 
@@ -22,19 +22,19 @@ import ray
 import torch
 
 Gradients: TypeAlias = list[torch.Tensor | None]
-"""One for each parameter, of its shape; None for a parameter that the loss does not depend on."""
+"""One gradient for each parameter, of its shape; None for a parameter that the loss does not depend on."""
 Weights: TypeAlias = dict[str, torch.Tensor]
 """A `state_dict` on the CPU."""
 
 
 class Replica(Protocol):
-    """What a model creator returns: a model on one device, its shard of the data, and how it learns."""
+    """The result of a model creator: a model on one device, its shard of the data, and its training step."""
 
     def compute_gradients(self) -> tuple[float, Gradients]:
-        """The loss of the shard's next mini-batch, and its gradients."""
+        """Returns the loss of the shard's next mini-batch, and its gradients."""
 
     def apply_gradients(self, gradients: Gradients) -> None:
-        """One optimizer step with these gradients, which are the same on every replica."""
+        """Takes one optimizer step with these gradients, which are the same on every replica."""
 
     def get_weights(self) -> Weights: ...
 
@@ -48,9 +48,9 @@ ModelCreator: TypeAlias = Callable[[int, int], Replica]
 
 
 class TorchReplica:
-    """A replica made of a torch model, an optimizer, a loss and a shard.
+    """A replica made from a torch model, an optimizer, a loss and a shard.
 
-    loss: of the model and one mini-batch, as a mean over its samples. shard: mini-batches, read over and over.
+    loss: of the model and one mini-batch, averaged over its samples. shard: mini-batches, read repeatedly.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TorchReplica:
         return loss, [None if p.grad is None else p.grad.detach().cpu() for p in self.model.parameters()]
 
     def backward(self, batch: Any) -> float:
-        """Leave the gradients of a mini-batch in the model; the result is its loss."""
+        """Computes the gradients of a mini-batch into the model; returns its loss."""
         loss = self.loss(self.model, batch)
         loss.backward()
         return loss.item()
@@ -82,7 +82,7 @@ class TorchReplica:
 
     def set_gradients(self, gradients: Gradients) -> None:
         for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
-            # A copy: what comes out of Ray's object store is shared by all workers of a machine, and cannot be written.
+            # A copy: values from Ray's object store are shared by all workers of a machine, and read-only.
             parameter.grad = None if gradient is None else gradient.clone().to(parameter.device)
 
     def get_weights(self) -> Weights:
@@ -92,16 +92,16 @@ class TorchReplica:
         self.model.load_state_dict(weights)
 
     def close(self) -> None:
-        """Nothing is left to be done."""
+        """Does nothing."""
 
 
 class DistributedSGD:
-    """``num_workers`` actors with ``devices_per_worker`` replicas each, on a Ray cluster that is connected to already.
+    """``num_workers`` actors with ``devices_per_worker`` replicas each, on an already connected Ray cluster.
 
-    ``model_creator(worker_index, device_index)`` is called in the worker for each of its devices. All replicas begin
-    with the weights of the first. Their mini-batches should be of one size: the driver takes the mean of the replicas'
-    gradients. ``use_cpus``: reserve a CPU of the cluster for each device, not a GPU. What a replica raises is raised
-    by the call that asked for it, as a `ray.exceptions.RayTaskError` that is also of the original type.
+    ``model_creator(worker_index, device_index)`` is called in the worker for each of its devices. All replicas start
+    from the weights of the first. Their mini-batches should have the same size: the driver averages the replicas'
+    gradients. ``use_cpus``: reserve a CPU of the cluster for each device, not a GPU. An error in a replica is raised by
+    the call that triggered it, as a `ray.exceptions.RayTaskError` that also has the original type.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DistributedSGD:
         use_cpus: bool = True,
     ) -> None:
         if num_workers < 1 or devices_per_worker < 1:
-            raise ValueError("num_workers and devices_per_worker are whole numbers from 1 on")
+            raise ValueError("num_workers and devices_per_worker must be whole numbers of at least 1")
         cpus, gpus = (devices_per_worker, 0) if use_cpus else (1, devices_per_worker)
         worker: Any = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Worker)
         self._workers = [worker.remote(model_creator, index, devices_per_worker) for index in range(num_workers)]
@@ -132,8 +132,8 @@ class DistributedSGD:
             self._end()
 
     def step(self, verbose: bool = True) -> float:
-        """One iteration; the loss before it, as the mean over all replicas. ``verbose`` prints the time of each phase,
-        in seconds: "interior" is that within each worker.
+        """One iteration; returns the loss before it, averaged over all replicas. ``verbose`` prints the time of each
+        phase, in seconds: "interior" is the time within each worker.
         """
         began = perf_counter()
         computed = ray.get([worker.compute_gradients.remote() for worker in self._workers])
@@ -153,17 +153,17 @@ class DistributedSGD:
         return float(sum(loss for loss, _ in shards) / len(shards))
 
     def reduce(self, shards: Sequence[Gradients]) -> Gradients:
-        """The mean of the replicas' gradients; where a replica has none, as if it were zero."""
+        """The mean of the replicas' gradients; a missing gradient counts as zero."""
         columns = zip(*shards, strict=True)
         return [_mean([gradient for gradient in column if gradient is not None], len(shards)) for column in columns]
 
     def get_weights(self) -> Weights:
-        """The weights of the first replica; all replicas hold the same."""
+        """The weights of the first replica; all replicas have the same."""
         weights: Weights = ray.get(self._workers[0].get_weights.remote())
         return weights
 
     def close(self) -> None:
-        """Close the replicas and end the workers."""
+        """Closes the replicas and ends the workers."""
         ray.get([worker.close.remote() for worker in self._workers])
         self._end()
 

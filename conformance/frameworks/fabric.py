@@ -1,4 +1,4 @@
-"""Lightning Fabric: a loop of one's own; Fabric shards the data by epoch, casts, averages, clips and saves."""
+"""Lightning Fabric with a custom loop; Fabric shards the data by epoch, casts, averages, clips and saves."""
 
 from itertools import chain, islice
 from typing import Any
@@ -15,7 +15,7 @@ from conformance import Task, trainer
 def train(task: Task) -> None:
     scaler = task.grad_scaler()
     precision: Any = {"fp64": "64-true", "fp32": "32-true", "bf16": "bf16-mixed"}.get(task.precision)
-    # "16-mixed" itself turns into "bf16-mixed" on a CPU, and takes no GradScaler.
+    # "16-mixed" becomes "bf16-mixed" on a CPU, and accepts no GradScaler.
     fp16 = MixedPrecision("16-mixed", task.device.type, scaler) if task.precision == "fp16" else None
     ranks: Any = {"devices": task.world_size, "strategy": "ddp" if task.world_size > 1 else "auto"}
     fabric = Fabric(accelerator=task.device.type, precision=precision, plugins=fp16, **ranks)

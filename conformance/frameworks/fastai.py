@@ -8,14 +8,14 @@ from torch.utils.data import DataLoader
 from conformance import Task, Unsupported, trainer
 
 
-# It accumulates samples, whatever they weigh. Its mixed precision and its loader for several ranks need CUDA.
+# It accumulates samples regardless of their weights. Its mixed precision and its loader for several ranks need CUDA.
 @trainer(precisions=("fp64", "fp32"), clips=("norm",), schedules=("step", "epoch"), own_order=True, resume=True,
          last_window="carry", requires=("fastai",))  # fmt: skip
 def train(task: Task) -> None:
     epochs, sampler, model = task.epochs_until_stop(), task.sampler(), task.model()
     loader = DataLoader(task.dataset(tuple), task.micro_batch_size, task.own_order, None if task.own_order else sampler)
     if task.checkpoint_dir and epochs * len(loader) % task.accumulation:
-        raise Unsupported("a stop inside a window, as windows go on over the end of an epoch")
+        raise Unsupported("a stop inside a window: windows continue across the end of an epoch")
 
     class SetEpoch(Callback):
         def before_epoch(self) -> None:
@@ -30,7 +30,7 @@ def train(task: Task) -> None:
     callbacks += [GradientAccumulation(task.accumulation * task.micro_batch_size)] if task.accumulation > 1 else []
     optimizer, folder = OptimWrapper(opt=task.optimizer(model.parameters())), task.checkpoint_dir or task.resume_from
     learner = Learner(DataLoaders(loader, []), model, mse_loss, optimizer, cbs=callbacks, path=folder, model_dir="")
-    learner.remove_cb(Recorder)  # It smooths the loss, which ends in an error where that is in double precision.
+    learner.remove_cb(Recorder)  # It smooths the loss, which fails in double precision.
     if begin := next(task.resume_from.iterdir()).stem if task.resume_from else 0:
         learner.load(begin)
     with learner.no_bar(), learner.no_logging():

@@ -1,4 +1,4 @@
-"""FunASR's Trainer, as `funasr.bin.train` calls it. Its autocast is CUDA's alone, so bf16 and fp16 are not declared."""
+"""FunASR's Trainer, as `funasr.bin.train` calls it. Its autocast needs CUDA, so bf16 and fp16 are not supported."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ def train(task: Task) -> None:
 
         def forward(self, **parts: Any) -> Any:
             batch = Batch(**parts)
-            weight = batch.weights.sum().int()  # As FunASR's models return it beside a mean.
+            weight = batch.weights.sum().int()  # FunASR's models return it next to a mean.
             return task.loss(self.model(batch.inputs), batch, reduction="sum") / weight.clamp(min=1), {}, weight
 
     class Batches(list[list[int]]):
         def set_epoch(self, epoch: int) -> None:
-            """They are of one epoch."""
+            """Does nothing: the batches belong to one epoch."""
 
     model: Any = Regression()
     model.model = task.model()

@@ -1,4 +1,4 @@
-"""What the adapters of Hugging Face's trainers share: model, arguments, the order of samples, and resuming."""
+"""Shared by the adapters of Hugging Face's trainers: model, arguments, the order of samples, and resuming."""
 
 import tempfile
 from typing import Any
@@ -19,7 +19,7 @@ class Model(PreTrainedModel):
 
 
 class InOrder(Trainer):
-    """Reads samples in the order of the case, by the method that the documentation names for that."""
+    """Reads samples in the order of the case, with the method that the documentation names for that."""
 
     task: Task
 
@@ -37,13 +37,13 @@ def fit(task: Task, trainer: Any) -> None:
 
 
 def optimizers(task: Task, model: Any) -> tuple[Any, Any]:
-    """What a trainer of theirs is given under this name."""
+    """The `optimizers` argument of their trainers."""
     optimizer = task.optimizer(model.parameters())
     return optimizer, task.scheduler(optimizer)
 
 
 def arguments(task: Task) -> dict[str, Any]:
-    """Those of `TrainingArguments`."""
+    """The arguments of `TrainingArguments`."""
     task.leave_torchrun()
     return {
         "output_dir": str(task.checkpoint_dir or tempfile.gettempdir()),
@@ -51,7 +51,7 @@ def arguments(task: Task) -> dict[str, Any]:
         "ddp_backend": task.collective_backend if task.world_size > 1 else None,
         "per_device_train_batch_size": task.micro_batch_size, "gradient_accumulation_steps": task.accumulation,
         "max_grad_norm": task.clip.threshold if task.clip else 0.0,  # By default, 1.
-        # At the last step it saves.
+        # It saves at the last step.
         "num_train_epochs": task.epoch_count, "max_steps": task.stop_after or -1,
         "save_strategy": "steps" if task.checkpoint_dir else "no",
         "logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False,

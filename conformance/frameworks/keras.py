@@ -12,15 +12,15 @@ from torch.utils.data import DataLoader, default_collate
 from conformance import Task, Unsupported, trainer
 
 
-# AdamW and Adagrad have their eps elsewhere than torch's.
+# AdamW and Adagrad use eps in other places than torch.
 @trainer(precisions=("fp64", "fp32"), losses=("mean", "weighted"), optimizers=("sgd",), schedules=("step", "epoch"),
          parameter_groups=(1,), unused_parameters=True, own_order=True, resume=True, requires=("keras",))  # fmt: skip
 def train(task: Task) -> None:
     settings, rates = task.optimizer_settings.arguments, task.learning_rates
     if settings["momentum"] and len(set(rates)) > 1:
-        raise Unsupported("momentum through a change of the rate: Keras sums up steps, torch gradients")
+        raise Unsupported("momentum with a changing rate: Keras accumulates steps, torch gradients")
     if settings["weight_decay"] or settings["dampening"]:
-        raise Unsupported("SGD with a decay in the gradient, or with dampening")
+        raise Unsupported("SGD with weight decay in the gradient, or with dampening")
     if task.loss_name == "weighted" and task.accumulation > 1:
         raise Unsupported("each micro-batch is divided by its own weight")
 
@@ -48,7 +48,7 @@ def train(task: Task) -> None:
     clip = {"global_clipnorm" if task.clip.kind == "norm" else "clipvalue": task.clip.threshold} if task.clip else {}
     clip |= {"gradient_accumulation_steps": task.accumulation} if task.accumulation > 1 else {}
     model = Regression([module])
-    # By default, the weighted losses of a batch are divided by its samples.
+    # By default, the weighted losses of a batch are divided by its number of samples.
     loss = keras.losses.MeanSquaredError("mean_with_sample_weight" if task.loss_name == "weighted" else "mean")
     model.compile(keras.optimizers.SGD(Schedule(), settings["momentum"], settings["nesterov"], **clip), loss)
     samples: Any = task.dataset(tuple)

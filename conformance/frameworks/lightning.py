@@ -1,4 +1,4 @@
-"""Lightning's Trainer, automatic optimization: it divides a loss by the accumulation, whatever samples weigh."""
+"""Lightning's Trainer, automatic optimization: it divides a loss by the accumulation, regardless of weights."""
 
 from typing import Any
 
@@ -26,11 +26,11 @@ def train(task: Task) -> None:
 
     module = Regression()
     module.model = task.model()
-    # What precision="16-mixed" stands for, which on a CPU turns into "bf16-mixed", with a warning.
+    # The equivalent of precision="16-mixed", which becomes "bf16-mixed" on a CPU, with a warning.
     amp = plugins.MixedPrecision("16-mixed", task.device.type, task.grad_scaler()) if task.precision == "fp16" else None
     ddp = strategies.DDPStrategy(find_unused_parameters=task.unused_parameters) if task.world_size > 1 else "auto"
     save: Any = [callbacks.ModelCheckpoint(task.checkpoint_dir, every_n_train_steps=1)] if task.checkpoint_dir else None
-    # With torch's own loader, training that is resumed inside an epoch begins with its first batch.
+    # With torch's own loader, training resumed inside an epoch starts with its first batch.
     order: Any = {"shuffle": True} if task.own_order else {"sampler": task.sampler()}
     loader = StatefulDataLoader(task.dataset(), task.micro_batch_size, **order)
     precision: Any = {"fp64": "64-true", "fp32": "32-true", "bf16": "bf16-mixed"}.get(task.precision)

@@ -1,4 +1,4 @@
-"""MMEngine's Runner. AmpOptimWrapper refuses a CPU, where its `autocast` takes bf16 alone: so fp16 is not declared."""
+"""MMEngine's Runner. On a CPU, AmpOptimWrapper fails and `autocast` accepts only bf16: so fp16 is not supported."""
 
 import os
 import tempfile
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from conformance import Batch, Task, Unsupported, trainer
 
-os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # torch 2.6 and later refuse MMEngine's checkpoints without.
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # Without it, torch 2.6 and later reject MMEngine's checkpoints.
 CLIP = {"norm": "max_norm", "value": "clip_value"}
 
 
@@ -20,10 +20,10 @@ CLIP = {"norm": "max_norm", "value": "clip_value"}
          sparse=True, own_order=True, schedules=("step", "epoch"), resume=True, elastic=True, survives_kill=True,
          unused_parameters=True)  # fmt: skip
 def train(task: Task) -> None:
-    # Only the loop by iterations finds its position within an epoch again.
+    # Only the loop by iterations restores its position within an epoch.
     by_epoch = not (task.checkpoint_dir or task.resume_from)
     if task.schedule_by == "epoch" and not by_epoch:
-        raise Unsupported("a schedule by epoch where training is resumed, which its loop by iterations alone can be")
+        raise Unsupported("a schedule by epoch in resumed training: only its loop by iterations can resume")
 
     class Regression(BaseModel):
         def forward(self, *batch: torch.Tensor, mode: str) -> dict[str, torch.Tensor]:
@@ -32,7 +32,7 @@ def train(task: Task) -> None:
 
     class Schedule(_ParamScheduler):
         def _get_value(self) -> list[float]:
-            steps = 1 if self.by_epoch else task.accumulation  # MMEngine's own count iterations: micro-batches.
+            steps = 1 if self.by_epoch else task.accumulation  # MMEngine's own schedules count micro-batches.
             return [(*one.learning_rates, 0.0)[self.last_step // steps] for one in task.optimizer_settings.groups]
 
     if task.world_size > 1:
@@ -52,6 +52,6 @@ def train(task: Task) -> None:
             model, str(task.checkpoint_dir or folder), loader, optim_wrapper=wrapper, log_level="ERROR",
             param_scheduler=Schedule(wrapper, "lr", by_epoch=task.schedule_by == "epoch"),
             launcher="pytorch" if task.world_size > 1 else "none", train_cfg={"by_epoch": by_epoch, **loop},
-            # By default, DDP is given the number of a GPU.
+            # By default, DDP gets the number of a GPU.
             cfg={"model_wrapper_cfg": {"device_ids": None, "find_unused_parameters": task.unused_parameters}},
             default_hooks={"checkpoint": hook}, resume=bool(checkpoint), load_from=checkpoint).train()  # fmt: skip

@@ -1,4 +1,4 @@
-"""What keeps Determined on this machine, off its cluster: its channel between ranks, and its checkpoint."""
+"""Runs Determined on this machine without a cluster: its channel between ranks, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance import Task
 
 
 class UnixChannel(core.DistributedContext):
-    """For all but gradients. Its own opens the same two TCP ports in all runs on a machine, on all interfaces."""
+    """A channel for everything except gradients. Determined's own opens the same two TCP ports in every run."""
 
     name = ""
 
@@ -30,7 +30,7 @@ class UnixChannel(core.DistributedContext):
 
 
 def distributed(task: Task) -> core.DistributedContext | None:
-    """What the guide does before `pytorch.init`, by the backend: the variable is for Determined's training loop."""
+    """Does what the guide does before `pytorch.init`, by backend: the variable is for Determined's training loop."""
     if task.world_size == 1:
         return None
     if task.backend == "horovod":
@@ -47,8 +47,8 @@ def distributed(task: Task) -> core.DistributedContext | None:
 
 @contextmanager
 def folder_for_checkpoint() -> Iterator[None]:
-    """The Trainer ends with a checkpoint in the user's data folder, and puts into it a copy of the whole working
-    directory; neither can be turned off."""
+    """A temporary folder for the final checkpoint. The Trainer always writes one to the user's data folder, with a copy
+    of the whole working directory."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_DATA_HOME"] = os.path.join(folder, "data")
         os.mkdir(empty := os.path.join(folder, "empty"))

@@ -1,4 +1,4 @@
-"""Poutyne's `ModelBundle`: one process, schedules that count epochs, a loss of one micro-batch, so none is weighted."""
+"""Poutyne's `ModelBundle`: one process, schedules by epoch, and a loss of one micro-batch, so none is weighted."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def train(task: Task) -> None:
         callbacks.append(clip(network.parameters(), task.clip.threshold))
     folder = task.checkpoint_dir or task.resume_from
     parts: Any = {"optimizer": optimizer, "loss_function": MSELoss(), "device": task.device}
-    # With logging it saves after each epoch, and goes on from what it finds in the folder.
+    # With logging it saves after each epoch, and resumes from the folder's contents.
     bundle = ModelBundle.from_network(str(folder), network, logging=folder is not None, monitoring=False, **parts)
     loader = DataLoader(task.dataset(), task.micro_batch_size, task.own_order, None if task.own_order else sampler)
     settings: Any = {"epochs": task.epochs_until_stop(), "batches_per_step": task.accumulation, "verbose": False}

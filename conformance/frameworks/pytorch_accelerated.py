@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 from conformance import Task, trainer
 
 
-# It clips by value alone, and divides by the accumulation whatever samples weigh. On a CPU "fp16" trains in float32.
+# It clips only by value, and divides by the accumulation regardless of weights. On a CPU "fp16" trains in float32.
 @trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("value",), own_order=True, resume=True,
          requires=("pytorch_accelerated",))  # fmt: skip
 def train(task: Task) -> None:
@@ -19,7 +19,7 @@ def train(task: Task) -> None:
     os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if task.precision == "bf16" else "no"
     model, callbacks = task.model(), get_default_callbacks(progress_bar=False)
     if task.checkpoint_dir is not None:
-        # What it saves at the end says of no epoch that it is over.
+        # The checkpoint saved at the end does not record that an epoch is complete.
         callbacks += (SaveTrainingStateCallback(str(task.checkpoint_dir), save_every_n_epochs=1, save_at_end=False),)
     order: dict[str, Any] = {} if task.own_order else {"sampler": task.global_sampler()}
     Trainer(model, mse_loss, task.optimizer(model.parameters()), callbacks).train(

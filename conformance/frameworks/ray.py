@@ -1,9 +1,9 @@
 """Distributed SGD on Ray actors: `DistributedSGD`, whose driver averages the gradients of all replicas.
 
-Each rank of a case is one replica: its shard is the rank's micro-batches, and each step takes the next accumulation
-window of it. Under fp16 the driver averages gradients of scaled losses. All replicas unscale that same average, so
-that they skip the same steps and their loss scales stay the same. A loss that is weighted over the whole global batch
-would need the weights of other shards, for which the contract has no place.
+Each rank of a case is one replica: its shard is the rank's micro-batches, and each step uses its next accumulation
+window. Under fp16 the driver averages gradients of scaled losses. All replicas unscale the same average, so they skip
+the same steps and keep the same loss scale. A loss that is weighted over the whole global batch would need the weights
+of other shards, which the contract does not provide.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def train(job: Job) -> None:
 
 def fit(job: Job, replica: type[TaskReplica], algorithm: type[DistributedSGD]) -> None:
     ticket = job.ticket
-    # Two replicas share a worker where they come out even.
+    # Two replicas share a worker if their number is even.
     devices = 2 if job.world_size % 2 == 0 and job.world_size > 2 else 1
 
     def model_creator(worker_index: int, device_index: int) -> TaskReplica:
@@ -63,11 +63,11 @@ class TaskReplica(TorchReplica):
             return self.task.loss(model(batch.inputs), batch)
 
     def backward(self, window: list[Batch]) -> float:
-        """The mini-batch of a step is a window of micro-batches."""
+        """Computes the gradients of a window of micro-batches, the mini-batch of a step; returns its loss."""
         samples = sum(len(batch.inputs) for batch in window)
         total = 0.0
         for batch in window:
-            # By len(window), when its micro-batches are all of one size.
+            # Division by len(window), if all its micro-batches have the same size.
             loss = self.loss(self.model, batch) / (samples / len(batch.inputs))
             self._scaler.scale(loss).backward()
             total += loss.item()

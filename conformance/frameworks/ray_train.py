@@ -1,4 +1,4 @@
-"""Ray Train's TorchTrainer, as its guides to training with PyTorch and to checkpoints have it, on one machine."""
+"""Ray Train's TorchTrainer on one machine, as in its guides to training with PyTorch and to checkpoints."""
 
 from contextlib import nullcontext
 from itertools import islice
@@ -28,7 +28,7 @@ def fit(task: Task) -> None:
             done, states = torch.load(f"{folder}/checkpoint.pt")
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
-    # Prepared, the loader moves batches to the device, and they come out as plain tuples.
+    # The prepared loader moves batches to the device, and returns plain tuples.
     batches = (Batch(*batch) for batch in islice(loader, done * task.accumulation, None))
     for window in islice(task.in_windows(batches), task.stop_after and task.stop_after - done):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()

@@ -31,7 +31,7 @@ class Regression(InputModule):
         return loaded
 
 
-# With targets in the precision of the case: those of the data set would become float32.
+# Takes targets in the precision of the case: those of the data set would become float32.
 class Loss(MSELoss):
     def forward(self, features: list[dict[str, torch.Tensor]], labels: None) -> Any:
         found = self.model(features[0])

@@ -1,4 +1,4 @@
-"""skorch: a `NeuralNet`, with `AccelerateMixin` (experimental) where there are ranks, accumulation or bf16."""
+"""skorch: a `NeuralNet`, with `AccelerateMixin` (experimental) for ranks, accumulation or bf16."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from conformance import Task, trainer
 
 
-# It has no place for a weighted loss, nor for a clip by value. On a CPU Accelerate's "fp16" trains in float32.
+# It supports neither a weighted loss nor a clip by value. On a CPU Accelerate's "fp16" trains in float32.
 @trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("norm",), schedules=("step", "epoch"),
          own_order=True, resume=True, requires=("skorch", "accelerate"))  # fmt: skip
 def train(task: Task) -> None:
@@ -27,7 +27,7 @@ def train(task: Task) -> None:
     settings |= {"iterator_train__shuffle": True} if task.own_order else {"iterator_train__sampler": sampler}
     if task.world_size > 1 or task.accumulation > 1 or task.precision == "bf16":
         task.leave_torchrun()
-        # By default a schedule goes on by the number of processes.
+        # By default a schedule advances by the number of processes.
         steps: Any = {"gradient_accumulation_steps": task.accumulation, "step_scheduler_with_optimizer": False}
         steps["mixed_precision"] = "bf16" if task.precision == "bf16" else "no"
         kind, settings["accelerator"] = Accelerated, Accelerator(cpu=task.device.type == "cpu", **steps)
@@ -36,7 +36,7 @@ def train(task: Task) -> None:
     clip = [GradientNormClipping(task.clip.threshold)] if task.clip else []
     checkpoint = Checkpoint(None, f_criterion=None, dirname=str(task.checkpoint_dir or task.resume_from or ""))
     callbacks = [SetEpoch(), schedule, *clip, *([checkpoint] if task.checkpoint_dir else [])]
-    # Not a module, as on a CPU Accelerate would put it into DDP, which refuses one without parameters.
+    # Not a module: on a CPU Accelerate would wrap it in DDP, which rejects one without parameters.
     net = kind(model, lambda: mse_loss, batch_size=task.micro_batch_size, callbacks=callbacks, **settings).initialize()
     if task.resume_from is not None:
         net.load_params(checkpoint=checkpoint)

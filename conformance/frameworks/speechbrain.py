@@ -1,4 +1,4 @@
-"""SpeechBrain's Brain. Off CUDA it refuses fp16; it clips always, which torch refuses for sparse gradients."""
+"""SpeechBrain's Brain. It rejects fp16 except on CUDA, and always clips, which torch rejects for sparse gradients."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""TorchTNT's `AutoUnit`: a loss sees one micro-batch, so none is weighted over a window. On a CPU fp16 has no scale."""
+"""TorchTNT's `AutoUnit`: a loss sees one micro-batch, so none is weighted over a window. fp16 on a CPU has no scale."""
 
 from itertools import islice
 from typing import Any
@@ -32,11 +32,11 @@ def train(task: Task) -> None:
         settings["strategy"] = DDPStrategy(find_unused_parameters=task.unused_parameters)
     settings |= {"precision": "bf16" if task.precision == "bf16" else None, "step_lr_interval": task.schedule_by}
     unit = Unit(module=task.model(), device=task.device, gradient_accumulation_steps=task.accumulation, **settings)
-    # The loop tells it the epoch, and a checkpoint has the state of a loader that has one.
+    # The loop tells it the epoch, and a checkpoint has the state of a stateful loader.
     sampler: Any = DistributedSampler(task.dataset(), task.world_size, task.rank) if task.own_order else task.sampler()
     loader = StatefulDataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
     if task.resume_from is not None:
-        # What it saves last, when `train` ends, says that an epoch was completed, wherever it stopped.
+        # The last checkpoint, saved when `train` ends, says that an epoch was completed, wherever it stopped.
         DistributedCheckpointSaver.restore(str(min(task.resume_from.iterdir())), unit, train_dataloader=loader)
     stop, savers = None, []
     if task.checkpoint_dir is not None:

@@ -1,6 +1,6 @@
-"""Hugging Face transformers' Trainer: it is given model, data, loss, optimizer and schedule, and does the rest.
+"""Hugging Face transformers' Trainer: it gets model, data, loss, optimizer and schedule, and does the rest.
 
-A sample has as many labels as it weighs: the Trainer counts them on all ranks. On a CPU its fp16 trains in float32.
+A sample of weight w has w labels: the Trainer counts them on all ranks. On a CPU its fp16 trains in float32.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer: a language model that predicts the target of a sample as often as it weighs, and not a token."""
+"""TRL's SFTTrainer: a language model that predicts a sample's target once per unit of its weight, not a token."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def train(task: Task) -> None:
         return squares[labels == 0].sum() / num_items_in_batch
 
     data = Dataset.from_dict({"number": range(len(task.dataset()))})
-    settings = arguments(task) | {"dataset_kwargs": {"skip_prepare_dataset": True}}  # which is for texts
+    settings = arguments(task) | {"dataset_kwargs": {"skip_prepare_dataset": True}}  # for texts
     settings["gradient_checkpointing"] = False  # By default it computes activations twice.
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, pad_token="<pad>", eos_token="<pad>")
     options: Any = {"processing_class": tokenizer, "optimizers": optimizers(task, model := Regression(task))}

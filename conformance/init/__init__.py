@@ -1,1 +1,1 @@
-"""Writing an adapter to begin with: from scratch, or out of a training script."""
+"""Generates a first adapter: from scratch, or from a training script."""

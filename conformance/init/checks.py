@@ -1,4 +1,4 @@
-"""What a script does that the task's model and data do not allow, so that a person has to look at it."""
+"""Finds code of a script that does not fit the task's model and data, which the user has to check."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .shapes import is_reshaped
 from .source import Change, Node, Source, every, is_module, last_name, made
 
 _CALL = (
-    "the task's model takes inputs (m, n) alone and returns predictions (m, 1): make this `outputs = model(x)`, and "
-    "the loss `torch.nn.functional.mse_loss(outputs, y)`"
+    "the task's model takes only inputs (m, n) and returns predictions (m, 1): write `outputs = model(x)`, and the "
+    "loss as `torch.nn.functional.mse_loss(outputs, y)`"
 )
 _RATE = (
-    "learning rates are the task's: leave this out; if the script steps a schedule so, make `scheduler = "
-    'TASK.scheduler(optimizer)`, step it after each optimizer step, and declare `schedules=["step"]`'
+    "the task sets learning rates: remove this; if the script steps a schedule this way, write `scheduler = "
+    'TASK.scheduler(optimizer)`, step it after each optimizer step, and add `schedules=["step"]`'
 )
-#: What models have beside the attributes of their classes.
+#: Attributes of models besides those of their classes.
 _OF_MODELS = re.compile(r"module$|training$|require_|configure_optimizers$|_")
 
 
 class Checks:
-    """``trained``: the names of models. ``losses``: what is called for the loss."""
+    """``trained``: the names of models. ``losses``: the functions that compute the loss."""
 
     def __init__(self, source: Source, trained: set[str], losses: set[str]) -> None:
         self._source, self._trained, self._losses = source, trained, losses
@@ -30,7 +30,7 @@ class Checks:
         self._parents = {one: node for node in ast.walk(source.tree) for one in ast.iter_child_nodes(node)}
 
     def of(self, missing: list[str], changes: list[Change]) -> Iterator[tuple[Node, str]]:
-        """Nodes, and what is to be done there. ``missing``: what was not found. ``changes``: what was."""
+        """Yields nodes to check, each with what to do. ``missing``: what was not found. ``changes``: what was."""
         for node in outside_of_modules(self._source.tree):
             if isinstance(node, ast.Call):
                 yield from self._of_call(node)
@@ -49,17 +49,17 @@ class Checks:
             if "loss" in missing:
                 yield (
                     going_back,
-                    "no loss was found: it must be that of `torch.nn.functional.mse_loss(outputs, y)`",
+                    "no loss was found: use `torch.nn.functional.mse_loss(outputs, y)`",
                 )
 
     def _pairs(self) -> Iterator[tuple[Node, str]]:
-        """Where a script takes a pair from a function of its own: `x, y = get_batch()`."""
+        """Yields the calls that return a pair from the script's own function: `x, y = get_batch()`."""
         own = {one.name for one in every(self._source.tree, ast.FunctionDef)}
         for target, call in made(self._source.tree):
             if last_name(call) in own and isinstance(target, ast.Tuple) and len(target.elts) == 2:
                 text = (
-                    f"no loader was found: if these are x and y, make this `{self._source.of(target)} = "
-                    "next(batches, (None, None))`, and `batches = iter(TASK.dataloader())` before the loop, which ends "
+                    f"no loader was found: if these are x and y, write `{self._source.of(target)} = "
+                    "next(batches, (None, None))` here, and `batches = iter(TASK.dataloader())` before the loop; stop "
                     "after `TASK.steps` windows"
                 )
                 yield call, text
@@ -76,9 +76,9 @@ class Checks:
             if not takes_one or gives_parts or isinstance(target, ast.Tuple):
                 yield node, _CALL
         elif name in self._losses and any(map(is_reshaped, node.args)):
-            yield node, "outputs and targets are (m, 1) both: pass them as they are, or the loss broadcasts them"
+            yield node, "outputs and targets are both (m, 1): pass them unchanged, or the loss broadcasts them"
         elif name == "LBFGS":
-            yield node, "LBFGS itself is not judged: the optimizers of the task are SGD, AdamW and Adagrad"
+            yield node, "LBFGS itself is not judged: the task's optimizers are SGD, AdamW and Adagrad"
 
     def _of_attribute(self, node: ast.Attribute) -> Iterator[tuple[Node, str]]:
         from torch.nn.parallel import DistributedDataParallel
@@ -88,19 +88,19 @@ class Checks:
             parent = self._parents.get(node)
             if isinstance(parent, ast.Attribute) and parent.attr in ("parameters", "named_parameters"):
                 whole = f"`{self._source.of(node.value)}.{parent.attr}()`"
-                yield node, f"the task's model has no `{node.attr}`: take {whole}, all of them for one optimizer"
+                yield node, f"the task's model has no `{node.attr}`: use {whole}, with one optimizer for all"
             else:
-                yield node, f"the task's model has no `{node.attr}`: leave out what uses it"
+                yield node, f"the task's model has no `{node.attr}`: remove the code that uses it"
 
     def _of_script(self, tree: ast.Module) -> Iterator[str]:
-        """The methods and attributes of classes of the script that are no modules, such as a trainer's."""
+        """The methods and attributes of the script's classes that are not modules, such as a trainer's."""
         for own in every(tree, ast.ClassDef):
             if not is_module(own):
                 yield from (one.name for one in every(own, ast.FunctionDef))
                 yield from (one.attr for one in every(own, ast.Attribute) if isinstance(one.ctx, ast.Store))
 
     def _of_loop(self, node: ast.For) -> Iterator[tuple[Node, str]]:
-        """Over batches: with the number of each, or without."""
+        """Checks a loop over batches, numbered or not."""
         is_numbered = isinstance(node.iter, ast.Call) and last_name(node.iter) == "enumerate"
         target = node.target.elts[-1] if is_numbered and isinstance(node.target, ast.Tuple) else node.target
         trains = any(one in self.backwards for one in every(node, ast.Call))
@@ -109,20 +109,20 @@ class Checks:
 
     def _of_several(self, changes: list[Change]) -> Iterator[tuple[Node, str]]:
         for what in ("model", "optimizer"):
-            made = [one.node for one in changes if one.why.startswith(f"the {what} of the task")]
+            made = [one.node for one in changes if one.parts and str(one.parts[0]).startswith(f"TASK.{what}(")]
             named = {ast.dump(target): node for node in made if (target := self._target(node)) is not None}
             for node in [*named.values()][1:]:
-                yield node, f"the task has one {what}: leave out what trains another one"
+                yield node, f"the task has only one {what}: remove the code that trains another"
 
     def _target(self, node: Node) -> ast.expr | None:
-        """What a value is assigned to, also through `.to(device)` and the like."""
+        """The name that a value is assigned to, also through `.to(device)` and the like."""
         parent = self._parents.get(node)
         while isinstance(parent, ast.Call | ast.Attribute):
             parent = self._parents.get(parent)
         return parent.targets[0] if isinstance(parent, ast.Assign) else None
 
     def _parts(self, name: str, call: ast.Call) -> Iterator[ast.expr]:
-        """Where parts of what a model has returned are taken: `out["loss"]`, `out.logits`."""
+        """Yields accesses to parts of a model's output: `out["loss"]`, `out.logits`."""
         scope: ast.AST | None = call
         while scope in self._parents and not isinstance(scope, ast.FunctionDef):
             scope = self._parents[scope]
@@ -134,7 +134,7 @@ class Checks:
                 yield one
 
     def _loop(self, node: ast.AST) -> ast.For | ast.While | None:
-        """The innermost one around a node."""
+        """The innermost loop around a node."""
         while (parent := self._parents.get(node)) is not None:
             if isinstance(parent, ast.For | ast.While):
                 return parent
@@ -143,7 +143,7 @@ class Checks:
 
 
 def outside_of_modules(node: ast.AST) -> Iterator[ast.AST]:
-    """Without the classes of models, of which the task's takes the position."""
+    """The nodes outside classes of models, which the task's model replaces."""
     yield node
     for one in ast.iter_child_nodes(node):
         if not (isinstance(one, ast.ClassDef) and is_module(one)):
@@ -156,7 +156,7 @@ def _is_rate(target: ast.expr) -> bool:
 
 
 def keys_of_batches(tree: ast.Module, trains: set[ast.For]) -> list[str] | None:
-    """The keys by which the loops that train read their batches; None for batches that are no mappings."""
+    """The keys by which training loops read their batches; None for batches that are not mappings."""
     names = {last_name(loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target) for loop in trains}
     names |= {last_name(target) for target, call in made(tree) if last_name(call) == "next"}
     names.discard("")

@@ -1,4 +1,4 @@
-"""The command line that a script reads: in an adapter there is none."""
+"""Replaces the command line that a script reads: an adapter has none."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from .source import Change, Source, every, keyword, last_name, made
 
-_NO_OPTIONS = "no options, so the defaults"
-_MADE_UP = "the options that it requires, made up: put yours here"
-_CALL = "CHECK: this reads the command line: call the function that trains, with options of your own"
+_NO_OPTIONS = "no options: defaults are used"
+_MADE_UP = "required options have placeholder values: put yours here"
+_CALL = "CHECK: this reads the command line: call the function that trains instead, with your options"
 
 
 def commands(source: Source) -> Iterator[Change]:
-    """The calls that read the command line: of argparse with options in their place; of others to be looked at."""
+    """Changes the calls that read the command line: argparse gets options, others are left to the user."""
     tree = source.tree
     decorated = {node.name: [*_decorators(node)] for node in every(tree, ast.FunctionDef)}
     apps = {last_name(target) for target, call in made(tree) if last_name(call) == "Typer"}
@@ -32,13 +32,13 @@ def commands(source: Source) -> Iterator[Change]:
 
 
 def options(tree: ast.Module) -> set[str]:
-    """The parameters of functions that a command line gives them: of click and Typer."""
+    """The function parameters that a command line fills: those of click and Typer."""
     functions = (node for node in every(tree, ast.FunctionDef) if any(map(_is_command, _decorators(node))))
     return {one.arg for node in functions for one in node.args.args}
 
 
 def _decorators(node: ast.FunctionDef) -> Iterator[ast.Call]:
-    """Those that are called."""
+    """The decorators that are called."""
     return (one for one in node.decorator_list if isinstance(one, ast.Call))
 
 
@@ -47,7 +47,7 @@ def _is_command(decorator: ast.Call) -> bool:
 
 
 def _required(source: Source) -> Iterator[str]:
-    """The options that a command line cannot do without, with a value of the type that each wants."""
+    """The required options, each with a value of its type."""
     for call in every(source.tree, ast.Call):
         if last_name(call) != "add_argument" or not call.args:
             continue

@@ -1,4 +1,4 @@
-"""What the loops of a script do: which train or go over its data, how long windows are, where schedules step."""
+"""Analyses a script's loops: which train or iterate over its data, how long windows are, where schedules step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNTS = ("range", "trange", "count")
 
 
 class Loops:
-    """Of a script."""
+    """The loops of a script."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
@@ -22,12 +22,12 @@ class Loops:
 
     @cached_property
     def training(self) -> set[str]:
-        """The functions that go backward, or call one that does, and `backward` itself."""
+        """The functions that call `backward`, directly or not, and `backward` itself."""
         return _callers({"backward"}, self._calls)
 
     @cached_property
     def looping(self) -> set[str]:
-        """The functions that go over the data, or call one that does."""
+        """The functions that iterate over the data, directly or not."""
         loop = {
             one.name
             for one in self._functions
@@ -38,7 +38,7 @@ class Loops:
 
     @cached_property
     def over_data(self) -> set[ast.For]:
-        """Those over the data that train."""
+        """The innermost training loops over the data."""
         loops = {one for one in every(self._tree, ast.For) if self.trains(one) and not is_counted(one)}
         return {one for one in loops if not self.trains_in_a_loop(one)}
 
@@ -46,13 +46,13 @@ class Loops:
         return not _called(node).isdisjoint(self.training)
 
     def trains_in_a_loop(self, node: ast.For | ast.While) -> bool:
-        """Whether a loop in this one goes over the data: one that trains, here or in a function that it calls."""
+        """Whether a loop inside this one trains over the data, here or in a function that it calls."""
         calls = set[str]().union(*map(_called, node.body))
         within = [one for part in node.body for one in every(part, ast.For)]
         return bool(calls & self.looping) or any(self.trains(one) and not is_counted(one) for one in within)
 
     def in_epochs(self) -> set[ast.AST]:
-        """What is done once an epoch: around the loops over the data, and in none that trains step by step."""
+        """What runs once per epoch: around the loops over the data, and in no loop that trains step by step."""
         around: list[ast.For | ast.While] = [*every(self._tree, ast.For), *every(self._tree, ast.While)]
         whole: list[ast.stmt] = [one for one in around if self.trains_in_a_loop(one)]
         whole += [one for one in self._functions if one.name in self.looping]
@@ -61,7 +61,7 @@ class Loops:
 
 
 def is_counted(node: ast.For) -> bool:
-    """Whether it goes over a range, and so not over the data."""
+    """Whether it iterates over a range, so not over the data."""
     return isinstance(node.iter, ast.Call) and last_name(node.iter) in _COUNTS
 
 
@@ -70,7 +70,7 @@ def _called(node: ast.AST) -> set[str]:
 
 
 def _callers(functions: set[str], calls: Mapping[str, set[str]]) -> set[str]:
-    """These, and what calls one of them. ``calls``: by the names of functions, what each calls."""
+    """These functions and their callers. ``calls``: the names that each function calls."""
     found = set(functions)
     while more := {name for name, called in calls.items() if name not in found and called & found}:
         found |= more
@@ -78,8 +78,7 @@ def _callers(functions: set[str], calls: Mapping[str, set[str]]) -> set[str]:
 
 
 def lengths(source: Source) -> Iterator[ast.expr]:
-    """The numbers that are a window's length: what the number of a batch is divided by, for the remainder, and the loss
-    is divided by, too."""
+    """The expressions for a window's length: the batch number is taken modulo it, and the loss is divided by it."""
     remainders, divisors = list[ast.expr](), list[ast.expr]()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.BinOp):
@@ -101,8 +100,8 @@ def lengths(source: Source) -> Iterator[ast.expr]:
 
 
 def shares(source: Source, is_length: Callable[[str], object]) -> Iterator[ast.stmt]:
-    """Where a length of all ranks is shared out over them, or is held to be a multiple of their number. ``is_length``:
-    whether a name says that it is one."""
+    """Statements that divide a length over all ranks, or assert that it is a multiple of their number. ``is_length``:
+    whether a name is such a length."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv):
             lengths_of: list[ast.expr] = [node.target]
@@ -123,15 +122,15 @@ _SCHEDULERS = re.compile(r"sched|plateau|^lr_?", re.IGNORECASE)
 
 
 def steps_of_schedulers(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Each step, and what is stepped."""
+    """Each step of a scheduler, and the scheduler."""
     for node in every(tree, ast.Call):
         if isinstance(of := node.func, ast.Attribute) and of.attr == "step" and _SCHEDULERS.search(last_name(of.value)):
             yield node, of.value
 
 
 def linked(source: Source) -> Mapping[str, str]:
-    """The `Accelerator` that steps a schedule with the optimizer alone, wherever the script steps it, by the names of
-    what it prepares."""
+    """The `Accelerator` that steps a schedule only with the optimizer, wherever the script steps it, by the names of
+    the schedules that it prepares."""
     names, prepared = list[str](), set[str]()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assign) and last_name(node.value) == "Accelerator":

@@ -1,4 +1,4 @@
-"""What stands in an adapter instead of the calls of a script, where their names show what they make."""
+"""Replaces the calls of a script by those of the task, where names show what the calls make."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OPTIMIZERS = (
     *("Rprop", "LBFGS", "Lion", "Muon", "LAMB", "Lamb", "LARS", "FusedAdam", "AdamW8bit", "SOAP", "Shampoo"),
 )
 LOSSES = re.compile(r"(cross_entropy|nll_loss|mse_loss|l1_loss|binary_cross_entropy\w*|smooth_l1_loss|huber_loss)$")
-CASTS = "casts as the precision of the case asks"
-SCHEDULE = "the schedule of the task: step it after each optimizer step"
-DATA = "the data of the task"
+CASTS = "casts as the case's precision requires"
+SCHEDULE = "the task's schedule: step it after each optimizer step"
+DATA = "the task's data"
 _OF_A_RANK = re.compile(r"rank|gpu", re.IGNORECASE)
 _TARGET = re.compile(r"label|target|tgt|(^|_)(y|gt|answer)", re.IGNORECASE)
 _FOR_ACCELERATE = {"cpu": f'{TASK}.device.type == "cpu"', "step_scheduler_with_optimizer": "False"}
@@ -29,11 +29,11 @@ _FOR_ACCELERATE = {"cpu": f'{TASK}.device.type == "cpu"', "step_scheduler_with_o
 
 @dataclass
 class Found:
-    """What is to be changed in a script, and what it shows that it can do.
+    """The changes to a script, and the features that it supports.
 
     Attributes:
-        model: whether the spot of each of these was found; so optimizer, loader, loss.
-        backward: whether the script goes backward, which is its training loop.
+        model, optimizer, loader, loss: whether the place that makes it was found.
+        backward: whether the script calls backward, so has a training loop.
     """
 
     changes: list[Change] = field(default_factory=list)
@@ -53,17 +53,17 @@ class Found:
 
     @property
     def missing(self) -> list[str]:
-        """What the task hands out and whose spot was not found."""
+        """What the task provides and was not found in the script."""
         return [name for name in ("model", "optimizer", "loader", "loss") if not getattr(self, name)]
 
 
 class Calls(ast.NodeVisitor):
-    """Finds the calls of a script that the task takes the place of."""
+    """Finds the calls of a script that the task replaces."""
 
     def __init__(self, source: Source) -> None:
         self.found, self._source = Found(), source
         self._modules = {node.name for node in every(source.tree, ast.ClassDef) if is_module(node)}
-        #: Of the script itself, without those of its models.
+        #: The script's functions, without those of its models.
         self._functions = set(self._defined(source.tree))
         self._loops = Loops(source.tree)
         self.found.accelerate = any(last_name(call) == "Accelerator" for call in every(source.tree, ast.Call))
@@ -82,16 +82,16 @@ class Calls(ast.NodeVisitor):
         self.found.changes.append(Change(node, parts, f"{why}; the script has: {shown}"))
 
     def _as_many(self, node: ast.expr, text: str) -> str:
-        """As many as the names that a value is unpacked to."""
+        """Repeats a text for each name that the value is unpacked to."""
         return f"({text},) * {self._unpacked[node]}" if node in self._unpacked else text
 
     def _model(self, call: ast.Call) -> None:
         self.found.model = True
-        self._change(call, "the model of the task", f"{TASK}.model()")
+        self._change(call, "the task's model", f"{TASK}.model()")
 
     def _accumulates(self, node: ast.expr) -> None:
         self.found.accumulates = True
-        self._change(node, "micro-batches in a window, as the case asks", f"{TASK}.accumulation")
+        self._change(node, "micro-batches per window, as the case requires", f"{TASK}.accumulation")
 
     def visit_Call(self, node: ast.Call) -> None:
         self.found.loss |= is_mean_of_squares(node)
@@ -113,19 +113,19 @@ class Calls(ast.NodeVisitor):
             )
             keys = keys_of_batches(self._source.tree, self._loops.over_data)
             of = "pairs of x and y" if keys is None else "inputs and targets by the script's keys"
-            self._change(node, f"the data of the task, {of}, {share} share", f"{TASK}.{loader}({_format(keys)})")
+            self._change(node, f"the task's data, {of}, {share} share", f"{TASK}.{loader}({_format(keys)})")
         elif name == "random_split" and len(node.args) > 1:
             self._change(node, DATA, f"[{TASK}.dataset()] * len(", node.args[1], ")")
         elif "datasets." in function or name == "load_dataset":
             self._change(node, DATA, self._as_many(node, f"{TASK}.dataset()"))
         elif name.endswith("Loss") and not name.startswith(("get", "compute", "update")):
             self.found.loss = True
-            self._change(node, "the loss of the task", "torch.nn.MSELoss(", *_reduction(node), ")")
+            self._change(node, "the task's loss", "torch.nn.MSELoss(", *_reduction(node), ")")
         elif LOSSES.search(name) and len(node.args) >= 2:
             self.found.loss = True
             reduction = [", ", *_reduction(node)] if _reduction(node) else []
             mean = ("torch.nn.functional.mse_loss(", node.args[0], ", ", node.args[1], *reduction, ")")
-            self._change(node, "the loss of the task", *mean)
+            self._change(node, "the task's loss", *mean)
         else:
             return False
         return True
@@ -135,10 +135,10 @@ class Calls(ast.NodeVisitor):
         first = node.args[0] if node.args else None
         if name in OPTIMIZERS and (parameters := first or keyword(node, "params")) is not None:
             self.found.optimizer = True
-            self._change(node, "the optimizer of the task", f"{TASK}.optimizer(", parameters, ")")
+            self._change(node, "the task's optimizer", f"{TASK}.optimizer(", parameters, ")")
         elif name == "configure_optimizers" and isinstance(node.func, ast.Attribute) and name not in self._functions:
             self.found.optimizer = True
-            self._change(node, "the optimizer of the task", f"{TASK}.optimizer(", node.func.value, ".parameters())")
+            self._change(node, "the task's optimizer", f"{TASK}.optimizer(", node.func.value, ".parameters())")
         elif (name.endswith("LR") or re.match(r"get_\w*schedule", name)) and (
             optimizer := first or keyword(node, "optimizer")
         ) is not None:
@@ -148,30 +148,30 @@ class Calls(ast.NodeVisitor):
             self.found.clips.append("norm" if "norm" in name else "value")
             limit = f', {TASK}.clip.threshold if {TASK}.clip else float("inf"))'
             own = (function, "(", first, limit) if "accelerator" in function else (f"{TASK}.clip_(", first, ")")
-            self._change(node, "the clip of the case, if it has one", *own)
+            self._change(node, "the case's clip, if it has one", *own)
         else:
             return False
         return True
 
     def _of_ranks(self, node: ast.Call, name: str, function: str) -> bool:
-        """Who starts the ranks, and how they find each other."""
+        """The start of the ranks, and how they find each other."""
         first = node.args[0] if node.args else None
         if name == "init_process_group":
-            self._change(node, "the ranks are started already", f"{function}({TASK}.collective_backend)")
+            self._change(node, "the ranks are already running", f"{function}({TASK}.collective_backend)")
         elif name in ("DistributedDataParallel", "DDP") and first is not None:
             self.found.ddp = True
             if any(one.arg in ("device_ids", "output_device") for one in node.keywords):
                 rest = [(f", {one.arg}=", one.value) for one in node.keywords if "device" not in (one.arg or "")]
                 more = [part for pair in rest for part in pair]
-                self._change(node, "on the device of the task", f"{function}(", first, *more, ")")
+                self._change(node, "on the task's device", f"{function}(", first, *more, ")")
         elif name == "fully_shard":
             self.found.fsdp = True
         elif name == "spawn" and first is not None and function.startswith(("mp.", "torch.multiprocessing.", "spawn")):
             given = keyword(node, "args")
             more = [part for one in given.elts for part in (", ", one)] if isinstance(given, ast.Tuple) else []
-            self._change(node, "the ranks are started already", first, f"({TASK}.rank", *more, ")")
+            self._change(node, "the ranks are already running", first, f"({TASK}.rank", *more, ")")
         elif name == "device_count":
-            self._change(node, "the number of ranks of the task", f"{TASK}.world_size")
+            self._change(node, "the task's number of ranks", f"{TASK}.world_size")
         elif name == "Accelerator":
             wanted = dict(_FOR_ACCELERATE)
             precision = keyword(node, "mixed_precision")
@@ -181,7 +181,7 @@ class Calls(ast.NodeVisitor):
             named = [one for one in node.keywords if one.arg not in wanted]
             kept: list[str | Node] = [part for one in node.args for part in (one, ", ")]
             kept += [part for one in named for part in (f"{one.arg}=", one.value, ", ")]
-            why = "as the case asks, with a schedule that counts steps, whatever the number of processes"
+            why = "as the case requires, with a schedule that counts steps for any number of processes"
             own = ", ".join(f"{name}={value}" for name, value in wanted.items())
             self._change(node, why, f"{function}(", *kept, f"{own})")
         else:
@@ -189,10 +189,10 @@ class Calls(ast.NodeVisitor):
         return True
 
     def _of_precision(self, node: ast.Call, name: str, function: str, whole: ast.expr | None = None) -> bool:
-        """``whole``: what is to be changed, if it is more than the call."""
+        """``whole``: the node to change, if it is more than the call."""
         if name == "GradScaler":
             self.found.scaler = self.found.autocast = True
-            self._change(whole or node, "enabled in fp16 alone", f"{TASK}.grad_scaler()")
+            self._change(whole or node, "enabled only in fp16", f"{TASK}.grad_scaler()")
         elif name == "autocast" and "accelerator" not in function:
             self.found.autocast = True
             self._change(whole or node, CASTS, f"{TASK}.autocast()")
@@ -205,14 +205,14 @@ class Calls(ast.NodeVisitor):
             return False
         first = node.args[0] if node.args else None
         if name == "cuda" and function != "torch.cuda":
-            self._change(node, "on the device of the task", node.func.value, f".to({TASK}.device)")
+            self._change(node, "on the task's device", node.func.value, f".to({TASK}.device)")
         elif name == "to" and first is not None and _OF_A_RANK.search(self._source.of(first)):
-            self._change(first, "the device of the task", f"{TASK}.device")
+            self._change(first, "the task's device", f"{TASK}.device")
         return True
 
 
 def _format(keys: list[str] | None) -> str:
-    """The argument for batches that are read by keys."""
+    """The format argument for batches that are read by keys."""
     if not keys:
         return "" if keys is None else "format=dict"
     parts = [f'"{key}": batch.{"targets" if _TARGET.search(key) else "inputs"}' for key in keys]
@@ -220,6 +220,6 @@ def _format(keys: list[str] | None) -> str:
 
 
 def _reduction(node: ast.Call) -> list[str | Node]:
-    """How a loss is reduced, which the task's must be, too."""
+    """The script's reduction of the loss, which the task's loss keeps."""
     given = keyword(node, "reduction")
     return [] if given is None else ["reduction=", given]

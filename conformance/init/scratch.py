@@ -1,7 +1,7 @@
 """An adapter: shows `conformance` how this project trains.
 
-conformance smoke my_trainer.py    whether the adapter works at all, in seconds
-conformance run my_trainer.py      whether the trainer averages gradients correctly, in all that it declares
+conformance smoke my_trainer.py    checks in seconds that the adapter works
+conformance run my_trainer.py      checks that the trainer averages gradients correctly in everything it supports
 """
 
 from contextlib import nullcontext
@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from conformance import Task, trainer
 
 
-# Declare what your trainer can do, and nothing else: what is not declared is not judged, and is reported so. The
-# documentation of `trainer` has all arguments, such as schedules, optimizers, world_sizes and resume.
+# List only what your trainer supports: anything else is reported as not supported, and not judged. The documentation of
+# `trainer` has all arguments, such as schedules, optimizers, world_sizes and resume.
 @trainer(
     backends=["single", "ddp"],
     precisions=["fp32", "bf16", "fp16"],
@@ -22,20 +22,20 @@ from conformance import Task, trainer
     clips=["norm", "value"],
 )
 def train(task: Task) -> None:
-    # Replace the body by a call of your own trainer. What it would make by itself comes from the task: the model, the
-    # optimizer, the schedule, the loss scaler, the data and the loss. Weights and gradients are read by hooks.
+    # Replace the body with a call to your own training code. The task provides model, optimizer, schedule, loss scaler,
+    # data and loss. Hooks read weights and gradients.
     model = task.model()
     if task.world_size > 1:
         dist.init_process_group(task.collective_backend)
         model = DistributedDataParallel(model)
     optimizer = task.optimizer(model.parameters())
     scheduler = task.scheduler(optimizer)
-    scaler = task.grad_scaler()  # enabled in fp16 alone
+    scaler = task.grad_scaler()  # enabled only in fp16
 
     # One optimizer step uses a window: `task.accumulation` micro-batches of this rank, perhaps fewer at the end.
-    # A loop that counts micro-batches by itself takes them from `task.dataloader()`.
+    # A loop that counts micro-batches itself takes them from `task.dataloader()`.
     for window in task.windows():
-        # The average is over all samples of the window and of all ranks, and DDP divides by the number of ranks.
+        # The average is over all samples of the window on all ranks; DDP divides by the number of ranks.
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.world_size > 1:
             dist.all_reduce(weight)
@@ -46,7 +46,7 @@ def train(task: Task) -> None:
                     loss = task.loss(model(batch.inputs), batch, reduction="sum") / (weight / task.world_size)
                 scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        task.clip_(model.parameters())  # does nothing where the case has no clip
+        task.clip_(model.parameters())  # does nothing if the case has no clip
         scale = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()

@@ -1,5 +1,5 @@
-"""What a script reshapes before its model or its loss, and the loss that it writes out: the task has (m, n) inputs, and
-(m, 1) outputs and targets."""
+"""Finds what a script reshapes before its model or its loss, and a loss that it writes out: the task has (m, n) inputs,
+and (m, 1) outputs and targets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TypeGuard
 from .source import last_name
 
 _SHAPES = re.compile(r"squeeze|unsqueeze|view|view_as|reshape|flatten|argmax|one_hot|long|permute|transpose")
-#: Of functions that take first what is to be reshaped.
+#: Namespaces of functions whose first argument is reshaped.
 _NAMESPACES = ("torch", "functional", "F")
 
 
 def reshapes(outside: list[ast.AST], is_taker: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Each call that reshapes what the model or the loss takes, and what it reshapes.
+    """Each call that reshapes an input of the model or the loss, with its operand.
 
-    ``outside``: the nodes outside of modules. ``is_taker``: whether a call is one of the model or of the loss. What has
-    a name is looked for in the innermost loop or function around the call: elsewhere the script makes its data.
+    ``outside``: the nodes outside of modules. ``is_taker``: whether a call is the model or the loss. A named input is
+    searched in the innermost loop or function around the call: elsewhere the script makes its data.
     """
     scopes = [one for one in outside if isinstance(one, ast.For | ast.While | ast.FunctionDef)]
     for call in outside:
@@ -35,7 +35,7 @@ def reshapes(outside: list[ast.AST], is_taker: Callable[[ast.Call], bool]) -> It
 
 
 def is_reshaped(value: ast.expr) -> bool:
-    """Whether any of its parts has other dimensions, wherever it stands in it."""
+    """Whether any part of a value has other dimensions, wherever it is."""
     changed = {part for call, _ in _along(value) for part in (call, *_between(call))}
     return any(_reshapes(one) for one in ast.walk(value) if one not in changed)
 
@@ -49,7 +49,7 @@ def _assigned(target: ast.expr, value: ast.expr, names: set[str]) -> Iterator[tu
 
 
 def _along(value: ast.expr) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """In a chain of methods: `y.view(-1)` and `y` of `y.view(-1).to(device)`."""
+    """The reshaping calls in a chain of methods: `y.view(-1)` and `y` of `y.view(-1).to(device)`."""
     while isinstance(value, ast.Call):
         if _reshapes(value):
             inner = [*_between(value)][-1]
@@ -64,7 +64,7 @@ def _along(value: ast.expr) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 def _between(call: ast.expr) -> Iterator[ast.expr]:
-    """A call that reshapes, and what it is one of, down to what has its own shape."""
+    """A reshaping call and its nested operands, down to one that keeps its shape."""
     yield call
     while _reshapes(call):
         of = call.func.value if isinstance(call.func, ast.Attribute) else None
@@ -82,7 +82,7 @@ def _reshapes(node: ast.AST) -> TypeGuard[ast.Call]:
 
 
 def is_mean_of_squares(node: ast.Call) -> bool:
-    """`((output - target) ** 2).mean()`, also by `pow` and by `torch.mean`."""
+    """Whether a call is `((output - target) ** 2).mean()`, also with `pow` and `torch.mean`."""
     if last_name(node) != "mean":
         return False
     squares = node.args[0] if node.args else node.func.value if isinstance(node.func, ast.Attribute) else None

@@ -1,4 +1,4 @@
-"""A script's text, and changes of it at the positions that `ast` names."""
+"""A script's text, and changes to it at the positions of `ast` nodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ N = TypeVar("N", bound=ast.AST)
 
 
 def every(node: ast.AST, kind: type[N]) -> Iterator[N]:
-    """All nodes of a kind in this one."""
+    """All nodes of a kind in this node."""
     return (one for one in ast.walk(node) if isinstance(one, kind))
 
 
 def made(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.Call]]:
-    """What is assigned from a call, and that call: `y` and `f(x)` of `y = f(x)`."""
+    """Each assignment from a call: target and call, `y` and `f(x)` of `y = f(x)`."""
     return ((node.targets[0], node.value) for node in every(tree, ast.Assign) if isinstance(node.value, ast.Call))
 
 
@@ -33,18 +33,18 @@ def last_name(node: ast.AST) -> str:
 
 
 def keyword(node: ast.Call, name: str) -> ast.expr | None:
-    """The value of an argument that a call gives by name."""
+    """The value of a keyword argument, or None."""
     return next((one.value for one in node.keywords if one.arg == name), None)
 
 
 def is_module(node: ast.ClassDef) -> bool:
-    """Whether a class is one of torch's modules, such as a model, by the names of its bases."""
+    """Whether a class is a torch module, such as a model, by the names of its bases."""
     return any("Module" in last_name(base) for base in node.bases)
 
 
 @dataclass(frozen=True)
 class Change:
-    """`node` is replaced by `parts`: texts, and nodes within it, which may be changed themselves.
+    """Replaces `node` by `parts`: texts, and nodes inside it, which may have changes themselves.
 
     why: the comment above the statement.
     """
@@ -55,7 +55,7 @@ class Change:
 
 
 class Source:
-    """A script that was parsed.
+    """A parsed script.
 
     Raises SyntaxError, ValueError.
     """
@@ -64,7 +64,7 @@ class Source:
         self.tree = ast.parse(text)
         self._bytes = text.encode()
         self._lines = self._bytes.splitlines(keepends=True)
-        # Columns of `ast` are bytes of UTF-8, and its lines begin at 1.
+        # Columns of `ast` count bytes of UTF-8; its lines start at 1.
         self._offsets = [0, *accumulate(map(len, self._lines))]
 
     def of(self, node: Node) -> str:
@@ -72,15 +72,15 @@ class Source:
         return self._bytes[slice(*self._span(node))].decode()
 
     def changed(self, changes: Sequence[Change], begin: int, end: int, indent: str = "") -> str:
-        """The lines from `begin` to before `end` with these changes, indented. Of two changes one within the other, the
-        outer one is made, and the inner one in what the outer one keeps."""
+        """The lines from `begin` to before `end` with these changes, indented. Of nested changes the outer one is made,
+        and the inner one only in parts that the outer one keeps."""
         first, last = self._offsets[begin - 1], self._offsets[min(end, len(self._offsets)) - 1]
         inserted = [(offset, offset, text) for offset, text in self._comments(changes, indent).items()]
         for number in range(begin, min(end, len(self._lines) + 1)) if indent else ():
             if number not in self._within_texts and self._lines[number - 1].strip():
                 inserted.append((self._offsets[number - 1], self._offsets[number - 1], indent))
         found, at = list[str](), first
-        # Of those at one place, comments come first, then the indentation: sorting keeps their order.
+        # At the same offset comments come first, then indentation: sorting is stable.
         for start, stop, text in sorted([*inserted, *self._edits(changes)], key=lambda edit: edit[0]):
             if first <= start < last and at <= start:
                 found += [self._bytes[at:start].decode(), text]
@@ -88,7 +88,7 @@ class Source:
         return "".join([*found, self._bytes[at:last].decode()])
 
     def _edits(self, changes: Sequence[Change]) -> list[tuple[int, int, str]]:
-        """What stands between the parts that changes keep: where it begins and ends, and the text instead."""
+        """The replaced ranges between parts that changes keep: start, end and new text."""
         found = list[tuple[int, int, str]]()
         for change in sorted(changes, key=lambda one: (self._span(one.node)[0], -self._span(one.node)[1])):
             at, end = self._span(change.node)
@@ -106,11 +106,11 @@ class Source:
         return found
 
     def _comments(self, changes: Sequence[Change], indent: str) -> dict[int, str]:
-        """By the offset of the statement's line, what goes above it."""
+        """The comments to insert, by the offset of the statement's line."""
         starts = self._starts
         found: dict[int, dict[str, None]] = {}
         for change in changes:
-            # Within an expression or a text, a comment would stand in its middle.
+            # Inside an expression or a string, a comment would break it.
             number = starts.get(change.node.lineno, change.node.lineno)
             while number in self._within_texts:
                 number -= 1
@@ -124,7 +124,7 @@ class Source:
 
     @cached_property
     def _within_texts(self) -> set[int]:
-        """The lines that begin inside of a text: indenting them would change it."""
+        """The lines that begin inside a string: indenting them would change it."""
         inside: set[int] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.JoinedStr) or (
@@ -135,7 +135,7 @@ class Source:
 
     @cached_property
     def _starts(self) -> dict[int, int]:
-        """For each line the one in which its innermost statement begins, of compound ones without their bodies."""
+        """The first line of the innermost statement of each line, where a compound statement excludes its body."""
         found: dict[int, int] = {}
         for node in every(self.tree, ast.stmt):
             body = getattr(node, "body", None)

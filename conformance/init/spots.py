@@ -1,4 +1,4 @@
-"""Where a training script makes what a task hands out, and what stands there instead."""
+"""Finds where a training script makes what a task provides, and replaces it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim(izer)?(_\w+)?$|opt$", re.IGNORECASE)
 _AMP = re.compile(r"(use_)?(amp|fp16|bf16|half)$", re.IGNORECASE)
-#: By what the task hands out: a name that a script gives it, where nothing else shows it, and what stands there.
+#: By what the task provides: the name that scripts usually give it, for when nothing else shows it, and the comment.
 _BY_NAME = {
-    "optimizer": (_OPTIMIZER, "the optimizer of the task"),
-    "loader": (re.compile(r"(\w*_)?(data)?(loaders?|dl)$", re.IGNORECASE), "the data of the task, pairs of x and y"),
-    "loss": (re.compile(r"criterion|criteria|loss_(fn|func|function)$", re.IGNORECASE), "the loss of the task"),
+    "optimizer": (_OPTIMIZER, "the task's optimizer"),
+    "loader": (re.compile(r"(\w*_)?(data)?(loaders?|dl)$", re.IGNORECASE), "the task's data, pairs of x and y"),
+    "loss": (re.compile(r"criterion|criteria|loss_(fn|func|function)$", re.IGNORECASE), "the task's loss"),
 }
 _PASSES = ("iter", "enumerate", "tqdm", "cycle", "prepare", "zip", "len")
 _WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel", "compile", "prepare", "to", "cuda", "FSDP")
-_WITH_OPTIMIZER = "with the optimizer's steps alone, as an Accelerator does by default"
+_WITH_OPTIMIZER = "only with the optimizer's steps, as an Accelerator does by default"
 _WHOLE = "one pass over the task's loader is the whole training, all epochs"
 _NOT_SAVED = "nothing is saved here"
-#: Calls for their effect alone.
+#: Calls that are removed, with the reason.
 _LEFT_OUT = {
-    "set_epoch": "the task's loader orders its epochs by itself: this call is not judged here",
-    "set_device": "the device of the task is used",
-    "manual_seed": "nothing is drawn",
+    "set_epoch": "the task's loader orders its epochs itself: this call is not judged here",
+    "set_device": "the task's device is used",
+    "manual_seed": "nothing is random",
     "save_pretrained": _NOT_SAVED,
     "save_state": _NOT_SAVED,
     "run_line_magic": "of a notebook",
@@ -65,17 +65,17 @@ class _Finder(Calls):
             self.found.changes.append(Change(node, (), f"CHECK: {text}"))
 
     def _stepped(self) -> Iterator[str]:
-        """The names of what an optimizer gets the parameters of."""
+        """The names of the modules whose parameters an optimizer gets."""
         for node in every(self._source.tree, ast.Call):
             for part in every(node.args[0], ast.Call) if last_name(node) in OPTIMIZERS and node.args else ():
                 if last_name(part) in ("parameters", "named_parameters"):
                     yield last_name(part.func.value if isinstance(part.func, ast.Attribute) else part.func)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        if node.name in self._modules:  # what a module consists of is no model to be trained
+        if node.name in self._modules:  # the parts of a module are no models to train
             return
         for statement in node.body:
-            # What stands there besides functions runs at import, when there is no task yet.
+            # Other statements there run at import, when there is no task yet.
             if isinstance(statement, ast.FunctionDef | ast.ClassDef):
                 self.visit(statement)
 
@@ -89,9 +89,9 @@ class _Finder(Calls):
         elif named.startswith(("epoch", "ep", "_")) or (counted and self._loops.trains_in_a_loop(node)):
             self._change(node.iter, _WHOLE, "range(1)")
         elif counted and "next" in calls and not any(one != node for one in every(node, ast.For)):
-            self._change(node.iter, "as many micro-batches as the task has", f"range(len({TASK}.dataloader()))")
+            self._change(node.iter, "the task's number of micro-batches", f"range(len({TASK}.dataloader()))")
         elif counted and "next" in calls:
-            self._change(node.iter, "as many windows as the task has", f"range({TASK}.steps)")
+            self._change(node.iter, "the task's number of windows", f"range({TASK}.steps)")
         self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> None:
@@ -108,7 +108,7 @@ class _Finder(Calls):
         self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        """`autocast() if use_amp else nullcontext()`: the task's does nothing where the case is in full precision."""
+        """Replaces `autocast() if use_amp else nullcontext()`: the task's does nothing in full precision."""
         for call in (node.body, node.orelse):
             if isinstance(call, ast.Call) and self._of_precision(
                 call, last_name(call), self._source.of(call.func), node
@@ -125,14 +125,14 @@ class _Finder(Calls):
         name, of = last_name(target), self._source.of
         if isinstance(target, ast.Subscript) and of(target.value).endswith("environ"):
             if any(variable in of(target.slice) for variable in ("MASTER_", "RANK", "WORLD_SIZE")):
-                self._change(value, "set for each rank already", of(target))
+                self._change(value, "already set for each rank", of(target))
         elif name == "device" and "accelerator" not in of(value):
             is_text = not any(last_name(one) == "device" for one in every(value, ast.Call))
-            self._change(value, "the device of the task", f"str({TASK}.device)" if is_text else f"{TASK}.device")
+            self._change(value, "the task's device", f"str({TASK}.device)" if is_text else f"{TASK}.device")
         elif _AMP.match(name) and not isinstance(value, ast.Constant | ast.Attribute):
             self._change(value, CASTS, f'{TASK}.precision != "fp32"')
         elif name == "world_size" and "device_count" in of(value):
-            self._change(value, "the number of ranks of the task", f"{TASK}.world_size")
+            self._change(value, "the task's number of ranks", f"{TASK}.world_size")
         elif _ACCUMULATION.search(name) and isinstance(value, ast.Constant) and type(value.value) is int:
             self._accumulates(value)
         elif _SCHEDULER.search(name) and isinstance(value, ast.Call) and last_name(value) == "instantiate":
@@ -154,7 +154,7 @@ class _Finder(Calls):
         return last_name(call) not in others and not takes_one
 
     def visit_Name(self, node: ast.Name) -> None:
-        """What a command line gives."""
+        """Replaces names that a command line fills."""
         if node.id in self._options and _ACCUMULATION.search(node.id) and isinstance(node.ctx, ast.Load):
             self._accumulates(node)
 
@@ -178,7 +178,7 @@ class _Finder(Calls):
         name = last_name(call) if isinstance(call, ast.Call) else ""
         is_saved = name == "save" and self._source.of(call).startswith(("torch.", "accelerator."))
         if name in ("exit", "quit") and isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Call):
-            self._change(call, "the process goes on", call.args[0])
+            self._change(call, "the process continues", call.args[0])
             self.generic_visit(node)
         elif name in _LEFT_OUT or is_saved:
             self._change(node, _LEFT_OUT.get(name, _NOT_SAVED), "pass")
@@ -186,7 +186,7 @@ class _Finder(Calls):
             self.generic_visit(node)
 
     def _losses(self) -> set[str]:
-        """The names of what is called for the loss."""
+        """The names of the functions that compute the loss."""
         found = {"mse_loss", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "criterion", "loss_fn"}
         found |= {last_name(target) for target, call in made(self._source.tree) if last_name(call).endswith("Loss")}
         return found - {""}
@@ -200,12 +200,12 @@ class _Finder(Calls):
                 self._change(call, "inputs are (m, n), outputs and targets (m, 1)", whole)
 
     def _schedule(self) -> None:
-        """One that is stepped after each epoch is left out: here all epochs are one."""
+        """Removes a schedule that is stepped after each epoch: here all epochs are one."""
         in_epochs, accelerators = self._loops.in_epochs(), linked(self._source)
         for call, scheduler in steps_of_schedulers(self._source.tree):
             if call in in_epochs:
                 self.found.scheduler = False
-                why = "CHECK: the schedule counts epochs, which are one here: it is not judged"
+                why = "CHECK: the schedule counts epochs, but here there is only one: it is not judged"
                 self.found.changes.append(Change(call, ("None",), why))
             elif (accelerator := accelerators.get(last_name(scheduler))) is not None:
                 self._change(call, _WITH_OPTIMIZER, call, f" if {accelerator}.sync_gradients else None")
@@ -213,20 +213,20 @@ class _Finder(Calls):
     def visit_Dict(self, node: ast.Dict) -> None:
         keys = [one.value for one in node.keys if isinstance(one, ast.Constant)]
         if "params" in keys and len(keys) > 1:
-            self._change(node, "with the settings of the task", '{"params": ', node.values[keys.index("params")], "}")
+            self._change(node, "with the task's settings", '{"params": ', node.values[keys.index("params")], "}")
         self.generic_visit(node)
 
     def _find_windows(self) -> None:
-        """Windows whose length has a name of its own, or none."""
+        """Finds windows whose length has its own name, or none."""
         changed = [one.node for one in self.found.changes]
         for node in lengths(self._source) if self.found.backward else ():
             if node not in changed:
                 self._accumulates(node)
         for statement in shares(self._source, _ACCUMULATION.search):
-            self._change(statement, "the task's are of each rank already", "pass")
+            self._change(statement, "the task's values are per rank already", "pass")
 
     def _find_streams(self) -> None:
-        """Batches that a function of the script gives one after the other."""
+        """Finds batches that a function of the script returns one by one."""
         if self.found.loader:
             return
         calls = every(self._source.tree, ast.Call)
@@ -241,7 +241,7 @@ class _Finder(Calls):
                 self._change(loop.iter, f"{DATA}, pairs of x and y", f"{TASK}.dataloader()")
 
     def _find_by_name(self) -> None:
-        """What is made elsewhere, and shows by its name alone."""
+        """Finds objects made elsewhere, by their names."""
         own = {one.name for one in every(self._source.tree, ast.FunctionDef)}
         for target, call in made(self._source.tree):
             targets = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -268,7 +268,7 @@ class _Finder(Calls):
 
 
 def _unwrapped(value: ast.expr) -> ast.expr:
-    """`Net()` of `Net().to(device)` and of `DDP(Net())`."""
+    """Removes wrappers: `Net()` of `Net().to(device)` and of `DDP(Net())`."""
     while isinstance(value, ast.Call) and last_name(value) in _WRAPPERS:
         if last_name(value) in ("to", "cuda") and isinstance(value.func, ast.Attribute):
             value = value.func.value

@@ -1,10 +1,10 @@
-"""Cases on several machines: which launcher starts our processes there, and how they find each other."""
+"""Runs cases on several machines: the launchers that start processes there, and how these connect."""
 
 from __future__ import annotations
 
-#: What `--launcher` takes.
+#: The values of `--launcher`.
 NAMES = ("torchrun", "horovodrun", "ray")
 
 
 class LaunchError(Exception):
-    """The processes of a launch cannot connect: one line that says why, and what to do."""
+    """The processes of a launch cannot connect. `str()` is one line with the reason and what to do."""

@@ -1,5 +1,5 @@
-"""The process of a launch that starts servers on its machine when the front asks; the servers talk to the front, over
-connections between machines."""
+"""The agent: a process of a launch that starts servers on its machine for the front, and connections between
+machines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from conformance.runner.front.zygote_client import ForkedServer
 from conformance.runner.rank.environment import INTERFACE
 from conformance.runner.system.protocol import Channel
 
-# Keepalive, which detects a machine that vanished: seconds idle, seconds between probes, number of probes.
+# Keepalive detects lost machines: seconds idle, seconds between probes, number of probes.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
-# The request for the address of an interface, of linux/sockios.h; it is asked and answered in an ifreq, whose first 16
-# bytes hold the name and whose bytes 20 to 23 are those of an IPv4 address (netdevice(7)).
+# The ioctl for the address of an interface (linux/sockios.h). In its ifreq, the first 16 bytes are the name, and bytes
+# 20 to 23 the IPv4 address (netdevice(7)).
 _SIOCGIFADDR = 0x8915
 # Seconds.
 _PAUSE = 0.1
@@ -29,7 +29,7 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True)
 class FrontAddress:
-    """Where the process of rank 0 listens, and the token that it wants to hear first."""
+    """The address where the process of rank 0 listens, and the token that it expects first."""
 
     host: str
     port: int
@@ -77,7 +77,7 @@ def connect(address: str, port: int, limit: float, peer: str = "the process of r
 
 
 def tuned(connection: socket.socket) -> socket.socket:
-    """Have a connection send short messages at once, and fail when the other machine is lost."""
+    """Configure a connection to send short messages at once, and to fail when the other machine is lost."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE:
@@ -86,7 +86,7 @@ def tuned(connection: socket.socket) -> socket.socket:
 
 
 def address_towards(host: str, port: int) -> str:
-    """The IPv4 address of this machine that ``host`` sees. Raises LaunchError."""
+    """The IPv4 address of this machine as seen from ``host``. Raises LaunchError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))
@@ -106,14 +106,14 @@ def interface_of(address: str) -> str:
             try:
                 answer = fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:
-                # It has no IPv4 address.
+                # The interface has no IPv4 address.
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     raise LaunchError(f"no network interface has the address {address}; name one in GLOO_SOCKET_IFNAME")
 
 
-# Seconds; all start at once, and importing torch may take minutes on busy machines.
+# Seconds; all processes start at once, and importing torch may take minutes on busy machines.
 JOIN_LIMIT = 300.0
 
 
@@ -123,7 +123,7 @@ class Member:
 
     Attributes:
         number: its rank in the launch.
-        host, node: the name of its machine, and what distinguishes machines of the same name.
+        host, node: the name of its machine, and a suffix to distinguish machines of the same name.
     """
 
     number: int
@@ -133,10 +133,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Hello(Member):
-    """How an agent introduces itself.
+    """The first message of an agent.
 
     Attributes:
-        address: where others reach it. interface: the network interface with that address.
+        address: its IPv4 address for the others. interface: the network interface with that address.
     """
 
     address: str
@@ -173,7 +173,7 @@ def attend(front: FrontAddress, member: Member) -> None:
 
 
 def _answered(request: dict[str, Any], front: FrontAddress, servers: dict[int, ForkedServer]) -> dict[str, Any]:
-    """What this machine, with these servers, answers to the front. Raises TrainerError, RunnerError, LaunchError."""
+    """This machine's answer to a request of the front. Raises TrainerError, RunnerError, LaunchError."""
     match request:
         case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn, "limit": limit}:
             with connect(front.host, front.port, JOIN_LIMIT) as client:

@@ -1,7 +1,7 @@
-"""What a launcher passes to each of its processes, and how the others find the process of rank 0.
+"""Reads a launcher's environment variables, and finds the process of rank 0.
 
-Those of torchrun have a store, those of Slurm's srun torch's MASTER_ADDR and MASTER_PORT; those of horovodrun, over
-gloo, meet at its rendezvous, a key-value store over HTTP."""
+torchrun provides a store, Slurm's srun torch's MASTER_ADDR and MASTER_PORT, and horovodrun over gloo its rendezvous, a
+key-value store over HTTP."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LauncherContext:
     """One process's view of its launch.
 
     Attributes:
-        member: this process. size: how many there are.
-        at: where the process of rank 0 is to listen; port 0 for any.
-        publish: rank 0 calls it with the address that it listens at. find: the others get that address from it.
+        member: this process. size: number of processes.
+        at: the address where the process of rank 0 should listen; port 0 for any port.
+        publish: rank 0 calls it with its actual address. find: returns that address to the others.
     """
 
     member: Member
@@ -40,7 +40,7 @@ class LauncherContext:
 
 
 def require(environ: Mapping[str, str], names: Sequence[str], launcher: str, start: str) -> None:
-    """Raises LaunchError if one of the variables is not set; ``start`` is a command that sets them."""
+    """Raise LaunchError if one of the variables is not set; ``start``: a command that sets them."""
     missing = [name for name in names if name not in environ]
     if missing:
         be = "is" if len(missing) == 1 else "are"
@@ -51,7 +51,7 @@ def require(environ: Mapping[str, str], names: Sequence[str], launcher: str, sta
 
 
 def number(environ: Mapping[str, str], name: str) -> int:
-    """Raises LaunchError."""
+    """The value of a variable that is a number. Raises LaunchError."""
     try:
         return int(environ[name])
     except ValueError as error:
@@ -59,12 +59,15 @@ def number(environ: Mapping[str, str], name: str) -> int:
 
 
 _KEY = "conformance/front"
-# What all processes of one launch have in common.
+# Variables with the same value in all processes of one launch.
 _OF_LAUNCH = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
 
 
 def read_torchrun(environ: Mapping[str, str]) -> LauncherContext:
-    """RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS; MASTER_ADDR and MASTER_PORT. Raises LaunchError."""
+    """The launch by RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS; and MASTER_ADDR and MASTER_PORT.
+
+    Raises LaunchError.
+    """
     by_slurm = "RANK" not in environ and "SLURM_PROCID" in environ
     rank, size = ("SLURM_PROCID", "SLURM_NTASKS") if by_slurm else ("RANK", "WORLD_SIZE")
     start = "torchrun --no-python ... conformance run --launcher torchrun ..., or srun with the MASTER_ variables"
@@ -77,7 +80,7 @@ def read_torchrun(environ: Mapping[str, str]) -> LauncherContext:
     master = environ["MASTER_ADDR"], number(environ, "MASTER_PORT")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return _by_store(member, number(environ, size), master)
-    # Nothing passes a secret on here. This one only tells launches apart.
+    # Not a secret, which nothing here could pass on; it only distinguishes launches.
     token = hashlib.sha256(
         "\0".join([*map(str, master), *(environ.get(name, "") for name in _OF_LAUNCH)]).encode()
     ).hexdigest()
@@ -86,7 +89,7 @@ def read_torchrun(environ: Mapping[str, str]) -> LauncherContext:
 
 
 def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherContext:
-    """torchrun's agent already has a store at the master's port, not always on the machine of rank 0."""
+    """A launch with the store of torchrun's agent at the master's port, which may be on another machine than rank 0."""
 
     def publish(address: FrontAddress) -> None:
         _store(master).set(_KEY, str(address))
@@ -103,8 +106,8 @@ def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherCon
 
 
 def _store(master: tuple[str, int]) -> Any:
-    """Raises LaunchError."""
-    # torch would print several lines for each attempt.
+    """torchrun's store. Raises LaunchError."""
+    # Connects first, because torch would print several lines for each failed attempt.
     connect(*master, JOIN_LIMIT, "torchrun's store").close()
     distributed: Any = import_module("torch.distributed")
     return distributed.TCPStore(*master, is_master=False, timeout=timedelta(seconds=JOIN_LIMIT))
@@ -121,7 +124,7 @@ _NOT_FOUND = 404
 
 
 def read_horovodrun(environ: Mapping[str, str]) -> LauncherContext:
-    """Raises LaunchError."""
+    """The launch by horovodrun's variables. Raises LaunchError."""
     start = "horovodrun --gloo -np ... conformance run --launcher horovodrun ..."
     require(environ, _NAMES, "horovodrun", start)
     # The user named the hosts, so their names are unique.
@@ -145,7 +148,7 @@ def read_horovodrun(environ: Mapping[str, str]) -> LauncherContext:
 
 
 def _ask(request: Request, store: tuple[str, int]) -> str | None:
-    """The answer; None if there is no such key yet. Raises LaunchError."""
+    """The answer of horovodrun's rendezvous; None if there is no such key yet. Raises LaunchError."""
     where = f"horovodrun's rendezvous at {store[0]}:{store[1]}"
     try:
         with urlopen(request, timeout=_REQUEST_LIMIT) as answer:

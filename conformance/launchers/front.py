@@ -1,4 +1,4 @@
-"""The process of a launch that plans and judges: it waits for the agents, and has each start servers."""
+"""The front: the process of a launch that plans and judges. It waits for the agents, and has each start servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.runner.front.zygote_client import Serving
 from conformance.runner.outcome import HostLost, RunnerError
 from conformance.runner.system.protocol import Caller, Callers, Channel
 
-# Seconds; an agent answers at once, except when it waits for a server to end on a busy machine.
+# Seconds; an agent answers at once, unless it waits for the end of a server on a busy machine.
 _ANSWER_LIMIT = 60.0
 
 
@@ -31,7 +31,7 @@ class RemoteStarter:
         self._front = front
 
     def get(self) -> RemoteStarter:
-        """Raises HostLost."""
+        """This starter. Raises HostLost if its machine is lost."""
         if self.lost:
             raise self._lose()
         return self
@@ -61,7 +61,7 @@ class RemoteStarter:
         return Serving(RemoteServer(self, int(answer["pid"])), connection)
 
     def ask(self, request: dict[str, Any], patience: float = 0.0) -> dict[str, Any]:
-        """Raises TrainerError, RunnerError, HostLost."""
+        """The agent's answer to a request. Raises TrainerError, RunnerError, HostLost."""
         self.send(request)
         return self.receive(_ANSWER_LIMIT + patience)
 
@@ -87,7 +87,7 @@ class RemoteStarter:
 
     def _lose(self) -> HostLost:
         self.lost = True
-        return HostLost(f"lost the connection to our process on {self.name} (rank {self.hello.number} of the launch)")
+        return HostLost(f"lost the connection to {self.name} (rank {self.hello.number} of the launch)")
 
 
 class RemoteServer:
@@ -115,7 +115,7 @@ class RemoteServer:
 class Front:
     """Accepts the connections of agents and of the servers that they start.
 
-    ``size``: how many agents there will be. ``token``: what agents and servers send first.
+    ``size``: number of agents to expect. ``token``: the first message of agents and servers must have it.
     """
 
     def __init__(self, listener: socket.socket, size: int, token: str) -> None:
@@ -149,7 +149,7 @@ class Front:
         self._name()
 
     def _admit(self, caller: Caller) -> None:
-        """Raises LaunchError."""
+        """Add an agent. Raises LaunchError if it failed."""
         channel, message = caller
         if message.keys() == {field.name for field in fields(Hello)}:
             self.agents.append(RemoteStarter(Hello(**message), channel, self))
@@ -159,7 +159,7 @@ class Front:
             raise LaunchError(message["failure"])
 
     def _name(self) -> None:
-        """Number the machines that have the same name."""
+        """Append numbers to the names of machines with the same name."""
         nodes: dict[str, list[str]] = {}
         for agent in self.agents:
             known = nodes.setdefault(agent.hello.host, [])

@@ -1,5 +1,5 @@
-"""A trainer's servers on all machines of a launch, which the suite uses like one server: each machine runs its share of
-a case, and all learn what happens on the others."""
+"""Combines a trainer's servers on all machines of a launch into one server for the suite. Each machine runs its share
+of a case, and learns of events on the others."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from conformance.suite.servers import Servers
 
 
 class NodeMember:
-    """The ranks that one machine runs, and what is known about them.
+    """The ranks that one machine runs, and their current state.
 
     Attributes:
-        started, is_building, delivered, failure: what its server has reported about all of them.
-        outcome: theirs, once it has arrived. lost: why none will arrive.
-        is_dismissed: it was asked to stop or to leave; only its outcome is still expected.
-        raised_late: its ranks raised when another machine had begun to stop its own, which hung, and because of that.
+        started, is_building, delivered, failure: its server's reports about all its ranks.
+        outcome: the ranks' outcome, once it has arrived. lost: why none will arrive.
+        is_dismissed: it was told to stop or leave, and only its outcome is still expected.
+        raised_late: its ranks raised only because another machine had started to stop its hanging ranks.
     """
 
     def __init__(self, starter: RemoteStarter, server: ForkServer, ranks: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class NodeMember:
         return self.outcome is not None or self.lost is not None
 
     def send(self, message: dict[str, Any]) -> None:
-        """A lost server is noticed when its connection ends."""
+        """Send a message. Ignores a lost server, because the end of its connection shows the loss."""
         if self.channel is not None and not self.has_exited:
             with suppress(OSError):
                 self.channel.send(message)
@@ -91,7 +91,7 @@ def _without_exception(rank: RankOutcome) -> RankOutcome:
 
 
 class SpreadCase:
-    """``spec`` on all of ``nodes``; the first hosts the rendezvous."""
+    """A case on all of ``nodes``; the first hosts the rendezvous."""
 
     def __init__(self, nodes: Sequence[NodeMember], spec: dict[str, Any], time_limit: float) -> None:
         self._nodes = nodes
@@ -100,9 +100,9 @@ class SpreadCase:
         self._harness_failure: str | None = None
 
     def run(self) -> Outcome:
-        """Raises RunnerError, and what `ForkServer` raises."""
+        """Run the case. Raises RunnerError, and the errors of `ForkServer`."""
         began = monotonic()
-        # Each machine enforces these limits too; the slack leaves time for their reports.
+        # Each machine enforces these limits too; the slack leaves time for its reports.
         limits = Limits(
             self._time_limit, START_LIMIT + SLACK, BUILD_LIMIT + SLACK, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK
         )
@@ -128,7 +128,8 @@ class SpreadCase:
         )
 
     def _begin(self, node: NodeMember, port: int | None) -> None:
-        """``port``: where the rendezvous listens; None for the node that hosts it. Raises what `ForkServer` raises."""
+        """Start a node's share. ``port``: that of the rendezvous; None for the node that hosts it. Raises the errors of
+        `ForkServer`."""
         address = self._nodes[0].starter.hello.address
         share = NodeShare(node.ranks, address, port, node.starter.hello.interface)
         node.channel = node.server.channel()
@@ -137,15 +138,15 @@ class SpreadCase:
             self._selector.register(channel, selectors.EVENT_READ, (node, channel))
 
     def _wait(self) -> None:
-        """Read what the nodes report."""
+        """Wait for reports of the nodes, and read them."""
         for key, _ in self._selector.select(max(0.0, self._supervision.deadline - monotonic())):
             node, channel = key.data
             if node.has_exited:
                 continue
             if channel is node.starter.channel:
-                # A starter sends nothing unless asked: its connection has ended.
+                # A starter sends nothing unless asked, so its connection has ended.
                 node.starter.lost = True
-                self._give_up(node, f"lost the connection to our process on {node.starter.name}")
+                self._give_up(node, f"lost the connection to {node.starter.name}")
             else:
                 self._read(node, channel)
 
@@ -203,7 +204,7 @@ class SpreadCase:
                 self._send({"late": because})
 
     def _give_up(self, node: NodeMember, why: str | None = None) -> None:
-        """Expect nothing more from a node; ``why``, unless its server has hung up."""
+        """Expect nothing more from a node. ``why``: the reason, None if its server has hung up."""
         self._stop_listening(node)
         how = node.server.abandon() if why is None else node.server.abandon(0.0)
         node.lost = why or f"on {node.starter.name} {how}"
@@ -225,7 +226,7 @@ class SpreadCase:
 class HostedServer:
     """The servers of one trainer and backend, one on each machine.
 
-    `start` raises what that of `ForkServer` raises; the message names the machine.
+    `start` raises the same errors as that of `ForkServer`, with the machine in the message.
     """
 
     def __init__(self, target: str, backend: str, agents: list[RemoteStarter], import_limit: float) -> None:
@@ -255,7 +256,7 @@ class HostedServer:
             server.close()
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
-        """Where there are more ranks than machines, neighbouring ranks share one. Raises RunnerError."""
+        """Run a case; with more ranks than machines, neighbouring ranks share one. Raises RunnerError."""
         size = int(spec["world_size"])
         machines = min(size, len(self._agents))
         machine_of = [rank * machines // size for rank in range(size)]
@@ -270,8 +271,8 @@ class HostedServer:
 class Hosts(Servers):
     """The servers on all machines of a launch.
 
-    ``world_size``: the only one that cases may have, if the launcher has set it.
-    leave: called at the end, after hanging up on all agents.
+    ``world_size``: the only world size of cases, if the launcher has set it.
+    ``leave``: called at the end, after hanging up on all agents.
     """
 
     def __init__(
@@ -291,7 +292,7 @@ class Hosts(Servers):
 
     def why_not(self, case: Case) -> str | None:
         if case.resumed_at is not None and len(set(self.hosts)) > 1:
-            return "its ranks need one folder for checkpoints, and no folder of several machines is known"
+            return "its ranks need a shared checkpoint folder, which several machines may not have"
         other = next((size for size in case.world_sizes if size != self._world_size), None)
         if self._world_size is None or other is None:
             return None

@@ -1,6 +1,6 @@
-"""Joining a launch: the process of rank 0 gets all machines to run cases on; the others serve it.
+"""Joins a launch: the process of rank 0 gets all machines to run cases on; the other processes serve it.
 
-On a Ray cluster each node has an agent, which runs there as an actor."""
+On a Ray cluster, each node has an agent that runs as an actor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _READ = {"torchrun": read_torchrun, "horovodrun": read_horovodrun}
 
 
 def join(launcher: str, address: str | None) -> Hosts | None:
-    """The machines of this process's launch, if it is the process that plans and judges.
+    """The machines of this process's launch, if this process plans and judges.
 
-    Any other process serves that one until it hangs up, and gets None. ``address``: of a Ray cluster.
+    Any other process serves that one until it hangs up, and gets None. ``address``: that of a Ray cluster.
 
     Raises LaunchError, RunnerError.
     """
@@ -39,9 +39,9 @@ def join(launcher: str, address: str | None) -> Hosts | None:
     try:
         # The others import torch as soon as they have connected, while this process imports it too.
         launch.publish(front.address)
-        # A failing import of torch is better reported from here than by the thread below.
+        # If torch cannot be imported, this reports it better than the thread below.
         shared.get()
-        # Its own machine gets an agent like the others.
+        # This machine gets an agent like the others.
         threading.Thread(target=_attend_here, args=(front.address, launch.member), daemon=True).start()
         front.gather(JOIN_LIMIT)
     except BaseException:
@@ -51,15 +51,15 @@ def join(launcher: str, address: str | None) -> Hosts | None:
 
 
 def _attend_here(front: FrontAddress, member: Member) -> None:
-    """Errors are reported to the front, which prints them."""
+    """Serve the front. `attend` reports errors to the front, which prints them."""
     with suppress(LaunchError, RunnerError):
         attend(front, member)
 
 
 #: No case has more ranks, so more nodes would be idle.
 _MOST = 4
-# Seconds.
 _REACH_LIMIT = 10.0
+"""Seconds."""
 
 
 def _nodes(address: str) -> Hosts:
@@ -93,7 +93,7 @@ def _connected(address: str) -> Any:
 
 
 def _reach(address: str) -> None:
-    """Fail early: Ray itself would retry for minutes and print each attempt. Raises LaunchError."""
+    """Fail early if nothing listens, because Ray would retry for minutes and print each attempt. Raises LaunchError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise LaunchError(f"--address is {address!r}, but must be HOST:PORT of a Ray cluster")
@@ -101,7 +101,7 @@ def _reach(address: str) -> None:
 
 
 def _agents(ray: Any) -> Hosts:
-    """Raises LaunchError."""
+    """Start an agent on each usable node. Raises LaunchError."""
     usable = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1][:_MOST]
     if not usable:
         raise LaunchError("no node of the Ray cluster has a free CPU")
@@ -125,7 +125,7 @@ def _agents(ray: Any) -> Hosts:
         raise
 
     def leave() -> None:
-        # Actors end when nothing refers to them any more.
+        # Actors end when nothing refers to them.
         actors.clear()
         ray.shutdown()
 
@@ -133,7 +133,7 @@ def _agents(ray: Any) -> Hosts:
 
 
 def _check(ray: Any, actors: list[Any]) -> None:
-    """Wait until all of them run: a node may be busy, or lack this package. Raises LaunchError."""
+    """Wait until all actors run; a node may be busy, or lack this package. Raises LaunchError."""
     try:
         ray.get([one.ready.remote() for one in actors], timeout=JOIN_LIMIT)
     except ray.exceptions.GetTimeoutError as error:
@@ -144,7 +144,7 @@ def _check(ray: Any, actors: list[Any]) -> None:
 
 
 class NodeActor:
-    """The actor. ``folder``: the front's working folder, which it uses too if its node has it."""
+    """The actor of a node. ``folder``: the front's working folder, used here too if it exists."""
 
     def __init__(self, member: Member, folder: str) -> None:
         self._member = member
@@ -152,7 +152,7 @@ class NodeActor:
             os.chdir(folder)
 
     def ready(self) -> None:
-        """Answering shows that the actor runs."""
+        """Does nothing; the answer shows that the actor runs."""
 
     def attend(self, front: FrontAddress) -> None:
         attend(front, self._member)

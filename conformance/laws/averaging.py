@@ -1,4 +1,4 @@
-"""The factor by which a window's gradients differ from the right ones, and the averaging mistakes that explain it."""
+"""Finds the factor by which a window's gradients are wrong, and the averaging bugs that explain it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchroni
 
 @dataclass(frozen=True)
 class Mistake:
-    """A combination of averaging mistakes.
+    """A combination of averaging bugs.
 
-    kinds: the single mistakes; empty if all is right. says: a phrase for each, to follow "is caused by".
-    factor: what the gradients are multiplied by.
+    kinds: the single bugs; empty if there are none. says: a phrase for each, to follow "the result of".
+    factor: the gradients relative to the correct ones.
     """
 
     kinds: tuple[str, ...]
@@ -37,9 +37,8 @@ class Mistake:
 class Averaged(NamedTuple):
     """The averaged gradients of one window.
 
-    event: the first event after the backwards that saw the gradients: a clip or the step. seen: the gradients that it
-    saw, None for elements that it did not see. right: the gradients that it should have seen. mistakes: each one
-    explains the difference; empty if there is no difference.
+    event: the first clip or step after the backwards. seen: the gradients that it saw, None for elements that it did
+    not see. right: the correct gradients. mistakes: each explains the difference; empty if there is none.
     """
 
     window: Window
@@ -51,11 +50,11 @@ class Averaged(NamedTuple):
 
 @fact
 def averages(run: Run) -> Mapping[Window, Averaged]:
-    """By window, for the windows in which right and wrong averaging give different numbers.
+    """The averages by window, for windows in which correct and wrong averaging give different numbers.
 
-    A trainer averages all windows in the same way, so a mistake that a right window rules out is ruled out in all. If
-    no mistake explains some wrong window, an explanation of the others may be a coincidence: then only the right
-    windows are included.
+    A trainer averages all windows in the same way, so a correct window rules out a bug for all windows. If no bug
+    explains some wrong window, an explanation of the others may be a coincidence: then only the correct windows are
+    included.
     """
     right: dict[Window, Averaged] = {}
     wrong: list[Averaged] = []
@@ -73,7 +72,7 @@ def averages(run: Run) -> Mapping[Window, Averaged]:
         return right
     common = set.intersection(*({mistake.kinds for mistake in one} for one in fitting))
     if run.plan.spec["loss"] == "weighted" and not common:
-        return right  # Such as dividing by the samples: by too much in one window, by too little in another.
+        return right  # Such as dividing by the samples: too much in one window, too little in another.
     explained = {
         average.window: average._replace(mistakes=_likeliest(one, common))
         for average, one in zip(wrong, fitting, strict=True)
@@ -82,21 +81,21 @@ def averages(run: Run) -> Mapping[Window, Averaged]:
 
 
 def saw_right_gradients(window: Window) -> bool:
-    """Whether the step or clip of a window is known to have seen the right gradients, however they were computed."""
+    """Whether the step or clip of a window is known to have seen the correct gradients, however computed."""
     average = averages(window.run).get(window)
     return average is not None and not average.mistakes
 
 
 def _sizes(window: Window) -> tuple[tuple[int, ...], int, int, str, int]:
-    """What mistakes depend on: the size of each micro-batch, the nominal accumulation, the world size, the loss, and
-    how often it seems to go backward."""
+    """The inputs of `_combinations`: the sizes of the micro-batches, the nominal accumulation, the world size, the
+    loss, and the backwards per loss."""
     plan = window.plan
     sizes = tuple(map(len, plan.micro_batches(0, window.number)))
     return sizes, plan.accumulation, plan.world_size, plan.spec["loss"], _repetitions(window)
 
 
 def _repetitions(window: Window) -> int:
-    """How many backwards with the same gradients went through each forward: of one loss, or of as many equal parts."""
+    """The number of backwards with equal gradients through each forward: of one loss, or of equal parts of it."""
     through: dict[int, list[tuple[object, ...]]] = {event.forward: [] for event in window.forwards}
     for end in window.of(BackwardEnd):
         for forward, gradients in zip_longest(end.forwards, end.output_gradients, fillvalue=()):
@@ -108,24 +107,24 @@ def _repetitions(window: Window) -> int:
 
 @lru_cache(maxsize=256)
 def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str, repetitions: int) -> tuple[Mistake, ...]:
-    """All combinations of mistakes in averaging that change the gradients, in the order of their factors."""
+    """All combinations of averaging bugs that change the gradients, by factor."""
     length = len(sizes)
     samples = [_ONCE]
     if loss == "mean" and len(set(sizes)) == 1:
         samples += _wrong_times(sizes[0], "samples of a micro-batch")
     micro_batches = [_ONCE, *_wrong_times(length, "micro-batches")]
     if length != nominal:
-        text = f"dividing by {nominal} where the window has {length} micro-batch{'es' * (length > 1)}"
+        text = f"dividing by {nominal} although the window has {length} micro-batch{'es' * (length > 1)}"
         micro_batches += [
             Mistake(("nominal length",), (text,), Fraction(length, nominal)),
-            Mistake(("nominal length twice",), (f"{text}, and twice",), Fraction(length, nominal**2)),
+            Mistake(("nominal length twice",), (f"{text}, twice",), Fraction(length, nominal**2)),
         ]
     repeated = [_ONCE]
     if repetitions > 1:
-        text = f"going backward {repetitions} times through the loss of each forward"
+        text = f"{repetitions} backwards through the loss of each forward"
         repeated.append(Mistake(("repeated backwards",), (text,), Fraction(repetitions)))
     choices = product(samples, micro_batches, [_ONCE, *_wrong_times(ranks, "ranks")], repeated)
-    # Mistakes that cancel each other do not show.
+    # Bugs that cancel each other do not show.
     shown = [mistake for mistake in map(_together, choices) if mistake.factor != 1]
     return tuple(sorted(shown, key=attrgetter("factor")))
 
@@ -134,7 +133,7 @@ _ONCE = Mistake((), (), Fraction(1))
 
 
 def _wrong_times(count: int, what: str) -> list[Mistake]:
-    added, twice = f"adding up the {count} {what} without dividing by {count}", f"dividing by the {count} {what} twice"
+    added, twice = f"summing the {count} {what} without dividing by {count}", f"dividing by the {count} {what} twice"
     return (
         []
         if count == 1
@@ -160,21 +159,21 @@ def _likeliest(fitting: Sequence[Mistake], common: set[tuple[str, ...]]) -> tupl
 
 
 def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
-    """Each window with all mistakes that fit it, and whether its gradients are right. Leaves out windows that fit both
-    right and wrong averaging."""
+    """Yields each window with all bugs that fit it, and whether its gradients are correct. Leaves out windows that fit
+    both correct and wrong averaging."""
     expectations = Expectations(run.plan)
     starts = [held(rank) for rank in run.ranks]
     for number, windows in run.numbered.items():
         shares = [run.plan.micro_batches(rank.number, number) for rank in run.ranks]
-        # Averages over all ranks and over those that have data left are both right, and may look like mistakes.
+        # Averages over all ranks and over those with data left are both valid, and may look like bugs.
         if not all(shares):
             continue
         known = {start[number] for start in starts if number in start}
-        # Ranks that hold different weights have no mean gradient.
+        # Ranks with different weights have no mean gradient.
         if len(known) != 1:
             continue
         [weights] = known
-        # The right gradients are unknown for a model of another shape.
+        # The correct gradients are unknown for a model of another shape.
         rights = expectations.gradients(shares, weights) if len(weights) == run.plan.model.size else ()
         for window in windows if rights else ():
             if number in starts[window.rank.number] and (found := _compared(window, rights)) is not None:
@@ -182,20 +181,20 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
 
 
 def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, bool] | None:
-    """The window compared with its right gradients, in all readings that are accepted; see `_told_apart`."""
+    """Compares the window with its correct gradients in all accepted readings; see `_told_apart`."""
     sight = seen_gradients(window)
     if sight is None:
         return None
     event, seen = sight
     known = _combinations(*_sizes(window))
     right = next((one for one in rights if one.is_times(1.0, seen)), None)
-    # A trainer that clips by hand does not show the gradients before clipping, unless its clip leaves them as they are.
+    # A clip by hand hides the gradients before it, unless it does not change them.
     if window.plan.clip is not None and not _clips(window) and (right is None or not _within(window.plan.clip, seen)):
         return None
     if right is not None:
         return None if _fitting(known, right, seen) else (Averaged(window, event, seen, right, ()), True)
     right, fitting = max(((one, _fitting(known, one, seen)) for one in rights), key=lambda fit: len(fit[1]))
-    # Gradients may be off by the loss scale, which is a power of two as well.
+    # The factor may be the loss scale, which is also a power of two.
     scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
     if any(scale in (mistake.factor, 1 / mistake.factor) for mistake in fitting for scale in scales):
         return None
@@ -207,7 +206,7 @@ def _clips(window: Window) -> list[Clip]:
 
 
 def _within(clip: Mapping[str, Any], seen: Sequence[float | None]) -> bool:
-    """Whether these are smaller than anything that the clip has reduced."""
+    """Whether these gradients are below the threshold of the clip."""
     known = [abs(one) for one in seen if one is not None]
     return bool((max(known) if clip["kind"] == "value" else hypot(*known)) < clip["threshold"])
 
@@ -217,7 +216,7 @@ def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float 
 
 
 def seen_gradients(window: Window) -> tuple[Clip | Attempt, Sequence[float | None]] | None:
-    """The gradients of a window after all averaging, and the event that saw them first."""
+    """The first event that saw the gradients of a window after all averaging, and these gradients."""
     if not window.attempts or not _is_plain(window, window.attempts[0]):
         return None
     first = window.attempts[0]
@@ -239,8 +238,8 @@ def seen_gradients(window: Window) -> tuple[Clip | Attempt, Sequence[float | Non
 
 
 def _is_plain(window: Window, first: Attempt) -> bool:
-    """Whether only averaging can explain the numbers of a window: its step follows all backwards, each backward has its
-    own loss, none adds to older gradients, and no optimizer is synchronized twice."""
+    """Whether only averaging can explain wrong numbers of a window: its step follows all backwards, each backward has
+    its own loss, none adds to older gradients, and no optimizer is synchronized twice."""
     backwards, synchronizes = window.backwards, window.of(Synchronize)
     return (
         bool(backwards)

@@ -1,4 +1,4 @@
-"""Applies all laws to a run, and merges violations with one cause into one finding."""
+"""Applies all laws to a run, and merges violations on one line into one finding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from conformance.laws.run import GlobalWindow, Rank, Run, Window, no_cyclic_coll
 
 @dataclass(frozen=True)
 class Violation:
-    """A subject broke a law. window: None if the subject is a rank or the run. rank: None if it is a window of all
-    ranks, or the run."""
+    """A subject that broke a law. window: None if the subject is a rank or the run. rank: None if the subject is a
+    window of all ranks, or the run."""
 
     broken: Broken
     window: int | None
@@ -44,8 +44,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of one law. kept: how many subjects kept it. failure: the traceback of the law itself, which raised on
-    this run; then nothing is known of it."""
+    """The result of one law. kept: how many subjects kept it. failure: the traceback if the law itself raised; then it
+    has no result."""
 
     law: Law
     kept: int
@@ -54,16 +54,16 @@ class Verified:
 
     @property
     def checked(self) -> int:
-        """To how many subjects the law applied (0: not exercised)."""
+        """The number of subjects that the law applied to (0: not exercised)."""
         return self.kept + len(self.violations)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        causes: dict[object, list[Violation]] = {}
+        by_line: dict[object, list[Violation]] = {}
         for violation in self.violations:
             event = violation.broken.event
-            causes.setdefault(event.event if event.where is None else tuple(event.where), []).append(violation)
-        return tuple(_merged(self.law, cause) for cause in causes.values())
+            by_line.setdefault(event.event if event.where is None else tuple(event.where), []).append(violation)
+        return tuple(_merged(self.law, same) for same in by_line.values())
 
 
 @no_cyclic_collection()
@@ -83,7 +83,7 @@ def check(run: Run) -> tuple[Verified, ...]:
 
 
 def check_all(runs: Sequence[Run]) -> tuple[Verified, ...]:
-    """Checks every law on each of the runs that a case consists of: one, or one for each life of its ranks."""
+    """Checks every law on each run of a case: one run, or one for each life of its ranks."""
     return tuple(
         Verified(
             first.law,
@@ -96,8 +96,8 @@ def check_all(runs: Sequence[Run]) -> tuple[Verified, ...]:
 
 
 def without_harmless(verified: Iterable[Verified]) -> tuple[Verified, ...]:
-    """The results for a run whose numbers are right: without violations of laws that give way to that."""
-    return tuple(replace(one, violations=()) if one.law.gives_way else one for one in verified)
+    """The results for a run with correct numbers: without violations that correct numbers clear."""
+    return tuple(replace(one, violations=()) if one.law.cleared_by_numbers else one for one in verified)
 
 
 def violations(*runs: Run) -> tuple[tuple[Law, Broken], ...]:
@@ -136,7 +136,7 @@ def _reported(verified: Verified, better: Sequence[Verified]) -> Verified:
     return replace(verified, violations=tuple(left))
 
 
-#: Windows of a rank. One of two micro-batches takes some 30 KB.
+#: Windows of a rank. A window of two micro-batches takes about 30 KB.
 _AT_A_TIME = 8
 
 
@@ -176,7 +176,7 @@ class _Judgement:
                         self._violations.append(_violation(outcome, subject))
             self._kept += kept
         except Exception:
-            # A mistake in one law must cost no verdict, least of all those of other cases.
+            # A bug in one law must not cost a verdict, least of all those of other cases.
             self._failure = format_exc()
 
     def verified(self) -> Verified:
@@ -197,7 +197,7 @@ def _violation(broken: Broken, subject: Subject) -> Violation:
     return Violation(broken, subject.number if isinstance(subject, GlobalWindow) else None, None)
 
 
-def _merged(law: Law, cause: list[Violation]) -> Finding:
-    first = min(cause, key=lambda one: (one.shown_in or 0, one.rank or 0))
-    ranks = {one.broken.event.rank if one.rank is None else one.rank for one in cause}
-    return Finding(law, first.broken, len(cause), tuple(sorted(ranks)), first.shown_in)
+def _merged(law: Law, same: list[Violation]) -> Finding:
+    first = min(same, key=lambda one: (one.shown_in or 0, one.rank or 0))
+    ranks = {one.broken.event.rank if one.rank is None else one.rank for one in same}
+    return Finding(law, first.broken, len(same), tuple(sorted(ranks)), first.shown_in)

@@ -1,4 +1,4 @@
-"""The laws in a terminal: all of them in a table, or one in full."""
+"""Prints the laws in a terminal: all in a table, or one in full."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from conformance.laws.chapters import CHAPTERS
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED
 from conformance.laws.law import Law, catalogue
 
-#: What a law that gives way to right numbers says of them.
-HARMLESS = "The trainer does the same in another way, and this law is not reported."
+#: For laws that correct numbers clear.
+HARMLESS = "The trainer gets the same result in another way; the law is not reported."
 
 
 class UnknownLaw(Exception):
@@ -38,7 +38,7 @@ def listing(chapters: Iterable[str] = CHAPTERS) -> RenderableType:
 
 
 def settled_by(law: Law) -> str:
-    """The property of a law for scripts, and what to state where a script breaks it on purpose."""
+    """The property of a law for scripts, and the option for a script that breaks it on purpose."""
     property, value = law.shows or ("", None)
     if law.id == AS_EXPECTED:
         return "each property"
@@ -48,11 +48,11 @@ def settled_by(law: Law) -> str:
 
 
 def told_beside(law: Law, name: Callable[[str], str] = str) -> Iterator[tuple[str, str]]:
-    """What there is to know of a law beside its sentence and its reason, each with a label. name: shows an id."""
-    if law.latent or law.gives_way:
-        yield "Where the numbers are right", law.latent or HARMLESS
+    """Further facts of a law, each with a label. name: formats the id of a law."""
+    if law.latent or law.cleared_by_numbers:
+        yield "If the numbers are correct", law.latent or HARMLESS
     if law.unless:
-        yield "Not reported beside", ", ".join(map(name, law.unless))
+        yield "Not reported together with", ", ".join(map(name, law.unless))
     if law.shows:
         yield "Property", settled_by(law)
     if law.source:
@@ -94,7 +94,7 @@ def _in_full(law: Law) -> RenderableType:
 
 def _unknown(name: str) -> str:
     ids = [law.id for law in catalogue()]
-    # Users often leave out the chapter. Of two laws of one name the first is meant.
+    # Users often leave out the chapter. If two laws have the name, suggest the first.
     by_name = {id.partition("/")[2]: id for id in reversed(ids)}
     near = [by_name.get(match, match) for match in get_close_matches(name, [*ids, *by_name, *CHAPTERS], n=2)]
     meant = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "`conformance laws` lists them"

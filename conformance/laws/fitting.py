@@ -1,4 +1,4 @@
-"""A law's fix, made to fit what was run: its scaler, its kind of clipping, its type of autocast, its average."""
+"""Adapts a law's fix to the run: its scaler, clipping, autocast and averaging."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 from conformance.laws.run import Run
 from conformance.trace.events import Clip, LossScaled, ScalerStep, Unscale, Update, Wrap
 
-#: Lines that a loop without a GradScaler does not have, and what stands there instead.
+#: Lines of loops with a GradScaler, which are removed or replaced where there is none.
 _ONLY_SCALED = re.compile(r"^ *(scaler\.(unscale_|update)\(.*|scale = scaler\.get_scale\(\))\n?", re.MULTILINE)
 _IF_TAKEN = re.compile(r"^(?P<indent> *)if scaler\.get_scale\(\) >= scale:.*\n +(?P<then>.*)", re.MULTILINE)
 _SCALED_LOSS = re.compile(r"scaler\.scale\((?P<loss>.*)\)\.backward\(\)")
@@ -32,8 +32,8 @@ _BY_ENGINE = """for number, batch in enumerate(window, start=1):
 """
 _REDUCED = re.compile(r"^(?P<indent> *)dist\.all_reduce\(parameter\.grad\)", re.MULTILINE)
 _AVERAGED = re.compile(r"dist\.all_reduce\(parameter\.grad\)\n *parameter\.grad /= dist\.get_world_size\(\)")
-_FOUND = "DistributedDataParallel does it for those that it found when it wrapped"
-_HOOKED = "DistributedOptimizer does it for those that were trained when it was made"
+_FOUND = "DistributedDataParallel averages those that it found trainable"
+_HOOKED = "DistributedOptimizer averages those that were trainable when it was created"
 _BROADCAST = re.compile(r"for tensor in model\.state_dict\(\)\.values\(\):\n *dist\.broadcast\(tensor, src=0\).*")
 _UNFROZEN = r"""\g<indent>if not parameter.requires_grad:
 \g<indent>    continue
@@ -45,8 +45,8 @@ _AUTOCAST = re.compile(r"dtype=torch\.b?float16")
 
 
 def fitted(fix: str, run: Run) -> str:
-    """``fix`` without a GradScaler where the run has none and needs none, with the run's clip and its autocast, and
-    averaged by hand where it has no DDP, by FSDP2 where that has split the parameters, or by Horovod or DeepSpeed."""
+    """``fix`` for this run: without a GradScaler if the run neither has nor needs one, with the run's clip and
+    autocast, and averaged as the run averages: by DDP, by hand, by FSDP2, Horovod or DeepSpeed."""
     plan = run.plan
     has_scaler = any(rank.of(kind) for rank in run.ranks for kind in (LossScaled, ScalerStep, Unscale, Update))
     if not has_scaler and not plan.precision.scaled:

@@ -1,5 +1,5 @@
-"""The right gradient of a window, from the weights that the rank held and the samples in the plan; and what the
-backward of a loss gives at the model's outputs, sample by sample."""
+"""The correct gradient of a window, from the rank's weights and the samples in the plan; and the gradients of a loss at
+the model's outputs, by sample."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Rounding = tuple[float, float]
 """The rounding error of an element of a gradient relative to the sum of its terms' absolute values, and its absolute
 error where small numbers underflow."""
 
-#: How often one element of a gradient is rounded to the format of forward and backward in each layer, with a margin.
+#: The roundings of one element of a gradient in each layer to the format of forward and backward, with a margin.
 _ROUNDINGS = 8
 
 
 class Gradient(NamedTuple):
-    """value: the gradient, one element for each weight. slack: the bound of the rounding error of each element.
+    """value: the gradient, one element per weight. slack: the bound of the rounding error of each element.
 
-    The gradient, and the sum to which the slack is relative, are computed exactly and then rounded to floats; a slack
-    too large for a float is infinite, and fits anything.
+    The gradient, and the sum that the slack is relative to, are computed exactly and then rounded to floats. A slack
+    that is too large for a float is infinite, and fits anything.
     """
 
     value: tuple[float, ...]
     slack: tuple[float, ...]
 
     def is_times(self, times: float, seen: Sequence[float | None]) -> bool:
-        """Whether ``seen`` is this gradient multiplied by ``times``, up to rounding, and no element is nearer to the
-        gradient itself. None marks elements not seen."""
+        """Whether ``seen`` is this gradient times ``times``, up to rounding, and no element is nearer to the gradient
+        itself. None marks unseen elements."""
         for one, right, slack in zip(seen, self.value, self.slack, strict=True):
             if one is not None and slack < inf and abs(one - times * right) > min(times * slack, abs(one - right)):
                 return False
@@ -55,7 +55,7 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Slope:
-    """The gradient of a squared error as a function of the folded weights of a model: `moments` times these, and -1.
+    """The gradient of a squared error as a function of a model's folded weights: `moments` times (weights, -1).
 
     ``sizes`` are the same sums over absolute values; rounding errors are relative to them. Both are integers, ``unit``
     times too large, because fractions are slow.
@@ -80,7 +80,7 @@ class Slope:
         """The gradient by the weights."""
         whole, scale = _whole(weights)
         absolute, depth = list(map(abs, whole)), len(self.model.layers)
-        # Folded weights have a factor for each layer, and a slope has one less.
+        # Folded weights have one factor per layer, and a slope has one factor less.
         unit, one = self.unit * scale ** (2 * depth - 1), scale**depth
         by_folded = self.moments @ np.array([*self.model.folded(whole), -one], object)
         sizes_by_folded = self.sizes @ np.array([*self.model.folded(absolute), one], object)
@@ -94,7 +94,7 @@ class Slope:
 
 
 def _whole(values: Sequence[float]) -> tuple[list[int], int]:
-    """The numbers as integers, and how many times these are too large."""
+    """The numbers times a common power of two, as integers, and this power."""
     ratios = [value.as_integer_ratio() for value in values]
     # All denominators are powers of two.
     scale = max(denominator for _, denominator in ratios)
@@ -109,11 +109,11 @@ def _quotient(numerator: int, denominator: int) -> float:
 
 
 class Expectations:
-    """The right gradients of each window of a plan, in all readings that are accepted."""
+    """The correct gradients of each window of a plan, in all accepted readings."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        # By the identities of the plan's shares: epochs repeat their windows, and to hash these takes long.
+        # By the identities of the plan's shares: epochs repeat their windows, and hashing them is slow.
         self._known: dict[tuple[int, ...], tuple[tuple[Slope, ...], Rounding]] = {}
 
     def gradients(self, shares: Shares, weights: Sequence[float]) -> tuple[Gradient, ...]:
@@ -148,8 +148,8 @@ class Expectations:
 
 @fact
 def held(rank: Rank) -> dict[int, tuple[float, ...]]:
-    """The weights at the start of each window of a rank, where they are known and finite: those that its first forward
-    uses, else those after the last step."""
+    """The weights at the start of each window of a rank, if known and finite: those of its first forward, else those
+    after the last step."""
     events: list[Start | Attempt | Forward] = [*rank.of(Start), *rank.of(Attempt)]
     events += [event for event in rank.of(Forward) if event.weights is not None]
     shown = sorted(events, key=attrgetter("seq"))
@@ -178,7 +178,7 @@ def _rounding(plan: Plan, samples: int) -> Rounding:
     return float(roundings * coarsest + samples * precision.master.unit_roundoff), float(least)
 
 
-#: The unit roundoff and the least number of the formats that a model computes in.
+#: The unit roundoff and the smallest positive number of the formats that a model computes in.
 FORMATS: Mapping[str, tuple[float, float]] = {
     one.dtype: (float(one.unit_roundoff), float(one.quantum)) for one in (FP64, FP32, FP16, BF16)
 }
@@ -186,11 +186,11 @@ FORMATS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Term:
-    """What one sample gives: the gradient at its output, its residual, the most by which each is off, its weight.
+    """One sample: the gradient at its output, its residual, their maximal errors, and its weight.
 
-    With unit roundoff u a residual is off by at most 6 u of its parts: the cast of output and target, and the
-    difference, each at most twice. A gradient is off by at most 16 u of itself, as `oracle.gradient` counts its
-    scalings, and by the format's least number where it underflows.
+    With unit roundoff u, the error of a residual is at most 6 u of its parts: the cast of output and target, and the
+    difference, each at most twice. The error of a gradient is at most 16 u of itself, as `oracle.gradient` counts its
+    scalings, plus the format's smallest number for underflow.
     """
 
     gradient: float
@@ -206,8 +206,7 @@ class Term:
 
 @dataclass(frozen=True)
 class AtOutputs:
-    """The samples of a micro-batch through which a backward went. ``format``: of FORMATS, in which the model computed
-    their outputs."""
+    """The samples of one micro-batch in one backward. ``format``: the key in FORMATS of their outputs."""
 
     end: BackwardEnd
     format: str
@@ -216,8 +215,8 @@ class AtOutputs:
 
 @fact
 def at_outputs(rank: Rank) -> Sequence[AtOutputs]:
-    """Of each backward of a rank that was read. Several backwards through one forward are parts of a loss, and left
-    out."""
+    """The recorded samples of each backward of a rank. Leaves out several backwards through one forward, which are
+    parts of a loss."""
     found: list[AtOutputs] = []
     forwards = forwards_by_number(rank)
     ends = rank.of(BackwardEnd)
@@ -232,12 +231,12 @@ def at_outputs(rank: Rank) -> Sequence[AtOutputs]:
 
 
 def is_of_mean(window: Window, end: BackwardEnd, scale: float = 1.0) -> bool:
-    """Whether the gradients at the model's outputs are those of the mean over the window, by one rank or by all, times
-    `scale`: then there is no other scale in them."""
+    """Whether the gradients at the model's outputs are those of the mean over the window, on one rank or all, times
+    `scale`, and so carry no other scale."""
     terms = terms_of(window, end)
     return any(
         all(abs(term.gradient - factor * term.residual) <= _error(term, factor) for term in terms)
-        # Else twice as much would fit too.
+        # With a larger error, twice the gradient would fit too.
         and any(_error(term, factor) < abs(term.gradient) / 4 for term in terms)
         for factor in (scale * one for one in _factors(window))
     )
@@ -252,7 +251,7 @@ def exceeds_mean(window: Window, end: BackwardEnd) -> bool:
 
 
 def _factors(window: Window) -> Sequence[float]:
-    """What the mean over the window multiplies residuals by, by one rank or by all."""
+    """The factors of residuals in the mean over the window, on one rank and on all."""
     plan = window.plan
     shares = [plan.micro_batches(rank, window.number) for rank in range(plan.world_size)]
     samples = [sample for share in shares for micro_batch in share for sample in micro_batch]
@@ -261,7 +260,7 @@ def _factors(window: Window) -> Sequence[float]:
 
 
 def terms_of(window: Window, end: BackwardEnd) -> Sequence[Term]:
-    """Those of a backward, with residuals as the case's loss weighs them; none where rows do not show their samples."""
+    """The terms of a backward, with residuals weighted by the case's loss; none if rows do not identify samples."""
     terms = [term for one in at_outputs(window.rank) if one.end is end for term in one.terms]
     return [term.weighted() if window.plan.is_weighted else term for term in terms]
 
@@ -271,7 +270,7 @@ def _error(term: Term, factor: float) -> float:
 
 
 def _terms(plan: Plan, forward: Forward, outputs: trace.Vector, gradients: trace.Vector) -> Sequence[Sequence[Term]]:
-    """Those of each micro-batch in which gradients are finite and not zero: what is lost is the trainer's bug."""
+    """The terms of each micro-batch with finite, nonzero gradients. Other gradients are lost by the trainer."""
     if forward.computes is None or forward.computes not in FORMATS:
         return ()
     unit, least = FORMATS[forward.computes]
@@ -292,8 +291,8 @@ def _terms(plan: Plan, forward: Forward, outputs: trace.Vector, gradients: trace
 
 @fact
 def _by_row(plan: Plan) -> Sequence[Mapping[int | None, tuple[int, float, float]]]:
-    """In each order: micro-batch, target and weight of each sample by its row, as far as a row belongs to one sample of
-    one micro-batch. Each micro-batch has a divisor of its own, also where several go forward at once."""
+    """Micro-batch, target and weight of each sample by its row, for each order, if the row belongs to only one sample.
+    Each micro-batch has its own divisor, even if several go forward at once."""
     samples, row_of = plan.spec["samples"], rows(plan.spec)
     often = Counter(row_of)
     return [

@@ -1,4 +1,4 @@
-"""What a window does with Horovod's optimizers."""
+"""The calls of Horovod's optimizers in a window."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from conformance.trace.events import Attempt, Collective, Event, Optimizer, Sync
 
 @dataclass(frozen=True)
 class Use:
-    """What one window does with one of Horovod's optimizers."""
+    """The calls of one of Horovod's optimizers in one window."""
 
     window: Window
     noted: Optimizer
 
-    def holds(self, parameters: Sequence[int]) -> bool:
-        """Whether the optimizer holds some of these parameters."""
+    def has(self, parameters: Sequence[int]) -> bool:
+        """Whether the optimizer has some of these parameters."""
         return not set(parameters).isdisjoint(self.noted.parameters)
 
     def is_of(self, event: Event, kinds: type[E] | tuple[type[E], ...]) -> TypeGuard[E]:
-        """Whether an event is of one of these kinds, and of this optimizer."""
+        """Whether an event is of these kinds and of this optimizer."""
         return isinstance(event, kinds) and getattr(event, "optimizer", None) == self.noted.optimizer
 
     @cached_property
@@ -34,7 +34,7 @@ class Use:
 
     @cached_property
     def calls(self) -> Sequence[Synchronize]:
-        """Those that the trainer calls; a step without them synchronizes by itself."""
+        """The synchronizes that the trainer calls itself; without one, the step synchronizes."""
         return [event for event in self.synchronizes if not event.in_step]
 
     @cached_property
@@ -51,14 +51,14 @@ class Use:
         """The first of these that came before the synchronize."""
         return next((one for one in events if self.synchronize is None or one.seq < self.synchronize.seq), None)
 
-    def came_early(self, event: Event, must: str, because: str, effect: str | None) -> Broken:
-        """What is wrong with an event that came before the synchronize, or without one."""
+    def came_early(self, event: Event, expected: str, why: str, effect: str | None) -> Broken:
+        """The violation of an event that came before the synchronize, or without one."""
         ends = [] if self.synchronize is None else [self.synchronize]
-        however = f"{event} came " + (f"before {ends[0]}" if ends else "without it")
-        return Broken(event, must, because, however, (*self.window.backwards[-1:], event, *ends), effect)
+        observed = f"{event} came " + (f"before {ends[0]}" if ends else "without a `synchronize()`")
+        return Broken(event, expected, observed, why, (*self.window.backwards[-1:], event, *ends), effect)
 
     def synchronized_again(self, among: Sequence[Synchronize]) -> Broken | None:
-        """The first of these that follows a call for the same step, which reduces the gradients once more."""
+        """The first of these that follows a call for the same step, and so reduces the gradients again."""
         for again in among:
             steps = [one.seq for one in self.window.attempts if self.is_of(one, Attempt) and one.seq < again.seq]
             before = [call for call in self.calls if max(steps, default=-1) < call.seq < again.seq]
@@ -73,18 +73,18 @@ class Use:
         effect: str | None = None
         if twice and twice[0].reduce == "sum":
             ranks = len(twice[0].group)
-            effect = f"Summed over {ranks} ranks twice, the gradients are {ranks} times too large."
+            effect = f"The sum over {ranks} ranks is taken twice: gradients are {ranks}x too large."
         elif twice:
             total = sum(event.bytes for event in twice)
-            effect = f"Averaging equal gradients changes nothing: {total} bytes are sent for nothing."
+            effect = f"The second average changes no number, but sends {total} bytes."
         return Broken(
             again,
-            must="a step after `synchronize()` must be inside `skip_synchronize()`"
+            expected="a step inside `skip_synchronize()` after `synchronize()`"
             if again.in_step
-            else "`synchronize()` must be called at most once for each step",
-            because="each call reduces the gradients over the ranks again",
-            however=f"after {first} "
-            + (f"the step synchronized by itself ({again.line})" if again.in_step else f"came {again}"),
+            else "at most one `synchronize()` per step",
+            observed=f"{first} was followed by "
+            + (f"a step that synchronized again ({again.line})" if again.in_step else str(again)),
+            why="each synchronize reduces the gradients over the ranks again",
             shows=(first, *once[:1], again, *twice[:1]),
             effect=effect,
         )
@@ -92,7 +92,7 @@ class Use:
 
 @fact
 def uses(window: Window) -> Sequence[Use]:
-    """One `Use` for each of Horovod's optimizers; none on a single rank, where there is nothing to average."""
+    """One `Use` for each of Horovod's optimizers; none on a single rank, which has nothing to average."""
     return [Use(window, noted) for noted in horovod_optimizers(window.rank)] if window.plan.world_size > 1 else ()
 
 

@@ -1,4 +1,4 @@
-"""What a law is, and the list of all laws."""
+"""The type of a law, and the catalogue of all laws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_type_hin
 from conformance.laws import chapters
 from conformance.laws.chapters import CHAPTERS
 
-# A watch needs none of these, and their imports take longer than its first steps.
+# A watch needs none of these; importing them takes longer than its first steps.
 if TYPE_CHECKING:
     from conformance.laws.run import GlobalWindow, Rank, Run, Window
     from conformance.trace.events import Event
@@ -40,25 +40,24 @@ class Broken:
     """How a trainer broke a law.
 
     event: the event that breaks it; violations on the same line become one finding.
-    must: the requirement, as in "`unscale_` must come before `clip_grad_norm_`".
-    because: why it matters, with the numbers of this run: "clipping compares the norm with 1 while gradients still
-        carry the factor 1024".
-    however: what happened instead: "clip (train.py:41) came before unscale (train.py:43)".
+    expected: what the law requires, as in "`unscale_` before `clip_grad_norm_`".
+    observed: what happened instead: "clip (train.py:41) came before unscale (train.py:43)".
+    why: why it matters, with the numbers of this run: "the threshold is 1, but gradients carry the loss scale 1024".
     shows: the shortest slice of the trace that proves it, from several ranks if one is not enough.
     effect: what this does to the numbers here, predicted from the trace.
     """
 
     event: Event
-    must: str
-    because: str
-    however: str
+    expected: str
+    observed: str
+    why: str
     shows: Sequence[Event]
     effect: str | None = None
 
     @property
     def contradiction(self) -> str:
-        must = self.must[:1].upper() + self.must[1:]
-        return f"{must}, because {self.because}. However, {self.however}: a contradiction."
+        """The three labelled sentences."""
+        return f"Expected: {self.expected}. Observed: {self.observed}. Why: {self.why}."
 
 
 Outcome: TypeAlias = Broken | Kept | None
@@ -75,23 +74,23 @@ def by_a_watch(_: Any) -> Outcome:
 
 @dataclass(frozen=True)
 class Law:
-    """A rule for trainers, or for scripts that are watched.
+    """A rule for trainers, or for scripts under `conformance watch`.
 
     id: ``chapter/name``.
     says: one sentence with one MUST or SHOULD. A trainer that breaks a MUST fails; a broken SHOULD is a warning.
     why: what goes wrong in the numbers, in two sentences.
     fix: a short, correct snippet of Python; for a script, what to do.
-    shows: the property of a script, and the value of it, that a script which breaks the law shows. The value is None if
-        none makes it right. None for trainers.
-    unless: ids of laws that explain the same mistake better. If one of them is broken too, by the same subject or in an
-        earlier step of the script, this law is not reported.
+    shows: for scripts, the property and its value that reveal the bug; the value is None if no value is intended. None
+        for trainers.
+    unless: ids of laws that explain the same bug better. If the same subject, or an earlier step of the script, breaks
+        one of them too, this law is not reported.
     source: the document that states the rule.
     judges: checks one subject against its plan. Returns a `Broken` or OK, or yields several; returns None if the law
         does not apply or the trace does not show enough to decide.
     scope: the class of its subjects; None for scripts, which have no plan.
     needs: classes of events; windows without an event of any of them are not judged. () for every window.
-    latent: how another run goes wrong where the numbers of this one are right. "" if the numbers of a run show all harm
-        that the law prevents: then a run with right numbers has done the same in another way, and is not condemned.
+    latent: how another run goes wrong although the numbers of this one are correct. "" if all harm shows in the numbers
+        of the run: then correct numbers clear the trainer.
     """
 
     id: str
@@ -116,12 +115,12 @@ class Law:
 
     @property
     def needs_plan(self) -> bool:
-        """Whether it judges trainers, by what the plan asks of them, and not scripts."""
+        """Whether it judges trainers, by their plan, and not scripts."""
         return self.scope is not None
 
     @property
-    def gives_way(self) -> bool:
-        """Whether right numbers prove that breaking the law did no harm, in this run and in any other."""
+    def cleared_by_numbers(self) -> bool:
+        """Whether correct numbers prove that breaking the law did no harm, in this run and in any other."""
         return self.needs_plan and self.level == "MUST" and not self.latent
 
 
@@ -129,13 +128,13 @@ _LAWS: dict[str, Law] = {}
 
 
 def registered(law: Law) -> Law:
-    """The law, now in the catalogue.
+    """Adds the law to the catalogue and returns it.
 
     Raises:
         ValueError: the chapter is unknown, the id is taken, or the sentence does not have exactly one MUST or SHOULD.
     """
     if law.chapter not in CHAPTERS:
-        raise ValueError(f"{law.id!r} belongs to no chapter; the chapters are {', '.join(CHAPTERS)}")
+        raise ValueError(f"{law.id!r} has no chapter; the chapters are {', '.join(CHAPTERS)}")
     if law.id in _LAWS:
         raise ValueError(f"two laws have the id {law.id!r}")
     if law.says.count("MUST") + law.says.count("SHOULD") != 1:
@@ -156,8 +155,8 @@ def law(
 ) -> Callable[[J], J]:
     """Decorator: registers a function in `conformance.laws.chapters` as a law for trainers.
 
-    The type annotation of its parameter says what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a `Run`. The
-    other parameters are those of `Law`.
+    The type annotation of the function's parameter sets what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a
+    `Run`. The other parameters are those of `Law`.
 
     Raises:
         ValueError: see `registered`.
@@ -206,17 +205,17 @@ def laws() -> tuple[Law, ...]:
 
 
 def in_order(laws: Sequence[Law]) -> tuple[Law, ...]:
-    """The laws in an order in which each comes after the laws that it gives way to.
+    """Sorts the laws: each comes after the laws in its `unless`.
 
     Raises:
-        ValueError: a law gives way to an unknown law, or laws give way to each other.
+        ValueError: an id in `unless` is unknown, or laws name each other.
     """
     known = {law.id: law for law in laws}
     for law in laws:
         for id in law.unless:
             if id not in known:
-                raise ValueError(f"{law.id} gives way to {id!r}, and there is no such law")
+                raise ValueError(f"{law.id} has unknown law {id!r} in `unless`")
     try:
         return tuple(known[id] for id in TopologicalSorter({law.id: law.unless for law in laws}).static_order())
     except CycleError as error:
-        raise ValueError(f"these laws give way to each other: {', '.join(error.args[1][:-1])}") from None
+        raise ValueError(f"laws in each other's `unless`: {', '.join(error.args[1][:-1])}") from None

@@ -1,4 +1,4 @@
-"""Whether the gradients of a window carry the loss scale, as far as its trace shows. When in doubt, they do not."""
+"""Decides whether the gradients of a window carry the loss scale. When in doubt, they do not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Scaling:
 
     @cached_property
     def _passes(self) -> Sequence[trace.Event]:
-        """The ends of backward passes, and the events that clear their gradients or show them cleared."""
+        """The ends of backward passes, and events that clear their gradients or show them cleared."""
         ends = [event for event in self.window.of(trace.BackwardEnd) if event.forwards]
         cleared = [event for event in self.window.backwards if event.gradients in ("none", "zero")]
         return sorted((*ends, *cleared, *self.window.of(trace.ZeroGrad)), key=attrgetter("seq"))
@@ -55,7 +55,7 @@ class Scaling:
     def carried(self, at: trace.Event, parameters: Collection[int]) -> float | None:
         """The loss scale that the gradients of ``parameters`` carry at ``at``.
 
-        None if they carry none, if only some of them do, or if a change to them makes it unknown.
+        None if they carry none, if only some carry it, or if a change makes it unknown.
         """
         ends = self.accumulated(at)
         scales = {end.scaled for end in ends}
@@ -64,19 +64,19 @@ class Scaling:
             return None
         since = [*self.window.between(trace.Event, after=ends[0], before=at)]
         if self.window.rank.shard is not None:
-            # A shard of zeros shows no factor; what leaves them as they are shows on ranks that hold something else.
+            # A shard of zeros shows no factor, but other ranks may show the change.
             if isinstance(at, trace.Attempt) and not any(self.window.rank.own(at.gradients) or ()):
                 return None
             since += [change for one in self.window.counterparts for change in one.of(trace.GradientChange)]
         return None if any(self._may_take_off(event, scale, parameters) for event in since) else scale
 
     def _may_take_off(self, event: trace.Event, scale: float, parameters: Collection[int]) -> bool:
-        """Whether gradients of ``parameters`` may have lost their scale by this event."""
+        """Whether this event may remove the scale from gradients of ``parameters``."""
         if isinstance(event, trace.GradientChange) and touches(event.parameters, parameters):
             # A factor this small may include the division by the scale.
             return not isinstance(event.factor, int | float) or abs(event.factor) * scale <= 1 + _ROUNDING
         if isinstance(event, trace.Collective | trace.Receive):
-            # A trace does not show what a trainer does to gradients while it sends them itself.
+            # A trainer that sends gradients itself may change them without a trace.
             return event.of == "gradients" and event.during not in ("backward", "synchronize", "step")
         if isinstance(event, trace.ScaleLossExit):
             return not event.delay_unscale
@@ -88,12 +88,12 @@ class Scaling:
         return any(touches(self.held(event.optimizer), parameters) for event in unscales)
 
     def next(self, after: trace.Event, kind: type[T], parameters: Collection[int]) -> T | None:
-        """The first event of this kind after ``after`` whose optimizer holds some of ``parameters``."""
+        """The first event of this kind after ``after`` whose optimizer has some of ``parameters``."""
         found = self.window.between(kind, after=after)
         return next((event for event in found if touches(self.held(event.optimizer), parameters)), None)
 
     def held(self, optimizer: int) -> Sequence[int]:
-        """The numbers of the parameters that an optimizer holds; () if unknown."""
+        """The numbers of an optimizer's parameters; () if unknown."""
         return _held(self.window.rank).get(optimizer, ())
 
 
@@ -104,7 +104,7 @@ def scaling(window: Window) -> Scaling:
 
 @fact
 def overflowed(window: Window) -> bool:
-    """Whether some gradients of this window were seen to be infinite or NaN."""
+    """Whether the trace shows infinite or NaN gradients in this window."""
     return (
         bool(window.of(trace.Skip))
         or any(unscale.found_inf for unscale in window.of(trace.Unscale))
@@ -123,7 +123,7 @@ def scale_of(event: trace.LossScaled | trace.BackwardEnd) -> trace.Number | None
 
 
 def is_scale(value: Any) -> TypeGuard[float]:
-    """Whether a recorded loss scale has a visible effect: a finite number, and not 1."""
+    """Whether a recorded loss scale has a visible effect: a finite number other than 0 and 1."""
     return isinstance(value, int | float) and value not in (0, 1)
 
 
@@ -133,7 +133,7 @@ def all_finite(values: trace.Vector) -> TypeGuard[Sequence[float | None]]:
 
 
 def divides_by(factor: Any, scale: float) -> bool:
-    """Whether multiplying gradients by ``factor`` divides them by ``scale`` and by nothing else."""
+    """Whether multiplying gradients by ``factor`` divides them by exactly ``scale``."""
     return isinstance(factor, int | float) and math.isclose(factor * scale, 1.0, rel_tol=1e-5)
 
 
@@ -146,9 +146,8 @@ def touches(some: Collection[int], others: Collection[int]) -> bool:
 def unscaled_before_sync(window: Window) -> tuple[trace.Event, trace.Event] | None:
     """An unscale, and the averaging of gradients between it and the step; None if there is no such pair.
 
-    If the gradients were averaged after the last backward began, what is averaged later is something else, such as a
-    copy for a log. If the ranks have told one another of overflows, in `unscale_` itself or after it, they may average
-    what is finite on all of them.
+    After an average that follows the start of the last backward, a later one is of something else, such as a copy for a
+    log. Ranks that exchange overflow flags, in `unscale_` or after it, may average afterwards: all of them are finite.
     """
     last = window.backwards[-1] if window.backwards else None
     for unscale in window.of(trace.Unscale):
@@ -158,7 +157,7 @@ def unscaled_before_sync(window: Window) -> tuple[trace.Event, trace.Event] | No
         later = window.between(trace.Event, after=unscale)
         step = next((event for event in later if isinstance(event, trace.Attempt | trace.ZeroGrad)), None)
         between = window.between(trace.Contribution, after=unscale, before=step)
-        # If the averaging is part of a backward, amp/unscale-after-last-backward reports it.
+        # amp/unscale-after-last-backward reports an average that is part of a backward.
         late = [event for event in between if averages_gradients(event) and event.during != "backward"]
         if late and not any(map(_is_flag, between)):
             return unscale, late[0]
@@ -172,12 +171,12 @@ def averages_gradients(event: trace.Contribution) -> bool:
 
 
 def _is_flag(event: trace.Event) -> bool:
-    """Whether this exchange may have reported to all ranks that one of them found an overflow."""
+    """Whether this exchange may have reported an overflow to all ranks."""
     return isinstance(event, trace.Exchange) and event.of is None and 0 < event.elements <= _A_FLAG
 
 
 def decisions(windows: Sequence[Window]) -> list[list[trace.Step | None]]:
-    """For each optimizer, the step that each rank took, or None. In torch one optimizer may skip while others step."""
+    """For each optimizer, the step of each rank, or None. In torch one optimizer may skip while others step."""
     optimizers = sorted({step.optimizer for window in windows for step in window.attempts})
     return [
         [next((step for step in window.of(trace.Step) if step.optimizer == number), None) for window in windows]

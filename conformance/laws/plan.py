@@ -1,4 +1,4 @@
-"""What the ranks of a training run were asked to do."""
+"""The plan of a training run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.workloads.precision import PRECISIONS, Precision
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What the ranks were asked to do: the spec of a case, as `Case.spec` writes it."""
+    """The work that the ranks were given: the spec of a case, as `Case.spec` writes it."""
 
     spec: Mapping[str, Any]
 
@@ -49,13 +49,13 @@ class Plan:
 
     @property
     def schedule_by(self) -> str | None:
-        """What the learning-rate schedule counts, "step" or "epoch"; None without one."""
+        """The unit of the learning-rate schedule, "step" or "epoch"; None without a schedule."""
         is_scheduled = self.spec["schedule"] or any(group.get("schedule") for group in self.spec["groups"])
         return str(self.spec["schedule_by"]) if is_scheduled else None
 
     @cached_property
     def learning_rates(self) -> tuple[tuple[float, ...], ...]:
-        """By step or epoch, those of all parameter groups, the first one's first; one for all without a schedule."""
+        """The rates of all parameter groups in order, by step or epoch; a single entry without a schedule."""
         groups = [self.spec["optimizer"], *self.spec["groups"]]
         multipliers = [group.get("schedule") or self.spec["schedule"] or [1.0] for group in groups]
         rates = [group["lr"] for group in groups]
@@ -78,11 +78,11 @@ class Plan:
 
     @cached_property
     def epochs(self) -> Mapping[int, int]:
-        """The epoch of each window that rank 0 reads."""
+        """The epoch of each window that rank 0 reads, by window."""
         return {one.number: one.epoch for one in self.windows[0]}
 
     def with_data(self, window: int) -> int:
-        """How many ranks should read samples in ``window``."""
+        """The number of ranks that should read samples in ``window``."""
         return sum(bool(self.micro_batches(rank, window)) for rank in range(self.world_size))
 
     def rows(self, rank: int) -> Iterator[list[list[int]]]:

@@ -1,6 +1,6 @@
-"""A training run as laws see it: the plan, and each rank's trace split into accumulation windows.
+"""The subjects of laws: a `Window` of one rank, a `Rank`, a `GlobalWindow` of all ranks, and a `Run`.
 
-A law judges one of four subjects: a `Window` of one rank, a `Rank`, a `GlobalWindow` of all ranks, or a `Run`.
+A run is the plan and each rank's trace, split into accumulation windows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ R = TypeVar("R")
 
 @contextmanager
 def no_cyclic_collection() -> Iterator[None]:
-    """Pauses Python's cyclic garbage collector. While the millions of objects of a trace are created and none of them
-    is freed, it would examine all of them again and again, which takes longer than the work itself."""
+    """Pauses Python's cyclic garbage collector. It would examine the millions of objects of a trace again and again,
+    which takes longer than the work itself."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -80,10 +80,7 @@ class _Of(Protocol):
 
 
 class Events:
-    """Consecutive events of one rank, indexed by class.
-
-    of: the events of a class and its subclasses, in order.
-    """
+    """Consecutive events of one rank, indexed by class. of: the events of a class and its subclasses, in order."""
 
     of: _Of
 
@@ -96,13 +93,13 @@ class Events:
         by_class = _ByClass(_NONE)
         by_class.update(of)
         by_class[trace.Event] = events
-        # Laws ask some fifty times a window.
+        # Laws call this some fifty times per window.
         self.of = by_class.__getitem__
 
     def between(
         self, kind: type[E], *, after: trace.Event | None = None, before: trace.Event | None = None
     ) -> Sequence[E]:
-        """As `of`; ``after`` and ``before`` exclude the events named."""
+        """The events of a class as `of` returns them, after and before the given events, which are excluded."""
         found = self.of(kind)
         if not found:
             return found
@@ -110,7 +107,7 @@ class Events:
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
 
     def first(self, kind: type[E], *, after: trace.Event | None = None) -> E | None:
-        """The first event of a class and its subclasses; ``after`` excludes the events up to the one named."""
+        """The first event of a class and its subclasses, after the given one."""
         found = self.of(kind)
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start] if start < len(found) else None
@@ -121,7 +118,7 @@ class Events:
         return [event for event in self.of(trace.Forward) if not event.extra]
 
     def has(self, kinds: Iterable[type[trace.Event]]) -> bool:
-        """Whether some event is of one of these classes, which have no subclasses."""
+        """Whether there is an event of one of these classes, which must have no subclasses."""
         return not self._kinds.isdisjoint(kinds)
 
 
@@ -130,10 +127,10 @@ class Window(Events):
 
     events: from its first training forward, or the first sign of its gradients, up to the next window's.
     index: its position among the rank's windows.
-    ended: whether the rank finished or began its next window, so that the events of this one are complete. Of a window
-    inside which training is resumed they never are.
-    forwards: none if the trainer computes without the model's `forward`. backwards: the beginnings of its backward
-    passes, those of other models left out.
+    ended: whether its events are complete: the rank finished or began its next window. Never true for a window inside
+    which training is resumed.
+    forwards: empty if the trainer computes without the model's `forward`. backwards: the beginnings of its backward
+    passes, without those of other models.
     attempts: optimizer steps, including those that a GradScaler skipped.
     """
 
@@ -150,7 +147,7 @@ class Window(Events):
 
     @property
     def planned(self) -> int:
-        """The number of micro-batches that it should have."""
+        """The number of micro-batches in the plan."""
         return len(self.plan.micro_batches(self.rank.number, self.number))
 
     @property
@@ -163,8 +160,8 @@ class Window(Events):
 
     @property
     def gap_before(self) -> tuple[trace.Event, ...]:
-        """The events between the end of the previous window (its last forward, backward, step or update) and the first
-        forward of this one. They are also at the end of the previous window's ``events``."""
+        """The events from the previous window's last forward, backward, step or update to this window's first forward.
+        They are also at the end of the previous window's ``events``."""
         return _after_the_end(self.previous.events if self.previous else self.rank.setup)
 
     @property
@@ -175,14 +172,13 @@ class Window(Events):
     @property
     def step_is_unseen(self) -> bool:
         """Whether its step leaves no event: another rank takes it and sends the weights, or the trainer changes them
-        without an optimizer of torch's."""
+        without a torch optimizer."""
         served = self.run.server is not None and self.run.server != self.rank.number
         return served or self.rank.steps_by_hand or self._is_stepped_elsewhere
 
     @property
     def _is_stepped_elsewhere(self) -> bool:
-        """Whether this rank takes no step in it, others do, and its weights change all the same, or none of them are
-        its own to step."""
+        """Whether other ranks step in it and this one does not, although its weights change or it owns none."""
         if self.attempts or not any(one.attempts for one in self.counterparts):
             return False
         if self.rank.owns_nothing:
@@ -192,8 +188,8 @@ class Window(Events):
 
     @property
     def shown_after(self) -> trace.Forward | trace.Finished | trace.Report | None:
-        """The event that shows what came of this window's weights: the next one's first forward, or the end; where
-        neither a step nor a forward of the model is seen, the trainer's report."""
+        """The event that shows the weights after this window: the next window's first forward, or the end; the
+        trainer's report if the trace has neither a step nor a forward of the model."""
         if self.rank.steps_by_hand and not self.forwards:
             return next((event for event in self.rank.of(trace.Report) if event.step == self.number), None)
         following = self.following
@@ -205,9 +201,9 @@ class Window(Events):
 
 
 class Rank(Events):
-    """All events of one rank. ``setup`` holds those before its first window.
+    """All events of one rank. ``setup``: those before its first window.
 
-    Windows in which it has run out of data, and other ranks have not, are none of its ``windows``.
+    ``windows`` leaves out windows in which only other ranks have data left.
     """
 
     def __init__(self, run: Run, number: int, events: tuple[trace.Event, ...]) -> None:
@@ -218,22 +214,22 @@ class Rank(Events):
         self.windows: Sequence[Window] = ()
 
     def has_run_out(self, window: int | None) -> bool:
-        """Whether other ranks have samples in a window, and this one has none left."""
+        """Whether other ranks have samples in a window and this one has none left."""
         plan = self.run.plan
         return window is not None and not plan.micro_batches(self.number, window) and plan.with_data(window) > 0
 
     @cached_property
     def shard(self) -> Sequence[int] | None:
-        """The positions of the elements that it holds, where parameters are split over the ranks; else None."""
+        """The positions of its own elements if parameters are sharded; else None."""
         return next((event.held for event in self.of(trace.Shards) if event.held is not None), None)
 
     def own(self, weights: trace.Vector | None) -> trace.Vector | None:
-        """Those of the ``weights`` that it holds itself."""
+        """Its own elements of ``weights``."""
         return weights if weights is None or self.shard is None else [weights[position] for position in self.shard]
 
     @cached_property
     def owns_nothing(self) -> bool:
-        """Whether several other ranks step parameters, each its own, and none is left for this one."""
+        """Whether several other ranks step disjoint parameters, and this one steps none."""
         if any(optimizer.parameters for optimizer in self.of(trace.Optimizer)) or self.of(trace.ForeignOptimizer):
             return False
         owned = [{number for step in rank.of(trace.Step) for number in step.parameters} for rank in self.run.ranks]
@@ -241,8 +237,8 @@ class Rank(Events):
 
     @cached_property
     def steps_by_hand(self) -> bool:
-        """Whether weights change, or are reported, and no step of an optimizer of torch's ever changes them, here or on
-        a server. A rank that holds none sees those of others."""
+        """Whether weights change, or are reported, without any step of a torch optimizer, here or on a server. A rank
+        without own weights sees those of others."""
         if self.run.server is not None or any(not step.idle for step in self.of(trace.Step)):
             return False
         events: list[trace.Forward | trace.Finished] = [*self.of(trace.Forward), *self.of(trace.Finished)]
@@ -251,7 +247,7 @@ class Rank(Events):
 
 
 class ByNumber:
-    """Cuts the events of a rank where the plan's number of the window changes."""
+    """Cuts the events of a rank at each change of the plan's window number."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank, self._count = rank, 0
@@ -277,7 +273,7 @@ class ByNumber:
 
 
 class GlobalWindow:
-    """One window of all ranks, after every rank has ended it."""
+    """One window of all ranks that every rank has ended."""
 
     def __init__(self, run: Run, number: int, windows: tuple[Window, ...]) -> None:
         self.run, self.plan, self.number, self.windows = run, run.plan, number, windows
@@ -289,7 +285,7 @@ class GlobalWindow:
 
 
 class Run:
-    """The plan, and what each rank did."""
+    """The plan and the events of each rank."""
 
     def __init__(self, plan: Plan, ranks: Iterable[tuple[trace.Event, ...]]) -> None:
         self.plan = plan
@@ -303,12 +299,12 @@ class Run:
     @classmethod
     @no_cyclic_collection()
     def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> Run:
-        """From a case's spec and the lines of each rank, in the order of ranks, which were checked."""
+        """Reads a run from a case's spec and the checked trace lines of each rank, in rank order."""
         return cls(Plan(spec), (tuple(map(trace.read, lines)) for lines in ranks))
 
     @classmethod
     def lives(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> tuple[Run, ...]:
-        """As `read`, a run for each life of the ranks: no law needs to know that there are others."""
+        """Reads one run for each life of the ranks, so laws judge each life separately."""
         return tuple(cls.read(of_life, life) for of_life, life in by_life(spec, ranks))
 
     @cached_property
@@ -326,10 +322,10 @@ class Run:
 
     @cached_property
     def together(self) -> Mapping[int, GlobalWindow]:
-        """By number, the windows that every rank has ended.
+        """The windows that every rank has ended, by number.
 
-        After a rank leaves out a window or reads samples of another one, its windows no longer match those of the
-        other ranks.
+        After a rank leaves out a window or reads samples of another window, its windows no longer match the other
+        ranks'.
         """
         found = {}
         for _, windows in self._assembler.joined():
@@ -340,7 +336,7 @@ class Run:
 
     @cached_property
     def server(self) -> int | None:
-        """The parameter server: the one rank that takes optimizer steps for all; None if there is none."""
+        """The parameter server: the only rank that takes optimizer steps; None if there is none."""
         if not BACKENDS[self.plan.backend].one_rank_steps:
             return None
         stepping = [rank.number for rank in self.ranks if rank.of(trace.Attempt)]
@@ -349,7 +345,7 @@ class Run:
 
 @fact
 def with_gradients(rank: Rank) -> set[int]:
-    """The forwards through which gradients were computed."""
+    """The forwards that gradients went through."""
     events: list[trace.BackwardEnd | trace.AutogradGrad] = [*rank.of(trace.BackwardEnd), *rank.of(trace.AutogradGrad)]
     return {forward for event in events for forward in event.forwards}
 
@@ -362,9 +358,9 @@ def forwards_by_number(rank: Rank) -> Mapping[int, trace.Forward]:
 
 @fact
 def backwards_of_others(rank: Rank) -> frozenset[int]:
-    """The backwards that are not the training's: of another model's loss, or of a warm-up.
+    """The backwards outside training: of another model's loss, or of a warm-up.
 
-    If forwards train, these are the backwards that reached others only; else no backward can be told from another.
+    These are the backwards that reached only other forwards; empty if no backward reached a training forward.
     """
     trained = {event.forward for event in rank.forwards}
     ends = rank.of(trace.BackwardEnd)

@@ -1,4 +1,4 @@
-"""Which windows end with gradients or weights that the ranks have combined."""
+"""Finds the windows in which the ranks combine their gradients or weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from conformance.laws.run import Rank, Run, Window, fact
 from conformance.trace import events as trace
 from conformance.trace.words import enumerated, vector
 
-#: Collectives whose result one rank alone gets.
+#: Collectives whose result only one rank gets.
 _TO_ONE = ("reduce", "gather")
-#: Collectives that send data from one rank only, or send none.
+#: Collectives that send data from one rank only, or no data.
 _ONE_WAY = ("broadcast", "scatter", "barrier", "monitored_barrier")
 
 
 class Sharing(NamedTuple):
-    """What the ranks combine in a window that has ended.
+    """The exchange of gradients or weights in a window that has ended.
 
-    backward: the last one of the window. shared: the collectives and sent messages after it begins that combine the
+    backward: the last one of the window. shared: the collectives and sent messages after its start that combine the
     ranks' gradients or weights.
     is_missing: whether there are none, and the gradients and weights confirm it; None if the trace cannot show it.
     """
@@ -34,12 +34,12 @@ class Sharing(NamedTuple):
 @fact
 def sharing(window: Window) -> Sharing | None:
     """The sharing of a window that has a backward and a step; None for other windows."""
-    # A trainer may drop a window, and gradients that no optimizer uses need not be shared.
+    # Trainers may drop a window, and gradients that no optimizer uses need not be shared.
     if (
         window.plan.world_size == 1
         or not (window.ended and window.backwards)
         or not (window.attempts or window.step_is_unseen)
-        # Of gradients that are out of sight, nobody knows what carries them.
+        # The trace does not show what carries gradients that it does not see.
         or (window.rank.steps_by_hand and not window.forwards)
     ):
         return None
@@ -47,8 +47,8 @@ def sharing(window: Window) -> Sharing | None:
     is_missing: bool | None = None
     if shared:
         is_missing = False
-    # Equal numbers mean that the ranks shared them in a way that leaves no trace, and others may, too. So do gradients
-    # of all ranks that are neither those of their backwards nor multiples of them.
+    # Equal numbers mean that the ranks shared them without a trace, here and maybe elsewhere. So do gradients of all
+    # ranks that are not multiples of those of their backwards.
     elif not agree(counterparts := window.counterparts) and not all(
         one.backwards
         and any(change.factor is None for change in one.between(trace.GradientChange, after=one.backwards[-1]))
@@ -67,14 +67,14 @@ def brings_together(event: trace.Event) -> bool:
         isinstance(event, trace.Contribution)
         and len(event.group) > 1
         and not (isinstance(event, trace.Collective) and event.op.strip("_").startswith(_ONE_WAY))
-        # One byte for each element means text or pickled objects.
+        # One byte per element means text or pickled objects.
         and (event.of is not None or event.bytes > event.elements)
     )
 
 
 def agree(windows: Iterable[Window]) -> bool:
-    """Whether the last optimizer steps of all these windows used the same gradients, or left the same weights. What is
-    split over the ranks has no copies that could agree."""
+    """Whether the last optimizer steps of all these windows used the same gradients, or left the same weights. Never
+    true for sharded parameters, which have no copies."""
     attempts = []
     for window in windows:
         if not window.attempts or window.rank.shard is not None:
@@ -87,7 +87,7 @@ def agree(windows: Iterable[Window]) -> bool:
 
 
 def averages_weights(run: Run) -> bool:
-    """Whether every rank averages something of the size of its weights after each step."""
+    """Whether every rank averages its weights, or another vector that is not a gradient, after each step."""
     return all(
         any(
             "reduce" in event.op and event.of != "gradients" and event.elements > 1 and brings_together(event)
@@ -100,13 +100,13 @@ def averages_weights(run: Run) -> bool:
 
 @fact
 def trainable(rank: Rank) -> dict[int, frozenset[int]]:
-    """By optimizer, the numbers of its parameters that require gradients."""
+    """The numbers of the parameters that require gradients, by optimizer."""
     return {event.optimizer: frozenset(event.trainable) for event in rank.of(trace.Optimizer)}
 
 
 @fact
 def trained_elements(rank: Rank) -> int:
-    """How many elements of the model the optimizers of this rank train; all of them if that is unknown."""
+    """The number of elements of the model that this rank's optimizers train; all of them if unknown."""
     models = rank.of(trace.Model)
     trained = frozenset[int]().union(*trainable(rank).values())
     if not models or not trained:
@@ -119,7 +119,7 @@ def _shared(window: Window) -> Sequence[trace.Exchange]:
     if not window.backwards:
         return ()
     rank, after = window.rank, window.between(trace.Exchange, after=window.backwards[-1])
-    # A server that broadcasts the weights may send no gradients.
+    # A parameter server that broadcasts the weights may send no gradients.
     serves = rank.number == window.run.server
     found = [event for event in after if _combines(rank, event) or (serves and isinstance(event, trace.Receive))]
     passed_on = [
@@ -128,7 +128,7 @@ def _shared(window: Window) -> Sequence[trace.Exchange]:
         if not isinstance(event, trace.Collective) or event.op.strip("_").startswith(("broadcast", "scatter"))
     ]
     *before, last = rank.windows
-    # The last step needs no passing on, of ranks that have passed on what came of those before.
+    # Ranks that passed on the results of all earlier steps need not pass on the last one.
     is_last = last is window and bool(before) and all(any(map(gives_to_one, _shared(one))) for one in before)
     if all(map(gives_to_one, found)) and not passed_on and not is_last:
         return ()
@@ -137,21 +137,21 @@ def _shared(window: Window) -> Sequence[trace.Exchange]:
 
 
 def _combines(rank: Rank, event: trace.Exchange) -> bool:
-    """Whether it combines gradients or weights of several ranks."""
+    """Whether an event combines gradients or weights of several ranks."""
     if not isinstance(event, trace.Collective):
         return brings_together(event)
-    # By the largest or smallest number of all, ranks agree on something; and shards that are gathered are no averages.
+    # Maxima and minima are for agreement between ranks, and gathered shards are no averages.
     is_gather = event.op.strip("_").startswith("allgather") and event.of == "parameters" and rank.shard is not None
     return brings_together(event) and event.reduce not in ("max", "min") and not is_gather
 
 
 def gives_to_one(event: trace.Event) -> bool:
-    """Whether it is a collective whose result one rank alone gets."""
+    """Whether an event is a collective whose result only one rank gets."""
     return isinstance(event, trace.Collective) and event.op.strip("_") in _TO_ONE
 
 
 def where_apart(plan: Plan, one: trace.Vector, other: trace.Vector) -> tuple[list[str], str]:
-    """The numbers in which two vectors differ, and of which elements these are, if not of all."""
+    """Formats the numbers in which two vectors differ, and names their elements unless all differ."""
     at = [place for place, (first, second) in enumerate(zip(one, other, strict=False)) if first != second]
     if len(at) in (0, len(one)) or len(one) != len(other) or len(one) != plan.model.size:
         return [vector(one), vector(other)], ""

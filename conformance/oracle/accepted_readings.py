@@ -1,4 +1,4 @@
-"""Problems with more than one right answer: short windows, uneven last batches, when to average, skipped steps."""
+"""The accepted readings of problems with several correct answers, such as short windows and uneven last batches."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Ends: TypeAlias = Mapping[int, Window]
 class AveragedInEveryMicroBatch(Recurrence):
     """Ranks average after every backward, as DDP does without ``no_sync``.
 
-    Each average divides and sums up the earlier averages again. That changes only the rounding: with an odd world size
-    a running average is not a multiple of it, so exactness cannot be proved.
+    Each average divides and sums the earlier averages again. This changes only the rounding: with an odd world size, a
+    running average is not a multiple of it, so exactness cannot be proved.
     """
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -38,7 +38,7 @@ class AveragedInEveryMicroBatch(Recurrence):
         form = self.form(window, coefficients)
         gradient(problem, window, form, weights, self.loss_scale, textbook)
         if textbook.exact:
-            # Before the first average nothing rounds; after it, only operations in the master format do.
+            # Nothing rounds before the first average; after it, only operations in the master format round.
             weights = as_cast(weights, problem.precision)
             problem = replace(problem, precision=replace(problem.precision, compute=master))
         # An average sums over the ranks and multiplies with a rounded constant.
@@ -47,9 +47,9 @@ class AveragedInEveryMicroBatch(Recurrence):
 
 
 class BatchesAlike(Recurrence):
-    """The means of the stream's batches are averaged, the smaller last one's too.
+    """The trainer averages the means of the stream's batches, including the smaller last one.
 
-    So it is when whole batches are dealt to the ranks by turns, and one rank gets the smaller one.
+    This happens if ranks take whole batches in turn, and one rank gets the smaller one.
     """
 
     def counted(self, window: Window) -> Vector:
@@ -64,14 +64,14 @@ def _batches(window: Window, size: int) -> list[list[int]]:
 
 
 class CountsJoinedRanks(Recurrence):
-    """Ranks that have run out of data count in the average as if they had gradients of zero."""
+    """Ranks without data count in the average with zero gradients."""
 
     def over_ranks(self, window: Window) -> Fraction:
         return Fraction(window.with_data, window.world_size)
 
 
 class AdvancesOnSkips(Recurrence):
-    """The schedule counts windows, those included whose step a loss scaler skipped."""
+    """The schedule counts windows, including those with a step that a loss scaler skipped."""
 
     def place(self, step: int) -> int:
         skips = self.history.skips if self.history else frozenset[int]()
@@ -80,9 +80,9 @@ class AdvancesOnSkips(Recurrence):
 
 
 class ClipsAtTheNorm(Recurrence):
-    """Nothing is added to the norm that gradients are clipped by, as in Keras and Optax.
+    """Clipping adds nothing to the norm, as in Keras and Optax.
 
-    torch adds 1e-6. That is less than what fp32 rounds in most runs, and more than all that fp64 does.
+    torch adds 1e-6, which is less than the rounding of fp32 in most runs, but more than that of fp64.
     """
 
     def clip(self, vector: Affine) -> Affine:
@@ -92,8 +92,8 @@ class ClipsAtTheNorm(Recurrence):
 
 
 class MovesUnused(Recurrence):
-    """The optimizer steps parameters that no sample of a window uses with gradients of zero, so that momentum and
-    weight decay move them. What has no gradient it leaves as it is."""
+    """The optimizer steps parameters that no sample of a window uses with zero gradients, so momentum and weight decay
+    move them. Parameters without a gradient do not move."""
 
     def steps_on(self, tensor: int) -> bool:
         return self.trains(tensor, self.window.index)
@@ -102,7 +102,7 @@ class MovesUnused(Recurrence):
 class ScalarsInTensors(Recurrence):
     """The scalars of an optimizer's step are tensors, so they have 24 bits instead of 53.
 
-    torch computes AdamW's bias corrections so where the step is compiled.
+    torch computes AdamW's bias corrections in tensors if the step is compiled.
     """
 
     def rule(self, spec: Optimizer) -> Rule:
@@ -114,18 +114,18 @@ class ScalarsInTensors(Recurrence):
 AVERAGES_EARLY = Deviation("averages over the ranks in every micro-batch", AveragedInEveryMicroBatch)
 MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the others", MeanOfMicroBatchMeans)
 BATCHES_ALIKE = Deviation("counts a batch that is smaller on one rank as much as the others", BatchesAlike)
-COUNTS_JOINED_RANKS = Deviation("divides by all ranks when some have run out of data", CountsJoinedRanks)
-CARRIES = Deviation("adds what a short window leaves to the next one", AddsWhatIsLeft)
+COUNTS_JOINED_RANKS = Deviation("divides by all ranks after some run out of data", CountsJoinedRanks)
+CARRIES = Deviation("adds the gradients of a short window to the next one", AddsWhatIsLeft)
 CARRIES_A_MEAN = Deviation("adds the mean of a short window to the next one", AddsTheMeanOfWhatIsLeft)
 ADVANCES_ON_SKIPS = Deviation("advances the schedule when a step is skipped", AdvancesOnSkips)
-CLIPS_AT_THE_NORM = Deviation("adds nothing to the norm that it clips by", ClipsAtTheNorm)
-MOVES_UNUSED = Deviation("steps parameters that a window does not use with gradients of zero", MovesUnused)
+CLIPS_AT_THE_NORM = Deviation("adds nothing to the norm for clipping", ClipsAtTheNorm)
+MOVES_UNUSED = Deviation("steps parameters that a window does not use with zero gradients", MovesUnused)
 SCALARS_IN_TENSORS = Deviation("computes the scalars of a step as tensors", ScalarsInTensors)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One accepted reading of a problem: the ``ways`` in which it reads what is open, and its deviations."""
+    """One accepted reading of a problem: its choices, ``ways``, and its deviations."""
 
     ways: tuple[Way, ...]
     problem: Problem
@@ -137,20 +137,20 @@ class Reading:
         return AVERAGES_EARLY in self.deviations
 
     def denies(self, declared: Mapping[str, str]) -> bool:
-        """Whether it reads something that is open in another way than ``declared``, by name."""
+        """Whether it contradicts a ``declared`` choice, by name."""
         return any(declared.get(name, value) != value for name, _, value in (way.partition("=") for way in self.ways))
 
     def recurrence(self, history: ScalerHistory | None = None, *further: Deviation) -> Recurrence:
-        """The right answer by this reading, or one with ``further`` deviations."""
+        """The correct answer by this reading, or one with ``further`` deviations."""
         return deviating((*further, *self.deviations))(self.problem, history)
 
     def by(self, way: Way | None, *deviations: Deviation) -> Reading:
-        """This reading with one more decision; ``way``: what to call it."""
+        """This reading with one more decision; ``way``: its name."""
         ways = (*self.ways, way) if way else self.ways
         return replace(self, ways=ways, deviations=(*self.deviations, *deviations))
 
     def ending(self, way: Way, end: Callable[[Window], Window | None]) -> Reading:
-        """This reading with another ``end`` of each epoch in place of its last window, or none."""
+        """This reading with another ``end`` of each epoch instead of its last window, or none."""
         ends = {window.index for window in self.problem.ends}
         found = (end(window) if window.index in ends else window for window in self.problem.windows)
         return replace(self.by(way), problem=self.problem.reading([window for window in found if window is not None]))
@@ -159,11 +159,11 @@ class Reading:
 def readings(
     problem: Problem, padded: Sequence[Ends] = (), skips: Set[int] = frozenset(), *, carries: bool = False
 ) -> tuple[Reading, ...]:
-    """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make. One that a
-    problem does not leave open gives no reading.
+    """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make. A decision
+    that the problem does not leave open gives no reading.
 
     Args:
-        padded: what the last window of each epoch may be, if ranks filled it up by repeating samples.
+        padded: the possible last windows of each epoch, if ranks filled them up by repeating samples.
         skips: the windows that a loss scaler skipped.
         carries: the gradients of a short window may go into the next epoch.
     """
@@ -185,15 +185,14 @@ def readings(
 
 
 def must_step(problem: Problem) -> frozenset[int]:
-    """The windows that a trainer steps that drops what it may."""
+    """The windows that every trainer must step, even one that drops all it may."""
     fewest = min((reading.problem.windows for reading in readings(problem)), key=len)
     return frozenset(window.index for window in fewest)
 
 
 def _of_ranks_without_data(reading: Reading, padded: Sequence[Ends]) -> Iterator[Reading]:
-    """The readings of a last window in which only some ranks have data: these go on, all do with data that are
-    repeated, or none does. Ranks without data may count in the average, or not: torch's Join does either, as it is
-    told."""
+    """Yields the readings of a last window in which only some ranks have data: these continue, all continue with
+    repeated data, or none does. Ranks without data may count in the average or not: torch's Join can do either."""
     if all(window.with_data == window.world_size for window in reading.problem.ends):
         return
     joined = reading.by("last_batch=join")
@@ -201,16 +200,16 @@ def _of_ranks_without_data(reading: Reading, padded: Sequence[Ends]) -> Iterator
     yield joined.by("joined_ranks=counted", COUNTS_JOINED_RANKS)
     for ends in padded:
         if all(len(window.batch) == reading.problem.workload.batch_size for window in ends.values()):
-            yield reading.ending("last_batch=pad", _in_place(ends))
+            yield reading.ending("last_batch=pad", _replaced_by(ends))
     yield reading.ending("last_batch=drop", lambda window: window if window.with_data == window.world_size else None)
 
 
-def _in_place(ends: Ends) -> Callable[[Window], Window]:
+def _replaced_by(ends: Ends) -> Callable[[Window], Window]:
     return lambda window: ends.get(window.index, window)
 
 
 def _of_a_small_batch(reading: Reading, padded: Sequence[Ends]) -> Iterator[Reading]:
-    """The readings of a last micro-batch that is smaller: trained on, filled up as the ranks did it, or dropped."""
+    """Yields the readings of a smaller last micro-batch: trained on, filled up as the ranks did, or dropped."""
 
     def full(window: Window) -> Window | None:
         return window.of_full(reading.problem.layout_of(window).micro_batch_size)
@@ -219,18 +218,18 @@ def _of_a_small_batch(reading: Reading, padded: Sequence[Ends]) -> Iterator[Read
         return
     yield reading.by("last_batch=use")
     for ends in padded:
-        yield reading.ending("last_batch=pad", _in_place(ends))
+        yield reading.ending("last_batch=pad", _replaced_by(ends))
     yield reading.ending("last_batch=drop", full)
 
 
 def _of_a_short_window(reading: Reading, padded: Sequence[Ends], carries: bool) -> Iterator[Reading]:
-    """The readings of a short window: averaged by its true length, filled up as the ranks did it, dropped, or added to
-    the next one."""
+    """Yields the readings of a short window: averaged by its true length, filled up as the ranks did, dropped, or added
+    to the next one."""
     if all(window.length == window.nominal for window in reading.problem.ends):
         return
     yield reading.by("last_window=step")
     for ends in padded:
-        yield reading.ending("last_window=pad", _in_place(ends))
+        yield reading.ending("last_window=pad", _replaced_by(ends))
     yield reading.ending("last_window=drop", lambda window: window if window.length == window.nominal else None)
     if carries and len(reading.problem.ends) > 1:
         problem = replace(reading.problem.reading([*with_carried(reading.problem.windows)]), in_order=False)
@@ -239,7 +238,7 @@ def _of_a_short_window(reading: Reading, padded: Sequence[Ends], carries: bool) 
 
 
 def _of_repeated_samples(reading: Reading) -> Iterator[Reading]:
-    """A sample that the sampler repeats may be trained on again, or left out of the loss."""
+    """Yields the readings of a sample that the sampler repeats: trained on again, or left out of the loss."""
     problem = reading.problem
     if problem.workload.sampler != "pad" or not problem.in_order:
         return
@@ -255,10 +254,11 @@ def _of_repeated_samples(reading: Reading) -> Iterator[Reading]:
 
 
 def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Reading]:
-    """A smaller last micro-batch may count by its samples, or as much as the others as in PyTorch's own loops.
+    """Yields the readings of a smaller last micro-batch: it counts by its samples, or as much as the others, as in
+    PyTorch's own loops.
 
-    Not with a weighted loss, which defines what each sample counts: there a mean of means is a catalogued fault. Nor if
-    it was filled up: the samples that were repeated then make the same numbers.
+    A weighted loss defines the weight of each sample, so there a mean of means is a catalogued fault. A micro-batch
+    that was filled up has only one reading, because the repeated samples give the same numbers.
     """
     ends = reading.problem.ends
     by_samples: Way | None = None
@@ -271,7 +271,7 @@ def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Readi
             and len(_batches(window, size)) == window.world_size * window.length > 1
             for window in ends
         ):
-            # Only a trainer that deals the batches itself has an uneven window.
+            # Only a trainer that distributes the batches itself has an uneven window.
             alike = BATCHES_ALIKE
     yield reading.by(by_samples)
     if alike is not None and not is_padded:
@@ -279,14 +279,14 @@ def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Readi
 
 
 def _of_averaging(reading: Reading) -> Iterator[Reading]:
-    """Ranks may average in every micro-batch; with a power of two of them that is the same to the bit."""
+    """Yields the readings of averaging in every micro-batch, which is bit-identical for a power of two of ranks."""
     is_odd = any(odd_part(layout.world_size) > 1 for layout in reading.problem.layouts)
     if is_odd and reading.problem.layout.accumulation > 1:
         yield from (reading, reading.by("averaging=in every micro-batch", AVERAGES_EARLY))
 
 
 def _of_a_skipped_step(reading: Reading, skips: Set[int]) -> Iterator[Reading]:
-    """After a skipped step the schedule may be that of the steps that were taken, or of the windows."""
+    """Yields the readings of a schedule after a skipped step: by the steps that were taken, or by the windows."""
     workload = reading.problem.workload
     schedules = workload.schedules if workload.schedule_by == "step" else ()
     stepped = [place for place, window in enumerate(reading.problem.windows) if window.index not in skips]
@@ -296,26 +296,26 @@ def _of_a_skipped_step(reading: Reading, skips: Set[int]) -> Iterator[Reading]:
 
 
 def _of_the_norm(reading: Reading) -> Iterator[Reading]:
-    """Clipping by norm may add something to it, or nothing."""
+    """Yields the readings of clipping by norm: with or without a number added to the norm."""
     clip = reading.problem.workload.clip
     if clip is not None and clip.kind == "norm":
         yield from (reading, reading.by(None, CLIPS_AT_THE_NORM))
 
 
 def _of_unused_parameters(reading: Reading) -> Iterator[Reading]:
-    """A parameter that a window does not use has no gradient, or one of zeros."""
+    """Yields the readings of a parameter that a window does not use: no gradient, or a gradient of zeros."""
     if reading.problem.workload.model.may_go_unused:
         yield reading.by("unused_parameters=skip")
         yield reading.by("unused_parameters=move", MOVES_UNUSED)
 
 
-#: More than an SGD's step rounds: decay, momentum and Nesterov's sum have three operations each, the update has two.
+#: At least the roundings of an SGD step: decay, momentum and Nesterov's sum have three operations each, the update two.
 _OF_A_STEP = 12
 
 
 class AveragesWeights(AveragedInEveryMicroBatch):
-    """Of each rank's own gradient, buffer and step, the means of the magnitudes over the ranks are bounded: what a rank
-    rounds is relative to these, and not to those of the average."""
+    """Ranks average their weights after each step. Rounding errors are relative to the means over the ranks of the
+    magnitudes of each rank's own gradient, buffer and step, not to those of the average."""
 
     _terms: Vector = ()
     _buffer: Vector = ()
@@ -339,7 +339,7 @@ class AveragesWeights(AveragedInEveryMicroBatch):
                 error += gamma(_OF_A_STEP, fmt) * length + _OF_A_STEP * fmt.quantum
             buffers.append(length)
             lost.append(error)
-            # With Nesterov's momentum, a step has the gradient and the buffer in it.
+            # With Nesterov's momentum, a step includes the gradient and the buffer.
             rate = 2 * self.learning_rate_of(tensor, step)
             size = max(before[index], moved.magnitude[index]) + rate * length
             roundings = _OF_A_STEP + self.window.world_size + 2

@@ -1,10 +1,10 @@
-"""Vectors of numbers that are known up to a rounding error, in affine arithmetic.
+"""Affine arithmetic: vectors of numbers with bounded rounding errors.
 
-Each entry is ``center + sum_k noise[k] * eps_k`` with every ``eps_k`` somewhere in [-1, 1]. Entries share their noise
-symbols, so ``w - lr * (A w)`` knows that both terms carry the same error, and a contracting iteration stays tight over
-hundreds of steps, where interval arithmetic would blow up (de Figueiredo and Stolfi, "Affine arithmetic: concepts and
-applications", Numerical Algorithms 37, 2004). Centers are exact rationals; the floating-point errors made here in the
-noise coefficients themselves are bounded and added as further noise, so an enclosure is rigorous.
+Each entry is ``center + sum_k noise[k] * eps_k`` with every ``eps_k`` in [-1, 1]. Entries share noise symbols, so both
+terms of ``w - lr * (A w)`` carry the same error, and a contracting iteration stays tight over hundreds of steps, where
+interval arithmetic would blow up (de Figueiredo and Stolfi, "Affine arithmetic: concepts and applications", Numerical
+Algorithms 37, 2004). Centers are exact rationals. The floating-point errors of the noise coefficients are bounded and
+added as further noise, so an enclosure is rigorous.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLOAT_ROUNDOFF = 2.0**-53
 
 
 def _overflowing() -> np.errstate:
-    """Noise that outgrows a double becomes infinite or NaN without a warning; asking for the radius then raises."""
+    """Lets noise beyond a double become infinite or NaN without a warning; then the radius raises."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -60,7 +60,7 @@ class Enclosure:
     def gap(self, other: Enclosure) -> Gap:
         """The distance of two boxes in multiples of their size: the largest |c - c'| / (r + r') of all entries.
 
-        Above 1 no point lies in both.
+        Above 1, no point lies in both boxes.
         """
         entries = zip(self.center, self.radius, other.center, other.radius, strict=True)
         gaps = (abs(c - d) / (r + s) if r + s else inf for c, r, d, s in entries if c != d)
@@ -91,7 +91,7 @@ class Affine:
             sums = np.abs(self.noise).sum(axis=1).tolist()
         if not all(map(isfinite, sums)):
             raise Unbounded("the rounding errors outgrow every format")
-        # Twice what a sum of so many floats can lose to rounding.
+        # Twice the largest rounding error of a sum of so many floats.
         inflation = 1 + Fraction(self.noise.shape[1] + 2, 2**52)
         return tuple(inflation * Fraction(value) for value in sums)
 
@@ -153,7 +153,7 @@ class Affine:
         return self.plus(other)
 
     def __mul__(self, other: Affine) -> Affine:
-        """The product, entry by entry; the product of both errors becomes an error of its own."""
+        """The product, entry by entry; the product of both errors becomes a new error."""
         center = list(map(mul, self.center, other.center))
         if self.exact and other.exact:
             return self._new(center, self.symbols.none(len(self)))
@@ -167,7 +167,7 @@ class Affine:
         return self._new(center, noise, list(map(add, self._slack(spread, 3), of_both)))
 
     def entries(self) -> list[Affine]:
-        """Each entry as a vector of its own."""
+        """Each entry as a separate vector."""
         return [Affine([c], self.noise[i : i + 1], self.symbols) for i, c in enumerate(self.center)]
 
     def scaled_by_interval(self, low: Fraction, high: Fraction) -> Affine:
@@ -176,7 +176,7 @@ class Affine:
         return self.scaled(middle).widen([half * size for size in self.magnitude])
 
     def clamped(self, threshold: Fraction) -> Affine:
-        """Every entry clamped to [-threshold, threshold]. One that surely lies there keeps its noise."""
+        """Every entry clamped to [-threshold, threshold]. An entry that surely lies inside keeps its noise."""
         if self.exact:
             return self._new([max(-threshold, min(threshold, c)) for c in self.center], self.noise)
         center, noise, radii = list(self.center), self.noise.copy(), []
@@ -192,7 +192,7 @@ class Affine:
         return self._new(center, noise, radii)
 
     def _slack(self, spread: Noise, operations: int) -> list[float]:
-        """What ``operations`` in a row may have rounded off noise coefficients of the magnitudes ``spread``."""
+        """The largest rounding errors of ``operations`` in a row on noise coefficients of magnitudes ``spread``."""
         return [value * (operations + 1) * 2 * _FLOAT_ROUNDOFF + 5e-324 for value in spread.tolist()]
 
     def _new(self, center: Sequence[Fraction], noise: Noise, fresh: Sequence[float] = ()) -> Affine:
@@ -218,12 +218,12 @@ class Symbols:
         return Affine(values, self.none(len(values)), self)
 
     def between(self, bounds: Sequence[Interval]) -> Affine:
-        """Independent entries, each somewhere in its own interval."""
+        """Independent entries, each in its own interval."""
         centers = [(low + high) / 2 for low, high in bounds]
         return self.exactly(centers).widen([(high - low) / 2 for low, high in bounds])
 
     def joined(self, entries: Sequence[Affine]) -> Affine:
-        """One vector of all entries of these."""
+        """One vector with the entries of all of these."""
         width = max(one.noise.shape[1] for one in entries)
         noise = np.concatenate([_padded(one.noise, width) for one in entries])
         return Affine([c for one in entries for c in one.center], noise, self)
@@ -237,7 +237,7 @@ class Symbols:
 
 
 def dot(row: Sequence[Fraction], column: Sequence[Fraction], constant: Fraction) -> Fraction:
-    """``sum_i row[i] column[i] + constant``, reduced to lowest terms once and not after every operation."""
+    """``sum_i row[i] column[i] + constant``, reduced to lowest terms only at the end."""
     terms = [constant.as_integer_ratio()]
     for a, c in zip(row, column, strict=True):
         (p, q), (r, s) = a.as_integer_ratio(), c.as_integer_ratio()
@@ -254,7 +254,7 @@ def _on_grid(value: Fraction) -> tuple[Fraction, float]:
 
 
 def square_root(value: Fraction) -> Interval:
-    """Two rationals around the root of ``value`` >= 0, relatively 2^-250 or less apart; equal where it is rational."""
+    """Two rationals around the root of ``value`` >= 0, relatively 2^-250 or less apart; equal if it is rational."""
     root = isqrt(value.numerator), isqrt(value.denominator)
     if root[0] ** 2 == value.numerator and root[1] ** 2 == value.denominator:
         return Fraction(*root), Fraction(*root)

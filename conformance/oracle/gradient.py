@@ -1,9 +1,9 @@
 """The gradient of a squared-error loss over one accumulation window, with its proof of exactness or its error.
 
 For coefficients c_i (a correct trainer has c_i = weight_i / total weight) the gradient by the folded weights w is
-``sum_i 2 c_i (x_i . w - y_i) x_i = A w - r`` with ``A = 2 sum_i c_i x_i x_i^T`` and ``r = 2 sum_i c_i y_i x_i``. In a
-model of one layer these are its weights. In one of several, the gradient by its weights is the slope of the prediction
-with that in place of the inputs.
+``sum_i 2 c_i (x_i . w - y_i) x_i = A w - r`` with ``A = 2 sum_i c_i x_i x_i^T`` and ``r = 2 sum_i c_i y_i x_i``. A
+model of one layer has the folded weights as its weights. For several layers, the gradient by the weights is the slope
+of the prediction, with the gradient by the folded weights instead of the inputs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from conformance.workloads.workload import Vector
 
 @dataclass(frozen=True)
 class _Terms:
-    """All that is added up, or only stored, from the weights to the gradient.
+    """All terms that are summed or stored between the weights and the gradient.
 
-    The residuals, times two and their samples' weights, are integers in units of a power of two wherever a proof is
-    possible.
+    The residuals, times two and their samples' weights, are integers in units of a power of two if a proof is possible.
     """
 
     forward: Sums
@@ -42,8 +41,8 @@ class _Terms:
 @lru_cache(maxsize=256)
 def _terms(loss: str, model: Model, window: Window, weights: Vector) -> _Terms:
     """The terms of a window at ``weights``, which are the same in every precision."""
-    # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and what comes out of a layer has one more
-    # factor of 1 / fine than what it gets.
+    # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and outputs of a layer have one more factor
+    # of 1 / fine than its inputs.
     table = tabulated(window, model)
     [point], fine = integers([weights])
     unit, depth = table.unit, len(model.layers)
@@ -66,7 +65,7 @@ def _terms(loss: str, model: Model, window: Window, weights: Vector) -> _Terms:
             rest = residuals[-1] * unit * fine**number
             backward += [[rest * point[element] * own[at] for element, at in each] for each in transposed(layer)]
         terms.append([residuals[-1] * slope for slope in model.slopes(row, point)])
-    # All terms of the window: a trainer may share samples out in another way, or compute them in one forward.
+    # All terms of the window: a trainer may split samples differently, or compute them in one forward.
     columns = [list(column) for column in zip(*terms, strict=True)]
     whole = one * below * unit**3
     return _Terms(
@@ -84,7 +83,7 @@ def _each(values: Iterable[int]) -> list[list[int]]:
 
 @lru_cache(maxsize=256)
 def proofs(problem: Problem, window: Window, weights: Vector, scale: Fraction, finite: bool) -> tuple[StageProof, ...]:
-    """The proofs up to the first refusal, cached: every fault starts from the same weights as the right answer."""
+    """The proofs up to the first refusal, cached: every fault starts from the same weights as the correct answer."""
     ledger = Ledger()
     ledger.window = window.index
     _proved(problem, window, weights, scale, finite, ledger)
@@ -122,7 +121,7 @@ def _proved(problem: Problem, window: Window, weights: Vector, scale: Fraction, 
     shrink = min(Fraction(1), scale) * min(Fraction(1), 1 / total)
     grow = max(Fraction(1), scale) * max(Fraction(1), window.world_size / total)
     if finite:
-        # An overflow would have left an infinity or a NaN in the gradients; none is there, so nothing overflowed.
+        # An overflow would leave an infinity or a NaN in the gradients, so nothing overflowed.
         grow = Fraction(0)
     return all(
         ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow)
@@ -139,12 +138,11 @@ def _divisors(loss: str, window: Window, total: Fraction) -> tuple[int, ...]:
 
 
 def _constants(loss: str, window: Window, total: Fraction) -> Iterator[tuple[Fraction, ...]]:
-    """What a correct trainer may multiply a term with on the way, in the order in which it may round.
+    """Yields the factors that a correct trainer may multiply a term by, in the order in which they may round.
 
-    A trainer may also apply each factor by itself, to a loss, a gradient or a sum of gradients. If it merges factors
-    into one constant before it multiplies a residual with them, they round one after the other. A quotient is rounded
-    once: the product of two rounded reciprocals, as in ``loss * (1 / 3) * (1 / 3)``, is further off than any
-    certificate allows.
+    A trainer may also apply each factor separately, to a loss, a gradient or a sum of gradients. If it merges factors
+    into one constant before multiplying a residual, they round one after the other. A quotient rounds once: the product
+    of two rounded reciprocals, as in ``loss * (1 / 3) * (1 / 3)``, is less precise than any certificate allows.
     """
     world = Fraction(window.world_size)
     yield (1 / total, world)
@@ -159,17 +157,17 @@ def _constants(loss: str, window: Window, total: Fraction) -> Iterator[tuple[Fra
         yield from permutations((Fraction(1, size), Fraction(1, window.length), 1 / world))
 
 
-#: Multiplications by a constant that one sample's term may pass between the residual and the optimizer, each with a
-#: rounded constant: the loss's 2/m, its weight, 1/accumulation, 1/world, the loss scale and its inverse, a rescaling.
+#: The multiplications of one sample's term between the residual and the optimizer, each by a rounded constant: the
+#: loss's 2/m, its weight, 1/accumulation, 1/world, the loss scale and its inverse, a rescaling.
 _SCALINGS = 8
 
 
 def as_cast(weights: Affine, precision: Precision) -> Affine:
-    """The weights as autocast's forward sees them: rounded to the compute format.
+    """The weights that autocast's forward uses: rounded to the compute format.
 
-    An exact weight is rounded to nearest. One within a quarter of an ulp of a number of the compute format is cast to
-    that number (half an ulp, or a quarter just below a power of two, is where rounding to nearest would leave it), so
-    the cast removes its error.
+    An exact weight rounds to nearest. A weight within a quarter of an ulp of a number of the compute format is cast to
+    that number, so the cast removes its error. (Rounding to nearest allows half an ulp, and a quarter just below a
+    power of two.)
     """
     compute = precision.compute
     if not precision.mixed:
@@ -196,8 +194,8 @@ def gradient(
 ) -> Affine:
     """The window's gradient at ``weights``, enclosing every correct evaluation.
 
-    ``finite``: the gradients of this window were seen to be finite. ``backward``: the weights that the backward finds,
-    if others than the forward's; what is proved for these is taken for proved then.
+    ``finite``: the gradients of this window were seen to be finite. ``backward``: the weights of the backward, if they
+    differ from the forward's; the proofs for the forward's weights then count for both.
 
     Raises:
         Unbounded: a correct trainer's gradients may overflow on their way between the ranks.
@@ -215,7 +213,7 @@ def gradient(
     else:
         ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
     wire = precision.wire
-    # The largest sum that ranks may add up before any division, but for the roundings on the way.
+    # The largest sum before any division, without roundings.
     undivided = max(problem.total_weight(window), Fraction(window.world_size)) * max(form.magnitude(weights.magnitude))
     if precision.compressed and undivided > wire.largest / 2:
         raise Unbounded(f"gradients of window {window.index} may overflow {wire.name} between the ranks")
@@ -223,7 +221,7 @@ def gradient(
 
 
 def _at(weights: Affine, form: NormalForm, backward: Affine | None = None) -> Affine:
-    """The gradient of the form, without what rounds."""
+    """The gradient of the form, without rounding errors."""
     offset = [-entry for entry in form.offset]
     if len(form.model.layers) == 1:
         return weights.transform(form.matrix, offset)
@@ -242,19 +240,19 @@ def enclosed(
     backward: Affine | None = None,
 ) -> Affine:
     """The gradient with its rounding-error bound, for ``further_roundings`` more than the textbook's. ``backward``: the
-    weights that the backward finds, if others than the forward's.
+    weights of the backward, if they differ from the forward's.
 
-    The largest error of each entry is relative to the magnitudes of all its terms, plus what may underflow.
+    The largest error of each entry is relative to the magnitudes of all its terms, plus possible underflows.
     """
     precision = problem.precision
     compute, master, wire = precision.compute, precision.master, precision.wire
     weights, later = as_cast(weights, precision), as_cast(backward or weights, precision)
-    # The terms of the dot product; a further layer has its own in the residual and, or those below it, in the slopes.
-    # Each of its factors is cast, multiplied and cast again.
+    # The terms of the dot product. A further layer has its own terms in the residual, and its own or those of the layer
+    # below in the slopes. Each of its factors is cast, multiplied and cast again.
     sums = [max(map(len, layer)) for layer in form.model.layers]
     size = sums[0] + sum(2 * (below + own + 3) for below, own in pairwise(sums))
-    # Casting x, w and y, the dot product, the residual and its cast, and the product with x. Their sum over a
-    # micro-batch, or over all samples of a rank that computes them in one forward, is a part of the sum over the batch.
+    # Casts of x, w and y, the dot product, the residual and its cast, and the product with x. Their sum over a
+    # micro-batch, or over all samples of a rank in one forward, is a part of the sum over the batch.
     largest_share = max(sum(map(len, share)) for share in window.shares) if precision.mixed else 0
     inner = gamma(3 + size + 3 + largest_share, compute)
     outer = gamma(len(window.batch) + 2 * _SCALINGS + further_roundings, master)

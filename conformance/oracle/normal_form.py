@@ -1,8 +1,8 @@
-"""The loss of one accumulation window as a quadratic form in the folded weights of a model, summed up in integers.
+"""The loss of one accumulation window as a quadratic form in the folded weights of a model, summed in integers.
 
-Fractions are slow, and a thousand samples are many: a window's samples are brought to a common denominator once, and
-every fault's coefficients are applied to the same products. Rational types written in C are slower at that: gmpy2's mpq
-and python-flint's fmpq take twice the time for 24 samples, and 13 times for 1000.
+Fractions are slow for a thousand samples, so the samples of a window get a common denominator once, and the
+coefficients of all faults use the same products. Rational types in C are slower here: gmpy2's mpq and python-flint's
+fmpq take 2x the time for 24 samples, and 13x for 1000.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ONE = Fraction(1)
 
 @dataclass(frozen=True)
 class Table:
-    """The samples of a window in units of 1 / ``unit``; ``rows`` are those of the model."""
+    """The samples of a window in units of 1 / ``unit``; ``rows``: the model's rows."""
 
     rows: list[list[int]]
     targets: Column
@@ -33,7 +33,7 @@ class Table:
 
     @cached_property
     def products(self) -> list[list[Column]]:
-        """For each feature i its products with feature i, i + 1, ..., and last with the target."""
+        """The products of each feature i with features i, i + 1, ..., and last with the target."""
         columns = [*map(list, zip(*self.rows, strict=True)), self.targets]
         return [[list(map(mul, one, other)) for other in columns[i:]] for i, one in enumerate(columns[:-1])]
 
@@ -47,10 +47,10 @@ def tabulated(window: Window, model: Model) -> Table:
 
 @dataclass(frozen=True)
 class NormalForm:
-    """``sum_i c_i (x_i . w - y_i)^2`` for the rows x_i and the folded weights w, and the magnitudes that its gradient's
-    rounding errors are proportional to.
+    """``sum_i c_i (x_i . w - y_i)^2`` for the rows x_i and the folded weights w, with the magnitudes for the rounding
+    errors of its gradient.
 
-    ``factors`` are the c_i, in units of 1 / ``unit``.
+    ``factors``: the c_i, in units of 1 / ``unit``.
     """
 
     model: Model
@@ -93,24 +93,24 @@ class NormalForm:
         return tuple(self._magnitude([value * self.table.unit for value in column]) for column in columns)
 
     def gradient(self, weights: Vector) -> Vector:
-        """In exact arithmetic."""
+        """The gradient in exact arithmetic."""
         folded = self.model.folded(weights)
         slopes = [dot(row, folded, -offset) for row, offset in zip(self.matrix, self.offset, strict=True)]
         return tuple(self.model.slopes(slopes, weights))
 
     def magnitude(self, sizes: Vector) -> Vector:
-        """The sums of the magnitudes of all terms of each entry of the gradient at weights of these magnitudes."""
+        """The sums of the magnitudes of all terms of each gradient entry, at weights of these magnitudes."""
         folded, rows = self.model.folded(sizes), zip(self.matrix_magnitude, self.offset_magnitude, strict=True)
         return tuple(self.model.slopes([dot(row, folded, offset) for row, offset in rows], sizes))
 
     def exposure(self, sizes: Vector) -> Vector:
-        """How much one unit at most, added to each number on the way from the weights to an entry of the gradient,
-        changes it, if it is added after the scalings."""
+        """The largest change of each gradient entry if every number between the weights and the entry changes by at
+        most one unit, after the scalings."""
         model = self.model
         through = tuple(model.slopes(self.row_magnitude, sizes))
         if len(model.layers) == 1:
             return tuple(1 + one for one in through)
-        # A hidden value is a factor of the error and of the slopes, which the error is a factor of.
+        # A hidden value is a factor of the error, and of the slopes, which have the error as a factor.
         error = dot(self.error_magnitude, [*model.folded(sizes), ONE], Fraction(0))
         return tuple((1 + sum(sizes)) * (1 + one + error) for one in through)
 
@@ -124,6 +124,6 @@ class NormalForm:
 
 
 def _symmetric(upper: list[list[Fraction]]) -> tuple[Vector, ...]:
-    """The symmetric matrix; ``upper[i]`` holds row i from its diagonal on."""
+    """The symmetric matrix; ``upper[i]``: row i from its diagonal on."""
     size = range(len(upper))
     return tuple(tuple(upper[min(i, j)][abs(i - j)] for j in size) for i in size)

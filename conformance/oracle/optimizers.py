@@ -1,4 +1,4 @@
-"""The update rules, stage by stage, as torch.optim's single-tensor implementations define them, and clipping."""
+"""The update rules of torch.optim's single-tensor implementations, stage by stage, and clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = Fraction(1)
 
 
 class Rule(ABC):
-    """How an optimizer steps, and its state. Another ``spec`` of its kind changes its settings from then on."""
+    """An optimizer's update rule and state. Assigning another ``spec`` of its kind changes its settings."""
 
     def __init__(self, spec: Any, fmt: Format, ledger: Ledger) -> None:
         self.spec, self._fmt, self._ledger = spec, fmt, ledger
@@ -24,7 +24,7 @@ class Rule(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Empty its state."""
+        """Empties the state."""
 
     @abstractmethod
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
@@ -34,7 +34,7 @@ class Rule(ABC):
 class SGDRule(Rule):
     """``buf = momentum buf + (1 - dampening) g``; ``w -= lr (g + momentum buf)`` with Nesterov, else ``w -= lr buf``.
 
-    The first step sets ``buf = g`` whatever the dampening is; weight decay adds ``weight_decay w`` to g.
+    The first step sets ``buf = g`` for any dampening; weight decay adds ``weight_decay w`` to g.
     """
 
     def forget(self) -> None:
@@ -83,17 +83,17 @@ class AdagradRule(Rule):
         steps = []
         for g, v in zip(gradients, self.sums, strict=True):
             quotients = [bound / root for bound in g for root in self.roots(v)]
-            # A square root, eps and the sum, the rate and its product, the quotient.
+            # Roundings: a square root, eps and the sum, the rate and its product, the quotient.
             slack = gamma(8, self._fmt) * max(map(abs, quotients)) + 2 * self._fmt.quantum
             steps.append((-rate * (max(quotients) + slack), -rate * (min(quotients) - slack)))
         return moved(weights, steps, gamma(2, self._fmt), self._fmt)
 
     def roots(self, total: Interval) -> Interval:
-        """Bounds of what the gradient is divided by."""
+        """Bounds of the divisor of the gradient."""
         return square_root(total[0])[0] + self.spec.eps, square_root(total[1])[1] + self.spec.eps
 
     def _added(self, total: Interval, square: Interval) -> Interval:
-        """Their sum, with the roundings of both."""
+        """The sum of both, with their roundings."""
         slack = gamma(3, self._fmt) * (total[1] + square[1]) + 2 * self._fmt.quantum
         least = max(total[0] + square[0] - slack, Fraction(0))
         return _short(least, down=True), _short(total[1] + square[1] + slack, down=False)
@@ -102,7 +102,7 @@ class AdagradRule(Rule):
 class AdamWRule(Rule):
     """Decoupled weight decay, then ``w -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps)``; never exact, always bounded."""
 
-    #: The relative error of the scalars of a step, beside what is counted in it: doubles have none to speak of.
+    #: The relative error of the scalars of a step, on top of the counted roundings: negligible for doubles.
     _of_scalars = Fraction(0)
 
     def forget(self) -> None:
@@ -118,7 +118,7 @@ class AdamWRule(Rule):
             self._first = self._second = [(Fraction(0), Fraction(0))] * size
         gradients = [gradient.interval(i) for i in range(size)]
         squares = [_square(bounds) for bounds in gradients]
-        # Each moment is rounded at most six times: both factors, both products, a difference (lerp) and the sum.
+        # Each moment rounds at most six times: both factors, both products, a difference (lerp) and the sum.
         self._first = [self._blend(m, g, spec.beta1) for m, g in zip(self._first, gradients, strict=True)]
         self._second = [self._blend(v, s, spec.beta2) for v, s in zip(self._second, squares, strict=True)]
         rates = [lr / correction for correction in self._bias_correction(spec.beta1)]
@@ -129,8 +129,8 @@ class AdamWRule(Rule):
             low = square_root(max(v[0], Fraction(0)))[0] / correction_high + spec.eps
             high = square_root(v[1])[1] / correction_low + spec.eps
             quotients = [bound / root for bound in m for root in (low, high)]
-            # Two square roots and a cast, their quotient, eps and the sum, the step size and its cast, product,
-            # quotient.
+            # Roundings: two square roots and a cast, their quotient, eps and the sum, the step size and its cast,
+            # product, quotient.
             slack = self._roundings(10) * max(map(abs, quotients)) + 2 * self._fmt.quantum
             moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
             steps.append((-max(moves), -min(moves)))
@@ -141,7 +141,7 @@ class AdamWRule(Rule):
         return (1 + gamma(operations, self._fmt)) * (1 + self._of_scalars) - 1
 
     def _bias_correction(self, beta: Fraction) -> Interval:
-        """Bounds of 1 - beta^steps in double precision: the power is off by an ulp, and the difference cancels
+        """Bounds of 1 - beta^steps in double precision: the power is wrong by an ulp, and the difference cancels
         digits."""
         exact, error = 1 - beta**self.steps, Fraction(1, 2**52)
         return exact - error, exact + error
@@ -156,24 +156,25 @@ class AdamWRule(Rule):
 
 
 class AdamWRuleOfTensors(AdamWRule):
-    """The same with all scalars of a step in tensors of 24 bits: `torch.optim` computes so where it is compiled, and
-    where it is `capturable` or `differentiable`."""
+    """AdamW with all scalars of a step in tensors of 24 bits: `torch.optim` computes them so if it is compiled,
+    `capturable` or `differentiable`."""
 
-    #: One each of the learning rate, of its quotient with the first correction, of the inverse of that, of its product
-    #: with the root of the second, of eps and of its quotient with the step size, and eight of the root, which may be a
-    #: power. The decay has three: of the learning rate, of its product with the decay and of the difference.
+    #: One rounding each of the learning rate, its quotient with the first correction, the inverse of that, its product
+    #: with the root of the second, eps, and its quotient with the step size; eight of the root, which may be a power.
+    #: The decay has three: of the learning rate, its product with the decay, and the difference.
     _of_scalars = gamma(14, FP32)
 
     def _bias_correction(self, beta: Fraction) -> Interval:
-        """The base is rounded, hence each of its factors; the power is off by four ulps, two units each, at most (CUDA
-        Programming Guide, mathematical functions, `powf`; less elsewhere), and the difference is rounded."""
+        """Bounds of 1 - beta^steps in fp32: the base rounds, hence each of its factors; the power is wrong by at most
+        four ulps, two units each (CUDA Programming Guide, mathematical functions, `powf`; less elsewhere), and the
+        difference rounds."""
         power = beta**self.steps
         error = gamma(self.steps + 8, FP32) * power + gamma(1, FP32) * (1 - power)
         return 1 - power - error, 1 - power + error
 
 
 def moved(weights: Affine, steps: Sequence[Interval], rounding: Fraction, fmt: Format, kept: Fraction = ONE) -> Affine:
-    """``kept * weights`` with a step added to each, and with this relative error of both."""
+    """``kept * weights`` plus a step for each entry, with this relative error of both."""
     added = weights.scaled(kept).plus(weights.symbols.between(steps))
     sizes = [size + max(map(abs, step)) for size, step in zip(weights.magnitude, steps, strict=True)]
     return added.widen([rounding * size + 2 * fmt.quantum for size in sizes])
@@ -185,7 +186,7 @@ def _square(bounds: Interval) -> Interval:
 
 
 def _short(value: Fraction, *, down: bool) -> Fraction:
-    """``value`` rounded outward to a multiple of 2^-400, so that denominators do not grow from step to step."""
+    """``value`` rounded outward to a multiple of 2^-400, which keeps denominators from growing with each step."""
     grid = 2**400
     return Fraction(value.numerator * grid // value.denominator + (0 if down else 1), grid)
 
@@ -208,8 +209,8 @@ def clipped(
     guard: Fraction = NORM_GUARD,
     measured: Sequence[Affine] = (),
 ) -> Affine:
-    """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the threshold.
-    ``guard``: what is added to the norm. ``measured``: the vectors whose largest norm it is, if not the gradient's."""
+    """``gradient`` after clipping. Clamping never rounds; scaling rounds unless the norm is below the threshold.
+    ``guard``: the number added to the norm. ``measured``: the vectors whose largest norm replaces the gradient's."""
     if clip.kind == "value":
         if not fmt.holds(clip.threshold):
             ledger.refuse("clip", fmt, f"the threshold is not representable in {fmt.name}")

@@ -1,4 +1,4 @@
-"""Whether a window overflows at a given loss scale, whatever the trainer's order of operations."""
+"""Decides whether a window overflows at a loss scale, for any order of operations of the trainer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ Overflow = Literal["certain", "possible", "impossible"]
 
 
 def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fraction) -> Overflow:
-    """Classify a window at ``weights``.
+    """Classifies a window at ``weights``.
 
-    For a sample of weight c and error e, a correct trainer cannot make the scaled gradient of the prediction smaller
-    than ``2 c e scale / W``: all divisions before the backward pass (a total weight W below one is left out, because it
-    would enlarge it). If that exceeds the format's range for one sample, whatever the forward pass rounds off e, the
-    overflow is certain. Nor can it be larger than the undivided sum of magnitudes over as many samples as a rank reads,
-    whichever these are; if that and every sum of magnitudes in the forward pass fit, the overflow is impossible.
+    For a sample of weight c and error e, the scaled gradient of the prediction in a correct trainer is at least
+    ``2 c e scale / W``, with all divisions before the backward pass (a total weight W below one is left out, because it
+    would enlarge the gradient). If this exceeds the format's range for one sample, for any rounding of e in the forward
+    pass, the overflow is certain. The gradient is at most the undivided sum of magnitudes over as many samples as a
+    rank reads, whichever these are. If this sum and every sum of magnitudes in the forward pass fit, the overflow is
+    impossible.
     """
     workload, fmt, total = problem.workload, problem.precision.compute, problem.total_weight(window)
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
-    # In integers, as fractions are slow: weights are multiples of 1 / fine, samples of 1 / table.unit, and slopes of
-    # 1 / steep. What comes out of a layer has one more factor of 1 / fine than what it gets.
+    # In integers, because fractions are slow: weights are multiples of 1 / fine, samples of 1 / table.unit, and slopes
+    # of 1 / steep. Outputs of a layer have one more factor of 1 / fine than its inputs.
     model = workload.model
     table, depth = tabulated(window, model), len(model.layers)
     (point, radii), fine = integers([weights.center, weights.radius])
@@ -37,12 +38,12 @@ def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fracti
     sizes = [abs(center) + radius for center, radius in zip(point, radii, strict=True)]
     folded, least_sizes, most_sizes = (model.folded(each) for each in (point, list(map(abs, point)), sizes))
     spreads = list(map(sub, most_sizes, least_sizes))
-    # What gradients of hidden values are multiplied with.
+    # The factors of gradients of hidden values.
     above = enumerate(model.multiples(sizes)[1:])
     steepest = max([steep, *(max(multiples) * table.unit * fine**number for number, multiples in above)])
-    # Casting x, w and y, the products, their sum, and the residual; in a further layer a cast more on both sides.
+    # Casts of x, w and y, the products, their sum, and the residual; a further layer has one more cast on both sides.
     rounding = gamma(sum(max(map(len, layer)) for layer in model.layers) + 2 * depth + 2, fmt)
-    # The most that weight times least error may be without a certain overflow, times rounding.denominator and units.
+    # The largest weight times least error without a certain overflow, times rounding.denominator and units.
     enough = fmt.largest * max(total, Fraction(1)) * rounding.denominator * unit * table.unit // scale
     widest = max(sizes) * steep
     scaled = []
@@ -66,7 +67,7 @@ def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fracti
 class Scaler:
     """The control loop of :class:`torch.amp.GradScaler` (its ``update`` in torch/amp/grad_scaler.py).
 
-    clean: how many windows there were since the scale last changed.
+    clean: the number of windows since the scale last changed.
     """
 
     def __init__(self, spec: LossScale, clean: int = 0) -> None:

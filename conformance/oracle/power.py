@@ -1,6 +1,6 @@
-"""Whether a comparison can fail: how far the answers that it must reject are from the right one.
+"""The power of a comparison: the distance between the correct answer and the wrong answers that it must reject.
 
-These are the answer of each catalogued fault and, as a probe, the right answer with one sample misplaced.
+The wrong answers are those of the catalogued faults and, as a probe, the correct answer with one misplaced sample.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Power:
-    """``gap``: the distance between right and wrong over the sum of both error radii.
+    """``gap``: the distance between correct and wrong answer over the sum of both error radii.
 
-    ``fault`` is the catalogued fault that comes nearest. Above 1 the enclosures of right and wrong have no point in
-    common, so no evaluation of the fault, whatever its rounding errors, can pass as right.
+    ``fault``: the nearest catalogued fault. Above 1, the enclosures have no point in common, so the fault cannot pass
+    with any rounding errors.
     """
 
     gap: Gap
@@ -41,9 +41,9 @@ class Power:
 
 
 class OneSampleMoved(Recurrence):
-    """In every window one sample is read in place of another: the neighbouring rank's, else another micro-batch's.
+    """Every window reads one sample instead of another: the neighbouring rank's, else another micro-batch's.
 
-    With one rank and one micro-batch it is the neighbouring sample.
+    With one rank and one micro-batch, it is the neighbouring sample.
     """
 
     def counted(self, window: Window) -> Vector:
@@ -62,12 +62,12 @@ class OneSampleMoved(Recurrence):
         return tuple(moved)
 
 
-PROBE = Deviation("reads one sample in place of a neighbour", OneSampleMoved)
+PROBE = Deviation("reads one sample instead of a neighbour", OneSampleMoved)
 
 
 class PartLeftOver(Recurrence):
-    """Each gradient has with it the least that a rank can leave of the one before: what one micro-batch on one rank
-    adds to an average, of a gradient that the loss scale does not multiply among others that it does."""
+    """Each gradient includes the smallest possible rest of the previous one: the contribution of one micro-batch on one
+    rank to an average, not multiplied by the loss scale when others are."""
 
     _before: Affine | None = None
 
@@ -82,25 +82,25 @@ LEAST_HARM = Deviation("leaves a part of each gradient in the next one", PartLef
 
 
 def bounded(steps: Iterable[T]) -> Iterator[T]:
-    """The steps before the first without a finite bound: a deviation's numbers may outgrow every format."""
+    """Yields the steps before the first without a finite bound: a deviation's numbers may outgrow every format."""
     with suppress(Unbounded):
         yield from steps
 
 
 def separation(right: Step, wrong: Step, *, by_weights: bool = False) -> Gap:
-    """The larger of the gaps between two steps' gradients and weights, or the gap between their weights alone."""
+    """The larger of the gaps between two steps' gradients and weights, or only the gap between their weights."""
     of_weights = right.weights.gap(wrong.weights)
     return of_weights if by_weights else max(right.gradient.gap(wrong.gradient), of_weights)
 
 
 @lru_cache(maxsize=128)
 def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_weights: bool = False) -> Power | None:
-    """A lower bound of the power against the fault that comes nearest: each fault is followed until it shows.
+    """A lower bound of the power against the nearest fault: each fault runs until it shows.
 
     Args:
-        reading: what ``right`` is the answer to.
-        limit: look at the first ``limit`` windows only.
-        by_weights: the gradients are not known, and only weights are compared.
+        reading: the reading that ``right`` answers.
+        limit: run only the first ``limit`` windows.
+        by_weights: compare only weights, because the gradients are unknown.
 
     Returns:
         None if no catalogued fault applies.
@@ -114,16 +114,16 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_w
 
 
 def shows_least_harm(reading: Reading, right: Trajectory, window: int, limit: int, *, by_weights: bool) -> bool:
-    """Whether right numbers prove harmless what was done from a window on: the least harm exceeds the bounds in that
-    window or one of the next, ``limit`` in all. ``by_weights``: as in `power`."""
+    """Whether correct numbers prove that the trainer did no harm from a window on: the least harm exceeds the bounds in
+    one of ``limit`` windows, starting with that one. ``by_weights``: as in `power`."""
     wrong = bounded(reading.recurrence(right.history, LEAST_HARM).steps(window + limit))
     steps = zip(right.steps, wrong, strict=False)
     return any(separation(*pair, by_weights=by_weights) > 1 for pair in steps if pair[0].window >= window)
 
 
 def _largest_gap(right: Trajectory, wrong: Iterator[tuple[int, Enclosure]], is_cut: bool, by_weights: bool) -> Gap:
-    """The gap of the first step at which it is above 1, else the largest; that of another number of steps is infinite.
-    ``wrong``: see `Recurrence.halves`; ``is_cut``: it ends before the run does."""
+    """The first gap above 1, else the largest; infinite for another number of steps. ``wrong``: see
+    `Recurrence.halves`; ``is_cut``: it ends before the run does."""
     largest: Gap = Fraction(0)
     of_right = (half for step in right.steps for half in (step.gradient, step.weights))
     with suppress(Unbounded):
@@ -135,7 +135,7 @@ def _largest_gap(right: Trajectory, wrong: Iterator[tuple[int, Enclosure]], is_c
             is_weights = number % 2 == 1
             if is_weights or not by_weights:
                 largest = max(largest, expected.gap(found[1]))
-            # Weights cost as much as the gradient before them, and nothing is above infinity.
+            # Weights are as expensive as the gradient before them, and no gap exceeds infinity.
             if largest == inf or (is_weights and largest > 1):
                 break
     return largest

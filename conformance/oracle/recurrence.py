@@ -1,7 +1,7 @@
-"""The right answer: the trajectory of weights and gradients that every correct trainer must produce.
+"""The correct answer: the trajectory of weights and gradients that every correct trainer must produce.
 
 :class:`Recurrence` is the textbook: one gradient per accumulation window, averaged over the global batch, clipped,
-applied once. Each method is one decision of a trainer; deviations, right or wrong, override some of them.
+applied once. Each method is one decision of a trainer; correct or wrong deviations override some of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ONE = Fraction(1)
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step: the window that led to it, the gradient as the optimizer saw it, the weights after it."""
+    """One optimizer step: its window, the gradient that the optimizer saw, the weights after it."""
 
     window: int
     gradient: Enclosure
@@ -52,11 +52,11 @@ class Certificate:
         return None if refusal is None else f"{refusal.stage}, window {refusal.window}: {refusal.reason}"
 
     def tightest(self) -> tuple[StageProof, ...]:
-        """For each stage its first refusal, else the proof with the fewest spare bits."""
+        """The first refusal of each stage, else its proof with the fewest spare bits."""
         stages: dict[str, list[StageProof]] = {}
         for proof in self.proofs:
             stages.setdefault(proof.stage, []).append(proof)
-        # A refusal comes before any proof.
+        # A refusal sorts before any proof.
         return tuple(
             min(proofs, key=lambda one: (one.exact, one.exact and one.available - one.bits))
             for proofs in stages.values()
@@ -65,9 +65,9 @@ class Certificate:
 
 @dataclass(frozen=True)
 class ScalerHistory:
-    """What a loss scaler did: the windows that it skipped, and its scale in each window.
+    """The history of a loss scaler: the windows that it skipped, and its scale in each window.
 
-    After the last of ``scales`` the scale is that of the workload's own scaler.
+    After the last of ``scales``, the scale is that of the workload's own scaler.
     """
 
     skips: frozenset[int]
@@ -76,9 +76,9 @@ class ScalerHistory:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A whole run. ``scales[window]`` is the loss scale during that window; a last entry holds the scale at the end.
+    """A whole run. ``scales[window]``: the loss scale during that window; the last entry is the scale at the end.
 
-    ``overflows[window]`` says whether the window overflows at that scale. Both are empty where nothing is scaled.
+    ``overflows[window]``: whether the window overflows at that scale. Both are empty without loss scaling.
     """
 
     steps: tuple[Step, ...] = field(hash=False)
@@ -89,7 +89,7 @@ class Trajectory:
 
     @property
     def history(self) -> ScalerHistory | None:
-        """What the loss scaler did, for another recurrence to follow; None where nothing is scaled."""
+        """The loss scaler's history, for another recurrence to follow; None without loss scaling."""
         return ScalerHistory(self.skips, self.scales) if self.scales else None
 
 
@@ -97,7 +97,7 @@ class Recurrence:
     """Runs one problem.
 
     Args:
-        history: what a trainer's loss scaler did. None: the workload's scaler decides, by exact arithmetic.
+        history: the history of a trainer's loss scaler. None: the workload's scaler decides, by exact arithmetic.
     """
 
     def __init__(self, problem: Problem, history: ScalerHistory | None = None) -> None:
@@ -113,23 +113,23 @@ class Recurrence:
     # The decisions of a trainer.
 
     def counted(self, window: Window) -> Vector:
-        """What each sample's squared error is multiplied with, if it is averaged rightly; then they sum to one."""
+        """The factor of each sample's squared error, if averaged correctly; the factors sum to one."""
         return self.problem.coefficients(window)
 
     def over_ranks(self, window: Window) -> Fraction:
-        """The average over the ranks, in multiples of the right one."""
+        """The average over the ranks, as a multiple of the correct one."""
         return ONE
 
     def over_window(self, window: Window) -> Fraction:
-        """The average over the micro-batches of a window, in multiples of the right one."""
+        """The average over the micro-batches of a window, as a multiple of the correct one."""
         return ONE
 
     def over_samples(self, window: Window) -> Fraction:
-        """The average over the samples of a micro-batch, in multiples of the right one."""
+        """The average over the samples of a micro-batch, as a multiple of the correct one."""
         return ONE
 
     def trains(self, tensor: int, window: int) -> bool:
-        """Whether the ``tensor``-th parameter is trained in a window: frozen ones have no gradient and stay."""
+        """Whether the ``tensor``-th parameter is trained in a window; frozen parameters have no gradient."""
         return self.problem.workload.trains(tensor, window)
 
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -141,7 +141,7 @@ class Recurrence:
         return vector if clip is None else clipped(vector, clip, self.problem.precision.master, self.ledger)
 
     def group_of(self, tensor: int) -> int:
-        """The number of the parameter group whose settings the ``tensor``-th parameter is stepped with."""
+        """The number of the parameter group with the settings for the ``tensor``-th parameter."""
         return self.problem.workload.group_of(tensor)
 
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -149,7 +149,7 @@ class Recurrence:
         return self.problem.workload.optimizer_of(group)
 
     def schedule(self, group: int = 0) -> Vector | None:
-        """What multiplies the learning rate of a parameter group, one entry per optimizer step or epoch."""
+        """The multipliers of a parameter group's learning rate, one per optimizer step or epoch."""
         return self.problem.workload.schedule_of(group)
 
     def place(self, step: int) -> int:
@@ -157,42 +157,42 @@ class Recurrence:
         return step if self.problem.workload.schedule_by == "step" else self.window.epoch
 
     def base_rate(self, group: int = 0) -> Fraction:
-        """The learning rate of a parameter group before the schedule multiplies it."""
+        """The learning rate of a parameter group without its schedule."""
         return self.problem.workload.optimizer_of(group).lr
 
     def learning_rate(self, step: int, group: int = 0) -> Fraction:
-        """That of a parameter group in the ``step``-th optimizer step."""
+        """The learning rate of a parameter group in the ``step``-th optimizer step."""
         base, schedule = self.base_rate(group), self.schedule(group)
         # Schedulers multiply in double precision.
         return base if schedule is None else Fraction(float(base) * float(schedule[self.place(step)]))
 
     def optimizer_of(self, tensor: int) -> Optimizer:
-        """The settings that the ``tensor``-th parameter is stepped with."""
+        """The settings for the ``tensor``-th parameter."""
         return self.optimizer(self.group_of(tensor))
 
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return self.learning_rate(step, self.group_of(tensor))
 
     def rule(self, spec: Optimizer) -> Rule:
-        """How an optimizer steps, with empty state."""
+        """The update rule of an optimizer, with empty state."""
         return update_rule(spec, self.problem.precision.master, self.ledger)
 
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return self.stepped(weights, vector, lambda tensor: self.learning_rate_of(tensor, step))
 
     def resumed(self, weights: Affine, taken: int) -> Affine:
-        """The weights with which training goes on where it is stopped and resumed, after ``taken`` optimizer steps."""
+        """The weights that training resumes with after ``taken`` optimizer steps."""
         return weights
 
     def read_on(self, stop: int) -> Sequence[Window]:
-        """The windows that are read once training has been resumed, which was stopped after ``stop`` windows."""
+        """The windows that are read after a resume, with a stop after ``stop`` windows."""
         return self.problem.windows[stop:]
 
-    # What the right answer and all deviations share.
+    # Shared by the correct answer and all deviations.
 
     @cached_property
     def rules(self) -> list[tuple[Rule, list[int]]]:
-        """The parameters that are stepped alike, with what steps them."""
+        """The update rules, each with the parameters that it steps."""
         steps, alike = range(self.problem.workload.steps), dict[object, list[int]]()
         for tensor in self.tensors:
             rates = tuple(self.learning_rate_of(tensor, step) for step in steps)
@@ -202,14 +202,14 @@ class Recurrence:
 
     def stepped(self, weights: Affine, vector: Affine, rate_of: Callable[[int], Fraction]) -> Affine:
         """``weights`` after the optimizer's step with the gradient ``vector``."""
-        # Optimizers treat each entry alone.
+        # Optimizers treat each entry separately.
         return self.joined(
             (rule.step(weights, vector, rate_of(own[0])) if self.steps_on(own[0]) else weights, own)
             for rule, own in self.rules
         )
 
     def steps_on(self, tensor: int) -> bool:
-        """Whether the optimizer steps the ``tensor``-th parameter in the present window: not without a gradient."""
+        """Whether the optimizer steps the ``tensor``-th parameter in the current window; never without a gradient."""
         return self.trains(tensor, self.window.index) and self.problem.workload.uses(tensor, self.window.batch)
 
     @property
@@ -222,20 +222,20 @@ class Recurrence:
         return vector.where([tensor in tensors for tensor in self.problem.workload.model.tensor_of])
 
     def joined(self, parts: Iterable[tuple[Affine, Sequence[int]]]) -> Affine:
-        """Of each vector these parameters; together they are all."""
+        """One vector of all parameters, from vectors that each have some of them."""
         (first, own), *others = parts
         if not others:
             return first
         return reduce(Affine.plus, (self.only(vector, own) for vector, own in others), self.only(first, own))
 
     def coefficients(self, window: Window) -> Vector:
-        """What each sample's squared error is multiplied with."""
+        """The factor of each sample's squared error."""
         counted = self.counted(window)
         factor = self.over_ranks(window) * self.over_window(window) * self.over_samples(window)
         return counted if factor == 1 else times(counted, factor)
 
     def trained(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
-        """As `averaged`, of the parameters that are trained in the window."""
+        """As `averaged`, but only of the parameters that are trained in the window."""
         own = [tensor for tensor in self.tensors if self.trains(tensor, window.index)]
         vector = self.averaged(window, weights, coefficients)
         return vector if len(own) == len(self.tensors) else self.only(vector, own)
@@ -243,13 +243,13 @@ class Recurrence:
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         """``sum_i coefficients[i] grad_i``, unclipped."""
         form = self.form(window, coefficients)
-        # A scaler that steps has seen finite gradients.
+        # A scaler steps only with finite gradients.
         finite = self.history is not None
         return gradient(self.problem, window, form, weights, self.loss_scale, self.ledger, finite)
 
     def form(self, window: Window, coefficients: Vector) -> NormalForm:
         """The window's loss as a quadratic form, kept for the next epoch."""
-        # No dictionary: to hash a thousand fractions takes long; to find that they are the same ones does not.
+        # A list, because hashing a thousand fractions is slow; comparing identical ones is not.
         kept = self._forms.setdefault(window.samples, [])
         known = next((form for of, form in kept if of == coefficients), None)
         if known is None:
@@ -258,7 +258,7 @@ class Recurrence:
         return known
 
     def run(self, limit: int | None = None) -> Trajectory:
-        """The first ``limit`` windows, or all. Call it once.
+        """Runs the first ``limit`` windows, or all. Call it once.
 
         Raises:
             Unbounded: the precision has no finite error bound for sums of this length.
@@ -270,7 +270,7 @@ class Recurrence:
         return Trajectory(steps, frozenset(skips), tuple(self._scales), tuple(self._overflows), certificate)
 
     def steps(self, limit: int | None = None) -> Iterator[Step]:
-        """The optimizer steps of the first ``limit`` windows one by one, so that you can stop early. Call it once.
+        """Yields the optimizer steps of the first ``limit`` windows, so callers can stop early. Call it once.
 
         Raises:
             Unbounded: the precision has no finite error bound for sums of this length.
@@ -281,7 +281,7 @@ class Recurrence:
             yield Step(window, vector, weights)
 
     def halves(self, limit: int | None = None) -> Iterator[tuple[int, Enclosure]]:
-        """As `steps`, but of each step first its window and gradient, and then its window and weights."""
+        """As `steps`, but yields for each step first its window and gradient, then its window and weights."""
         scaler = Scaler(self.problem.workload.scale)
         scaled = self.problem.precision.scaled
         seen = () if self.history is None else self.history.scales
@@ -309,12 +309,12 @@ class Recurrence:
             self._scales.append(scaler.scale)
 
     def read(self) -> Sequence[Window]:
-        """All windows in the order in which they are read."""
+        """All windows in reading order."""
         stop = self.problem.resumed_at
         return self.problem.windows if stop is None else [*self.problem.windows[:stop], *self.read_on(stop)]
 
     def _skips(self, window: Window, weights: Affine) -> bool:
-        # To classify a window costs more than its step, and where skips were observed only `run` reports overflows.
+        # Classifying a window costs more than its step. If skips were observed, only `run` reports overflows.
         if self.history is not None and not self._classifies_all:
             return window.index in self.history.skips
         verdict = overflow(self.problem, window, weights.enclosure(), self.loss_scale)
@@ -328,7 +328,7 @@ def times(coefficients: Vector, factor: Fraction | int) -> Vector:
 
 @dataclass(frozen=True)
 class Deviation:
-    """``text`` completes "it is a trainer that ...", ``textbook`` overrides the decisions."""
+    """A deviation from the textbook. ``text`` completes "the trainer ...", ``textbook`` overrides the decisions."""
 
     text: str
     textbook: type[Recurrence]
@@ -348,8 +348,8 @@ D = TypeVar("D", bound=Deviation)
 
 
 def pairs(deviations: Sequence[D]) -> Iterator[tuple[D, D]]:
-    """All pairs of deviations that change different decisions, or such that have several parts: the settings of the
-    optimizer, and what a resume restores. One that contains the other makes no pair with it."""
+    """All pairs of deviations that change different decisions, or decisions with several parts: the settings of the
+    optimizer, and the restored state of a resume. A deviation that contains the other makes no pair with it."""
     several = {"optimizer", "resumed"}
     return (
         (one, two)

@@ -1,13 +1,13 @@
 """One stage of a training step in a floating-point format: proved exact, or given a rigorous error radius.
 
 A *stage* is a set of products and sums that a correct trainer may evaluate in any order and association. It is exact
-if all terms are multiples of one power of two q and their magnitudes add up to less than 2^p q: every partial sum is
-then an integer below 2^p times q, hence representable, so no operation rounds. Otherwise n operations in a row err by
-at most gamma_n = n u / (1 - n u) relative to the sum of the magnitudes (Higham, ASNA 2nd ed., Lemma 3.1 and section
+if all terms are multiples of one power of two q and their magnitudes sum to less than 2^p q: then every partial sum is
+an integer below 2^p times q, hence representable, so no operation rounds. Otherwise the error of n operations in a row
+is at most gamma_n = n u / (1 - n u) relative to the sum of the magnitudes (Higham, ASNA 2nd ed., Lemma 3.1 and section
 4.2, valid for every order of summation), plus one quantum for each operation whose result underflows.
 
-Here are gamma_n, the ledger of roundings and the sums of an optimizer. The bound of a gradient, and what proves it
-exact, are in `conformance.oracle.gradient`.
+This module has gamma_n, the ledger of roundings and the sums of an optimizer. `conformance.oracle.gradient` has the
+bound of a gradient, and its proof of exactness.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conformance.workloads.precision import Format
 
 @dataclass(frozen=True)
 class StageProof:
-    """The proof of one stage of one window: the bits that its sums need and have, or the ``reason`` why it failed."""
+    """The proof of one stage of one window: the bits that its sums need and have, or the ``reason`` why it fails."""
 
     stage: str
     window: int
@@ -43,7 +43,7 @@ def gamma(operations: int, fmt: Format) -> Fraction:
     """gamma_n = n u / (1 - n u).
 
     Raises:
-        Unbounded: n u >= 1, where the lemma says nothing.
+        Unbounded: n u >= 1, where the lemma does not apply.
     """
     product = operations * fmt.unit_roundoff
     if product >= 1:
@@ -61,10 +61,10 @@ def is_dyadic(value: Fraction) -> bool:
 
 @dataclass(frozen=True)
 class Sums:
-    """Groups of terms, each as all that rounding depends on: the sum of its magnitudes and the power of two in its
-    terms.
+    """Groups of terms, reduced to the inputs of rounding: the sum of the magnitudes, and the largest power of two that
+    divides every term.
 
-    Both are integers in units of 1 / ``unit``; that power, the largest that divides every term, is 0 if all are zero.
+    Both are integers in units of 1 / ``unit``; the power is 0 if all terms are zero.
     """
 
     unit: int
@@ -77,7 +77,7 @@ class Sums:
 
     @cached_property
     def bits(self) -> int | None:
-        """Significand bits that every partial sum of a group, in any order, fits in; None if a term is not dyadic."""
+        """The significand bits that every partial sum, in any order, fits in; None if a term is not dyadic."""
         if self.unit != _power_of_two(self.unit):
             return None
         return max((magnitude // (power or 1)).bit_length() for magnitude, power in self.groups)
@@ -96,7 +96,7 @@ def _power_of_two(number: int) -> int:
 
 
 class Ledger:
-    """Collects the stage proofs of one run, which make up its certificate."""
+    """Collects the stage proofs of one run for its certificate."""
 
     def __init__(self) -> None:
         self.proofs: list[StageProof] = []
@@ -107,7 +107,7 @@ class Ledger:
         return all(proof.exact for proof in self.proofs)
 
     def sums(self, stage: str, sums: Sums, fmt: Format) -> bool:
-        """Prove that each group of terms adds up exactly in ``fmt``, in every order; keep the proof of the tightest."""
+        """Proves that the sum of each group is exact in ``fmt``, in every order; keeps the tightest proof."""
         worst = sums.bits
         if worst is None:
             return self.refuse(stage, fmt, "a term is not a dyadic rational")
@@ -119,10 +119,10 @@ class Ledger:
     def range(
         self, stage: str, sums: Sums, fmt: Format, shrink: Fraction = Fraction(1), grow: Fraction = Fraction(1)
     ) -> bool:
-        """Prove that each group's terms, all dyadic, and sums stay in range, scaled by ``shrink`` to ``grow``."""
-        # Integers are compared with the integer below a bound: fractions are slow.
+        """Proves that each group's dyadic terms and sums stay in range, scaled by ``shrink`` to ``grow``."""
+        # Compare integers with the integer below a bound, because fractions are slow.
         largest = fmt.largest * sums.unit // grow if grow else None
-        # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is. The quantum is a
+        # A dyadic term is an odd multiple of 1 / denominator, which an odd divisor does not change. The quantum is a
         # power of two below one.
         finest = odd_part(shrink.denominator) * fmt.quantum.denominator // shrink.denominator
         for magnitude, power in sums.groups:
@@ -133,13 +133,12 @@ class Ledger:
         return True
 
     def constants(self, stage: str, chains: Iterable[Sequence[Fraction]], fmt: Format) -> bool:
-        """Prove that multiplying by a constant, itself rounded to ``fmt``, is exact wherever the result is
-        representable.
+        """Proves that multiplying by a constant, itself rounded to ``fmt``, is exact for every representable result.
 
-        A chain's constants are its products of one, two, ... factors, rounded after each. With c (1 + delta) in the
-        place of c, a result k becomes k (1 + delta) before it is rounded. It rounds to k for every representable k if
-        abs(delta) <= u / 2, because half an ulp of k is more than k u / 2. Only just below a power of two they are
-        equal, and such a tie goes to the power of two, because its significand is even.
+        A chain's constants are its products of one, two, ... factors, rounded after each. With c (1 + delta) instead of
+        c, a result k becomes k (1 + delta) before it rounds. It rounds to k for every representable k if abs(delta) <=
+        u / 2, because half an ulp of k is more than k u / 2. They are equal only just below a power of two, and such a
+        tie goes to the power of two, because its significand is even.
         """
         for chain in chains:
             wrong = _inexact_constant(tuple(chain), fmt)
@@ -148,18 +147,18 @@ class Ledger:
         return True
 
     def divisors(self, stage: str, divisors: Iterable[int], fmt: Format) -> bool:
-        """Prove that dividing a multiple of d by d is exact in ``fmt``, also as a product with the rounded 1/d."""
+        """Proves that dividing a multiple of d by d is exact in ``fmt``, also as a product with the rounded 1/d."""
         return self.constants(stage, [(Fraction(1, odd_part(divisor)),) for divisor in divisors], fmt)
 
     def refuse(self, stage: str, fmt: Format, reason: str, bits: int = 0) -> bool:
-        """Record why the stage cannot be proved exact. Always False, the result of a failed proof."""
+        """Records why the stage cannot be proved exact. Returns False, the result of a failed proof."""
         self.proofs.append(StageProof(stage, self.window, bits, fmt.p, reason))
         return False
 
 
 @lru_cache(maxsize=4096)
 def _inexact_constant(factors: tuple[Fraction, ...], fmt: Format) -> Fraction | None:
-    """The first of a chain's constants that is off by more than half a unit roundoff where it was rounded."""
+    """The first of a chain's rounded constants that is wrong by more than half a unit roundoff; else None."""
     right = rounded = Fraction(1)
     for factor in factors:
         right, rounded = right * factor, nearest(rounded * factor, fmt)
@@ -177,10 +176,10 @@ def nearest(value: Fraction, fmt: Format) -> Fraction:
 
 
 def combined(stage: str, parts: Sequence[tuple[Fraction, Affine]], fmt: Format, ledger: Ledger) -> Affine:
-    """``sum_k factor_k * vector_k`` as an optimizer evaluates it in ``fmt``: exactly if provable, else with its error.
+    """``sum_k factor_k * vector_k`` as an optimizer evaluates it in ``fmt``: exact if provable, else with its error.
 
-    The factors reach the kernel as doubles and are rounded to ``fmt``. Each term passes at most its factor's rounding
-    (twice, where it was computed in double before), one product and ``len(parts)`` sums.
+    The factors reach the kernel as doubles and round to ``fmt``. Each term passes at most its factor's rounding (twice
+    if the factor was computed in double before), one product and ``len(parts)`` sums.
     """
     symbols = parts[0][1].symbols
     if all(vector.exact for _, vector in parts):
@@ -203,7 +202,7 @@ def combined(stage: str, parts: Sequence[tuple[Fraction, Affine]], fmt: Format, 
 
 
 def _products(parts: Sequence[tuple[Fraction, Affine]]) -> tuple[list[list[int]], int]:
-    """For each entry its terms ``factor_k * center_k``, over their common denominator, and that denominator."""
+    """The terms ``factor_k * center_k`` of each entry, over their common denominator, and that denominator."""
     [factors], per = integers([[factor for factor, _ in parts]])
     centers, unit = integers([vector.center for _, vector in parts])
     terms = [list(map(mul, factors, entry)) for entry in zip(*centers, strict=True)]

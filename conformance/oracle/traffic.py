@@ -1,4 +1,4 @@
-"""How many bytes each rank sends in an optimizer step: the formulas of the algorithms that average gradients."""
+"""The bytes that each rank sends in an optimizer step, by the formulas of the algorithms that average gradients."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 
 from conformance.adapter.backends import BACKENDS, Exchange, exchange_of
 
-#: What a rank sends in a step, of N ranks. Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-#: clusters of workstations", Journal of Parallel and Distributed Computing 69 (2009), for the ring; the others are
+#: The data that each of N ranks sends in a step. Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+#: for clusters of workstations", Journal of Parallel and Distributed Computing 69 (2009), for the ring; the others are
 #: counted from their messages.
 FORMULAS: dict[Exchange | None, str] = {
     "all-reduce": "the gradient, passed to all-reduce",
-    "owners": "the gradient, passed to all-reduce, and the weights, which the ranks that step them broadcast",
-    "shards": "a rank's part of the weights, passed to all-gather in each micro-batch; the gradient, passed to "
-    "reduce-scatter; and where parts have copies, its part again, passed to all-reduce. Parts are filled up to one "
-    "length",
-    "zero": "in stages 0 and 1 the gradient, passed to all-reduce; in stage 2 in each micro-batch; in stage 3 to "
-    "reduce-scatter in each micro-batch; and from stage 1 on a rank's part of the weights, passed to all-gather. Parts "
-    "are filled up to one length. Without the first step in stage 3, in which the order of modules is recorded",
-    "parameter-server": "N − 1 gradients to rank 0, which is a worker too, and as many copies of the weights back",
+    "owners": "the gradient, passed to all-reduce, and the weights, broadcast by the ranks that step them",
+    "shards": "a rank's shard of the weights, passed to all-gather in each micro-batch; the gradient, passed to "
+    "reduce-scatter; and its shard again, passed to all-reduce, if shards have copies. Shards are padded to one length",
+    "zero": "the gradient, passed to all-reduce, per step in stages 0 and 1, per micro-batch in stage 2, or to "
+    "reduce-scatter per micro-batch in stage 3; and from stage 1 on, a rank's shard of the weights, passed to "
+    "all-gather. Shards are padded to one length. Excludes the first step in stage 3, which records the module order",
+    "parameter-server": "N − 1 gradients to rank 0, which is also a worker, and N − 1 copies of the weights back",
     "ring": "2 (N − 1) / N of the gradient per rank",
-    "ring-gather": "twice the gradient per rank, once at either end",
+    "ring-gather": "2x the gradient per rank, 1x at either end",
 }
 
 
@@ -41,10 +40,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Split:
-    """How parameters are split over the ranks.
+    """The sharding of parameters over the ranks.
 
-    share: the elements that a rank holds, at most; all are filled up to that. copies: how many ranks hold the same.
-    gathers: how often all of them are put together in a step. width: the bytes of one of them then.
+    share: the most elements of a rank; all shards are padded to it. copies: the number of ranks with the same shard.
+    gathers: the number of all-gathers of all elements in a step. width: the bytes of a gathered element.
     """
 
     share: int
@@ -55,7 +54,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """How ZeRO splits a model: see `conformance.trace.events.Zero`. reductions: how often in a step it averages."""
+    """ZeRO's sharding of a model: see `conformance.trace.events.Zero`. reductions: averages per step."""
 
     stage: int
     share: int
@@ -73,8 +72,7 @@ def expected(
     stepped: Fraction = Fraction(1),
 ) -> tuple[Expected, ...] | None:
     """The traffic of each rank for a gradient of ``elements`` numbers of ``width`` bytes; None without a formula.
-    ``stepped``: the part of all windows whose step is not skipped.
-    Weights are as large as their gradients.
+    ``stepped``: the fraction of windows whose step is not skipped. Weights are as large as their gradients.
     """
     whole = elements * width
     exchange = exchange_of(backend)
@@ -100,14 +98,14 @@ def expected(
         sent = [whole if rank in (0, ranks - 1) else 2 * whole for rank in range(ranks)]
     else:
         return None
-    # A rank receives what the rank before it sends.
+    # A rank receives the bytes that the previous rank sends.
     return tuple(Expected(own, sent[rank - 1], 0) for rank, own in enumerate(sent))
 
 
 def state(backend: str, elements: int, optimizer: Mapping[str, Any], width: int) -> int | None:
-    """The bytes of an optimizer's state for ``elements`` numbers of ``width`` bytes; a rank's share is an N-th of them.
+    """The bytes of an optimizer's state for ``elements`` numbers of ``width`` bytes; each rank keeps an N-th of them.
 
-    SGD keeps its momentum, if it has any, and AdamW two moments. None for a backend whose ranks all keep all of it.
+    SGD keeps its momentum, if any, and AdamW two moments. None for a backend whose ranks keep the whole state.
     """
     if backend not in BACKENDS or BACKENDS[backend].paths != "sharded":
         return None
@@ -125,7 +123,7 @@ def ring_all_reduce(ranks: int, payload: Fraction) -> Fraction:
 def ring_collective(op: str, ranks: int, payload: int) -> Fraction:
     """The mean bytes that a rank sends around a ring in a collective to which it passes ``payload`` bytes.
 
-    An all-reduce is a reduce-scatter of all of it and an all-gather of the parts.
+    An all-reduce is a reduce-scatter of the payload and an all-gather of the parts.
     """
     if "allgather" in op:
         return Fraction((ranks - 1) * payload)
@@ -135,7 +133,7 @@ def ring_collective(op: str, ranks: int, payload: int) -> Fraction:
 def _ring(ranks: int, elements: int) -> list[int]:
     """The elements that each rank sends in reduce-scatter and all-gather. The first segments may be one longer.
 
-    It sends all segments but the one that it sums up, and then all but the one that arrives last.
+    A rank sends all segments except the one that it sums, and then all except the one that arrives last.
     """
     sizes = [elements // ranks + (segment < elements % ranks) for segment in range(ranks)]
     return [2 * elements - sizes[rank] - sizes[(rank + 1) % ranks] for rank in range(ranks)]

@@ -1,1 +1,1 @@
-"""A standalone script that shows why a case fails: torch, the trainer's own source, and nothing of ours."""
+"""Generates a standalone script that shows why a case fails: only torch and the trainer's own source."""

@@ -1,4 +1,4 @@
-"""Out of several sources, the statements that one function needs, as one text without imports of ours."""
+"""Bundles the statements that one function needs from several sources into one text without imports of this package."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HERE = Path(conformance.__file__).parent
 PARTS = f"{PACKAGE}.repro.parts"
 MODELS = f"{PACKAGE}.adapter.models"
 _MARK = frozenset({"trainer"})
-#: What a trainer imports of ours, and where a script has it from.
+#: The names that a trainer imports from this package, and where a script gets them.
 _PUBLIC = {"Task": f"{PARTS}.stand_in", "Unsupported": f"{PARTS}.stand_in", "Batch": f"{PARTS}.samples"}
 _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS)
 
-#: What may be long, and says little.
+#: Values that may be long, and say little.
 _DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS"})
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 #: The parts that come after the trainer, in this order.
@@ -30,7 +30,7 @@ _AFTER_TRAINER = ("ranks", "conclusions")
 
 @dataclass
 class Given:
-    """A definition that is written for a script, and what it mentions of modules of ours."""
+    """A definition written for a script, and the names of this package's modules that it uses."""
 
     text: str
     needs: tuple[tuple[str, str], ...] = ()
@@ -38,13 +38,15 @@ class Given:
 
 @dataclass
 class Bundle:
-    """Attributes:
-    trainer: the file of the trainer. package: the package that its relative imports begin in.
-    given: what a script defines by itself, by the names of `parts.values`.
-    meant: of names in the parts, which definition of them is taken.
-    written: of names in the parts, how they are written. absent: of expressions in them, what a script has instead.
-    variants: the classes of `parts.stand_in` whose methods take the place of the task's, by their names.
-    attributes: the task's, as text.
+    """Collects the statements of a script.
+
+    Attributes:
+        trainer: the trainer's file. package: the package that its relative imports start from.
+        given: definitions that are the script's own, by the names of `parts.values`.
+        meant: the definition to take, by a name in the parts.
+        written: replacements of names in the parts. absent: replacements of expressions in them.
+        variants: the classes of `parts.stand_in` whose methods replace the task's of the same names.
+        attributes: the task's attributes, as text.
     """
 
     trainer: Source
@@ -63,7 +65,7 @@ class Bundle:
     _used: set[str] = field(default_factory=set)
 
     def text(self, function: str, main: str) -> str:
-        """The whole script but for its docstring. ``function``: the trainer's; ``main``: of the parts.
+        """The whole script without its docstring. ``function``: the trainer's; ``main``: of the parts.
 
         Raises CannotCopy.
         """
@@ -84,7 +86,7 @@ class Bundle:
                 blocks += self._statements(one)
                 if one in self._trainers() and blocks[first:]:
                     blocks[first] = f"# The trainer, as it is in {Path(one.name).name}.\n\n\n{blocks[first]}"
-        # Whoever reads it wants to see the trainer first.
+        # A reader wants to see the trainer first.
         blocks.append("\n".join(one for name, one in values.items() if name in _DATA))
         blocks.append(f'if __name__ == "__main__":\n    {main}()')
         if any("SimpleNamespace(" in block for block in blocks):
@@ -95,7 +97,7 @@ class Bundle:
 
     @property
     def used(self) -> set[str]:
-        """The attributes that the trainer's statements mention."""
+        """The attributes that the trainer's statements use."""
         found = set[str]()
         for source in self._trainers():
             for node in self._nodes(source):
@@ -103,15 +105,15 @@ class Bundle:
         return found
 
     def uses(self, function: str) -> set[str]:
-        """The attributes that the trainer mentions, and "with step" for one that is entered, before anything else is
-        known of the script. Raises CannotCopy."""
+        """The attributes that the trainer uses, and "with step" for an attribute used as a context; needs nothing else
+        about the script. Raises CannotCopy."""
         self._take(self.trainer, function)
         nodes = [inner for source in self._trainers() for node in self._nodes(source) for inner in ast.walk(node)]
         entered = [item.context_expr for node in nodes if isinstance(node, ast.With) for item in node.items]
         calls = [one.func for one in entered if isinstance(one, ast.Call)]
         return self.used | {f"with {one.attr}" for one in calls if isinstance(one, ast.Attribute)}
 
-    # Which statements are needed.
+    # Selection of the needed statements.
 
     def _take(self, source: Source, name: str) -> None:
         name = self._meant(source, name)
@@ -145,8 +147,8 @@ class Bundle:
         if module.startswith("."):
             if not self.package:
                 raise CannotCopy(
-                    f"{source.name} has `from {module} import {imported.attribute}`, and is no part of a package: name "
-                    "the trainer as package.module:function"
+                    f"{source.name} has `from {module} import {imported.attribute}`, but is not in a package: name the "
+                    "trainer as package.module:function"
                 )
             module = importlib.util.resolve_name(module, self.package)
             imported = Imported(module, imported.attribute)
@@ -160,7 +162,7 @@ class Bundle:
             self._take(self._source(module), name)
         elif module == PACKAGE or module.startswith(f"{PACKAGE}."):
             what = f"{imported.attribute} of {module}" if imported.attribute else module
-            raise CannotCopy(f"{source.name} uses {what}, which a script without {PACKAGE} cannot have")
+            raise CannotCopy(f"{source.name} uses {what}, which is not available in a script without {PACKAGE}")
         else:
             known = self._imports.setdefault(name, [])
             if any((one.attribute, imported.attribute) != (None, None) and one != imported for one in known):
@@ -174,7 +176,7 @@ class Bundle:
                 self._take(self._source(module), needed)
 
     def _complete_task(self) -> None:
-        """The methods that are used, and those that these use."""
+        """Takes the task's methods that are used, directly or by each other."""
         source = self._source(f"{PARTS}.stand_in")
         own = {"__init__", *self.used, "weights", "model"}
         classes = [source.definitions[name] for name in ("Task", *self.variants)]
@@ -192,7 +194,7 @@ class Bundle:
                 self._take_mentioned(source, known[name])
         self._used = own | {name for one in self._parts() for node in self._nodes(one) for name in attributes_in(node)}
 
-    # What they look like.
+    # Their text.
 
     def _task(self) -> Iterator[str]:
         lines = [f"    {name} = {value}" for name, value in self.attributes.items() if name in self._used]
@@ -200,7 +202,7 @@ class Bundle:
         methods = [source.copied(node, self._substitutes(source)) for node in self._methods.values()]
         yield "\n\n".join(
             [
-                'class Task:\n    """What the trainer is given: the settings of the case, and the data of a rank."""',
+                'class Task:\n    """The trainer\'s input: the settings of the case, and the data of a rank."""',
                 *(["\n".join(lines)] if lines else []),
                 *methods,
             ]
@@ -208,13 +210,13 @@ class Bundle:
         yield from self._statements(source)
 
     def _statements(self, source: Source) -> Iterator[str]:
-        """Each definition apart, and what is between two of them together."""
+        """Yields each definition alone, and the statements between two of them together."""
         for is_definition, nodes in groupby(self._nodes(source), lambda node: isinstance(node, _DEFINITIONS)):
             texts = [source.copied(node, self._substitutes(source), _MARK) for node in nodes]
             yield from texts if is_definition else ["\n".join(texts)]
 
     def _nodes(self, source: Source) -> list[ast.stmt]:
-        """The statements of a source that are needed, in its order."""
+        """The needed statements of a source, in its order."""
         taken = self._taken.get(source, set())
         nodes = {id(source.definitions[name]) for name in taken if name in source.definitions}
         nodes |= {id(node) for node in source.others if "*" in taken}
@@ -224,7 +226,7 @@ class Bundle:
         return [(name, self._givens[name]) for name in self.given if name in self._givens]
 
     def _import_lines(self) -> Iterator[str]:
-        """Those of the standard library first; of each kind, whole modules first."""
+        """Yields the standard library's imports first; of each kind, whole modules first."""
         lines, members = list[tuple[str, bool, str]](), dict[str, list[str]]()
         for name, imported in self._imports.items():
             for one in imported:
@@ -252,7 +254,7 @@ class Bundle:
 
     def _trainers(self) -> list[Source]:
         parts = self._parts()
-        # What is imported comes first.
+        # Imported sources come first.
         return [one for one in reversed(self._taken) if one not in parts]
 
     def _meant(self, source: Source, name: str) -> str:
@@ -266,11 +268,11 @@ class Bundle:
 
 
 def _bound(what: str, name: str) -> str:
-    """An import of this, by this name."""
+    """The import of ``what`` under ``name``."""
     return what if what == name else f"{what} as {name}"
 
 
 def part_names() -> set[str]:
-    """All that the parts define."""
+    """All names that the parts define."""
     files = (HERE / "repro" / "parts").glob("*.py")
     return {name for file in files for name in Source.of(file).definitions}

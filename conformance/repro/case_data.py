@@ -1,4 +1,4 @@
-"""The data and settings of a case, as a script holds them: as Python source."""
+"""The data and settings of a case as Python source, for a script."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def literal(value: Any) -> str:
         if isinstance(value, OptimizerSettings):
             named["arguments"] = value.arguments
         return f"SimpleNamespace({', '.join(f'{name}={literal(one)}' for name, one in named.items())})"
-    # A float as it is read again, to the bit.
+    # A float is read back bit-identical.
     return f'float("{value}")' if repr(value) in ("inf", "-inf", "nan") else str(value)
 
 
 def _counts_on(numbers: list[Any]) -> bool:
-    """Whether these are numbers in a row, and so many that a range is shorter."""
+    """Whether the numbers are consecutive, and a range is shorter."""
     are_numbers = len(numbers) > 4 and all(type(one) is int for one in numbers)
     return are_numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
@@ -57,7 +57,7 @@ class _Printer(PrettyPrinter):
 
 
 def assigned(name: str, value: Any, comment: str = "") -> str:
-    """``name = value``, in as many lines as it needs, with a comment above it."""
+    """``name = value``, in as many lines as needed, with a comment above it."""
     text = _Printer(width=_WIDTH - len(name), compact=True, sort_dicts=False).pformat(value)
     line = f"{name} = {text}"
     return f"# {comment}\n{line}" if comment else line
@@ -69,7 +69,7 @@ _OF_WINDOWS = "By epoch and rank: for each optimizer step its micro-batches, as 
 
 
 def cut(spec: Mapping[str, Any], windows: int) -> dict[str, Any]:
-    """The same case with its first windows alone."""
+    """The same case with only its first windows."""
     orders, epochs, left = list(spec["orders"]), list[int](), windows
     for order in spec["epochs"]:
         length = _length(spec, order)
@@ -87,13 +87,13 @@ def whole_epochs(spec: Mapping[str, Any], windows: int) -> int:
 
 
 def _length(spec: Mapping[str, Any], order: int) -> int:
-    """The windows of an epoch in this order."""
+    """The number of windows of an epoch in this order."""
     accumulation: int = spec["accumulation"]
     return max(-(-len(share) // accumulation) for share in spec["orders"][order])
 
 
 def settings(spec: Mapping[str, Any], workload: Workload, *, keeps_all: bool) -> dict[str, Given]:
-    """Data and settings. Samples that no window has are left out, unless the script ``keeps_all``."""
+    """Data and settings. Samples that no window uses are left out, unless the script ``keeps_all``."""
     names = ("x", "y", "weight") if spec["loss"] == "weighted" else ("x", "y")
     columns = [[spec["samples"][name][number] for number in _kept(spec, keeps_all=keeps_all)] for name in names]
     task = Task(dict(spec), 0)
@@ -115,7 +115,7 @@ def settings(spec: Mapping[str, Any], workload: Workload, *, keeps_all: bool) ->
 
 
 def orders(spec: Mapping[str, Any]) -> dict[str, Given]:
-    """What samplers give; of two epochs more than there are, for trainers that count them otherwise."""
+    """The orders of samplers, with two extra epochs for trainers that number epochs differently."""
     return {
         "DROP_LAST": Given(assigned("DROP_LAST", spec["sampler"] == "drop")),
         "ORDERS": Given(assigned("ORDERS", _orders(spec), "By epoch and rank: the numbers of the samples.")),
@@ -128,7 +128,7 @@ def _planned(spec: Mapping[str, Any]) -> list[list[PlannedWindow]]:
 
 
 def _kept(spec: Mapping[str, Any], *, keeps_all: bool) -> list[int]:
-    """The numbers of the samples that a script has."""
+    """The numbers of the samples in the script."""
     if keeps_all:
         return list(range(len(spec["samples"]["y"])))
     return sorted(

@@ -33,7 +33,7 @@ _FORBIDDEN = 'raise ImportError("a standalone script imports no {}")\n'
 
 @dataclass(frozen=True)
 class Run:
-    """How a script ended; ``output`` is all that it printed."""
+    """How a script ended; ``output`` is everything that it printed."""
 
     code: int | None
     output: str
@@ -44,7 +44,7 @@ class Run:
 
 
 def run(script: Path, folder: Path) -> Run:
-    """Run a script, as if it were in ``folder``, in a fresh process in which our package cannot be imported."""
+    """Runs a script, as if it were in ``folder``, in a new process that cannot import this package."""
     package = __name__.partition(".")[0]
     with tempfile.TemporaryDirectory() as forbidden:
         Path(forbidden, f"{package}.py").write_text(_FORBIDDEN.format(package))
@@ -61,7 +61,7 @@ def run(script: Path, folder: Path) -> Run:
 
 
 def is_shown(ran: Run, shows: Shows, names: Sequence[str]) -> bool:
-    """Whether a script exits with 1 for what was wrong in the case: the same value, or the same end. ``names``: of the
+    """Whether a script exits with 1 and shows the case's failure: the same value, or the same end. ``names``: of the
     values."""
     if ran.code != 1:
         return False
@@ -75,8 +75,8 @@ def is_shown(ran: Run, shows: Shows, names: Sequence[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without folders, which a run may have for itself, and the numbers of ports, processes and lines; what no stream
-    can encode as the escapes that Python prints."""
+    """The text without what differs between runs: folders, and numbers of ports, processes and lines. Characters that
+    no stream can encode become the escapes that Python prints."""
     return re.sub(r"\d+", "0", re.sub(r"/[^\s'\"]*/", "/", visible(text)))
 
 
@@ -86,14 +86,14 @@ _TITLE = '''"""{title}
 """
 '''
 _ABOUT = (
-    "The trainer fails {case}, as trainer-conformance {version} found. This script prints what is observed and what is "
-    "expected, and exits with 1 while they differ. It was run with {versions}."
+    "The trainer fails {case}, as trainer-conformance {version} found. This script prints the observed and expected "
+    "values, and exits with 1 while they differ. It was run with {versions}."
 )
 
 
 @dataclass(frozen=True)
 class Written:
-    """A script that was kept: what it shows, and the lines that it printed when it was run."""
+    """A script that was kept: what it shows, and the lines that it printed."""
 
     shows: Shows
     lines: list[str]
@@ -102,16 +102,16 @@ class Written:
 def written(
     case: Case, judgement: Judgement, target: str, card: Card, output: Path, run: Callable[[Path, Path], Run] = run
 ) -> Written:
-    """Write ``output``, and ``run`` it. ``card``: why the case fails.
+    """Writes ``output`` and runs it with ``run``. ``card``: why the case fails.
 
     Raises:
-        CannotShow: no script shows it; there is no ``output`` then.
-        CannotCopy: the trainer's source cannot be part of one.
+        CannotShow: no script shows the failure; ``output`` is not written.
+        CannotCopy: the trainer's source cannot be part of a script.
     """
     found = shown(judgement, case.problem)
-    # What the first resume does wrong shows without a second one.
+    # A bug of the first resume shows without a second one.
     cases = [replace(case, resumed="once"), case] if case.resumed == "twice" else [case]
-    # Beside what it replaces, where it finds the modules that the trainer imports from there.
+    # Next to the file that it replaces: there the script finds the modules that the trainer imports.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
         unproven = Path(folder, output.name)
         for shows, as_case in product(found, cases):
@@ -120,10 +120,9 @@ def written(
             if is_shown(ran, shows, case.problem.workload.model.elements):
                 unproven.replace(output)
                 return Written(shows, ran.lines)
-    beside = "; write the script beside that module, with --output" if "ModuleNotFoundError" in ran.output else ""
+    hint = "; write the script next to that module, with --output" if "ModuleNotFoundError" in ran.output else ""
     raise CannotShow(
-        f"a script with the trainer's source alone does not show what {case.id} shows; its last line: {ran.lines[-1]}"
-        f"{beside}"
+        f"a script with only the trainer's source does not fail as {case.id} does; its last line: {ran.lines[-1]}{hint}"
     )
 
 
@@ -134,13 +133,13 @@ def text(case: Case, shows: Shows, target: str) -> str:
     """
     file = file_of(target)
     if file is None:
-        raise CannotCopy(f"the file of {target} is not found: name it as path.py:function")
+        raise CannotCopy(f"the file of {target} was not found: name it as path.py:function")
     source = Source.of(file)
     return script(case, shows, source, function_in(source, function_of(target)), _package_of(file))
 
 
 def _documented(body: str, card: Card, case: str) -> str:
-    """With a docstring that says what the script is of."""
+    """Adds a docstring that says what the script shows."""
     about = _ABOUT.format(case=case, version=version("trainer-conformance"), versions=_versions(body))
     where = [*([f"at: {card.where}"] if card.where else []), *card.source_lines()]
     words = {
@@ -154,7 +153,7 @@ def _documented(body: str, card: Card, case: str) -> str:
 
 
 def _versions(body: str) -> str:
-    """Of the distributions that a script imports."""
+    """The versions of the distributions that a script imports."""
     imported = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [alias.name for node in imported if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in imported if isinstance(node, ast.ImportFrom) and node.module]
@@ -165,6 +164,6 @@ def _versions(body: str) -> str:
 
 
 def _package_of(file: Path) -> str:
-    """The dotted name of the package that a file is in; nothing if it is in none."""
+    """The dotted name of the package that a file is in; empty if it is in none."""
     root = package_root(file.resolve())
     return "" if root is None else ".".join(file.resolve().parent.relative_to(root).parts)

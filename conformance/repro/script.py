@@ -1,4 +1,4 @@
-"""The text of a script for one case, with those variants of its parts that the case needs."""
+"""The text of a script for one case, with the variants of its parts that the case needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conformance.workloads.workload import Workload
 
 
 def variants(case: Case, shows: Shows, *, is_resumed: bool) -> dict[str, str]:
-    """By the names under which the other parts use them."""
+    """The variants, by the names that other parts use for them."""
     in_one_life = "under_horovod" if BACKENDS[case.backend].rendezvous == "horovod" else "in_processes"
     return {
         "in_one_life": in_one_life,
@@ -29,7 +29,7 @@ def variants(case: Case, shows: Shows, *, is_resumed: bool) -> dict[str, str]:
 
 
 def main_of(shows: Shows) -> str:
-    """What ends a script."""
+    """The function that ends a script."""
     if isinstance(shows, Numbers) and shows.others:
         return "compare_with_others"
     return "end" if isinstance(shows, Ending) else "compare"
@@ -51,13 +51,13 @@ def _run(case: Case, shows: Shows) -> str:
     return "run_sharded" if case.backend == "fsdp2" else "run"
 
 
-#: With these a trainer reads whole epochs in loops of its own.
+#: A trainer that uses these reads whole epochs in its own loops.
 _OF_EPOCHS = frozenset({"dataset", "sampler", "global_sampler"})
-#: With these it reports weights; `step` as a context alone, as optimizers have one, too.
+#: A trainer that uses these reports weights; `step` only as a context, because optimizers have one too.
 _REPORTS = frozenset({"report", "with step"})
 _OF_A_STOP = ("stop_after", "stop_inside", "save_after", "checkpoint_dir", "resume_from")
 _GO_ON = {"stop_after": None, "stop_inside": 0, "save_after": (), "checkpoint_dir": None}
-#: In the models' source, what stands for what a script does not have.
+#: In the models' source, replacements of names that a script does not have.
 _OF_MODELS = {
     "_Module": "torch.nn.Module",
     "model.Counting.SCALE": str(float(model.Counting.SCALE)),
@@ -66,13 +66,13 @@ _OF_MODELS = {
 
 
 def why_not(case: Case) -> str | None:
-    """Why no script can be written for a case, whatever the trainer."""
+    """Why no script can be written for a case, with any trainer; None if one can."""
     backend = BACKENDS[case.backend]
-    instead = f"`conformance run --case {case.id} --traces traces` keeps what each rank does"
+    instead = f"`conformance run --case {case.id} --traces traces` records what each rank does"
     if backend.paths == "launched":
         return f"a script cannot start the workers of {case.backend}; {instead}"
     if case.device != "cpu" or case.arithmetic.on_gpu_only:
-        return f"a script runs on the CPU, and this case on a GPU; {instead}"
+        return f"a script runs on the CPU, but this case on a GPU; {instead}"
     if case.resumed_at is not None and case.resumed.startswith("killed"):
         return f"a script does not kill training while it saves, as this case does; {instead}"
     if case.world_sizes[1] != case.world_size:
@@ -92,13 +92,13 @@ def function_in(source: Source, name: str | None) -> str:
     if name is not None or len(marked) != 1:
         raise CannotCopy(
             f"{source.name} has {'no function' if name is None else f'no function `{name}`'} that is decorated with "
-            "`@trainer(...)` where it is defined, which is all that a script can copy"
+            "`@trainer(...)` at its definition; a script can copy only such a function"
         )
     return marked[0]
 
 
 def script(case: Case, shows: Shows, source: Source, function: str, package: str) -> str:
-    """The script without its docstring. ``package``: the one that the trainer's file is in, or nothing.
+    """The script without its docstring. ``package``: the package of the trainer's file, or empty.
 
     Raises CannotCopy, CannotShow.
     """
@@ -133,7 +133,7 @@ def script(case: Case, shows: Shows, source: Source, function: str, package: str
 
 
 def _distinct(source: Source) -> dict[str, str]:
-    """Other names for what the parts define and the trainer does, too."""
+    """New names for definitions of the parts that the trainer also defines."""
     own = {*source.definitions, *source.imports} - {"Task", "Batch", "Unsupported", "train"}
     return {name: f"{name}_" for name in part_names() if name in own}
 
@@ -170,8 +170,8 @@ def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
     moment = f"after step {shows.step}" if shows.quantity == "weights" else f"the gradient in step {shows.step}"
     others = {name or "decides nothing": list(values) for name, values in shows.others}
     return {
-        "EXPECTED": Given(assigned("EXPECTED", expected, f"{what.capitalize()}, and how far each may be off.")),
-        "OTHERS": Given(assigned("OTHERS", others, "What is right, too, for a trainer that ...")),
+        "EXPECTED": Given(assigned("EXPECTED", expected, f"{what.capitalize()}, each with its largest allowed error.")),
+        "OTHERS": Given(assigned("OTHERS", others, "Also correct, for a trainer that ...")),
         "MOMENT": Given(assigned("MOMENT", moment)),
     }
 

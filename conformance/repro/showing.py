@@ -1,5 +1,5 @@
-"""What a script shows of a case that fails: after how many windows, and which values are wrong there, whatever its
-trainer decides of what is open."""
+"""Decides what a script shows of a failing case: after how many windows, and which values are wrong there for every
+valid choice of its trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.verdict.judgement import Judgement
 from conformance.workloads.behaviour import WORDS, split
 from conformance.workloads.problem import Problem
 
-#: What a rank of a script prints that hangs.
+#: Printed by a script's rank that hangs.
 TIMEOUT = "Timeout (0:00:20)!"
 
 
@@ -32,10 +32,9 @@ class CannotShow(Exception):
 class Numbers:
     """Wrong values after ``windows`` windows.
 
-    ``step``: the last one that they are of. ``expected``: each with how large its error may be. ``seen``: the first
-    that is wrong, as (rank, index, value), or another such if steps may be those of other windows; nothing if the
-    values of ranks differ, each of which may be right. ``others``: what is right as well, by how the trainer decides
-    what is open.
+    ``step``: the step of these values. ``expected``: each value with its largest allowed error. ``seen``: the first
+    wrong value, as (rank, index, value), and another if steps may belong to other windows; empty if the values of ranks
+    differ, as each may be correct. ``others``: other correct values, by the choice of the trainer that gives them.
     """
 
     windows: int
@@ -54,27 +53,26 @@ class Ending:
     errors: tuple[str, ...] = ()
 
 
-#: What a script can show.
+#: The failures that a script can show.
 Shows: TypeAlias = Numbers | Ending
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The steps of a trainer that is right. ``name`` completes "it is a trainer that ...", by what it decides."""
+    """The steps of a correct trainer. ``name``: its choices; completes "it is a trainer that ..."."""
 
     name: str
     steps: Sequence[Step]
 
     def by(self, window: int) -> Step | None:
-        """The last step of the first windows, up to this one."""
+        """The last step up to this window."""
         return next((step for step in reversed(self.steps) if step.window <= window), None)
 
 
 def answers(judgement: Judgement, problem: Problem) -> list[Answer]:
-    """The right answers; first that of the judgement, unless the trainer declares another one.
+    """The correct answers; first the judgement's, unless the trainer declares another choice.
 
-    That of the judgement takes the trainer's own word for which steps are skipped, which a trainer that is right may
-    skip otherwise.
+    The judgement's answer believes the trainer about which steps are skipped; a correct trainer may skip others.
 
     Raises CannotShow.
     """
@@ -85,11 +83,11 @@ def answers(judgement: Judgement, problem: Problem) -> list[Answer]:
     if problem.precision.scaled and (own := Recurrence(problem).run()).skips != followed.skips:
         if "possible" in own.overflows:
             raise CannotShow(
-                f"which steps overflow, and are to be skipped, depends on rounding: {judgement.headline}; take a case "
-                "of this cause in fp32"
+                f"rounding decides which steps overflow and are skipped: {judgement.headline}; use a case of this "
+                "problem in fp32"
             )
         history, followed = own.history, own
-    # One whose numbers are right does otherwise than it declares.
+    # A trainer whose numbers are correct does something else than it declares.
     against = judgement.reading is not None and judgement.reading.denies(declared)
     first = [] if against else [followed]
     readings = [one for one in accepted if not against or not one.denies(declared)]
@@ -99,7 +97,7 @@ def answers(judgement: Judgement, problem: Problem) -> list[Answer]:
 
 
 def wrong_numbers(ranks: Sequence[RankEvidence], right: Sequence[Answer]) -> Iterator[Numbers]:
-    """At the first step at which a value is wrong, and at the last one if there is one too."""
+    """Yields the first step with a wrong value, and the last one if there are several."""
     windows = sorted({step.window for answer in right for step in answer.steps if right[0].by(step.window)})
     for quantity in get_args(Quantity):
         wrong = [window for window in windows if _is_wrong(ranks, right, window, quantity)]
@@ -117,7 +115,7 @@ def _numbers(ranks: Sequence[RankEvidence], right: Sequence[Answer], window: int
 
 
 def _boxes(right: Sequence[Answer], window: int, quantity: Quantity) -> list[tuple[str, Enclosure]]:
-    """The right values, each once; those that differ by less than rounding are as one."""
+    """The correct values, each once; values that differ by less than rounding are merged."""
     found: list[tuple[str, Enclosure]] = []
     for answer in right:
         step = answer.by(window)
@@ -134,7 +132,7 @@ def _boxes(right: Sequence[Answer], window: int, quantity: Quantity) -> list[tup
 
 
 def _around(one: Enclosure, other: Enclosure) -> Enclosure:
-    """What holds both."""
+    """The enclosure of both."""
     both = zip(one.center, one.radius, other.center, other.radius, strict=True)
     radius = tuple(max(own, abs(center - further) + more) for center, own, further, more in both)
     return replace(one, radius=radius)
@@ -150,8 +148,8 @@ def _is_wrong(ranks: Sequence[RankEvidence], right: Sequence[Answer], window: in
 
 
 def _last(rank: RankEvidence, window: int, quantity: Quantity, *, by_plan: bool) -> Vector | None:
-    """What a rank ends with that trains no longer than this window. ``by_plan``: by the windows that its steps should
-    end, and not those of their forwards."""
+    """The last values of a rank that trains only up to this window. ``by_plan``: by the windows that its steps should
+    end, not by those of their forwards."""
     taken = [
         attempt
         for attempt in rank.attempts
@@ -174,7 +172,7 @@ def _values(box: Enclosure) -> tuple[tuple[float, float], ...]:
 
 
 def _value(center: Fraction, radius: Fraction) -> tuple[float, float]:
-    """The right value as a float, and a float above what it may be off by."""
+    """The correct value as a float, and an upper bound of its allowed error."""
     value = float(center)
     allowed = radius + abs(center - Fraction(value))
     return value, math.nextafter(float(allowed), math.inf) if allowed else 0.0
@@ -186,19 +184,18 @@ def shown(judgement: Judgement, problem: Problem) -> list[Shows]:
     Raises CannotShow.
     """
     if judgement.verdict == "INCONCLUSIVE":
-        raise CannotShow(f"nothing is proved about it: {judgement.headline}")
+        raise CannotShow(f"the case is undecided: {judgement.headline}")
     if judgement.verdict in ("CRASH", "HANG"):
         return _endings(judgement, len(problem.windows))
     if problem.workload.own_order:
-        raise CannotShow(f"no script knows which samples the trainer should have read: {judgement.headline}")
+        raise CannotShow(f"a script cannot know which samples the trainer should have read: {judgement.headline}")
     if judgement.trajectory is None or not judgement.trajectory.steps or not judgement.ranks:
-        raise CannotShow(f"no numbers show it: {judgement.headline}")
+        raise CannotShow(f"no numbers show the failure: {judgement.headline}")
     found: list[Shows] = [*wrong_numbers(judgement.ranks, answers(judgement, problem))]
     if not found:
         raise CannotShow(
-            f"its weights and gradients are those of a right trainer, so a script has nothing to compare: "
-            f"{judgement.headline}; "
-            "`conformance run --traces` and `conformance trace` show what the trainer calls"
+            f"weights and gradients are correct, so a script has nothing to compare: {judgement.headline}; "
+            "`conformance run --traces` and `conformance trace` show the trainer's calls"
         )
     return found
 
@@ -209,14 +206,14 @@ def _endings(judgement: Judgement, windows: int) -> list[Shows]:
     raising = [rank for rank, _ in raised]
     exits = [rank.outcome.exit for rank in judgement.ranks if rank not in raising and not rank.outcome.finished]
     if judgement.verdict == "CRASH" and exits:
-        # What the others do that wait for one that is gone is a race.
+        # The errors of ranks that wait for a dead one depend on a race.
         errors = (*errors, *map(_died, exits), "Connection reset by peer", "Connection closed by peer", TIMEOUT)
     ended = 1 + max((len(rank.attempts) for rank in judgement.ranks), default=windows)
     return [Ending(count, errors) for count in dict.fromkeys([min(ended, windows), windows])]
 
 
 def _died(exit: str) -> str:
-    """What torch says of a process that ended so."""
+    """What torch prints about a process that ended this way."""
     ended, _, _ = exit.partition(" before")
     if ended == "exited 0":
         return "a process exited with 0 before the end of training"

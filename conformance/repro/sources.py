@@ -1,4 +1,4 @@
-"""Python source as its top-level statements, of which a script takes those that it needs.
+"""Python source as top-level statements, from which a script takes those that it needs.
 
 Text is copied, with its comments, and never printed from a syntax tree.
 """
@@ -21,7 +21,7 @@ class CannotCopy(Exception):
 
 @dataclass(frozen=True)
 class Imported:
-    """What a name stands for: ``module``, or ``attribute`` of it."""
+    """What a name refers to: ``module``, or ``attribute`` of it."""
 
     module: str
     attribute: str | None
@@ -29,7 +29,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Source:
-    """A file. ``text`` is UTF-8."""
+    """A Python file. ``text`` is UTF-8."""
 
     name: str
     text: str
@@ -56,7 +56,7 @@ class Source:
 
     @cached_property
     def imports(self) -> dict[str, list[Imported]]:
-        """What the imports at the top level bind. `import a.b` and `import a.c` bind one name."""
+        """The names that top-level imports bind. `import a.b` and `import a.c` bind one name."""
         found: dict[str, list[Imported]] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Import):
@@ -71,8 +71,8 @@ class Source:
 
     @cached_property
     def others(self) -> list[ast.stmt]:
-        """The top-level statements that run for what they do, but for what a script leaves out: its docstring, and what
-        runs where the file is the program."""
+        """Other top-level statements, without those that a script omits: the docstring, and code that runs only if the
+        file is the program."""
         known = {id(node) for node in self.definitions.values()}
         rest = [node for node in self.tree.body if id(node) not in known and not _is_left_out(node)]
         return [node for node in rest if not isinstance(node, ast.Import | ast.ImportFrom)]
@@ -83,8 +83,8 @@ class Source:
         return any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in self.tree.body)
 
     def copied(self, node: ast.stmt, instead: Mapping[str, str], without: frozenset[str] = frozenset()) -> str:
-        """The text of a statement with the comments above it, and ``instead`` of each expression another one.
-        ``without``: names of decorators that are left out."""
+        """The text of a statement with the comments above it; ``instead``: replacements of expressions; ``without``:
+        names of decorators to omit."""
         lines = [line.encode() for line in self.text.splitlines(keepends=True)]
         for start, end, new in sorted(_replaced(node, instead), reverse=True):
             (row, column), (last, stop) = start, end
@@ -108,14 +108,14 @@ class Source:
 
 
 def names_in(node: ast.AST, without: frozenset[str] = frozenset(), absent: Container[str] = ()) -> Iterator[str]:
-    """The names that a statement mentions, but for those in decorators of these names and in ``absent`` expressions."""
+    """The names that a statement uses, except in decorators of the names ``without`` and in ``absent`` expressions."""
     left_out = [one for one in getattr(node, "decorator_list", []) if decorator_name(one) in without]
     if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in absent:
         return
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-        # An annotation in quotes.
+        # A quoted annotation.
         yield node.value
     for child in ast.iter_child_nodes(node):
         if child not in left_out:
@@ -123,21 +123,21 @@ def names_in(node: ast.AST, without: frozenset[str] = frozenset(), absent: Conta
 
 
 def attributes_in(node: ast.AST) -> set[str]:
-    """The attributes that a statement mentions, of whatever."""
+    """The attributes that a statement uses, of any object."""
     return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
 
 
 def decorator_name(node: ast.expr) -> str:
-    """``trainer`` for ``@trainer(...)`` and for ``@conformance.trainer``."""
+    """The decorator's name: ``trainer`` for ``@trainer(...)`` and ``@conformance.trainer``."""
     return ast.unparse(node.func if isinstance(node, ast.Call) else node).removeprefix(f"{PACKAGE}.")
 
 
-#: What takes the place of the text from one (row, column) up to another.
+#: The text that replaces the source from one (row, column) to another.
 Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], str]
 
 
 def _replaced(node: ast.AST, instead: Mapping[str, str]) -> Iterator[Edit]:
-    """Other expressions; nothing inside of what is replaced."""
+    """Yields the replacements, none inside another."""
     if isinstance(node, ast.Name | ast.Attribute) and (text := ast.unparse(node)) in instead:
         yield (node.lineno - 1, node.col_offset), _end(node), instead[text]
         return
@@ -150,7 +150,7 @@ def _end(node: ast.expr | ast.arg) -> tuple[int, int]:
 
 
 def _plain(alias: ast.alias) -> Imported:
-    """`import a.b as c` is `from a import b as c`."""
+    """The import of an alias: `import a.b as c` is `from a import b as c`."""
     package, _, last = alias.name.rpartition(".")
     return Imported(package, last) if alias.asname and package else Imported(alias.name, None)
 

@@ -1,7 +1,7 @@
 """The results file: a run writes it, and every report is rendered from it alone.
 
-`ResultsWriter` appends cases as they finish, so that a killed run loses none of them; `read_results` reads them back.
-`records.py` declares the format; SCHEMA.md describes it in words and schema.json for machines. Both are generated.
+`ResultsWriter` appends cases as they finish: a killed run keeps them. `read_results` reads them back. `records.py`
+defines the format; SCHEMA.md for people and schema.json for machines are generated from it.
 """
 
 from .reader import Results, ResultsError, read_results

@@ -1,4 +1,4 @@
-"""One results file out of several, such as those of CI jobs with a backend each."""
+"""Merges several results files into one, such as those of CI jobs with one backend each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from .reader import Results, ResultsError
 from .records import Header, Mutants
 
-#: What all files must have in common: results of another one would not mean the same.
+#: What all files must share: results of other versions or laws are not comparable.
 _SAME = ("tool", "version", "seed", "laws", "bugs")
 
 
 def merged(files: Sequence[tuple[Path, Results]], command: str) -> Results:
-    """All cases of `files`, in this order, under one header. ``command``: the one that merges them.
+    """All cases of `files`, in this order, under one header. ``command``: the command that merges them.
 
     Raises:
-        ResultsError: a file lacks planned cases, so the merged one would seem to have all; two were written by other
-            versions of the tool, or hold their cases to other laws; or a case is in two.
+        ResultsError: a file lacks planned cases, which the merged file would hide; two files come from other versions
+            of the tool, or use other laws; or two files have the same case.
     """
     first, header = files[0][0], files[0][1].header
     seen: dict[tuple[str, str, str], Path] = {}
@@ -27,7 +27,7 @@ def merged(files: Sequence[tuple[Path, Results]], command: str) -> Results:
             raise ResultsError(f"{path}: {results.cut_off}; finish it with `conformance run --resume`, or leave it out")
         for name in _SAME:
             if getattr(results.header, name) != getattr(header, name):
-                raise ResultsError(f"{path} and {first} differ in the {name} of their runs; make both with one version")
+                raise ResultsError(f"{path} and {first} differ in the {name} of their runs; run both with one version")
         for case in results.cases:
             key = case.target, case.trainer, case.id
             if key in seen:
@@ -57,6 +57,6 @@ def _header(headers: Sequence[Header], command: str, planned: int) -> Header:
 
 
 def _common(values: Sequence[str | int | float | bool | None]) -> str | int | float | bool | None:
-    """The value that all have; else all of them."""
+    """The value that all share, or a list of all values."""
     different = list(dict.fromkeys(values))
     return different[0] if len(different) == 1 else " or ".join(map(str, different))

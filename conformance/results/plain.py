@@ -1,4 +1,4 @@
-"""Records to plain JSON values and back, strictly: what does not fit is refused, and nothing is dropped or guessed."""
+"""Converts records to plain JSON values and back, strictly: misfits raise an error, and nothing is dropped."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ T = TypeVar("T")
 Scalar: TypeAlias = str | int | float | bool | None
 Structure: TypeAlias = Callable[[Any, Any], Any]
 
-#: What an integer is below: the first one that not every reader of JSON holds exactly.
+#: The first integer that some JSON readers cannot represent exactly.
 TOO_LARGE = 2**53
-#: JSON has no other way to say them.
+#: JSON has no numbers for these.
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _IN_WORDS = {str: "string", bool: "boolean", int: "integer", float: "number", Any: "any value"}
 
 
 class ShapeError(ValueError):
-    """A value is not of the type that its field has. `str()` is one line: which field, and what is wrong with it."""
+    """A value of the wrong type for its field. `str()` is one line: which field, and what is wrong."""
 
 
 class _Refused(Exception):
-    """`args[0]` is not of the type that was asked for."""
+    """`args[0]` has the wrong type."""
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A record as JSON values, without the fields that have their defaults."""
+    """A record as JSON values, without fields that have their defaults."""
     return cast(dict[str, Any], _converter.unstructure(record))
 
 
 def record(cls: type[T], value: object) -> T:
-    """The record of type `cls` that these JSON values describe.
+    """The record of type `cls` for these JSON values.
 
     Raises:
-        ShapeError: a field is missing, unknown or of another type.
+        ShapeError: a field is missing, unknown or has the wrong type.
     """
     try:
         return _converter.structure(value, cls)
@@ -52,7 +52,7 @@ def record(cls: type[T], value: object) -> T:
 
 
 def shortened(value: object) -> str:
-    """A value of JSON, cut where it is long."""
+    """A JSON value as text, cut if it is long."""
     try:
         found = json.dumps(value)
     except (RecursionError, ValueError):
@@ -61,7 +61,7 @@ def shortened(value: object) -> str:
 
 
 def in_words(hint: Any) -> str:
-    """A type as JSON calls it: "list of numbers or null"."""
+    """A type in JSON's terms: "list of numbers or null"."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return in_words(arguments[0])
@@ -78,10 +78,10 @@ def in_words(hint: Any) -> str:
 
 
 def _explained(error: BaseException, field: str, hint: Any) -> str:
-    """The first thing that is wrong in the field, or in a field of it."""
+    """The first error in the field, or in a field of it."""
     if isinstance(error, ClassValidationError | IterableValidationError):
         noted, others = error.group_exceptions()
-        # A misspelt field is unknown, and missing too.
+        # A misspelt field is both unknown and missing.
         if others:
             return _explained(others[0], field, hint)
         inner, note = noted[0]
@@ -96,7 +96,7 @@ def _explained(error: BaseException, field: str, hint: Any) -> str:
         close = difflib.get_close_matches(name, [known.name for known in dataclasses.fields(error.cl)], n=1)
         return f"{where} has an unknown field {name}" + (f"; did you mean {close[0]}?" if close else "")
     bounds = f" from 0 to {TOO_LARGE - 1}" if hint is int else ""
-    return f"{where} is {shortened(error.args[0])}, but should be {in_words(hint)}{bounds}"
+    return f"{where} is {shortened(error.args[0])}, expected {in_words(hint)}{bounds}"
 
 
 def _make() -> Converter:
@@ -144,7 +144,7 @@ def _choice(value: object, hint: Any) -> object:
 
 
 def _checked(factory: Callable[..., Structure], kinds: type | UnionType) -> Callable[[Any, BaseConverter], Structure]:
-    """``factory``, for values of these kinds alone."""
+    """Restricts ``factory`` to values of these kinds."""
 
     def make(hint: Any, converter: BaseConverter) -> Structure:
         structure = factory(hint, converter)

@@ -1,4 +1,4 @@
-"""Reads a results file back, also that of a run that was cut off, and refuses a case that contradicts itself."""
+"""Reads a results file, also of a run that was cut off, and rejects a case that contradicts itself."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 from .plain import ShapeError, record, shortened
 from .records import KINDS, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants, Step, Vector
 
-#: Others are absent, or empty, where the gradients of a step could not be read.
+#: Other vectors are absent or empty if the gradients of a step could not be read.
 _ALWAYS = ("expected", "observed")
 _PROOFS = ("id", "guards", "ranks", "parameters", "steps", "certificate", "power")
 _OF_FAILURES = ("mistake", "explained_by", "gradient_factors", "step_factors", "undeclared")
 
 
 def against_passing(case: CaseRecord, required: Collection[str]) -> str | None:
-    """Why a case did not pass, whatever its verdict says; None if nothing is against it, or it did not pass.
+    """Why a case that claims to have passed did not; None if nothing contradicts it, or it did not pass.
 
     `required`: the laws that are a MUST, by the header.
     """
@@ -35,7 +35,7 @@ def _against(case: CaseRecord, required: Collection[str]) -> Iterator[str]:
     for finding in case.findings:
         if finding.level == "MUST" or finding.law in required:
             yield f"it broke {finding.law}"
-    yield from (f"the guard {guard.name!r} does not hold" for guard in case.guards if not guard.holds)
+    yield from (f"the guard {guard.name!r} failed" for guard in case.guards if not guard.holds)
     for rank in case.ranks:
         if (rank.exit != "exited 0" and not rank.delivered) or rank.stack or rank.traceback:
             yield f"rank {rank.rank} failed"
@@ -49,16 +49,16 @@ def _against(case: CaseRecord, required: Collection[str]) -> Iterator[str]:
 
 
 def _against_proofs(case: CaseRecord) -> Iterator[str]:
-    """The same of a case that has them all."""
+    """What contradicts a pass, in a case that has all proofs."""
     assert case.certificate is not None and case.power is not None
     is_exact = case.certificate.exact
     if is_exact != (case.verdict == "PASS (exact)"):
         yield f"its certificate says {'exact' if is_exact else 'not exact'}"
     rounding = (stage.stage for stage in case.certificate.stages if is_exact and not stage.exact)
     yield from (f"its certificate says that {stage} is not exact" for stage in rounding)
-    # Also where it is not a number.
+    # Also if it is NaN.
     if not case.power.value > 1:
-        yield f"its power is {case.power.value:g}: a known bug would pass, too"
+        yield f"its power is {case.power.value:g}: a known bug would also pass"
     if [rank.rank for rank in case.ranks] != [*range(len(case.ranks))]:
         yield "its ranks are not one each from 0"
     # A long trajectory is recorded with gaps.
@@ -70,12 +70,12 @@ def _against_proofs(case: CaseRecord) -> Iterator[str]:
 
 
 def _wrong(step: Step, case: CaseRecord) -> str | None:
-    """What is wrong with the numbers of a step."""
+    """What is wrong with the numbers of a step, or None."""
     count = len(case.parameters)
     for name, vector in vars(step).items():
         if isinstance(vector, tuple):
             if len(vector) != count and (vector or name in _ALWAYS):
-                return f"step {step.step} has {len(vector)} numbers in {name}, and the case has {count} parameters"
+                return f"step {step.step} has {len(vector)} numbers in {name}, but the case has {count} parameters"
             if any(value is not None and not math.isfinite(value) for value in vector):
                 return f"step {step.step} has a number in {name} that is not finite"
     bounds = [*(step.bound or ()), *(step.gradient_bound or ())]
@@ -91,7 +91,7 @@ def _wrong(step: Step, case: CaseRecord) -> str | None:
 
 
 def _are_right(expected: Vector | None, observed: Vector | None, error: Vector | None, bound: Vector | None) -> bool:
-    """Whether each observed number is within its bound of the expected one, and its error says so."""
+    """Whether each observed number is within its bound of the expected one, and the recorded error agrees."""
     if not expected or not observed:
         return False
     nothing = (None,) * len(expected)
@@ -103,7 +103,7 @@ def _is_right(expected: float | None, observed: float | None, error: float | Non
         return False
     if not bound and expected != observed:
         return False
-    # All were rounded to the nearest float when they were written, but for what the trainer computed.
+    # All were rounded to the nearest float when written, except what the trainer computed.
     rounding, distance = _half_ulp(expected), abs(Fraction(observed) - Fraction(expected))
     if error is not None and abs(Fraction(error) - distance) > rounding + _half_ulp(error):
         return False
@@ -115,14 +115,14 @@ def _half_ulp(value: float) -> Fraction:
 
 
 class ResultsError(Exception):
-    """A results file cannot be read or written. `str()` is one line that says which file, where and why."""
+    """A results file cannot be read or written. `str()` is one line: which file, where and why."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """A results file that was read.
+    """The contents of a results file.
 
-    cut_off: None if every planned case is there, else how many are. Those that are there are whole.
+    cut_off: None if it has every planned case, else how many it has. Those are complete.
     """
 
     header: Header
@@ -137,27 +137,27 @@ class Results:
 
     @cached_property
     def failed(self) -> int:
-        """How many cases are not conforming, inconclusive ones included."""
+        """The number of cases that are not conforming, including inconclusive ones."""
         return sum(case.failed for case in self.cases)
 
     @property
     def not_run(self) -> int:
-        """How many cases did not run. They count neither as passed nor as failed."""
+        """The number of cases that did not run. They count neither as passed nor as failed."""
         return len(self.cases) - self.passed - self.failed
 
     @property
     def conforming(self) -> bool:
-        """Every planned case is there, at least one passed, and none failed."""
+        """Whether every planned case is there, at least one passed, and none failed."""
         return self.cut_off is None and self.passed > 0 and self.failed == 0
 
 
 def read_results(path: str | Path) -> Results:
-    """Reads a results file; one that was cut off as far as its lines are whole.
+    """Reads a results file; a file that was cut off up to its last complete line.
 
     Raises:
-        ResultsError: there is no such file, it is of another kind or schema version, a line is damaged or has an
-            unknown field, or the file contradicts itself: a case that passed beside evidence that it did not, a case
-            twice, a footer or a plan that disagrees with the cases.
+        ResultsError: the file does not exist or has another kind or schema version, a line is damaged or has an unknown
+            field, or the file contradicts itself: a passed case has evidence that it failed, a case occurs twice, or a
+            footer or a plan disagrees with the cases.
     """
     path = Path(path)
     values, torn = _values(path)
@@ -170,11 +170,11 @@ def read_results(path: str | Path) -> Results:
     for number, value in enumerate(values[1:], start=2):
         line = _line(value, where := f"{path}: line {number}")
         if footer is not None:
-            raise ResultsError(f"{where} comes after the footer")
+            raise ResultsError(f"{where} comes after the footer, which must be the last line")
         if isinstance(line, CaseRecord):
             name = line.target, line.trainer, line.id
             if name in known:
-                raise ResultsError(f"{where} has the case {line.id} of {line.trainer} a second time")
+                raise ResultsError(f"{where} repeats the case {line.id} of {line.trainer}")
             if (against := against_passing(line, required)) is not None:
                 raise ResultsError(f"{where} says {line.verdict}, but {against}")
             known.add(name)
@@ -185,14 +185,14 @@ def read_results(path: str | Path) -> Results:
             footer = line
         else:
             raise ResultsError(
-                f"{where} is a second line of the kind {shortened(value['kind'])}, but there may be one only"
+                f"{where} is a second line of the kind {shortened(value['kind'])}, but only one is allowed"
             )
     found = Counter(case.verdict for case in cases)
     if footer is not None and (footer.verdicts != found or footer.cases != len(cases)):
-        raise ResultsError(f"{path}: the footer counts {footer.cases} cases, but these are not the ones in the file")
+        raise ResultsError(f"{path}: the footer does not match the cases in the file (it counts {footer.cases})")
     if len(cases) > header.planned or (footer is not None and footer.complete != (len(cases) == header.planned)):
-        what = "the footer says that all are there" if footer and footer.complete else "that does not fit"
-        raise ResultsError(f"{path}: {header.planned} cases were planned, and {len(cases)} are in the file; {what}")
+        what = ", but the footer says that all are there" if footer and footer.complete else ""
+        raise ResultsError(f"{path}: {header.planned} cases were planned, but {len(cases)} are in the file{what}")
     is_complete = not torn and footer is not None and footer.complete
     cut_off = None if is_complete else f"the run was cut off: {len(cases)} of {header.planned} cases"
     return Results(header, tuple(cases), footer, mutants, cut_off)
@@ -201,7 +201,7 @@ def read_results(path: str | Path) -> Results:
 def _line(value: dict[str, Any], where: str) -> Line:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ResultsError(f"{where} has the kind {shortened(kind)}, but should have one of {', '.join(KINDS)}")
+        raise ResultsError(f"{where} has the unknown kind {shortened(kind)}; expected one of {', '.join(KINDS)}")
     try:
         return record(KINDS[kind], {name: content for name, content in value.items() if name not in ("kind", "schema")})
     except ShapeError as error:
@@ -212,7 +212,7 @@ def _line(value: dict[str, Any], where: str) -> Line:
 
 def _header(path: Path, first: list[dict[str, Any]]) -> Header:
     if not first or first[0].get("kind") != "header":
-        raise ResultsError(f"{path} is not a results file of trainer-conformance: it does not begin with a header")
+        raise ResultsError(f"{path} is not a results file of trainer-conformance: it does not start with a header")
     version = first[0].get("schema")
     if type(version) is not int or version != SCHEMA_VERSION:
         raise ResultsError(
@@ -225,7 +225,7 @@ def _header(path: Path, first: list[dict[str, Any]]) -> Header:
 
 
 def _values(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The values in the lines of the file, and whether the last line broke off in the middle; it is left out then."""
+    """The values of the file's lines, and whether the last line was cut off; then it is omitted."""
     try:
         # A pipe may have no writer, and a device no end.
         if not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
@@ -262,7 +262,7 @@ def _refused(name: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is beyond all numbers")
+        raise ValueError(f"{text} is too large")
     return value
 
 

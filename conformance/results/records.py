@@ -1,7 +1,7 @@
-"""The lines of a results file, and what is in them.
+"""The lines of a results file and their fields.
 
-The format is described here alone: `plain.py` reads and writes what is declared here, and
-`python -m tools.results_schema` writes SCHEMA.md and schema.json from it.
+The format is defined only here: `plain.py` reads and writes these records, and `python -m tools.results_schema`
+generates SCHEMA.md and schema.json from them.
 
 A field with a default may be absent from the file. Vectors have one number for each parameter, in the order of
 `CaseRecord.parameters`. Errors and bounds are absolute, in the unit of the quantity.
@@ -17,7 +17,7 @@ from conformance.workloads.behaviour import Way
 
 
 def quoted(target: str) -> str:
-    """A target as a shell takes it; bytes that are no UTF-8 as bash, zsh and ksh write them."""
+    """A target as a shell argument; bytes that are not UTF-8 in the notation of bash, zsh and ksh."""
     if target.isprintable():
         return shlex.quote(target)
     # A results file may name a target that no file can have.
@@ -58,16 +58,16 @@ class Header:
     seed: Annotated[int | None, "seed of everything random"] = None
     machine: Annotated[
         dict[str, str | int | float | bool | None],
-        "versions, platform, processors and the like by name; null where something is missing",
+        "versions, platform, processors and the like by name; null if one is missing",
     ] = field(default_factory=dict)
     sources: Annotated[
         dict[str, dict[str, str]], "by trainer: the SHA-256 of its file and of each of the user's files that it imports"
     ] = field(default_factory=dict)
     notes: Annotated[
         tuple[str, ...],
-        "what to know about the whole run first: which trainers could not be forked, why, and what to do",
+        "what to know first about the whole run: which trainers could not be forked, why, and what to do",
     ] = ()
-    laws: Annotated[tuple[LawText, ...], "the laws that every case was held to"] = ()
+    laws: Annotated[tuple[LawText, ...], "the laws that every case was checked against"] = ()
     bugs: Annotated[dict[str, str], 'the known bugs by name; each text completes "it is a trainer that ..."'] = field(
         default_factory=dict
     )
@@ -75,7 +75,7 @@ class Header:
 
 @dataclass(frozen=True)
 class LawText:
-    """One of the laws that every case was held to."""
+    """One of the laws that every case was checked against."""
 
     law: Annotated[str, "id, chapter and name: `amp/unscale-before-clip`"]
     level: Annotated[Level, "breaking a MUST fails the case; breaking a SHOULD is a warning"]
@@ -84,14 +84,12 @@ class LawText:
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """A line for each case: workload x layout x precision x backend on one trainer, its verdict, and the evidence for
-    it.
-    """
+    """One case: workload x layout x precision x backend on one trainer, its verdict, and the evidence for it."""
 
-    id: Annotated[str, "readable id, unique for its trainer"]
+    id: Annotated[str, "readable id, unique within its trainer"]
     trainer: Annotated[str, "name of the trainer"]
     target: Annotated[str, "where the trainer was found: module or file, and function"]
-    command: Annotated[str, "runs this one case again"]
+    command: Annotated[str, "the command that runs this case again"]
     path: Annotated[str, "row of the matrix: backend and layout"]
     backend: Annotated[str, "`single`, `ddp`, `horovod`, ..."]
     layout: Annotated[str, "how a global batch is split: `samples`, `batched`, `accumulated`"]
@@ -102,10 +100,10 @@ class CaseRecord:
     device: Annotated[str, "`cpu` or `cuda`"]
     verdict: Annotated[Verdict, "one of the twelve verdicts"]
     headline: Annotated[str, "the verdict's reason in one line; for a case that did not run, why, and what to do"]
-    reason: Annotated[Reason | None, "what the headline says, as far as no other field does"] = None
+    reason: Annotated[Reason | None, "details of the headline that no other field has"] = None
     resumed_at: Annotated[
         int | None,
-        "after how many windows training was stopped, to be resumed in fresh processes; null if it ran through",
+        "after how many windows training stopped, to resume in new processes; null if it ran through",
     ] = None
     resumed: Annotated[
         str,
@@ -113,50 +111,52 @@ class CaseRecord:
         "another number of ranks, such as `on-3-ranks`",
     ] = "once"
     own_scale: Annotated[
-        bool, "whether the numbers are so small that the trainer may begin with its own loss scale"
+        bool, "whether the numbers are so small that the trainer may start from its own loss scale"
     ] = False
-    possible: Annotated[int, "how many cases a trainer that declares everything has on this backend, on the CPU"] = 0
-    declared: Annotated[int, "how many of these the trainer declares"] = 0
-    undeclared: Annotated[str | None, "what the trainer must declare for it, for the verdict UNSUPPORTED"] = None
+    possible: Annotated[int, "how many cases this backend has on the CPU for a trainer that supports everything"] = 0
+    declared: Annotated[int, "how many of these the trainer supports"] = 0
+    undeclared: Annotated[str | None, "the feature that the trainer must declare, for the verdict UNSUPPORTED"] = None
     micro_batch_size: Annotated[int | None, "samples in a micro-batch"] = None
     seconds: Annotated[float | None, "how long the case took"] = None
     notes: Annotated[tuple[str, ...], "more about the case, one line each"] = ()
     certificate: Annotated[Certificate | None, "whether the case is exact"] = None
-    power: Annotated[Power | None, "how surely the case tells a right trainer from a wrong one"] = None
-    guards: Annotated[tuple[Guard, ...], "what must hold before equality means anything"] = ()
+    power: Annotated[Power | None, "how clearly the case separates a correct trainer from a wrong one"] = None
+    guards: Annotated[tuple[Guard, ...], "conditions without which equality means nothing"] = ()
     parameters: Annotated[tuple[str, ...], "names of the entries of each vector"] = ()
     steps: Annotated[tuple[Step, ...], "the trajectory"] = ()
     skips: Annotated[tuple[int, ...], "windows whose step was skipped"] = ()
     scales: Annotated[tuple[float, ...], "loss scale of each window"] = ()
     diverged: Annotated[Diverged | None, "where the weights of the ranks first differed"] = None
-    first_difference: Annotated[FirstDifference | None, "where the trainer first differed from the right answer"] = None
+    first_difference: Annotated[FirstDifference | None, "where the trainer first differed from the correct answer"] = (
+        None
+    )
     mistake: Annotated[Mistake | None, "what the adapter got wrong, for the verdict SETUP"] = None
     explained_by: Annotated[
         tuple[str, ...],
-        "known bugs, by their names in the header, that make exactly these wrong numbers; if none does, two at once, "
-        "joined by ` + `",
+        "known bugs, by their names in the header, that give exactly these wrong numbers; if no single one does, pairs "
+        "of bugs, joined by ` + `",
     ] = ()
-    ruled_out: Annotated[tuple[str, ...], "known bugs that would show in this case, and make other numbers"] = ()
+    ruled_out: Annotated[tuple[str, ...], "known bugs that would show in this case, but give other numbers"] = ()
     gradient_factors: Annotated[
         tuple[float, ...],
-        "all gradients multiplied by one of these makes exactly these wrong numbers; several tell nothing",
+        "multiplying all gradients by one of these gives exactly these wrong numbers; several prove nothing",
     ] = ()
-    step_factors: Annotated[tuple[float, ...], "the same of the learning rate"] = ()
-    behaviour: Annotated[tuple[Behaviour, ...], "what it does where several ways are right"] = ()
+    step_factors: Annotated[tuple[float, ...], "the same for the learning rate"] = ()
+    behaviour: Annotated[tuple[Behaviour, ...], "its choices where several behaviours are valid"] = ()
     ranks: Annotated[tuple[Rank, ...], "how each process ended"] = ()
     traffic: Annotated[Traffic | None, "what the ranks sent each other"] = None
     laws: Annotated[
-        dict[str, int], "how often each law was checked, counted over windows and ranks; without laws that were not"
+        dict[str, int], "how often each law was checked, over windows and ranks; without laws that were not checked"
     ] = field(default_factory=dict)
     unchecked: Annotated[
         dict[str, str],
-        "laws that raised an error of their own, so that nothing is known of them: the traceback of each",
+        "laws whose check raised an error, so they are undecided: the traceback of each",
     ] = field(default_factory=dict)
     unjudged: Annotated[
-        str | None, "the traceback of an error of the harness's own, because of which nothing is known of the case"
+        str | None, "the traceback of an error of the harness itself, which left the case undecided"
     ] = None
     findings: Annotated[tuple[Finding, ...], "the laws that were broken"] = ()
-    timeline: Annotated[Timeline | None, "what the ranks did, for a case that did not simply pass"] = None
+    timeline: Annotated[Timeline | None, "what the ranks did, unless the case passed without remarks"] = None
 
     @property
     def failed(self) -> bool:
@@ -165,17 +165,17 @@ class CaseRecord:
 
     @property
     def repro_command(self) -> str:
-        """Writes a standalone script that shows why the case fails."""
+        """The command that writes a standalone script that shows why the case fails."""
         return f"conformance repro {self.id} {quoted(self.target)}"
 
 
 @dataclass(frozen=True)
 class Reason:
-    """What the headline of a case that fails says, as data."""
+    """Details of a failing case's headline, as data."""
 
-    code: Annotated[str, "the same in all cases that fail for this reason, such as the type of what was raised"] = ""
-    where: Annotated[str | None, "the lines that it is about: `train.py:41`, as in a finding"] = None
-    source: Annotated[tuple[str, ...], "the text of each line that `where` names, as in a finding"] = ()
+    code: Annotated[str, "the same in all cases that fail for this reason, such as the type of an exception"] = ""
+    where: Annotated[str | None, "the lines that it refers to: `train.py:41`, as in a finding"] = None
+    source: Annotated[tuple[str, ...], "the text of each line in `where`, as in a finding"] = ()
 
 
 @dataclass(frozen=True)
@@ -189,11 +189,11 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the arithmetic of a step."""
+    """One stage in the arithmetic of a step."""
 
     stage: Annotated[str, "name"]
     exact: Annotated[bool, "true: this stage rounds nothing"]
-    bits: Annotated[int | None, "bits of significand that it needs"] = None
+    bits: Annotated[int | None, "bits of significand required"] = None
     available: Annotated[int | None, "bits that the precision has"] = None
     step: Annotated[int | None, "the step that needs the most bits"] = None
 
@@ -209,32 +209,32 @@ class Power:
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition that must hold before equality means anything."""
+    """A condition without which equality means nothing."""
 
-    name: Annotated[str, "what must hold"]
-    holds: Annotated[bool, "whether it does"]
-    expected: Annotated[str, "what is right"]
-    observed: Annotated[str, "what was seen"]
+    name: Annotated[str, "the condition"]
+    holds: Annotated[bool, "whether it is met"]
+    expected: Annotated[str, "the correct state"]
+    observed: Annotated[str, "the observed state"]
     diagnosis: Annotated[
-        str, "which mistake breaks it, where the name leaves that open; the same for all guards that one mistake breaks"
+        str, "the bug that violates it, if the name leaves that open; the same for all guards that one bug violates"
     ] = ""
 
 
 @dataclass(frozen=True)
 class Step:
-    """State after one optimizer step, and the gradients that the optimizer saw in it."""
+    """State after one optimizer step, and the gradients that the optimizer used in it."""
 
     step: Annotated[int, "which optimizer step"]
     window: Annotated[int, "which window"]
     expected: Annotated[Vector, "weights after the step, by the oracle"]
     observed: Annotated[Vector, "weights after the step, by the trainer"]
     error: Annotated[Vector | None, "|observed - expected|"] = None
-    bound: Annotated[Vector | None, "how large the error may be; null or 0 in an exact case"] = None
+    bound: Annotated[Vector | None, "largest allowed error; null or 0 in an exact case"] = None
     ulp: Annotated[Vector | None, "the error in units in the last place of the weights' type"] = None
     gradient_expected: Annotated[Vector | None, "gradients as the optimizer should see them"] = None
     gradient_observed: Annotated[Vector | None, "gradients as the optimizer saw them"] = None
     gradient_error: Annotated[Vector | None, "|observed - expected|"] = None
-    gradient_bound: Annotated[Vector | None, "how large their error may be"] = None
+    gradient_bound: Annotated[Vector | None, "largest allowed error of the gradients"] = None
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Diverged:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where the trainer first differed from the right answer."""
+    """Where the trainer first differed from the correct answer."""
 
     step: Annotated[int, "which optimizer step"]
     quantity: Annotated[Quantity, "what differs"]
@@ -255,19 +255,19 @@ class FirstDifference:
     expected: Annotated[float | None, "by the oracle"]
     observed: Annotated[float | None, "by the trainer"]
     error: Annotated[float | None, "|observed - expected|"] = None
-    bound: Annotated[float | None, "how large the error may be"] = None
+    bound: Annotated[float | None, "largest allowed error"] = None
     where: Annotated[
         str | None, "the line that took this step, or the last backward before it: `train.py:41`, as in a finding"
     ] = None
-    source: Annotated[tuple[str, ...], "the text of each line that `where` names, as in a finding"] = ()
+    source: Annotated[tuple[str, ...], "the text of each line in `where`, as in a finding"] = ()
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the trainer does where several ways are right, such as with a short last window."""
+    """What the trainer does where several behaviours are valid, such as with a short last window."""
 
-    way: Annotated[Way, "the choice, and what it does"]
-    declared: Annotated[str | None, "what the trainer declares of this choice"] = None
+    way: Annotated[Way, "the choice, and the behaviour"]
+    declared: Annotated[str | None, "the behaviour that the trainer declares for this choice"] = None
 
 
 @dataclass(frozen=True)
@@ -276,20 +276,20 @@ class Rank:
 
     rank: Annotated[int, "which rank"]
     exit: Annotated[str, "how the process ended, in words"]
-    output: Annotated[str, "the end of what it printed"] = ""
-    delivered: Annotated[bool, "whether it failed after it had delivered all that it recorded"] = False
+    output: Annotated[str, "the end of its output"] = ""
+    delivered: Annotated[bool, "whether it failed after it had delivered its whole recording"] = False
     stack: Annotated[str | None, "where it was at the time limit"] = None
-    traceback: Annotated[str | None, "what it raised"] = None
-    host: Annotated[str | None, "the machine that it ran on, if there were several"] = None
-    collectives: Annotated[dict[str, Collective], "how it used each collective, by name"] = field(default_factory=dict)
+    traceback: Annotated[str | None, "the traceback of its exception"] = None
+    host: Annotated[str | None, "its machine, if there were several"] = None
+    collectives: Annotated[dict[str, Collective], "its use of each collective, by name"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Collective:
-    """How a rank used one collective."""
+    """A rank's use of one collective."""
 
-    count: Annotated[int, "how often this rank called it"]
-    bytes: Annotated[int, "how much it contributed in all"]
+    count: Annotated[int, "number of calls"]
+    bytes: Annotated[int, "total bytes contributed"]
 
 
 @dataclass(frozen=True)
@@ -299,25 +299,25 @@ class Traffic:
     gradient: Annotated[int, "bytes of all gradients, in the type that is sent"]
     ranks: Annotated[tuple[RankTraffic, ...], "one for each rank, in order"]
     state: Annotated[
-        int | None, "bytes of the optimizer's state for all parameters; null where nothing is split over the ranks"
+        int | None, "bytes of the optimizer's state for all parameters; null if nothing is sharded over the ranks"
     ] = None
 
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """Bytes of one rank in an optimizer step, the mean over all windows. They count gradients and weights, except
-    `other`. What a formula gives is null for a backend that has none.
+    """Bytes of one rank per optimizer step, averaged over all windows. They count gradients and weights, except
+    `other`. Expected values are null for a backend without a formula.
     """
 
     sent: Annotated[float, "in messages to other ranks"]
-    received: Annotated[float, "in messages from other ranks, by the senders' count"]
-    reduced: Annotated[float, "passed to collectives, which is not what these then send"]
-    ring: Annotated[float, "what a ring all-reduce of `reduced` sends, the mean over ranks: 2 (N - 1) / N of it"]
-    other: Annotated[float, "anything else, such as total weights, loss scales, losses for a log"]
+    received: Annotated[float, "in messages from other ranks, as counted by the senders"]
+    reduced: Annotated[float, "passed to collectives, which send another amount"]
+    ring: Annotated[float, "sent by a ring all-reduce of `reduced`, averaged over ranks: 2 (N - 1) / N of it"]
+    other: Annotated[float, "anything else, such as total weights, loss scales, logged losses"]
     expected_sent: Annotated[float | None, "`sent` by the formula of the backend"] = None
     expected_received: Annotated[float | None, "`received` by the formula"] = None
     expected_reduced: Annotated[float | None, "`reduced` by the formula"] = None
-    state: Annotated[int | None, "bytes of the optimizer's state that it keeps itself"] = None
+    state: Annotated[int | None, "bytes of the optimizer's state that this rank keeps"] = None
 
 
 @dataclass(frozen=True)
@@ -327,24 +327,24 @@ class Finding:
     law: Annotated[str, "id of the law"]
     level: Annotated[Level, "level of the law"]
     says: Annotated[str, "the law in one sentence"]
-    contradiction: Annotated[str, "what must hold, why, and what the trainer did instead"]
+    contradiction: Annotated[str, "the expectation, the reason, and what the trainer did instead"]
     fix: Annotated[str, "a short correct snippet of Python"]
-    count: Annotated[int, "how often the same line broke it, counted over windows and ranks"]
+    count: Annotated[int, "how often the same line broke it, over windows and ranks"]
     ranks: Annotated[tuple[int, ...], "the ranks that broke it"]
-    effect: Annotated[str | None, "what that does to the numbers, as the trace predicts"] = None
-    observed: Annotated[str | None, "what the numbers did"] = None
+    effect: Annotated[str | None, "its effect on the numbers, as the trace predicts"] = None
+    observed: Annotated[str | None, "the observed effect on the numbers"] = None
     window: Annotated[int | None, "the first window in which it was broken; null before training"] = None
     where: Annotated[str | None, "the line that broke it: `train.py:41`"] = None
     source: Annotated[
         tuple[str, ...],
-        "the text of each line that `where` names, as it was when the case ran; empty where it was not found",
+        "the text of each line in `where`, as it was when the case ran; empty if it was not found",
     ] = ()
     slice: Annotated[tuple[Moment, ...], "the events that show it"] = ()
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that a rank did."""
+    """One action of a rank."""
 
     rank: Annotated[int, "which rank"]
     time: Annotated[float, "milliseconds since the first moment of the list, on one clock for all ranks"]
@@ -362,7 +362,7 @@ class Timeline:
     moments: Annotated[tuple[Moment, ...], "rank by rank, in order"]
     window: Annotated[int | None, "which window; null before training"] = None
     joins: Annotated[tuple[Join, ...], "collectives in which ranks met"] = ()
-    cut: Annotated[int, "how many events are left out at the end, for the rank with the most"] = 0
+    cut: Annotated[int, "how many events are omitted at the end, for the rank with the most"] = 0
 
 
 @dataclass(frozen=True)
@@ -374,7 +374,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Mutants:
-    """How the harness judged trainers that are wrong on purpose."""
+    """Verdicts on trainers with seeded bugs."""
 
     rows: Annotated[tuple[Mutant, ...], "a row for each mutant"]
 
@@ -403,4 +403,4 @@ class Footer:
 
 Line: TypeAlias = Header | CaseRecord | Mutants | Footer
 KINDS: dict[str, type[Line]] = {"header": Header, "case": CaseRecord, "mutants": Mutants, "footer": Footer}
-"""What the field `kind` of a line says."""
+"""The record type of each `kind` of line."""

@@ -19,15 +19,14 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 
 class ResultsWriter:
-    """Writes a results file line by line; each line is flushed as it is written. Not for several threads at
-    once. The file is locked (`flock`) while it is open.
+    """Writes a results file line by line and flushes each line. Not thread-safe. The file is locked (`flock`) while it
+    is open.
 
-    As a context manager it writes the footer at the end, except after an exception: then the file stays cut
-    off.
+    As a context manager it writes the footer at the end, except after an exception: then the file stays cut off.
     """
 
     def __init__(self, path: str | Path, header: Header) -> None:
-        """Starts the file anew; a symbolic link is not followed.
+        """Starts a new file; a symbolic link is not followed.
 
         Raises `ResultsError` if it cannot be opened, and `OSError` if it cannot be written.
         """
@@ -40,7 +39,7 @@ class ResultsWriter:
         except OSError as error:
             raise ResultsError(f"cannot write {path}: {error.strerror}") from error
         try:
-            # Where the file system has no locks, nothing tells others that this run goes on.
+            # On a file system without locks, others cannot tell that this run is active.
             with suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write(header, schema=SCHEMA_VERSION)

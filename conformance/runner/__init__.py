@@ -1,4 +1,4 @@
 """Processes: a zygote that has imported torch, an importer per trainer, a server per backend, fresh ranks per case.
 
-`conformance.runner.front.client.ForkServer` is the front side, and the only part that other packages use.
+The front side is `conformance.runner.front.client.ForkServer`, the only part for other packages.
 """

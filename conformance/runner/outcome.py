@@ -1,4 +1,4 @@
-"""What the ranks of one case delivered, and what can go wrong before there are any."""
+"""The outcome of one case, and errors before it has one."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _EXITED = "exited 0"
 
 
 class RunnerError(Exception):
-    """The harness itself failed: no process could be started, or torch cannot be imported."""
+    """The harness itself failed: it could not start a process, or import torch."""
 
 
 class ZygoteLost(RunnerError):
-    """The process that imports torch has ended, as when the system killed it for its memory."""
+    """The process that imports torch has died, as when the system runs out of memory."""
 
 
 class ImporterLost(ZygoteLost):
-    """Only the process that had imported one trainer has ended."""
+    """Only the process that imported one trainer has died."""
 
 
 class HostLost(RunnerError):
-    """One of several machines, or our process there, is lost: nothing can run on it any more."""
+    """One of several machines, or the harness's process there, is lost. Nothing can run on it."""
 
 
 class Unavailable(Exception):
-    """The backend, or something that the trainer requires, is missing on this machine.
+    """The backend, or a requirement of the trainer, is missing on this machine.
 
     Attributes:
-        reason: what is missing, one line.
-        command: the command that installs it, if one does.
-        declaration: what the trainer declares, if that is known without importing it.
+        reason: the missing thing, in one line.
+        command: the command that installs it, if any.
+        declaration: what the trainer supports, if known without an import.
     """
 
     def __init__(self, reason: str, command: str | None, declaration: Declaration | None) -> None:
@@ -63,13 +63,13 @@ class RankOutcome:
     """How one rank ended.
 
     Attributes:
-        events: what it sent, in its order, without a last line that is incomplete.
-        finished: its function returned and the evidence arrived, however the process ended afterwards.
+        events: its events in order, without an incomplete last line.
+        finished: its function returned and all evidence arrived, no matter how the process ended later.
         exit: one phrase, such as "exited 0" or "killed by SIGSEGV".
         output: the last 20 kB of its standard output and standard error.
-        stack: where each of its threads was at the time limit.
-        after: the rank that failed first, if that may be why this one did not finish either.
-        host: the machine that it ran on, in a run on several.
+        stack: the stacks of its threads at the time limit.
+        after: the rank that failed first, if that may have stopped this one.
+        host: its machine, in a run on several machines.
     """
 
     rank: int
@@ -82,19 +82,24 @@ class RankOutcome:
     host: str | None = None
 
     def to_json(self) -> bytes:
-        """As JSON; events are JSON already and are copied."""
+        """The outcome as JSON; events are copied if they are JSON already."""
         others = {name: value for name, value in vars(self).items() if name != "events"}
         events = self.events if isinstance(self.events, Lines) else Lines([to_json(event) for event in self.events])
-        return events.beside(others, "events")
+        return events.within(others, "events")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended. ``timed_out``: the time limit passed before every rank had delivered. ``earlier``: where
-    training was resumed twice from one checkpoint, how it ended for the first time; ``altered``: the files of the
-    checkpoint that were others, or gone, after that. ``recorded``: the ranks before their events were placed.
-    ``lives``: of a case that was resumed, that up to its stop and that from there; ``life``: which of them this is, as
-    in the spec that it was placed by."""
+    """How one case ended.
+
+    Attributes:
+        timed_out: the time limit passed before every rank had delivered.
+        earlier: the outcome of the first resume, if training was resumed twice from one checkpoint.
+        altered: the files of the checkpoint that the first resume changed or removed.
+        recorded: the ranks before their events were placed.
+        lives: the outcomes before and after the stop of a resumed case.
+        life: the life that this is, as in the spec by which it was placed.
+    """
 
     ranks: tuple[RankOutcome, ...]
     seconds: float
@@ -108,16 +113,16 @@ class Outcome:
     def to_json(self) -> bytes:
         kept_back = ("ranks", "recorded", "lives", "life")
         others = {name: value for name, value in vars(self).items() if name not in kept_back}
-        return Lines([rank.to_json() for rank in self.ranks]).beside(others, "ranks")
+        return Lines([rank.to_json() for rank in self.ranks]).within(others, "ranks")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
         return cls(**{**values, "ranks": tuple(RankOutcome(**rank) for rank in values["ranks"])})
 
     def placed(self, spec: Mapping[str, Any]) -> Outcome:
-        """This outcome with each event in its place in the plan, see `conformance.trace.hindsight`.
+        """This outcome with each event at its place in the plan, see `conformance.trace.hindsight`.
 
-        A rank with something else among its events has not delivered its evidence.
+        A rank with a malformed event counts as not finished.
         """
         if self.lives:
             first, second = (one.placed({**spec, "life": one.life}) for one in self.lives)
@@ -127,8 +132,8 @@ class Outcome:
         return replace(self, ranks=ranks, recorded=recorded, life=spec.get("life"))
 
     def followed_by(self, other: Outcome) -> Outcome:
-        """This outcome of a case up to its stop, and the ``other`` of what was resumed, as one. Both are placed. Ranks
-        that only one of them has stay as they are."""
+        """This outcome of a case up to its stop joined with the ``other`` after the resume, both placed. Ranks that
+        only one of them has stay unchanged."""
         both = [
             replace(
                 after,
@@ -145,12 +150,12 @@ class Outcome:
         )
 
     def up_to(self, window: int) -> Outcome:
-        """This outcome of processes that were to be killed, as if they had stopped before ``window``. It is placed."""
+        """This placed outcome of killed processes, cut as if they had stopped before ``window``."""
         return replace(self, ranks=tuple(_up_to(window, rank) for rank in self.ranks), timed_out=False)
 
     @classmethod
     def without_evidence(cls, world_size: int, exit: str, seconds: float, *, timed_out: bool = False) -> Outcome:
-        """The outcome of a case that delivered nothing: the same ``exit`` for every rank."""
+        """The outcome of a case without events: the same ``exit`` for every rank."""
         ranks = tuple(RankOutcome(rank, (), False, exit, "", None) for rank in range(world_size))
         return cls(ranks, seconds, timed_out)
 
@@ -171,11 +176,8 @@ def _up_to(window: int, rank: RankOutcome) -> RankOutcome:
 
 
 def malformed(rank: int, what: str) -> str:
-    """How a rank ended whose evidence is not what the recorder wrote; ``what`` is wrong with it."""
-    return (
-        f"the evidence of rank {rank} {what}; the trainer wrote to a file descriptor that it had not opened, or "
-        "truncated it"
-    )
+    """The `exit` of a rank whose evidence was damaged; ``what``: the problem, in words that follow "rank 1"."""
+    return f"the evidence of rank {rank} {what}; the trainer wrote to or truncated a file descriptor it had not opened"
 
 
 def describe_status(status: int) -> str:

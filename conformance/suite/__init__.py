@@ -1,1 +1,1 @@
-"""The pytest tests that users run: ``pytest --pyargs conformance.suite --trainer my_trainer.py``."""
+"""The pytest suite that users run: ``pytest --pyargs conformance.suite --trainer my_trainer.py``."""

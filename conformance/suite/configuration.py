@@ -1,5 +1,5 @@
-"""`[tool.conformance]` in pyproject.toml: options for this project's trainers, under the names that they have, what a
-watch expects, and failures that are expected, each with a reason."""
+"""Reads `[tool.conformance]` in pyproject.toml: options for this project's trainers, under the names of the command
+line, what a watch expects, and expected failures, each with a reason."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the table says.
+    """The contents of the table.
 
     Attributes:
-        file: where it is, as seen from the current folder; None if there is none.
-        values: by the name of the option; those that may be given several times are lists.
-        expected: reasons of failures that are expected, by the id of a case or the name of a cause.
+        file: its path from the current folder; None if there is no table.
+        values: by the name of the option; repeatable options have lists.
+        expected: reasons of expected failures, by the id of a case or the name of a problem.
         watch: what a watch expects of scripts, by property.
     """
 
@@ -44,10 +44,10 @@ class Configuration:
     watch: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self, given: Mapping[str, Any]) -> Iterator[str]:
-        """The command line for the values that are not `given` there, which wins; trainers are `--trainer`.
+        """The command line for the values that `given` does not override; trainers are `--trainer`.
 
         Args:
-            given: by the name of the attribute, of the options that there are; None or empty if not given.
+            given: the available options by attribute name; None or empty if not given.
         """
         for name, value in self.values.items():
             attribute = name.replace("-", "_")
@@ -60,7 +60,7 @@ class Configuration:
 
 
 def configuration(folder: Path | None = None) -> Configuration:
-    """That of the nearest pyproject.toml with the table, in this folder (default: the current one) or above it.
+    """Reads the nearest pyproject.toml with the table, in this folder (default: the current one) or above it.
 
     Raises ConfigurationError.
     """
@@ -76,7 +76,7 @@ def configuration(folder: Path | None = None) -> Configuration:
 
 
 def _table(file: Path, shown: Path) -> object:
-    """None if the file has none."""
+    """The table, or None."""
     try:
         whole = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -103,7 +103,7 @@ def _checked(file: Path, table: object) -> Configuration:
                 values[name] = _OPTIONS[name](value)
             else:
                 known = (*_OPTIONS, EXPECTED, WATCH)
-                raise _Wrong(f"no such option{did_you_mean(name, known) or f'; it is one of {_listed(known)}'}")
+                raise _Wrong(f"unknown option{did_you_mean(name, known) or f'; use one of {_listed(known)}'}")
         except _Wrong as error:
             raise ConfigurationError(f"{file}: [{TABLE}] {name}: {error}") from error
     beside = file.parent
@@ -116,7 +116,7 @@ def _checked(file: Path, table: object) -> Configuration:
 
 
 def _from(folder: Path, target: str) -> str:
-    """A target as it is called from the current folder: files are named from that of pyproject.toml."""
+    """A target as named from the current folder; pyproject.toml names files from its own folder."""
     is_file = target.partition(":")[0].endswith(".py") or "/" in target
     return os.path.normpath(folder / target) if is_file else target
 
@@ -143,8 +143,8 @@ def _backends(value: object) -> list[str]:
     found = _texts(value)
     for name in found:
         if name not in BACKEND_NAMES:
-            hint = did_you_mean(name, BACKEND_NAMES) or f"; it is one of {_listed(BACKEND_NAMES)}"
-            raise _Wrong(f"there is no backend {_shown(name)}{hint}")
+            hint = did_you_mean(name, BACKEND_NAMES) or f"; use one of {_listed(BACKEND_NAMES)}"
+            raise _Wrong(f"unknown backend {_shown(name)}{hint}")
     return found
 
 
@@ -163,13 +163,13 @@ def _seconds(value: object) -> float:
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 1:
-        raise _Wrong(f"{_shown(value)} is not a number of processes; write a whole number from 1")
+        raise _Wrong(f"{_shown(value)} is not a number of processes; write a whole number of at least 1")
     return value
 
 
 def _reasons(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise _Wrong(f'{_shown(value)} is not a table; below [{TABLE}.{EXPECTED}] write "id or cause" = "reason"')
+        raise _Wrong(f'{_shown(value)} is not a table; below [{TABLE}.{EXPECTED}] write "id or problem" = "reason"')
     for name, reason in value.items():
         if not isinstance(reason, str) or not reason.strip():
             raise _Wrong(f'{name} has no reason; write "{name}" = "why it is expected to fail"')
@@ -178,7 +178,7 @@ def _reasons(value: object) -> dict[str, str]:
 
 def _watch(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or value.keys() - {"expect"} or not isinstance(value.get("expect", {}), dict):
-        raise _Wrong(f'{_shown(value)} is not understood; write expect = {{ranks = "sum"}}')
+        raise _Wrong(f'{_shown(value)} is not valid; write expect = {{ranks = "sum"}}')
     return {name: _text(one) for name, one in value.get("expect", {}).items()}
 
 
@@ -205,10 +205,10 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Expected:
-    """What came of the expectations in a run.
+    """The outcome of the expectations in a run.
 
     Attributes:
-        cases: how many failed as expected. wrong: expectations that do not hold, a line each.
+        cases: how many failed as expected. wrong: expectations that were not met, a line each.
     """
 
     cases: int
@@ -216,9 +216,9 @@ class Expected:
 
 
 def expectation(case: CaseRecord, names: Iterable[str]) -> str | None:
-    """The name that stands for the case: its id, also as trainer:id, or a cause that it shows, if it failed.
+    """The expectation that matches a case: its id, also as trainer:id, or, if it failed, a problem that it shows.
 
-    A cause is the law that it broke, the condition that does not hold, or the known bug that makes its numbers.
+    A problem is the law that it broke, the guard that failed, or the known bug that gives exactly its numbers.
     """
     own = [case.id, f"{case.trainer}:{case.id}"]
     if case.failed:
@@ -230,9 +230,9 @@ def expectation(case: CaseRecord, names: Iterable[str]) -> str | None:
 
 
 def judged(cases: Iterable[CaseRecord], configuration: Configuration, *, whole: bool) -> Expected:
-    """Hold these cases against what is expected.
+    """Compares these cases with the expectations.
 
-    ``whole``: they are all that the configuration selects, so that a name must match one of them.
+    ``whole``: they are all that the configuration selects, so each expectation must match one of them.
     """
     unmatched = dict.fromkeys(configuration.expected)
     failed = 0
@@ -251,13 +251,13 @@ def judged(cases: Iterable[CaseRecord], configuration: Configuration, *, whole: 
 
 
 def holds(case: CaseRecord, name: str, configuration: Configuration) -> str:
-    """The line on a case that is expected to fail and passes."""
-    return f"{case.trainer}:{case.id} holds, though a failure is expected; remove {_where(name, configuration)}"
+    """The message for a case that is expected to fail but passed."""
+    return f"{case.trainer}:{case.id} passed, but a failure is expected; remove {_where(name, configuration)}"
 
 
 def matches_nothing(name: str, configuration: Configuration) -> str:
-    """The line on an expectation that no case meets."""
-    return f"no case has the id or the cause {name}; correct or remove {_where(name, configuration)}"
+    """The message for an expectation that matches no case."""
+    return f"no case has the id or problem {name}; correct or remove {_where(name, configuration)}"
 
 
 def _where(name: str, configuration: Configuration) -> str:

@@ -1,4 +1,4 @@
-"""The project's `[tool.conformance]` in a run of pytest: options, and failures that are expected."""
+"""Applies the project's `[tool.conformance]` to a run of pytest: options, and expected failures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from conformance.suite.configuration import (
 from conformance.suite.options import SELECTING
 
 _FOUND: pytest.StashKey[Configuration] = pytest.StashKey()
-#: Whether all that the configuration selects is run.
+#: Whether the run includes everything that the configuration selects.
 _IS_WHOLE: pytest.StashKey[bool] = pytest.StashKey()
-#: Options that select tests: what they leave out is not expected to fail.
+#: Options that select tests: deselected tests are not expected to fail.
 _SELECTING = (*SELECTING, "keyword", "markexpr", "deselect", "lf")
 
 
 def configured(config: pytest.Config, given: argparse.Namespace) -> list[str]:
-    """The arguments that pyproject.toml adds to those that are given."""
+    """The arguments that pyproject.toml adds to the given ones."""
     try:
         found = configuration(Path(config.invocation_params.dir))
     except ConfigurationError as error:
@@ -42,7 +42,7 @@ def configured(config: pytest.Config, given: argparse.Namespace) -> list[str]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A failure that is expected is an xfail, with its reason; one that does not come is a failure."""
+    """Turns an expected failure into an xfail with its reason; an expected failure that passes fails."""
     report = yield
     found = item.config.stash[_FOUND]
     if getattr(report, "conformance", None) is None or not found.expected:
@@ -57,7 +57,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 class _Controller:
-    """Sees all reports, also those of workers."""
+    """Sees all reports, including those of workers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""What pytest does in a run of the suite: options, items, markers, fixtures, warnings, and the shared torch."""
+"""The suite's pytest hooks: options, items, markers, fixtures, warnings, and a shared import of torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from conformance.suite.servers import Servers
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 ZYGOTE: pytest.StashKey[ZygoteProcess] = pytest.StashKey()
-#: The target and the id of each case that an earlier run has finished, and that is not run again.
+#: The target and id of each case that an earlier run finished; these are not run again.
 FINISHED: pytest.StashKey[list[list[str]]] = pytest.StashKey()
-# The names under which workers are given its address, and these cases.
+# Names of the values that workers get: its address, and these cases.
 _ZYGOTE, _FINISHED = "conformance_zygote", "conformance_finished"
 
 
@@ -40,8 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         type=received,
         metavar="TARGET",
-        help="a trainer under test: path.py, path.py:function, package.module:function, or the name of a "
-        "reference trainer; all stands for all trainers of the files that are named; may be given several times "
+        help="a trainer under test: path.py, path.py:function, package.module:function, or the name of a reference "
+        "trainer; 'all' means all trainers of the named files; repeatable "
         "(default: the reference trainers)",
     )
     add_options(group.addoption)
@@ -66,7 +66,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """Import torch once for all workers; it begins while they start."""
+    """Imports torch once for all workers, while they start."""
     config.stash[ZYGOTE] = ZygoteProcess()
 
 
@@ -79,19 +79,19 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what an earlier run has finished."""
+    """Removes the cases that an earlier run finished."""
     finished = {(target, id) for target, id in config.stash.get(FINISHED, ())}
     if finished:
         items[:] = [item for item in items if _name(item) not in finished]
 
 
 def pytest_collection_finish() -> None:
-    # What is there by now stays, and looking through it for garbage takes longer than through that of all cases.
+    # The objects of now stay; scanning them for garbage takes longer than scanning those of all cases.
     gc.freeze()
 
 
 def _name(item: pytest.Item) -> tuple[str, str] | None:
-    """The target and the id of the case that a test is for."""
+    """The target and id of a test's case."""
     planned = (
         item.callspec.params.get("item") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
     )
@@ -123,8 +123,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Move the result to the report as plain values, which is how it crosses from an xdist worker. The item stays until
-    the end of the run, and must not keep it."""
+    """Moves the result to the report as plain values, which can cross from an xdist worker. The item lives until the
+    end of the run, and must not keep the result."""
     report = yield
     if report.when == "call":
         report.conformance = vars(item).pop("conformance", None)
@@ -133,22 +133,22 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def servers(config: pytest.Config) -> Servers:
-    """The processes that hold the trainers, started on demand."""
+    """The processes that run the trainers, started on demand."""
     if SERVERS not in config.stash:
         config.stash[SERVERS] = Servers(config.getoption("time_limit"))
     return config.stash[SERVERS]
 
 
 class SlowPath(UserWarning):
-    """Why the cases of a trainer take long, and what to do. A warning, because pytest's workers pass warnings on."""
+    """Why a trainer's cases are slow, and what to do. A warning, because pytest's workers forward warnings."""
 
 
 class Undeclared(UserWarning):
-    """What a trainer does at its user's expense, and what to do."""
+    """Behaviour of a trainer that costs its user something, and what to do."""
 
 
 def warn(config: pytest.Config, warning: UserWarning, when: Literal["collect", "runtest"], nodeid: str = "") -> None:
-    """Show ``warning`` in pytest's summary, once however many tests have it."""
+    """Shows ``warning`` in pytest's summary, once for all tests that have it."""
     message = warnings.WarningMessage(warning, type(warning), __file__, 0)
     config.hook.pytest_warning_recorded.call_historic(
         kwargs={"warning_message": message, "when": when, "nodeid": nodeid, "location": None}

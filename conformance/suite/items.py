@@ -1,4 +1,4 @@
-"""What the suite collects: one item for each planned case of each trainer."""
+"""Collects the suite's items: one for each planned case of each trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Item:
     """One planned case, and the reason if it is not run.
 
     ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run. ``declared``: how many cases the
-    trainer declares on this backend, on the CPU; ``chosen``, ``undeclared``: see `Planned`; ``option``: see `Servers`.
+    trainer supports on this backend, on the CPU; ``chosen``, ``undeclared``: see `Planned`; ``option``: see `Servers`.
     """
 
     target: str
@@ -49,7 +49,7 @@ class Item:
 
 @dataclass(frozen=True)
 class BadInput:
-    """What keeps a trainer from being run at all: one clear line."""
+    """A problem that keeps a trainer from running at all: one clear line."""
 
     target: str
     line: str
@@ -66,11 +66,11 @@ def collect(
     *,
     thorough: bool = False,
 ) -> list[Item | BadInput]:
-    """The items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they declare).
+    """The items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they support).
 
-    ``patterns`` select among all cases, as in `selection`. Without any, those are taken that the plan has chosen, for a
-    ``thorough`` run more. A trainer that cannot be loaded becomes a BadInput, and so does a pattern that
-    selects nothing; with a BadInput, nothing else is collected.
+    ``patterns`` select among all cases, as in `selection`. Without patterns, the plan's chosen cases are taken, more
+    for a ``thorough`` run. A trainer that cannot be loaded becomes a BadInput, as does a pattern that selects nothing;
+    with a BadInput, nothing else is collected.
     """
     items: list[Item] = []
     wrong: list[BadInput] = []
@@ -99,13 +99,13 @@ def collect(
         chosen = [item for item in items if item.chosen]
     if chosen and all(servers.why_not(item.case) is not None for item in chosen):
         first = chosen[0]
-        line = f"none of the chosen cases can be run; for example {first.case.id}: {servers.why_not(first.case)}"
+        line = f"none of the selected cases can run; for example {first.case.id}: {servers.why_not(first.case)}"
         return [BadInput(first.target, line)]
     return [*_with_distinct_names(chosen)]
 
 
 def _with_distinct_names(items: Sequence[Item]) -> list[Item]:
-    """The same items; trainers that share a name are named by their targets."""
+    """The same items; trainers that share a name get their targets as names."""
     targets: dict[str, set[str]] = {}
     for item in items:
         targets.setdefault(item.trainer, set()).add(item.target)
@@ -136,7 +136,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool, 
                 name = declaration.name or target
                 item = Item(target, name, planned.case, planned.chosen, declared=declared, option=servers.option)
                 if planned.unsupported is not None:
-                    # Undeclared cases were already reported for the CPU.
+                    # Unsupported features were already reported for the CPU.
                     if device == "cpu" or planned.case.arithmetic.on_gpu_only:
                         item = replace(item, undeclared=planned.undeclared)
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
@@ -149,7 +149,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool, 
 
 
 def _why_not_there(case: Case, gpus: Mapping[str, Any]) -> str | None:
-    """Why a case cannot run on these GPUs, if so."""
+    """Why a case cannot run on these GPUs, or None."""
     if case.device == "cpu":
         return None
     devices = gpus["devices"]
@@ -157,8 +157,8 @@ def _why_not_there(case: Case, gpus: Mapping[str, Any]) -> str | None:
         return f"no CUDA device: {gpus['reason']}"
     if case.world_size > devices and not BACKENDS[case.backend].shares_gpus:
         return (
-            f"on GPUs point-to-point messages need NCCL, which needs one for each of {case.world_size} ranks: here "
-            f"{'is one' if devices == 1 else f'are {devices}'}"
+            f"point-to-point messages on GPUs use NCCL, which needs one GPU for each of {case.world_size} ranks; "
+            f"{'only one is' if devices == 1 else f'only {devices} are'} available"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""The options of a run, which `conformance run` and pytest share."""
+"""The options that `conformance run` and pytest share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LONGEST_TIME_LIMIT = 86_400.0
 
 
 def time_limit(text: str) -> float:
-    """Parse seconds.
+    """Parses seconds.
 
     Raises:
-        argparse.ArgumentTypeError: no such time limit is possible.
+        argparse.ArgumentTypeError: the text is not a valid time limit.
     """
     try:
         seconds = float(text)
@@ -29,63 +29,61 @@ def time_limit(text: str) -> float:
         seconds = 0.0
     if not 0 < seconds <= LONGEST_TIME_LIMIT:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time limit; write seconds, more than 0 and at most a day, such as 60"
+            f"{text!r} is not a time limit; write seconds, more than 0 and at most a day (86400), such as 60"
         )
     return seconds
 
 
 def whole_number(of: str) -> Callable[[str], int]:
-    """Parses how many there are of something, from 1; raises argparse.ArgumentTypeError."""
+    """Parses a number of things, at least 1; raises argparse.ArgumentTypeError."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {of}; write a whole number from 1")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {of}; write a whole number of at least 1")
         return int(text)
 
     return parse
 
 
-#: By name, what argparse's `add_argument` and pytest's `addoption` both take. None stands for what is not given, so
-#: that it can be looked up in the project's configuration first.
+#: By name, the arguments of both argparse's `add_argument` and pytest's `addoption`. None means not given: then the
+#: project's configuration is read.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--backend": {
         "action": "append",
         "choices": BACKEND_NAMES,
-        "help": "only this backend; may be given several times (default: all that the trainer declares)",
+        "help": "only this backend; repeatable (default: all that the trainer supports)",
     },
     "--case": {
         "action": "append",
         "metavar": "CASE",
-        "help": "only this case: its id, or the beginning of ids, as in ddp-w2, or a pattern, as in 'ddp-*-clip*', or "
-        "values of its fields, as in backend=ring,world_size=2; may be given several times, to run all cases that any "
-        "of them selects",
+        "help": "only matching cases: an id, the start of ids, as in ddp-w2, a pattern, as in 'ddp-*-clip*', or values "
+        "of fields, as in backend=ring,world_size=2; repeatable, to run cases that match any",
     },
     "--thorough": {
         "action": "store_true",
         "default": None,
-        "help": "so many cases that any three of kind of model, recipe, world size, accumulation and precision meet "
-        "(default: that each path meets each precision, and each workload each world size and accumulation)",
+        "help": "more cases: any three of kind of model, recipe, world size, accumulation and precision meet (default: "
+        "each path meets each precision, and each workload each world size and accumulation)",
     },
     "--time-limit": {
         "type": time_limit,
         "metavar": "SECONDS",
-        "help": "how long a case may take before it is a HANG, and the import of a trainer before it fails "
-        f"(default: {TIME_LIMIT:g})",
+        "help": f"seconds before a running case is a HANG, or the import of a trainer fails (default: {TIME_LIMIT:g})",
     },
     "--traces": {
         "type": Path,
         "metavar": "FOLDER",
-        "help": "write what each rank of each case did to FOLDER/<trainer>/<case>/rank<r>.jsonl (default: do not)",
+        "help": "write what each rank of each case does to FOLDER/<trainer>/<case>/rank<r>.jsonl (default: do not)",
     },
 }
 
 
-#: Those that select cases.
+#: Options that select cases.
 SELECTING = ("trainer", "backend", "case")
 
 
 def sendable(target: str) -> str:
-    """A target as UTF-8 text, which is all that xdist can send: bytes of a file's name that are none become escapes."""
+    """A target as UTF-8 text, which is all that xdist can send: other bytes of a file name become escapes."""
     return target.encode(errors="backslashreplace").decode()
 
 
@@ -94,44 +92,44 @@ def received(text: str) -> str:
     return re.sub(r"\\udc([89a-f][0-9a-f])", lambda match: chr(0xDC00 + int(match[1], 16)), text)
 
 
-#: By attribute, what is in effect where neither the command line nor the configuration says anything.
+#: By attribute, the values used if neither the command line nor the configuration has one.
 DEFAULTS: dict[str, Any] = {"backend": (), "case": (), "thorough": False, "time_limit": TIME_LIMIT}
 
 
 def add_defaults(options: argparse.Namespace) -> None:
-    """Put the defaults where nothing is given."""
+    """Sets the defaults of options that are not given."""
     for name, default in DEFAULTS.items():
         if getattr(options, name, default) is None:
             setattr(options, name, default)
 
 
 def add_options(add: Callable[..., object], only: Iterable[str] = OPTIONS) -> None:
-    """Call ``add``, which is argparse's `add_argument` or pytest's `addoption`, for each option."""
+    """Calls ``add``, argparse's `add_argument` or pytest's `addoption`, for each option."""
     for name in only:
         add(name, **OPTIONS[name])
 
 
 def add_trainers(parser: argparse.ArgumentParser) -> None:
-    """The trainers to run; a shell completes files and our own."""
+    """Adds the trainers to run; shells complete files and reference trainers."""
     trainers = parser.add_argument(
         "trainer",
         nargs="*",
         action="extend",
-        help="path.py, path.py:function, package.module:function, or one that comes with this package: "
-        f"{', '.join(reference_names())} (default: all but those of frameworks)",
+        help="path.py, path.py:function, package.module:function, or a trainer of this package: "
+        f"{', '.join(reference_names())} (default: all except framework adapters)",
     )
     parser.add_argument(
         "--trainer",
         action="append",
         metavar="TARGET",
-        help="another one; all stands for all trainers of the files that are named",
+        help="another trainer; 'all' means all trainers of the named files",
     )
     files = FilesCompleter(("py",))
     trainers.completer = lambda prefix, **of: [*reference_names(), *files(prefix, **of)]  # type: ignore[attr-defined]
 
 
 def arguments(values: Mapping[str, Any]) -> Iterator[str]:
-    """The command line that gives the options these values, by their names as attributes."""
+    """The command line that sets these option values, given by attribute name."""
     for name in OPTIONS:
         value = values[name.removeprefix("--").replace("-", "_")]
         if value is True:

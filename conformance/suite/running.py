@@ -1,4 +1,4 @@
-"""Running one item: from the plan to a line of the results file."""
+"""Runs one item: from the plan to a line of the results file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from conformance.verdict.record import record, without_evidence
 
 
 def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = None) -> CaseRecord:
-    """Run the case in fresh processes and judge it; ``traces`` is the folder for its trace, if that is to be kept.
+    """Runs the case in new processes and judges it; ``traces`` is the folder for its trace, if any.
 
-    A mistake of ours in the judgement costs this case its verdict.
+    After a bug in the judging code the case has no verdict.
 
     Raises:
         RunnerError: the harness itself failed.
@@ -33,8 +33,8 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
     except Exception as error:
         what = " ".join("".join(traceback.format_exception_only(error)).split())
         headline = (
-            f"the harness failed, so the trainer cannot be judged: {what}; this is a mistake of ours, please report it "
-            "with the traceback in the report"
+            f"the harness failed, so the trainer cannot be judged: {what}; this is a bug in conformance: please report "
+            "it with the traceback in the report"
         )
         found = replace(
             without_evidence(item.case, item.trainer, item.target, item.command, "INCONCLUSIVE", headline),
@@ -50,7 +50,7 @@ def _record(item: Item, servers: Servers, time_limit: float, traces: Path | None
         return without_evidence(*named, item.verdict, item.reason)
     kind = item.target, item.case.backend
     if (hung := servers.patience.lost_with(kind)) is not None:
-        return without_evidence(*named, "NOT RUN", f"{hung}; --case runs one of the others alone")
+        return without_evidence(*named, "NOT RUN", f"{hung}; --case runs a single one of the others")
     server = servers.get(*kind)
     spec = item.case.spec()
     outcome = run_case(server.run, spec, time_limit)

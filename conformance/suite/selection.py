@@ -1,4 +1,4 @@
-"""Which cases `--case` selects: by id or its beginning, by a pattern of ids, or by values of fields."""
+"""Selects the cases of `--case`: by an id or its start, by a pattern of ids, or by values of fields."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FIELDS = (
 
 
 def selected(pattern: str, cases: Sequence[Case]) -> list[Case]:
-    """The cases that a pattern such as ``ddp-w2-fp32-sgd``, ``ddp-w2``, ``ddp-*-clip*`` or ``backend=ddp,world_size=2``
-    selects.
+    """The cases that a pattern selects: ``ddp-w2-fp32-sgd``, ``ddp-w2``, ``ddp-*-clip*`` or
+    ``backend=ddp,world_size=2``.
 
-    The beginning of an id ends with a whole field, so that ``ring`` leaves ``ring-gather`` out and an id selects its
-    own case; if nothing begins so, it may end within a field, as in ``ddp-w2-fp32-clip``.
+    The start of an id must end with a whole field, so ``ring`` excludes ``ring-gather`` and an id selects only its own
+    case; if nothing matches, it may end within a field, as in ``ddp-w2-fp32-clip``.
     """
     if "=" in pattern:
         pairs = [*_pairs(pattern)]
@@ -39,18 +39,18 @@ def selected(pattern: str, cases: Sequence[Case]) -> list[Case]:
 
 
 def selects_nothing(pattern: str, cases: Sequence[Case]) -> str:
-    """Why ``pattern`` selects none of these cases, and what may have been meant: one line."""
+    """Why ``pattern`` selects none of these cases, and what may be intended: one line."""
     if "=" not in pattern:
         known = dict.fromkeys(beginning for case in cases for beginning in _beginnings(case))
-        return f"no case {pattern} is planned for these trainers{did_you_mean(pattern, known)}"
+        return f"no case matches {pattern} for these trainers{did_you_mean(pattern, known)}"
     for name, value in _pairs(pattern):
         if name not in FIELDS:
-            return f"--case {pattern}: cases have no field {name!r}{did_you_mean(name, FIELDS) or _one_of(FIELDS)}"
+            return f"--case {pattern}: unknown field {name!r}{did_you_mean(name, FIELDS) or _one_of(FIELDS)}"
         values = dict.fromkeys(_value(case, name) for case in cases)
         if value not in values:
             hint = did_you_mean(value, values) or _one_of(values)
             return f"--case {pattern}: no case of these trainers has {name}={value}{hint}"
-    return f"--case {pattern}: these trainers have cases with each of these values, but none with all of them"
+    return f"--case {pattern}: each of these values has cases, but no case of these trainers has all of them"
 
 
 def _pairs(pattern: str) -> Iterable[tuple[str, str]]:
@@ -64,9 +64,9 @@ def _value(case: Case, name: str) -> str:
 
 
 def _beginnings(case: Case) -> set[str]:
-    """The id of a case, and its beginnings without the last fields."""
+    """The id of a case, and its starts without the last fields."""
     return {"-".join(case.parts[:count]) for count in range(1, len(case.parts) + 1)}
 
 
 def _one_of(names: Iterable[str]) -> str:
-    return f"; it is one of {', '.join(names)}"
+    return f"; use one of {', '.join(names)}"

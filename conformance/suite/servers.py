@@ -1,4 +1,4 @@
-"""The servers that run the cases of a run, one for each trainer and backend, and when to stop waiting for a trainer."""
+"""The servers that run cases, one for each trainer and backend, and when to stop waiting for a trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.suite.options import TIME_LIMIT
 
 
 class Server(Protocol):
-    """What runs the cases of one trainer and backend: a `ForkServer`, or several of them on as many machines."""
+    """Runs the cases of one trainer and backend: a `ForkServer`, or one on each of several machines."""
 
     declaration: Declaration
     versions: dict[str, str]
@@ -25,20 +25,20 @@ class Server(Protocol):
         """Raises TrainerError, Unavailable, RunnerError."""
 
     def close(self) -> None:
-        """End what `start` has begun, also where it raised."""
+        """Stops what `start` started, even if it raised."""
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Raises RunnerError."""
 
 
 class Servers:
-    """The fork servers of this process, one for each trainer and backend, started when first needed.
+    """The fork servers of this process, one for each trainer and backend, started on first use.
 
     Attributes:
         time_limit: seconds for the import of a trainer.
-        option: what a command line needs to run cases on the same machines.
-        patience: which trainers are no longer waited for.
-        hosts: the machines that ranks run on, if not only this one.
+        option: the command-line option that runs cases on the same machines.
+        patience: the trainers that are no longer waited for.
+        hosts: the machines of the ranks, if not only this one.
     """
 
     option: str = ""
@@ -54,7 +54,7 @@ class Servers:
         """Raises TrainerError, Unavailable, RunnerError."""
         if (target, backend) not in self._servers:
             server = self.open(target, backend)
-            # At the end of the run, also if it raises: what it could not import, no other must import again.
+            # Closed at the end of the run, even if it raises: no other server must repeat a failed import.
             self._stack.callback(server.close)
             server.start()
             self._servers[target, backend] = server
@@ -67,11 +67,11 @@ class Servers:
         return list(dict.fromkeys(reason for reason in reasons if reason is not None))
 
     def open(self, target: str, backend: str) -> Server:
-        """A server that is not started yet."""
+        """Creates a server without starting it."""
         return ForkServer(target, backend, self.time_limit)
 
     def why_not(self, case: Case) -> str | None:
-        """Why a case cannot be run here, whatever the trainer."""
+        """Why a case cannot run here, with any trainer; None if it can."""
         return None
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Servers:
         self._stack.close()
 
 
-#: So many cases in a row that hang in the same place are enough to know it.
+#: After so many cases in a row hang in the same place, the rest of them is not run.
 ENOUGH = 3
 
 Kind: TypeAlias = tuple[str, str]
@@ -89,13 +89,13 @@ Place: TypeAlias = frozenset[str | None]
 
 
 class Patience:
-    """What this process has seen of each trainer and backend. A case that ends, or hangs elsewhere, starts anew."""
+    """Counts hangs of each trainer and backend. A case that ends, or hangs elsewhere, resets the count."""
 
     def __init__(self) -> None:
         self._hung: dict[Kind, tuple[Place, int]] = {}
 
     def note(self, kind: Kind, place: Place | None) -> None:
-        """A case has ended; ``place``: where it hung, if it did."""
+        """Notes the end of a case; ``place``: where it hung, or None."""
         if place is None:
             self._hung.pop(kind, None)
             return
@@ -103,7 +103,7 @@ class Patience:
         self._hung[kind] = place, count + 1 if before == place else 1
 
     def lost_with(self, kind: Kind) -> str | None:
-        """Why no further case is run; None if one is."""
+        """Why no further case is run; None if cases still run."""
         place, count = self._hung.get(kind, (frozenset(), 0))
         if count < ENOUGH:
             return None

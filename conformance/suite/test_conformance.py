@@ -1,4 +1,4 @@
-"""One test for each case of each trainer. The test report carries the verdict and its evidence."""
+"""One test for each case of each trainer. The test report has the verdict and its evidence."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_case(item: Item | BadInput, request: pytest.FixtureRequest) -> None:
         result = run(item, servers(config), config.getoption("time_limit"), config.getoption("traces"))
     except HostLost as error:
         request.session.shouldfail = str(error)
-        pytest.fail(f"the harness failed: {error}; what follows was not run", pytrace=False)
+        pytest.fail(f"the harness failed: {error}; the remaining cases were not run", pytrace=False)
     except RunnerError as error:
         pytest.fail(f"the harness failed: {error}", pytrace=False)
-    # Text, which crosses from a worker of xdist whatever is in it.
+    # ASCII text crosses from xdist workers, whatever it contains.
     request.node.conformance = json.dumps(plain(result))
     if result.verdict in NOT_RUN:
         pytest.skip(visible(f"{result.verdict}: {result.headline}"))

@@ -1,1 +1,1 @@
-"""What really happened in a rank: event kinds, and the recorder that notes them."""
+"""The record of what a rank did: kinds of events, and the recorder that notes them."""

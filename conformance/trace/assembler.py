@@ -1,4 +1,4 @@
-"""The windows of all ranks, cut and joined while what happened on the ranks comes in."""
+"""Cuts the ranks' events into windows and joins these over the ranks, while the events come in."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Assembler(Generic[E, W, K]):
-    """Joins the n-th windows that the ranks have of a key, once each rank has its own or is over.
+    """Joins the n-th window of each rank with a key, once every rank has that window or has ended.
 
-    Those of a rank wait for the others', so that no more are kept than it is ahead.
+    A window waits only until the slowest rank has its own.
 
-    ranks: how many there will be. key: of a window, such as its optimizer. lacks: whether a rank will never have the
-    like of a window. over: the ranks that have ended.
-    cuts: of each rank that has begun what cuts its events into windows, where the plan's number changes or, without a
-    plan, at each step or skip: `feed(event)` gives the windows that an event ends, `end()` those that are left.
+    ranks: number of ranks to expect. key: gives a window's key, such as its optimizer. lacks: whether a rank will never
+    have the counterpart of a window. over: ranks that have ended.
+    cuts: for each started rank, the object that cuts its events into windows, where the plan's number changes or,
+    without a plan, at each step or skip: `feed(event)` returns the windows that an event ends, `end()` the rest.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Assembler(Generic[E, W, K]):
         self._changed: dict[K, None] = {}
 
     def feed(self, rank: int, events: Iterable[E]) -> Iterator[W]:
-        """The windows of this rank that the next events end."""
+        """The windows of this rank that `events` end."""
         feed = self.cuts[rank].feed
         for event in events:
             for window in feed(event):
                 yield self._kept(rank, window)
 
     def end(self, rank: int) -> Iterator[W]:
-        """Those that end as nothing more comes of this rank."""
+        """The windows that the end of this rank ends."""
         for window in self.cuts[rank].end() if rank in self.cuts else ():
             yield self._kept(rank, window)
         self.over.add(rank)
@@ -53,12 +53,12 @@ class Assembler(Generic[E, W, K]):
         return window
 
     def ahead(self, rank: int) -> int:
-        """How many windows of one key wait for those of other ranks, at most."""
+        """The largest number of windows of one key that wait for other ranks."""
         return max((len(waiting[rank]) for waiting in self._waiting.values()), default=0)
 
     def joined(self) -> Iterator[tuple[K, tuple[W | None, ...]]]:
-        """Takes out those that wait for none, with their key, in rank order; None for a rank that is over."""
-        # One that never begins is over at last, too.
+        """Removes and yields complete joins: the key and the windows in rank order, None for a rank that has ended."""
+        # A rank that never starts is in `over` in the end, too.
         if not self._changed or len(self.cuts) < self.ranks > len(self.over):
             return
         keys, self._changed = [*self._changed], {}

@@ -1,4 +1,4 @@
-"""What observers write to: the recording of one rank, with its state so far, and events that several of them record."""
+"""The recording of one rank to which observers write, its state so far, and events that several observers note."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from conformance.trace.state.watched import Watched
 from conformance.trace.values import Number
 
 DURING = ("forward", "backward", "synchronize", "unscale", "step")
-"""The activities that events name in `during`; observers keep track of more."""
+"""The activities that events name in `during`; observers track more."""
 
 _OF_CURRENT = {"clip", "norm", "zero_grad", "gradient_change"}
-"""Events of the gradients that are looked at."""
+"""Events of the gradients that `look` watches."""
 
 
 class Recording:
-    """Notes what observers see, and holds what they share.
+    """Notes what observers see, and keeps the state they share.
 
-    watched: the parameters of the watched model. wrappers: what the model is wrapped in.
-    rows: the samples of the task, None without one.
-    numbers: those of each "optimizer", "scaler", "scheduler", "model" ..., in order of first sight.
-    gradients: what is known of the watched model's. flow: which forwards a backward reaches.
-    payloads: what collectives and messages carry. handles: which of them nobody has waited for.
-    graphs: those that backwards begin in. forwards, backwards, steps: how many training forwards, backwards and applied
-    optimizer steps there have been. has_gradients: whether autograd has computed any.
-    recomputed: the dtypes of the forwards that the last backward computed again.
-    counting: the number of the model with buffers that went forward last, and these.
-    scale: the loss scale while an enabled GradScaler is in its `step`, else None.
-    skipped: the optimizers whose steps were skipped since the last forward.
-    splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: what those of the last step keep of
-    it here; None before the first.
+    watched: parameters of the watched model. wrappers: wrappers around the model.
+    rows: samples of the task, None without a task.
+    numbers: numbers of each "optimizer", "scaler", "scheduler", "model" ..., in order of first sight.
+    gradients: known state of the watched model's gradients. flow: the forwards that a backward reaches.
+    payloads: what collectives and messages carry. handles: those of them nobody has waited for.
+    graphs: graphs where backwards start. forwards, backwards, steps: number of training forwards, backwards and applied
+    optimizer steps so far. has_gradients: whether autograd has computed any.
+    recomputed: dtypes of the forwards that the last backward recomputed.
+    counting: number and buffers of the model with buffers that ran forward last.
+    scale: loss scale while an enabled GradScaler is in its `step`, else None.
+    skipped: optimizers whose steps were skipped since the last forward.
+    splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: bytes of state that the optimizers
+    of the last step keep on this rank; None before the first step.
     """
 
     def __init__(
@@ -68,11 +68,10 @@ class Recording:
         self._groups: set[torch.distributed.ProcessGroup] = set()
         self._settings: dict[int, list[dict[str, Any]]] = {}
         self.life: dict[str, Any] | None = None if spec is None else spec.get("life")
-        """Of a case that is stopped and resumed, where this process begins and ends."""
+        """Where this process starts and ends in a case that is stopped and resumed; else None."""
         self._doing = Nested[object]()
         self.inside = self._doing.inside
-        """`inside(what)` is a context in which `what` is active: one of DURING, or anything that an observer asks for
-        later."""
+        """`inside(what)` is a context in which `what` is active: one of DURING, or any key of an observer."""
         self.is_inside = self._doing.__contains__
         """`is_inside(what)`: whether `what` is active, innermost or not."""
         self._accounting: list[int] = []
@@ -97,10 +96,10 @@ class Recording:
         self.gradients = Gradients(self.watched, self.payloads)
 
     def note(self, event: str, **fields: Any) -> int:
-        """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if that is elsewhere. The fields
-        are plain JSON values. `copy`, `of_copy`, `own` and `of_models` are for hindsight, which decides what trains.
+        """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if it differs from "where". The
+        fields are plain JSON values; only hindsight reads `copy`, `of_copy`, `own` and `of_models`.
 
-        Returns its ``seq``."""
+        Returns the event's ``seq``."""
         where, called_from = self.sites.of(sys._getframe(1))
         seq = self._last_seq = next(self._seq)
         if called_from is not None:
@@ -113,7 +112,7 @@ class Recording:
 
     @contextmanager
     def region(self, name: str, **fields: Any) -> Iterator[None]:
-        """Note the enter and the exit of a region of this name."""
+        """Note the start and the end of a region of this name."""
         self.note(f"{name}_enter", **fields)
         try:
             yield
@@ -122,13 +121,13 @@ class Recording:
 
     @property
     def during(self) -> str | None:
-        """The innermost active one of DURING; None outside all of them."""
+        """The innermost active activity of DURING; None outside all of them."""
         return next((what for what in self._doing if isinstance(what, str) and what in DURING), None)
 
     def look(self) -> None:
         """Note `gradient_change`, or `zero_grad` by hand, if gradients have changed since they were last known.
 
-        Not while another thread is in a call that changes them."""
+        Does nothing while another thread is in a call that changes them."""
         if self._accounting and any(thread != get_ident() for thread in self._accounting):
             return
         with self.watched.reading:
@@ -143,16 +142,16 @@ class Recording:
         self.gradients.since = self._last_seq
 
     def accounted(self, *, zeroed: bool = False) -> None:
-        """The events noted so far explain all changes of gradients until now; `zeroed`: they are zero."""
+        """Mark all changes of gradients until now as explained by noted events; `zeroed`: the gradients are zero."""
         with self.watched.reading:
             self.gradients.known(self._last_seq, are_zero=zeroed)
 
     def accounting(self, *, zeroing: bool = False) -> AbstractContextManager[None]:
-        """A context whose own events explain all changes of gradients in it, unless it raises."""
+        """A context whose changes of gradients are explained by its own events, unless it raises."""
         return _Accounting(self, zeroing)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
-        """Its number; `optimizer` is noted at first sight."""
+        """The optimizer's number. Notes `optimizer` at first sight."""
         optimizer = unwrapped(optimizer)
         known = self.numbers.known("optimizer", optimizer)
         if known is not None:
@@ -176,8 +175,8 @@ class Recording:
         return number
 
     def changed_settings(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """`groups` for a step of an optimizer whose settings, but for the learning rate, are others than when it was
-        last noted; {} for one that kept them."""
+        """The field `groups` of a step if settings other than the learning rate changed since they were last noted;
+        else {}."""
         number, now = self.optimizer(optimizer), settings(unwrapped(optimizer), self.watched.numbers)
         before = self._settings[number]
         if now == before or [*map(without_rates, now)] == [*map(without_rates, before)]:
@@ -187,7 +186,7 @@ class Recording:
 
     @contextmanager
     def scaled_by(self, scale: Number) -> Iterator[None]:
-        """Within this, an enabled scaler steps at `scale`; None if losses are not scaled."""
+        """A context in which an enabled scaler steps at `scale`; None if losses are not scaled."""
         self.scale = scale
         try:
             yield
@@ -195,24 +194,24 @@ class Recording:
             self.scale = None
 
     def topology(self) -> None:
-        """Note once which world size and rank the process group reports."""
+        """Note, once, the world size and rank that the process group reports."""
         if not self._is_topology_noted:
             self._is_topology_noted = True
             self.note("topology", **reached())
 
     def shards(self) -> None:
-        """Note which elements this rank holds, when parameters are split over the ranks or that changes."""
+        """Note the elements that this rank holds, when parameters are split over the ranks or that changes."""
         held = self.watched.held()
         if held != self._held:
             self._held = held
             self.note("shards", held=held)
 
     def keep_groups(self) -> None:
-        """Hold on to all process groups for as long as the recorder lives.
+        """Keep all process groups alive as long as the recorder.
 
-        A trainer that destroys its process group before its DDP model is freed hangs now and then (torch 2.13): the
-        model's reducer then owns the group and frees it while holding the GIL, which joins the group's threads while
-        one of them waits for the GIL to release the last collective.
+        Otherwise a trainer that destroys its group before its DDP model sometimes hangs (torch 2.13): the reducer then
+        owns the group and frees it with the GIL locked. That joins the group's threads, while one of them waits for the
+        GIL to release the last collective.
         """
         self._groups.update(_world.pg_map)
 
@@ -242,12 +241,12 @@ def note_collective(
     reduce: str | None,
     name: str | None = None,
 ) -> bool:
-    """Note a collective that is about to be issued over the ranks `group`; `tensors` are this rank's inputs.
-    `name`: that of the group, if it has one.
+    """Note a collective before it is issued over the ranks `group`; `tensors` are this rank's inputs, `name` is the
+    group's name, if any.
 
     Returns whether the trainer itself reduces gradients with it.
     """
-    # Not within `unscale_` either: a scaler may exchange overflows there, when it has divided the gradients.
+    # Within `unscale_` the gradients may be divided already, when the scaler exchanges overflows.
     if recording.during is None:
         recording.look()
     if len(group) > 1:
@@ -260,13 +259,13 @@ def note_collective(
     zeros = recording.payloads.zeros(tensors, of)
     recording.handles.noted(recording.note("collective", op=op, reduce=reduce, **fields, of=of, **zeros))
     if is_the_trainers:
-        # Their changes are not reported until it has finished.
+        # Changes of these gradients are reported only after it has finished.
         recording.gradients.is_stale = True
     return is_the_trainers
 
 
 def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, group: list[int]) -> dict[str, Any]:
-    """The fields that collectives and messages have in common."""
+    """The fields that collectives and messages share."""
     have_fractions = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
     return {
         "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
@@ -281,7 +280,7 @@ def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, gr
 def note_skip(
     recording: Recording, optimizer: torch.optim.Optimizer, scale: Number, *, are_cleared: bool = False
 ) -> None:
-    """Note a step that was requested and skipped, because gradients overflowed at `scale`; perhaps they are cleared."""
+    """Note a step that was skipped because gradients overflowed at `scale`; `are_cleared`: they are gone by now."""
     parameters = recording.watched.find(optimizer)
     if parameters is None:
         return

@@ -1,6 +1,6 @@
-"""Traces in files: one folder for each case, with one file of JSON lines for each rank. TRACE.md describes them.
+"""Writes and reads trace files: a folder per case, a file of JSON lines per rank. TRACE.md describes them.
 
-Nothing here imports torch: judging and showing a trace do not need it.
+Imports no torch, because judging and showing a trace do not need it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Trace: TypeAlias = list[dict[str, Any]]
 
 
 class TraceError(Exception):
-    """A trace cannot be read. `str()` is one line that says which file and why."""
+    """A trace cannot be read. `str()` is one line that names the file and the reason."""
 
 
 def folder_of(traces: Path, trainer: str, case: str) -> Path:
-    """The folder below `traces` for the trace of a case. The trainer's name may be a path or contain any characters."""
+    """The folder of a case's trace, below `traces`. The trainer's name may be a path or contain any character."""
     name = quote(trainer, safe=" ")
     return traces / (f"%2E{name[1:]}" if name.startswith(".") else name) / case
 
 
 def write(folder: Path, spec: Spec, ranks: Sequence[Sequence[Mapping[str, Any]]], versions: Mapping[str, str]) -> None:
-    """Write the events of each rank of the case in `spec`. `versions`: those of the packages that it ran on.
+    """Write the events of each rank of the case in `spec`, with the `versions` of the packages it used.
 
     Raises OSError.
     """
@@ -48,7 +48,7 @@ def write(folder: Path, spec: Spec, ranks: Sequence[Sequence[Mapping[str, Any]]]
         }
         lines = [json.dumps(line, allow_nan=False) + "\n" for line in (header, *events)]
         file = _file(folder, rank)
-        # What stands there may lead elsewhere.
+        # An existing link would redirect the write.
         file.unlink(missing_ok=True)
         with file.open("x", encoding="ascii") as opened:
             opened.writelines(lines)
@@ -66,14 +66,14 @@ def read(folder: Path) -> tuple[Spec, list[Trace]]:
     size = first["plan"]["world_size"]
     for rank in range(1, max(size, as_resumed(first["plan"])["world_size"])):
         file = _file(folder, rank)
-        # It may have failed before it was resumed on more ranks.
+        # The case may have failed before it was resumed on more ranks.
         if not file.is_file() and rank >= size:
             break
         if not file.is_file():
             raise TraceError(f"{folder}: {file.name} is missing: the case has {size} ranks")
         header, events = _read(file)
         if header["plan"] != first["plan"]:
-            raise TraceError(f"{folder}: {file.name} is of another case than {_file(folder, 0).name}")
+            raise TraceError(f"{folder}: {file.name} and {_file(folder, 0).name} are from different cases")
         ranks.append(events)
     return first["plan"], ranks
 
@@ -88,7 +88,7 @@ def _nothing_in(folder: Path) -> str:
     name = _file(folder, 0).name
     below = min(folder.glob(f"**/{name}"), default=None)
     hint = "" if below is None else f"; name the folder of one case, such as {below.parent}"
-    return f"{folder}: there is no {name} in it{hint}"
+    return f"{folder} has no {name}{hint}"
 
 
 def _read(file: Path) -> tuple[dict[str, Any], Trace]:
@@ -103,7 +103,7 @@ def _read(file: Path) -> tuple[dict[str, Any], Trace]:
     lines = text.splitlines()
     header = _object(lines[0]) if lines else None
     if header is None or header.get("kind") != "trace":
-        raise TraceError(f"{no_trace}: it does not begin with the header of one")
+        raise TraceError(f"{no_trace}: the header is missing")
     if header.get("schema_version") != SCHEMA_VERSION:
         raise TraceError(
             f"{file} has schema version {header.get('schema_version')!r}, but this trainer-conformance reads version "
@@ -115,14 +115,14 @@ def _read(file: Path) -> tuple[dict[str, Any], Trace]:
     for number, line in enumerate(lines[1:], start=2):
         event = _object(line)
         if event is None or event.get("seq") != len(events):
-            raise TraceError(f"{file}: line {number} is not the event that belongs there")
+            raise TraceError(f"{file}: line {number} is not event {len(events)}")
         try:
             check(event)
         except MalformedEvent as error:
             raise TraceError(f"{file}: line {number}: {error}") from None
         events.append(event)
     if len(events) != header["events"]:
-        raise TraceError(f"{file} was cut off: {len(events)} of {header['events']} events are there")
+        raise TraceError(f"{file} is truncated: it has {len(events)} of {header['events']} events")
     return header, events
 
 

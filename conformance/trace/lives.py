@@ -1,6 +1,6 @@
-"""The lives of a rank: a case that is resumed runs each rank in one process after another, and joins their events.
+"""The lives of a rank: a resumed case runs each rank in one process after another, and joins their events.
 
-Each process begins with `started`. Numbers of optimizers, forwards and the like begin anew in each.
+Each process starts with `started`, and numbers its optimizers, forwards and the like from 0 again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Events: TypeAlias = Sequence[dict[str, Any]]
 
 
 def joined(first: Events, second: Events) -> list[dict[str, Any]]:
-    """The events of two lives in one sequence: those of the second have the numbers that follow."""
+    """The events of two lives in one sequence; the second's `seq` continue the first's."""
     behind = len(first)
     moved = []
     for event in second:
@@ -28,7 +28,7 @@ def joined(first: Events, second: Events) -> list[dict[str, Any]]:
 
 
 def lives(resumed_at: int | None, events: Events) -> list[Events]:
-    """The events of each life, at least one. ``resumed_at``: the window at which the case is resumed, if it is."""
+    """The events of each life, at least one. ``resumed_at``: the window where the case resumes, None if it does not."""
     if resumed_at is None:
         return [events]
     starts = [number for number, event in enumerate(events) if number and event["event"] == "started"]
@@ -36,7 +36,7 @@ def lives(resumed_at: int | None, events: Events) -> list[Events]:
 
 
 def by_life(spec: Mapping[str, Any], ranks: Iterable[Events]) -> list[tuple[Mapping[str, Any], Sequence[Events]]]:
-    """For each life its spec, and the events of each rank that it has: a case may be resumed on other ranks."""
+    """The spec of each life and the events of its ranks; a case may resume on another number of ranks."""
     of_lives = [spec, as_resumed(spec)]
     parts = [
         [*([()] if rank >= spec["world_size"] else []), *lives(spec.get("resumed_at"), events)]
@@ -49,5 +49,5 @@ def by_life(spec: Mapping[str, Any], ranks: Iterable[Events]) -> list[tuple[Mapp
 
 
 def as_resumed(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of the ranks that a case is resumed on."""
+    """The spec of the ranks on which a case resumes."""
     return {**spec, **spec.get("resumed_with", {})}

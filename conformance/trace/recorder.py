@@ -1,8 +1,8 @@
 """The recorder: watches one rank's training run and emits one plain dict per event.
 
     with Recorder(emit, spec, rank) as recorder:
-        recorder.note("started", pid=os.getpid())      # the runner's own events go through the recorder too,
-        task = Task(spec, rank, recorder)              # so that `seq` runs through all of them
+        recorder.note("started", pid=os.getpid())      # the runner's own events share one `seq`
+        task = Task(spec, rank, recorder)
         function(task)
         recorder.finished()                            # notes topology (if not yet noted) and `finished`
     # or, if it raised: recorder.raised(type=..., message=..., traceback=..., declined=...)
@@ -13,11 +13,11 @@ To record a loop without a task, watch its model:
         recorder.watch(model)
         ...
 
-If a part of it raises, that part is switched off and `observer_failed` says so; the trainer notices nothing.
+If an observer raises, it is switched off and `observer_failed` is noted; the trainer is not affected.
 
-It only reads: it draws no random number, changes no tensor of the trainer and issues no collective. It removes its
-patches of torch and Horovod when the `with` ends. It may be entered again, and continues where it stopped; only one
-recorder in a process may be entered at a time.
+The recorder only reads: it draws no random number, changes no tensor of the trainer and issues no collective. At the
+end of the `with` it removes its patches of torch and Horovod. It may be entered again, and then continues. Only one
+recorder of a process may be entered at a time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OBSERVERS: dict[str, Observe] = {
     module.name: import_module(f"{observers.__name__}.{module.name}").observe
     for module in iter_modules(observers.__path__)
 }
-"""`observe` of each module in `observers`, by the module's name. They may be entered in any order."""
+"""`observe` of each module in `observers`, by the module's name, in no particular order."""
 
 
 class Recorder(Recording):
-    """A recording that observers write to while it is entered."""
+    """A recording to which observers write while it is entered."""
 
     _stack: ExitStack
     _declined_with: list[Number] | None = None
@@ -89,7 +89,7 @@ class Recorder(Recording):
         )
 
     def watch(self, model: torch.nn.Module) -> None:
-        """`Task.model()` calls this with each model it hands out."""
+        """Watch a model. `Task.model()` calls this with each model it hands out."""
         ours.look()
         harmless(self._watch)(model)
 
@@ -106,8 +106,8 @@ class Recorder(Recording):
         *,
         counted: bool = False,
     ) -> None:
-        """`Task.report` calls this with values for all parameters, None where there is none; so does `Task.step`, which
-        has `counted` the steps."""
+        """Note values for all parameters, None where there is none. `Task.report` calls this; so does `Task.step`,
+        with `counted` because it counts the steps itself."""
         harmless(self._report)(step, weights, gradients, counted)
 
     def _report(
@@ -129,12 +129,12 @@ class Recorder(Recording):
             self.note("buffers", how="at the end", model=number, training=False, before=left, after=left)
 
     def raised(self, **what: Any) -> None:
-        """The trainer's function raised; `what`: the fields of the event."""
+        """Note that the trainer's function raised; `what`: the fields of the event."""
         weights = {} if self._declined_with is None else {"weights": self._declined_with}
         self.note("raised", **what, **weights, at=monotonic())
 
     def finished(self) -> None:
-        """The trainer's function returned."""
+        """Note that the trainer's function returned."""
         with Aside():
             self._finished()
 

@@ -1,4 +1,4 @@
-"""Tensors as plain JSON values, and where in a parameter the shard lies that a rank holds of it."""
+"""Converts tensors to plain JSON values, and finds the position of a rank's shard in its parameter."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def number(value: float) -> Number:
 
 
 def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list[Number]:
-    """All elements of `tensors`, one after the other. A tensor that is missing or has no values becomes `size` nulls,
-    and so does what other ranks hold of one, or all of it if nothing says which part this rank holds."""
+    """All elements of `tensors`, one after the other, None where this rank has no value: for a missing or valueless
+    tensor, for other ranks' shards, and for a whole tensor if the position of this rank's shard is unknown."""
     flat: list[Number] = []
     for tensor, size in zip(tensors, sizes, strict=True):
         found = [] if tensor is None else elements(tensor)
@@ -38,8 +38,8 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
 
 
 def picked(tensor: torch.Tensor | None, used: Sequence[int], size: int) -> list[Number]:
-    """Of a large tensor of this size the elements that are used, and the least and the largest of all others; as many
-    nulls if this rank does not have all of it."""
+    """The `used` elements of a large tensor of this size, then the least and the largest of all others. All are None if
+    this rank has only a part."""
     part = torch.empty(0) if tensor is None else own_part(tensor).flatten()
     if part.numel() != size:
         return [None] * (len(used) + 2)
@@ -49,9 +49,9 @@ def picked(tensor: torch.Tensor | None, used: Sequence[int], size: int) -> list[
 
 
 def elements(tensor: torch.Tensor) -> list[Number]:
-    """All elements of the part of a tensor that this rank holds, one after the other; none if it has no values."""
-    # Every call counts: this runs dozens of times a step. `tolist` needs nothing detached, and refuses to read what has
-    # no memory on the CPU.
+    """All elements of this rank's part of a tensor, one after the other; [] if it has no values."""
+    # This runs dozens of times a step, so it makes as few calls as possible. `tolist` works without `detach`, and
+    # raises for a tensor without memory.
     found: Any = None
     if type(tensor) in _ORDINARY and tensor.dtype in _FLOATS and tensor.is_cpu:
         try:
@@ -72,8 +72,8 @@ def elements(tensor: torch.Tensor) -> list[Number]:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The detached part of a tensor that this rank holds, ordinary and dense: all of it, unless it is sharded. An empty
-    one if there are no values to read."""
+    """This rank's part of a tensor, detached, dense and of torch's own class: all of it unless sharded. Empty if there
+    are no values to read."""
     part = _dense(tensor)
     return torch.empty(0, dtype=tensor.dtype) if part is None else part.detach()
 
@@ -89,15 +89,14 @@ def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same as `_readable`, dense."""
+    """`_readable`, made dense."""
     part = _readable(tensor)
     return part if part is None or part.layout is torch.strided else part.to_dense()
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor of torch's own class that holds what this rank has of `tensor`: of one in `vmap`, the whole batch.
-    None if there is nothing to read: on the meta device, of fake tensors, while the memory is freed, and of classes
-    that alone know what their values are."""
+    """The tensor of torch's own class with this rank's part of `tensor`; inside `vmap`, with the whole batch. None if
+    there is nothing to read: meta and fake tensors, freed memory, and classes whose values only they can compute."""
     if type(tensor) not in _ORDINARY:
         inner = _inside(tensor)
         return None if inner is None else _readable(inner)
@@ -110,12 +109,12 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor | None:
     try:
         return tensor if tensor.untyped_storage().nbytes() or not tensor.numel() else None
     except NotImplementedError:
-        # Of the `vmap` in `torch.autograd.grad(..., is_grads_batched=True)`, which says nothing about itself.
+        # A tensor in the `vmap` of `torch.autograd.grad(..., is_grads_batched=True)`, which nothing else marks.
         return None
 
 
 def _inside(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What holds the values of a tensor of another class. It is not asked itself, as that would run its own code."""
+    """The tensor with the values of a tensor of another class, without running that class's code."""
     if isinstance(tensor, FakeTensor):
         return None
     try:
@@ -127,11 +126,11 @@ def _inside(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _wrapped(tensor: Any) -> torch.Tensor | None:
-    """What a tensor without memory is a wrapper of. What others' wrappers mean is known only if they say nothing beside
-    it, or hold the same several times."""
+    """The tensor that a tensor without memory wraps. A foreign wrapper is understood only if it has no further context,
+    or if all its tensors are equal."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return None
-    names, beside = tensor.__tensor_flatten__()
+    names, context = tensor.__tensor_flatten__()
     first, *others = filter(torch.is_tensor, (getattr(tensor, name) for name in names))
     # A DTensor may be a sum that is still to be taken over the ranks.
     if first.dtype != tensor.dtype or any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
@@ -139,7 +138,7 @@ def _wrapped(tensor: Any) -> torch.Tensor | None:
     if others:
         are_same = first.shape == tensor.shape and all(elements(one) == elements(first) for one in others)
         return first if are_same else None
-    return first if beside is None or type(tensor).__module__.startswith("torch.distributed.") else None
+    return first if context is None or type(tensor).__module__.startswith("torch.distributed.") else None
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -155,8 +154,8 @@ _AT = "_conformance_at"
 
 
 def places(tensor: Any) -> tuple[int, ...] | None:
-    """The flat positions of the elements that this rank holds of a tensor that is split over ranks, in the order in
-    which it holds them. None if the tensor is not split, or nothing says how."""
+    """The flat positions of this rank's elements of a tensor that is split over ranks, in their order here. None if the
+    tensor is not split, or nothing says how."""
     if (said := getattr(tensor, _AT, None)) is not None:
         return tuple(said)
     placements, mesh = getattr(tensor, "placements", ()), getattr(tensor, "device_mesh", None)
@@ -165,7 +164,7 @@ def places(tensor: Any) -> tuple[int, ...] | None:
         return None
     splits = []
     for placement, part, parts in zip(placements, at, mesh.shape, strict=True):
-        # A strided shard, as beside tensor parallelism, is not one block of its dimension.
+        # A strided shard, as with tensor parallelism, is not one block of its dimension.
         if type(placement).__name__ == "Shard":
             splits.append((placement.dim, part, parts))
         elif not placement.is_replicate():
@@ -174,7 +173,7 @@ def places(tensor: Any) -> tuple[int, ...] | None:
 
 
 def placed(part: torch.Tensor, start: int, size: int) -> torch.Tensor:
-    """`part`, known to be the elements from `start` on of a tensor of this size."""
+    """`part`, marked as the elements from `start` on of a tensor of this size."""
     if part.numel() < size:
         setattr(part, _AT, range(start, start + part.numel()))
     return part
@@ -182,8 +181,8 @@ def placed(part: torch.Tensor, start: int, size: int) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def _places(shape: tuple[int, ...], splits: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
-    """What is left of `shape` after each split (dimension, part, parts). As in `torch.chunk`, all parts but the last
-    ones have the same length, and these may be shorter or empty."""
+    """The flat positions left of `shape` after each split (dimension, part, parts). As in `torch.chunk`, all parts have
+    the same length, except the last ones, which may be shorter or empty."""
     kept = [range(length) for length in shape]
     for dim, part, parts in splits:
         length = -(-len(kept[dim]) // parts)

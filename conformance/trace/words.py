@@ -1,4 +1,4 @@
-"""Numbers in words, short enough for one line."""
+"""Short texts for numbers and lists."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _SIZES = ("B", "kB", "MB", "GB")
 
 
 def number(value: float | str) -> str:
-    """At most six digits; "inf" and "nan" are already text."""
+    """The number with at most six digits; "inf" and "nan" are text already."""
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def size(count: float) -> str:
-    """Bytes with a unit."""
+    """A number of bytes with its unit: ``1.5 kB``."""
     scaled, unit = float(count), 0
-    # Three digits of 999.5 are 1000.
+    # Rounded to three digits, 999.5 is 1000.
     while scaled >= 999.5 and unit < len(_SIZES) - 1:
         scaled, unit = scaled / 1000, unit + 1
     return f"{scaled:.3g} {_SIZES[unit]}"

@@ -1,1 +1,1 @@
-"""The reference trainers, one file per path: textbook loops against the public API alone. The rings share theirs."""
+"""The reference trainers, one file per path: textbook loops that use only the public API. The rings share one loop."""

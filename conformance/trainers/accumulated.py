@@ -1,11 +1,11 @@
 """Gradient accumulation, on one device: several micro-batches, one optimizer step.
 
-Each micro-batch's loss is divided so that the window's losses add up to the loss of all its samples together. What
-it is divided by belongs to this window, and not to a nominal one: the last window may be shorter, and its last
-micro-batch smaller.
+Each micro-batch's loss is divided to make the window's losses sum to the loss of all its samples together. The divisor
+is that of this window, not of a nominal one: the last window may be
+shorter, and its last micro-batch smaller.
 
-A run that is stopped leaves in a checkpoint all that training changes: besides the weights, what the optimizer, the
-schedule and the loss scaler know, and how far the data are read. One that resumes it loads that, and skips those data.
+A run that is stopped saves everything that training changes: besides the weights, the states of the optimizer, the
+schedule and the loss scaler, and the position in the data. A run that resumes it loads these, and skips those data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def train(task: Task) -> None:
         torch.set_rng_state(saved["random"])
 
     for window in islice(task.windows(), trained, task.stop_after):
-        # Once a window: within it gradients add up.
+        # Once per window: gradients accumulate within it.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
@@ -61,12 +61,12 @@ def train(task: Task) -> None:
                     # Not a mean of means: each micro-batch counts by its weight in the whole window.
                     loss = task.loss(outputs, batch, reduction="sum") / weight
                 else:
-                    # By len(window), when its micro-batches are all of one size.
+                    # Division by len(window), if all its micro-batches have the same size.
                     loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
             scaler.scale(loss).backward()
 
-        # All micro-batches of a window share one loss scale. Clipping compares with a threshold that knows
-        # nothing of it, so unscale first, once, after the last backward.
+        # All micro-batches of a window share one loss scale. The clip's threshold does not include it, so unscale
+        # first, once, after the last backward.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 

@@ -20,8 +20,8 @@ from conformance import Task, trainer
     backends=("ddp",),
     precisions=("apex-O1",),
     layouts=("batched", "accumulated"),
-    # None with a tied weight: to find its cast again, apex looks for the second parent of the cast, and with a current
-    # torch casts have one (`cached_cast` in apex/amp/utils.py).
+    # Without tied weights: to find a cast again, apex expects its second parent to be the weight, but with a current
+    # torch casts have one parent (`cached_cast` in apex/amp/utils.py).
     models=("linear", "with-dropout", "two-layers", "counting"),
     losses=("mean", "weighted"),
     last_window="step",
@@ -39,7 +39,7 @@ def train(task: Task) -> None:
 def fit(task: Task) -> None:
     model = task.model()
     optimizer = task.optimizer(model.parameters())
-    # The scale begins at 2**16 or at the highest one that is allowed, whichever is lower.
+    # The scale starts at 2**16 or at the maximum, whichever is lower.
     model, optimizer = amp.initialize(model, optimizer, opt_level="O1", max_loss_scale=task.loss_scale)
     # DDP wraps what apex has initialised, and not the other way round. Its construction broadcasts rank 0's weights.
     model = DistributedDataParallel(model)
@@ -47,31 +47,31 @@ def fit(task: Task) -> None:
     scheduler = task.scheduler(optimizer)
 
     for window in task.windows():
-        # Once a window: within it gradients add up.
+        # Once per window: gradients accumulate within it.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
             dist.all_reduce(weight)
         scale = loss_scale()
 
         for number, batch in enumerate(window, start=1):
             is_last = number == len(window)
-            # Around the forward too: it is the forward that decides whether the backward will all-reduce.
+            # Around the forward too: the forward decides whether the backward all-reduces.
             with nullcontext() if is_last else model.no_sync():
                 outputs = model(batch.inputs)
                 if task.loss_name == "weighted":
                     # DDP divides by the number of ranks, which the total weight already covers.
                     loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
                 else:
-                    # By len(window), when its micro-batches are all of one size.
+                    # Division by len(window), if all its micro-batches have the same size.
                     loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
-                # What is unscaled early is set aside, and no later all-reduce averages it.
+                # Gradients that are unscaled early are set aside, and no later all-reduce averages them.
                 with amp.scale_loss(loss, optimizer, delay_unscale=not is_last) as scaled_loss:
                     scaled_loss.backward()
 
-        # Clipping compares with a threshold that knows nothing of the loss scale; it is off by now.
+        # The clip's threshold does not include the loss scale, which is removed by now.
         task.clip_(amp.master_params(optimizer))
         optimizer.step()  # does nothing, on all ranks, if a gradient overflowed on any
         # An overflow has lowered the scale. The schedule counts only the steps that were taken.

@@ -1,7 +1,7 @@
 """apex's automatic mixed precision with Horovod, with and without gradient accumulation.
 
-`amp.scale_loss` unscales and looks for overflows when its block ends, so Horovod's `synchronize()` is called
-inside the window's last one: before it each rank has its own gradients, and ranks would skip different steps.
+`amp.scale_loss` unscales and looks for overflows when its block ends, so Horovod's `synchronize()` is called inside the
+window's last block: before it each rank has its own gradients, and ranks would skip different steps.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from conformance import Task, trainer
     backends=("horovod",),
     precisions=("apex-O1",),
     layouts=("batched", "accumulated"),
-    # None with a tied weight: to find its cast again, apex looks for the second parent of the cast, and with a current
-    # torch casts have one (`cached_cast` in apex/amp/utils.py).
+    # Without tied weights: to find a cast again, apex expects its second parent to be the weight, but with a current
+    # torch casts have one parent (`cached_cast` in apex/amp/utils.py).
     models=("linear", "with-dropout", "two-layers", "counting"),
     losses=("mean", "weighted"),
     last_window="step",
@@ -34,20 +34,20 @@ def train(task: Task) -> None:
         named_parameters=model.named_parameters(),
         backward_passes_per_step=task.accumulation,
     )
-    # All ranks begin with rank 0's weights.
+    # All ranks start with rank 0's weights.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    # The scale begins at 2**16 or at the highest one that is allowed, whichever is lower.
+    # The scale starts at 2**16 or at the maximum, whichever is lower.
     model, optimizer = amp.initialize(model, optimizer, opt_level="O1", max_loss_scale=task.loss_scale)
     # After apex, which replaces the optimizer's step.
     scheduler = task.scheduler(optimizer)
 
     for window in task.windows():
-        # Once a window: within it gradients add up.
+        # Once per window: gradients accumulate within it.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
             weight = hvd.allreduce(weight, op=hvd.Sum)
         scale = loss_scale()
 
@@ -58,18 +58,18 @@ def train(task: Task) -> None:
                 # Horovod divides by the number of ranks, which the total weight already covers.
                 loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
             else:
-                # By len(window), when its micro-batches are all of one size.
+                # Division by len(window), if all its micro-batches have the same size.
                 loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
-            # What is unscaled early is set aside, and no later all-reduce averages it.
+            # Gradients that are unscaled early are set aside, and no later all-reduce averages them.
             with amp.scale_loss(loss, optimizer, delay_unscale=not is_last) as scaled_loss:
                 scaled_loss.backward()
                 if is_last:
                     # In a window shorter than backward_passes_per_step it also starts the averages.
                     optimizer.synchronize()
 
-        # Clipping compares with a threshold that knows nothing of the loss scale; it is off by now.
+        # The clip's threshold does not include the loss scale, which is removed by now.
         task.clip_(amp.master_params(optimizer))
-        # A plain step would average once more.
+        # A plain step would average again.
         with optimizer.skip_synchronize():
             optimizer.step()  # does nothing, on all ranks, if a gradient overflowed on any
         # An overflow has lowered the scale. The schedule counts only the steps that were taken.

@@ -1,8 +1,8 @@
 """apex's automatic mixed precision on one device, with and without gradient accumulation.
 
-`amp.initialize` patches torch, so that linear operations cast what they are given to float16; the weights stay in
-float32. `amp.scale_loss` multiplies the loss by a dynamic loss scale, and takes it off the gradients again when its
-block ends. With `delay_unscale` it leaves it on, for the micro-batches that are still to come.
+`amp.initialize` patches torch: linear operations cast their inputs to float16; the weights stay in float32.
+`amp.scale_loss` multiplies the loss by a dynamic loss scale, and removes it from the gradients when its block ends.
+With `delay_unscale` the gradients stay scaled, for the micro-batches that follow.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from conformance import Task, trainer
     backends=("single",),
     precisions=("apex-O1",),
     layouts=("batched", "accumulated"),
-    # None with a tied weight: to find its cast again, apex looks for the second parent of the cast, and with a current
-    # torch casts have one (`cached_cast` in apex/amp/utils.py).
+    # Without tied weights: to find a cast again, apex expects its second parent to be the weight, but with a current
+    # torch casts have one parent (`cached_cast` in apex/amp/utils.py).
     models=("linear", "with-dropout", "two-layers", "counting"),
     losses=("mean", "weighted"),
     last_window="step",
@@ -29,13 +29,13 @@ from conformance import Task, trainer
 def train(task: Task) -> None:
     model = task.model()
     optimizer = task.optimizer(model.parameters())
-    # The scale begins at 2**16 or at the highest one that is allowed, whichever is lower.
+    # The scale starts at 2**16 or at the maximum, whichever is lower.
     model, optimizer = amp.initialize(model, optimizer, opt_level="O1", max_loss_scale=task.loss_scale)
     # After apex, which replaces the optimizer's step.
     scheduler = task.scheduler(optimizer)
 
     for window in task.windows():
-        # Once a window: within it gradients add up.
+        # Once per window: gradients accumulate within it.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
@@ -47,13 +47,13 @@ def train(task: Task) -> None:
                 # Not a mean of means: each micro-batch counts by its weight in the whole window.
                 loss = task.loss(outputs, batch, reduction="sum") / weight
             else:
-                # By len(window), when its micro-batches are all of one size.
+                # Division by len(window), if all its micro-batches have the same size.
                 loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
-            # Gradients add up at one scale, and are unscaled once, after the last backward.
+            # Gradients accumulate at one scale, and are unscaled once, after the last backward.
             with amp.scale_loss(loss, optimizer, delay_unscale=number < len(window)) as scaled_loss:
                 scaled_loss.backward()
 
-        # Clipping compares with a threshold that knows nothing of the loss scale; it is off by now.
+        # The clip's threshold does not include the loss scale, which is removed by now.
         task.clip_(amp.master_params(optimizer))
         optimizer.step()  # does nothing if a gradient overflowed
         # An overflow has lowered the scale. The schedule counts only the steps that were taken.

@@ -1,4 +1,4 @@
-"""Whole batches, on one device: one forward, one backward and one optimizer step for each batch."""
+"""Whole batches on one device: one forward, one backward and one optimizer step per batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(task: Task) -> None:
             loss = task.loss(model(batch.inputs), batch)
         scaler.scale(loss).backward()
 
-        # Clipping compares with a threshold that knows nothing of the loss scale, so unscale first.
+        # The clip's threshold does not include the loss scale, so unscale first.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 

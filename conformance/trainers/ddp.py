@@ -1,10 +1,10 @@
 """DistributedDataParallel, with and without gradient accumulation.
 
-DDP averages gradients over the ranks while the backward runs. Under accumulation that is wanted once a
-window, in the backward of the last micro-batch; `no_sync()` holds it back in the others.
+DDP averages gradients over the ranks while the backward runs. With accumulation that should happen once per window, in
+the backward of the last micro-batch; `no_sync()` prevents it in the others.
 
-All ranks hold the same weights and states, so rank 0 writes the checkpoint of a run that is stopped, and every rank of
-the one that resumes it loads it. What the next random numbers are each rank writes for itself.
+All ranks have the same weights and states: rank 0 writes the checkpoint of a run that is stopped, and every rank of the
+run that resumes it loads it. Each rank writes its own state of random numbers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def train(task: Task) -> None:
 
 
 def fit(task: Task) -> None:
-    # Construction broadcasts rank 0's weights. From here on only the wrapper is called: a forward through the
-    # inner module would leave its gradients out of the all-reduce.
-    # It waits for the gradient of every parameter, unless it looks which of them the outputs depend on.
+    # Construction broadcasts rank 0's weights. From here on only the wrapper is called: a forward through the inner
+    # module would leave its gradients out of the all-reduce.
+    # DDP waits for the gradient of every parameter, unless it searches for those that the outputs depend on.
     model = DistributedDataParallel(task.model(), find_unused_parameters=task.unused_parameters)
     optimizer = task.optimizer(model.parameters())
     scheduler = task.scheduler(optimizer)
@@ -52,28 +52,28 @@ def fit(task: Task) -> None:
 
     trained = 0
     if task.resume_from is not None:
-        # Into each rank: what only rank 0 knew of the optimizer would not reach the others.
+        # On every rank: DDP would not send rank 0's optimizer state to the others.
         saved = torch.load(task.resume_from / "checkpoint.pt", map_location=task.device, weights_only=True)
         trained = saved["trained"]
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         scheduler.load_state_dict(saved["scheduler"])
         scaler.load_state_dict(saved["scaler"])
-        # A rank that there was not before the stop begins with numbers of its own.
+        # A new rank keeps its own random numbers.
         if (drawn := task.resume_from / f"random-{task.rank}.pt").exists():
             torch.set_rng_state(torch.load(drawn, weights_only=True))
 
     for window in islice(task.windows(), trained, task.stop_after):
-        # Once a window: within it gradients add up.
+        # Once per window: gradients accumulate within it.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
             dist.all_reduce(weight)
 
         for number, batch in enumerate(window, start=1):
-            # Around the forward too: it is the forward that decides whether the backward will all-reduce.
+            # Around the forward too: the forward decides whether the backward all-reduces.
             with nullcontext() if number == len(window) else model.no_sync():
                 # Autocast covers forward and loss; the backward runs in the types that the forward ran in.
                 with task.autocast():
@@ -82,12 +82,12 @@ def fit(task: Task) -> None:
                         # DDP divides by the number of ranks, which the total weight already covers.
                         loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
                     else:
-                        # By len(window), when its micro-batches are all of one size.
+                        # Division by len(window), if all its micro-batches have the same size.
                         loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
                 scaler.scale(loss).backward()
 
-        # The gradients are averaged, so every rank finds the same overflows and the same norm. Clipping
-        # compares with a threshold that knows nothing of the loss scale, so unscale first, and once.
+        # The gradients are averaged, so every rank finds the same overflows and the same norm. The clip's threshold
+        # does not include the loss scale, so unscale first, and once.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 
@@ -99,7 +99,7 @@ def fit(task: Task) -> None:
             scheduler.step()
 
     if task.checkpoint_dir is not None:
-        # Ranks may draw numbers of their own, for dropout.
+        # Each rank may draw its own numbers, for dropout.
         torch.save(torch.get_rng_state(), task.checkpoint_dir / f"random-{task.rank}.pt")
     if task.checkpoint_dir is not None and task.rank == 0:
         saved = {

@@ -1,10 +1,10 @@
-"""Fully sharded data parallelism, FSDP2: between steps each rank holds a part of every parameter.
+"""Fully sharded data parallelism, FSDP2: between steps each rank stores a part of every parameter.
 
-Forward and backward gather the parameters that they need. In place of an all-reduce, a reduce-scatter leaves each rank
-the averaged gradients of its own part, which is all that its optimizer sees and steps. Under accumulation it is wanted
-once a window; until then each rank keeps whole gradients.
+Forward and backward gather the parameters that they need. Instead of an all-reduce, a reduce-scatter gives each rank
+the averaged gradients of its own part, which its optimizer steps. With accumulation it should happen once per window;
+until then each rank keeps whole gradients.
 
-Each checkpoint has a folder of its own, in which all ranks write. `.metadata` comes last: without, it is not whole.
+Each checkpoint has its own folder, into which all ranks write. `.metadata` comes last: a folder without it is partial.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ def train(task: Task) -> None:
 
 
 def fit(task: Task, mesh: DeviceMesh) -> None:
-    """Parameters are sharded over the last dimension of `mesh`, and copied over the one before it if there are two."""
+    """Shards parameters over the last dimension of `mesh`, and copies them over the one before it if there are two."""
     model = task.model()
-    # Each rank keeps a part of its own weights, so they must be the same first.
+    # Each rank keeps a part of its own weights, so the ranks must have the same ones first.
     for tensor in model.state_dict().values():
         dist.broadcast(tensor, 0)
     shards = mesh.size(mesh.ndim - 1)
 
     def split(parameter: torch.nn.Parameter) -> Shard:
-        """By columns where that gives all ranks the same; else by rows, of which some ranks may get none."""
+        """By columns if all ranks get equal parts; else by rows, and some ranks may get none."""
         return Shard(1) if parameter.ndim > 1 and parameter.shape[1] % shards == 0 else Shard(0)
 
     fully_shard(model, mesh=mesh, mp_policy=policy(task), shard_placement_fn=split)
     assert isinstance(model, FSDPModule)
-    # Of the shards, so not before there are any.
+    # Over the shards, so after sharding.
     optimizer = task.optimizer(model.parameters())
     scheduler = task.scheduler(optimizer)
     scaler = task.grad_scaler()
 
     def state(trained: int) -> dict[str, Any]:
-        """Of weights and of what the optimizer keeps, the shards of this rank."""
+        """The shards of this rank, of weights and optimizer state."""
         of_model, of_optimizer = get_state_dict(model, optimizer)
         others = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "trained": trained}
         return {"model": of_model, "optimizer": of_optimizer, **others}
@@ -72,14 +72,14 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
     trained = 0
     if task.resume_from is not None:
         folder = max(whole.parent for whole in task.resume_from.glob("*/.metadata"))
-        # It reads what this rank holds now, from the files of whichever ranks held it.
+        # Loads this rank's shards from the files of all ranks that saved parts of them.
         saved = state(trained)
         load(saved, checkpoint_id=folder)
         set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
         scheduler.load_state_dict(saved["scheduler"])
         scaler.load_state_dict(saved["scaler"])
         trained = saved["trained"]
-        # A rank that was not there before goes on with its own.
+        # A new rank keeps its own.
         if (random := folder / f"random{task.rank}.pt").exists():
             torch.set_rng_state(torch.load(random, weights_only=True))
 
@@ -88,22 +88,22 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
             dist.all_reduce(weight)
 
         for batch in window:
-            # It is the backward that reduces and scatters.
+            # The backward reduces and scatters.
             model.set_requires_gradient_sync(batch is window[-1])
             outputs = model(batch.inputs)
             if task.loss_name == "weighted":
                 # FSDP divides by the number of ranks, which the total weight already covers.
                 loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
             else:
-                # By len(window), when its micro-batches are all of one size.
+                # Division by len(window), if all its micro-batches have the same size.
                 loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
             scaler.scale(loss).backward()
 
-        # Torch knows that the gradients are parts: overflows and the norm are those of all parts, on every rank.
+        # Torch knows that the gradients are shards: overflows and the norm are those of all shards, on every rank.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 
@@ -123,7 +123,7 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
 
 
 def policy(task: Task) -> MixedPrecisionPolicy:
-    """In place of autocast: 16 bits in forward and backward, the task's type in sums over ranks and micro-batches."""
+    """Replaces autocast: 16 bits in forward and backward, the task's type in sums over ranks and micro-batches."""
     if task.precision not in ("bf16", "fp16"):
         return MixedPrecisionPolicy()
     compute = torch.bfloat16 if task.precision == "bf16" else torch.float16

@@ -1,6 +1,6 @@
-"""Hybrid sharding, HSDP: parameters are sharded within a group of ranks, and the groups hold copies.
+"""Hybrid sharding, HSDP: parameters are sharded within a group of ranks, and copied between groups.
 
-A reduce-scatter within each group and an all-reduce between groups average the gradients. All else is as in `fsdp2`.
+A reduce-scatter within each group and an all-reduce between groups average the gradients. The rest is as in `fsdp2`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Nothing can come between the average and the step, so this path neither clips nor uses a GradScaler: both
 would read gradients that are still being averaged.
 
-The loader is made as for a dataset of one's own, from `task.dataset()` and `task.sampler()`.
+The loader is made as for a user's dataset, from `task.dataset()` and `task.sampler()`.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ def train(task: Task) -> None:
         compression=hvd.Compression.fp16 if task.compression else hvd.Compression.none,
         backward_passes_per_step=task.accumulation,
     )
-    # All ranks begin with rank 0's weights. `broadcast_optimizer_state` belongs here only after rank 0 has
-    # loaded a checkpoint: a new optimizer has no state to share, and Horovod would make it one by taking a
+    # All ranks start with rank 0's weights. `broadcast_optimizer_state` belongs here only after rank 0 has
+    # loaded a checkpoint: a new optimizer has no state to share, and Horovod would create it by taking a
     # step, which decays weights and advances Adam's bias correction.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     scheduler = task.scheduler(optimizer)
 
-    # A loader of its own. It makes the same iterations in each epoch; their order is the sampler's, which has to be
-    # told the epoch.
+    # The trainer's own loader. It yields the same indices in each epoch; their order is the sampler's, which needs the
+    # epoch.
     sampler = task.sampler()
     loader = DataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
     for epoch in task.epochs():
         sampler.set_epoch(epoch.number)
         for window in task.in_windows(loader):
-            # Once a window: within it gradients add up.
+            # Once per window: gradients accumulate within it.
             optimizer.zero_grad()
             samples = sum(len(batch.inputs) for batch in window)
             weight = torch.stack([batch.weights.sum() for batch in window]).sum()
             if task.loss_name == "weighted":
-                # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+                # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
                 weight = hvd.allreduce(weight, op=hvd.Sum)
 
             for batch in window:
@@ -64,7 +64,7 @@ def train(task: Task) -> None:
                         # Horovod divides by the number of ranks, which the total weight already covers.
                         loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
                     else:
-                        # By len(window), when its micro-batches are all of one size.
+                        # Division by len(window), if all its micro-batches have the same size.
                         loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
                 loss.backward()
 

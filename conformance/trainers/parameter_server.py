@@ -1,11 +1,11 @@
-"""A parameter server: workers send it their gradients, it takes the optimizer step and sends the weights back.
+"""A parameter server: workers send it their gradients; it takes the optimizer step and sends the weights back.
 
-Rank 0 is the server. It also works on its own shard, as servers that share a node with a worker do, so that N
-ranks are N workers and read the N shards of a global batch. The other N - 1 never make an optimizer: step, clip,
-schedule and loss scale are the server's alone, which is why workers cannot disagree about them. The gradients of all go
-into that one node, N - 1 of them over the wire, and as many copies of the weights out of it: its traffic grows with the
-number of workers, where that of a ring does not (Li et al., "Scaling distributed machine learning with the parameter
-server", 2014).
+Rank 0 is the server. It also works on its own shard, as servers that share a node with a worker do: N ranks
+are N workers and read the N shards of a global batch. The other N - 1 have no optimizer: only the server steps, clips,
+and updates schedule and loss scale, so workers cannot disagree about them. All gradients travel to that one node, N - 1
+of them over the wire, and as many copies of the weights back: its traffic grows with the number of workers, unlike that
+of a ring (Li et al., "Scaling distributed machine learning with
+the parameter server", 2014).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def serve(task: Task) -> None:
     scaler = task.grad_scaler()
     workers = [rank for rank in range(task.world_size) if rank != SERVER]
 
-    # All workers begin with the server's weights.
+    # All workers start with the server's weights.
     send_weights(task, model, scaler.get_scale(), workers)
     for window in task.windows():
         weight = weight_of(window)
@@ -58,13 +58,13 @@ def serve(task: Task) -> None:
                 dist.send(weight, worker)
         gradient = gradient_of(task, model, window, weight, scaler.scale)
 
-        # The step has to wait for every worker. In the order of ranks, so that a run can be repeated to the bit.
+        # The step has to wait for every worker. In the order of ranks: a repeated run is bit-identical.
         for worker in workers:
             gradient += receive(torch.empty_like(gradient), worker)
         gradient /= task.world_size
         set_gradient(model, gradient)
 
-        # Clipping compares with a threshold that knows nothing of the loss scale, so unscale first, and once.
+        # The clip's threshold does not include the loss scale, so unscale first, and once.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 
@@ -75,7 +75,7 @@ def serve(task: Task) -> None:
         if scaler.get_scale() >= scale:
             scheduler.step()
 
-        # After a skipped step too: the weights are the old ones, and the loss scale is not.
+        # Also after a skipped step: the weights stay the same, but the loss scale changes.
         send_weights(task, model, scaler.get_scale(), workers)
 
 
@@ -99,7 +99,7 @@ def gradient_of(
     scaled: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """This rank's gradient of a window, of all parameters in one vector; `weight` is that of the global batch."""
-    # Once a window: within it gradients add up.
+    # Once per window: gradients accumulate within it.
     model.zero_grad()
     samples = sum(len(batch.inputs) for batch in window)
     for batch in window:
@@ -110,7 +110,7 @@ def gradient_of(
                 # The server divides by the number of ranks, which the total weight already covers.
                 loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
             else:
-                # By len(window), when its micro-batches are all of one size.
+                # Division by len(window), if all its micro-batches have the same size.
                 loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
         scaled(loss).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
@@ -128,7 +128,7 @@ def weight_of(window: list[Batch]) -> torch.Tensor:
 
 
 def send_weights(task: Task, model: torch.nn.Module, scale: float, workers: list[int]) -> None:
-    """The weights, and the loss scale, which workers multiply their losses by."""
+    """Sends the weights, and the loss scale by which workers multiply their losses."""
     with torch.no_grad():
         weights = parameters_to_vector(model.parameters())
     for worker in workers:
@@ -138,7 +138,7 @@ def send_weights(task: Task, model: torch.nn.Module, scale: float, workers: list
 
 
 def receive_weights(task: Task, model: torch.nn.Module) -> torch.Tensor:
-    """Returns the loss scale, which is 1 where losses are not scaled."""
+    """Returns the loss scale, which is 1 if losses are not scaled."""
     with torch.no_grad():
         weights = receive(parameters_to_vector(model.parameters()), SERVER)
         vector_to_parameters(weights, model.parameters())

@@ -1,9 +1,9 @@
-"""A ring of ranks that add up their gradients in two phases, reduce-scatter and all-gather.
+"""A ring of ranks that sum their gradients in two phases, reduce-scatter and all-gather.
 
 The gradient is cut into as many segments as there are ranks. Every rank talks only to its two neighbours: in each step
 it sends one segment to the next rank and receives another from the one before. After N - 1 steps of reduce-scatter each
-rank holds one segment of the sum, after N - 1 steps of all-gather it holds all of them. Of a gradient of G bytes each
-rank sends 2 (N - 1) / N * G, which hardly grows with the number of ranks (Patarasuk and Yuan, "Bandwidth optimal
+rank has one segment of the sum, after N - 1 steps of all-gather it has all of them. For a gradient of G bytes each rank
+sends 2 (N - 1) / N * G, which hardly grows with the number of ranks (Patarasuk and Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations", 2009). This is what Horovod and gloo do inside an all-reduce.
 """
 
@@ -33,7 +33,7 @@ def train(task: Task) -> None:
 def fit(task: Task, all_reduce: Callable[[torch.Tensor], None]) -> None:
     dist.init_process_group(task.collective_backend)
     model = task.model()
-    # All ranks begin with rank 0's weights.
+    # All ranks start with rank 0's weights.
     for tensor in model.state_dict().values():
         hand_round(tensor)
     optimizer = task.optimizer(model.parameters())
@@ -41,12 +41,12 @@ def fit(task: Task, all_reduce: Callable[[torch.Tensor], None]) -> None:
     scaler = task.grad_scaler()
 
     for window in task.windows():
-        # Once a window: within it gradients add up.
+        # Once per window: gradients accumulate within it.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
             all_reduce(weight.view(1))
 
         for batch in window:
@@ -57,15 +57,15 @@ def fit(task: Task, all_reduce: Callable[[torch.Tensor], None]) -> None:
                     # The average below divides by the number of ranks, which the total weight already covers.
                     loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
                 else:
-                    # By len(window), when its micro-batches are all of one size.
+                    # Division by len(window), if all its micro-batches have the same size.
                     loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
             scaler.scale(loss).backward()
 
-        # Once a window, after its last backward.
+        # Once per window, after its last backward.
         average_gradients(model, all_reduce)
 
-        # All ranks have the same gradients, to the bit, so they find the same overflows and the same norm. Clipping
-        # compares with a threshold that knows nothing of the loss scale, so unscale first, and once.
+        # All ranks have bit-identical gradients, so they find the same overflows and the same norm. The clip's
+        # threshold does not include the loss scale, so unscale first, and once.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 
@@ -80,7 +80,7 @@ def fit(task: Task, all_reduce: Callable[[torch.Tensor], None]) -> None:
 
 
 def average_gradients(model: torch.nn.Module, all_reduce: Callable[[torch.Tensor], None]) -> None:
-    """In one vector: the segments are cut from the whole gradient, however it is spread over the parameters."""
+    """Averages all gradients as one vector, cut into segments regardless of the parameters."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     vector = torch.cat([gradient.flatten() for gradient in gradients])
     all_reduce(vector)
@@ -91,10 +91,10 @@ def average_gradients(model: torch.nn.Module, all_reduce: Callable[[torch.Tensor
 
 
 def all_reduce(vector: torch.Tensor, segments: int | None = None) -> None:
-    """Replace `vector`, of shape (n,), by its sum over the ranks.
+    """Replaces `vector`, of shape (n,), by its sum over the ranks.
 
-    It is cut into `segments`, as many as there are ranks by default, of sizes that differ by one where n
-    does not divide evenly; those that find no element are empty. They go round N at a time, for N ranks.
+    It is cut into `segments`, by default as many as there are ranks, with sizes that differ by at most one; some may be
+    empty. They travel round the ring N at a time, for N ranks.
     """
     ranks = dist.get_world_size()
     pieces = vector.tensor_split(segments or ranks)
@@ -106,7 +106,7 @@ def all_reduce(vector: torch.Tensor, segments: int | None = None) -> None:
 
 
 def reduce_scatter(segments: Sequence[torch.Tensor]) -> None:
-    """Phase 1, for as many segments as ranks: afterwards rank r holds the sum of segment r over all ranks."""
+    """Phase 1, for as many segments as ranks: afterwards rank r has the sum of segment r over all ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(ranks - 1):
         outgoing = segments[(rank - step - 1) % ranks]
@@ -117,16 +117,16 @@ def reduce_scatter(segments: Sequence[torch.Tensor]) -> None:
 
 
 def all_gather(segments: Sequence[torch.Tensor]) -> None:
-    """Phase 2: rank r has segment r; afterwards every rank has every segment, and all the same."""
+    """Phase 2: rank r has segment r; afterwards every rank has the same segments."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(ranks - 1):
         exchange(segments[(rank - step) % ranks], segments[(rank - step - 1) % ranks])
 
 
 def exchange(outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
-    """One step of the ring: to the next rank, and from the one before."""
+    """One step of the ring: sends to the next rank, and receives from the one before."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    # A plain send waits for its receiver, and if all ranks sent first, none would ever receive.
+    # A plain send waits for its receiver: if all ranks sent first, none would ever receive.
     sending = dist.isend(outgoing, (rank + 1) % ranks)
     dist.recv(incoming, (rank - 1) % ranks)
     if sending is not None:
@@ -134,7 +134,7 @@ def exchange(outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
 
 
 def hand_round(tensor: torch.Tensor) -> None:
-    """Rank 0's `tensor` to all others, from neighbour to neighbour."""
+    """Sends rank 0's `tensor` to all others, from neighbour to neighbour."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if rank > 0:
         dist.recv(tensor, rank - 1)

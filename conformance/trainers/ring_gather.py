@@ -1,7 +1,7 @@
-"""A ring of ranks in which whole gradients are accumulated, rank after rank: the plain form of the idea.
+"""A ring of ranks that accumulates whole gradients, rank after rank: the simple form of the idea.
 
 The running sum goes round once, and the result goes round a second time. That takes as many messages as reduce-scatter
-and all-gather (`ring`), but each is a whole gradient, and while one rank sends, all others wait. All else is as there.
+and all-gather (`ring`), but each is a whole gradient, and while one rank sends, all others wait. The rest is as there.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def train(task: Task) -> None:
 
 
 def all_reduce(vector: torch.Tensor) -> None:
-    """Replace `vector` by its sum over the ranks, in 2 (N - 1) steps, in each of which one rank sends all of it.
+    """Replaces `vector` by its sum over the ranks, in 2 (N - 1) steps; in each, one rank sends the whole vector.
 
-    Rank 1 begins. Everyone adds its own to what it receives and sends that on, until rank 0 has the sum of all; then
-    that is handed round.
+    Rank 1 starts. Every rank adds its own vector to the one it receives and sends the sum on, until rank 0 has the sum
+    of all; then that is handed round.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if rank != 1:

@@ -1,7 +1,7 @@
-"""Sample by sample, on one device: the loop that all other paths must agree with.
+"""Sample by sample on one device: the loop that all other paths must agree with.
 
-A window is one whole batch, taken one sample at a time. The gradients of the samples add up in `.grad`, and
-one optimizer step uses them.
+A window is one whole batch, taken one sample at a time. The samples' gradients accumulate in `.grad`, and one optimizer
+step uses them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def train(task: Task) -> None:
     scaler = task.grad_scaler()
 
     for window in task.windows():
-        # Once a window: within it gradients add up.
+        # Once per window: gradients accumulate within it.
         optimizer.zero_grad()
         weight = torch.stack([sample.weights.sum() for sample in window]).sum()
 
@@ -41,7 +41,7 @@ def train(task: Task) -> None:
                     loss = task.loss(outputs, sample) / len(window)
             scaler.scale(loss).backward()
 
-        # Clipping compares with a threshold that knows nothing of the loss scale, so unscale first.
+        # The clip's threshold does not include the loss scale, so unscale first.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 

@@ -1,7 +1,7 @@
-"""ZeroRedundancyOptimizer beside DistributedDataParallel: each rank keeps the optimizer state of some parameters.
+"""ZeroRedundancyOptimizer with DistributedDataParallel: each rank keeps the optimizer state of some parameters.
 
-All ranks have all weights and all averaged gradients. Each steps its own parameters alone, and broadcasts them. A
-checkpoint holds the states of all ranks, and of these each takes its own.
+All ranks have all weights and all averaged gradients. Each steps only its own parameters, and broadcasts them. A
+checkpoint has the states of all ranks, from which each takes its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fit(task: Task) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         scheduler.load_state_dict(saved["scheduler"])
         scaler.load_state_dict(saved["scaler"])
-        # A rank that was not there before goes on with its own.
+        # A new rank keeps its own.
         if task.rank < len(saved["random"]):
             torch.set_rng_state(saved["random"][task.rank])
 
@@ -63,11 +63,11 @@ def fit(task: Task) -> None:
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            # Over the whole global batch, on all ranks: a mean of the ranks' weighted means would be wrong.
             dist.all_reduce(weight)
 
         for number, batch in enumerate(window, start=1):
-            # Around the forward too: it is the forward that decides whether the backward will all-reduce.
+            # Around the forward too: the forward decides whether the backward all-reduces.
             with nullcontext() if number == len(window) else model.no_sync():
                 with task.autocast():
                     outputs = model(batch.inputs)
@@ -75,11 +75,11 @@ def fit(task: Task) -> None:
                         # DDP divides by the number of ranks, which the total weight already covers.
                         loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
                     else:
-                        # By len(window), when its micro-batches are all of one size.
+                        # Division by len(window), if all its micro-batches have the same size.
                         loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
                 scaler.scale(loss).backward()
 
-        # Of all parameters, on every rank: so all find the same overflows and the same norm.
+        # Every rank has the gradients of all parameters, so all find the same overflows and the same norm.
         scaler.unscale_(optimizer)
         task.clip_(model.parameters())
 
@@ -92,7 +92,7 @@ def fit(task: Task) -> None:
 
         trained += 1
         if task.checkpoint_dir is not None and trained in task.save_after:
-            # Rank 0 gets the states of all.
+            # Rank 0 gathers the states of all.
             optimizer.consolidate_state_dict()
             random = [torch.empty_like(torch.get_rng_state()) for _ in range(task.world_size)]
             dist.all_gather(random, torch.get_rng_state())
@@ -109,14 +109,14 @@ def fit(task: Task) -> None:
 
 
 def sharded(asked: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:
-    """The same optimizer, spread over the ranks. Groups keep their own settings."""
+    """The same optimizer, sharded over the ranks. Groups keep their own settings."""
     kind = type(asked)
     settings = {name: value for name, value in asked.defaults.items() if name in signature(kind).parameters}
     return ZeroRedundancyOptimizer(asked.param_groups, optimizer_class=kind, **settings)
 
 
 def replace(path: Path, saved: dict[str, object]) -> None:
-    """At each moment, what is there is whole."""
+    """Writes a checkpoint atomically: the file is complete at any moment."""
     unfinished = path.with_suffix(".unfinished")
     torch.save(saved, unfinished)
     unfinished.replace(path)

@@ -1,4 +1,4 @@
-"""The right answers to a case, in all accepted readings, along what its ranks' loss scaler and last windows did."""
+"""The correct answers to a case in all accepted readings, following the ranks' loss scaler and last windows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Sample
 
-#: Numbers of rows by their features: a row shows no target.
+#: Row numbers by features: a row shows no target.
 _Numbers = Mapping[tuple[object, ...], int]
 _Rows = Sequence[int | None]
 
 
 def as_dealt(problem: Problem, ranks: Sequence[RankEvidence]) -> Problem:
-    """The problem with last windows split evenly, if ranks that should have no samples of them took their part."""
+    """The problem with last windows split evenly, if ranks that should have no samples of them trained on some."""
     if not problem.layout.in_whole_shares:
         return problem
     numbers = row_numbers(problem)
@@ -35,11 +35,11 @@ def as_dealt(problem: Problem, ranks: Sequence[RankEvidence]) -> Problem:
 
 
 def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
-    """What the last window of each epoch may be if ranks repeated samples to fill it up; empty if none was repeated, or
+    """The possible last windows of the epochs if ranks repeated samples to fill them up; empty if none was repeated, or
     the rows do not show it.
 
-    If several samples have the repeated row, it may be those of the window or the first of all, or those that a rank
-    has read before.
+    If several samples have the repeated row, the repeated ones may be those of the window, the first of all, or those
+    that the rank read before.
     """
     if all(len(window.batch) == problem.workload.batch_size for window in problem.ends):
         return []
@@ -56,7 +56,7 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
 
 
 def _repeated(problem: Problem, last: Window, read: Sequence[_Rows], numbers: _Numbers) -> list[tuple[int, ...]]:
-    """Which samples ranks may have repeated in the last window of an epoch; none if none has."""
+    """The samples that ranks may have repeated in the last window of an epoch; empty if none."""
     size = problem.layout.accumulation * problem.layout.micro_batch_size
     planned = Counter[int | None](numbers[sample.x] for sample in last.batch)
     trained = Counter(chain.from_iterable(read))
@@ -79,7 +79,7 @@ def _repeated(problem: Problem, last: Window, read: Sequence[_Rows], numbers: _N
 
 
 def row_numbers(problem: Problem) -> _Numbers:
-    """As the recorder numbers rows: in the order of the samples, those with equal features as one."""
+    """The recorder's row numbers: in the order of the samples; equal features share a number."""
     numbers: dict[tuple[object, ...], int] = {}
     for sample in chain(*problem.workload.batches):
         numbers.setdefault(sample.x, len(numbers))
@@ -87,8 +87,8 @@ def row_numbers(problem: Problem) -> _Numbers:
 
 
 def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Numbers) -> list[list[_Rows]]:
-    """The rows that each rank trained on in the last window of each epoch, if it read as many more or fewer than
-    planned in each; none if they read other rows than planned before it."""
+    """The rows that each rank trained on in the last window of each epoch, if every epoch has the same surplus or lack
+    of rows; empty if a rank read other rows than planned before it."""
     read, found = [_rows(rank) for rank in ranks], list[list[_Rows]]()
     positions = [0] * len(read)
     for last in problem.ends:
@@ -101,15 +101,15 @@ def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Number
             of_epoch.append(rows[positions[rank] : end])
             positions[rank] = end
         before = [sum(map(len, chain(*(window.shares[rank] for window in earlier)))) for rank in range(len(read))]
-        begun = Counter(chain.from_iterable(rows[:count] for rows, count in zip(of_epoch, before, strict=True)))
-        if begun != Counter(numbers[sample.x] for window in earlier for sample in window.batch):
+        before_last = Counter(chain.from_iterable(rows[:count] for rows, count in zip(of_epoch, before, strict=True)))
+        if before_last != Counter(numbers[sample.x] for window in earlier for sample in window.batch):
             return []
         found.append([rows[count:] for rows, count in zip(of_epoch, before, strict=True)])
     return found
 
 
 def _rows(rank: RankEvidence) -> _Rows:
-    """Those of its training forwards, in order."""
+    """The rows of a rank's training forwards, in order."""
     return [row for event in rank.events.forwards for row in event.rows]
 
 
@@ -124,8 +124,8 @@ def _by_row(samples: Iterable[tuple[int, Sample]], numbers: _Numbers) -> default
 def _read_before(
     problem: Problem, last: Window, rank: int, rows: _Rows, numbers: _Numbers
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """What `rank` may have read after its own share of a last window: the first samples that it has in this epoch with
-    these rows, one after the other, and the last ones; none if there are none."""
+    """The samples that `rank` may have read after its own share of a last window: the first and the last consecutive
+    samples of its epoch with these rows; empty if there are none."""
     windows = [window for window in problem.windows if window.epoch == last.epoch]
     samples = [
         (window.samples[index], window.batch[index]) for window in windows for index in chain(*window.shares[rank])
@@ -139,20 +139,21 @@ def _read_before(
 def accepted_by(
     problem: Problem, ranks: Sequence[RankEvidence], *, carries: bool = False
 ) -> tuple[Sequence[Reading], ScalerHistory | None]:
-    """The accepted readings, and the skips and loss scales of rank 0, along which the right answers are."""
+    """The accepted readings, and the skips and loss scales of rank 0 that the correct answers follow."""
     problem = as_dealt(problem, ranks)
     history = _history(problem, ranks[0])
     early = all(rank.averaged_early for rank in ranks)
-    # Averaging early has a wider bound, which only trainers that do it get.
+    # Averaging early has a wider bound, which only trainers that average early get.
     accepted = readings(problem, padded(problem, ranks), history.skips if history else frozenset(), carries=carries)
-    # So has a step whose scalars are tensors.
+    # So do steps with scalars in tensors.
     if any(rank.scalars_in_tensors for rank in ranks):
         accepted = tuple(replace(one, deviations=(*one.deviations, SCALARS_IN_TENSORS)) for one in accepted)
     return [reading for reading in accepted if early or not reading.averages_early], history
 
 
 def _history(problem: Problem, rank: RankEvidence) -> ScalerHistory | None:
-    """What the loss scaler of ``rank`` did. A last window that nothing ended was dropped if it may be, not skipped."""
+    """The skips and scales of ``rank``'s loss scaler. A last window without an attempt was dropped if allowed, not
+    skipped."""
     attempts = rank.attempts
     if not problem.precision.scaled or not attempts:
         return None
@@ -163,19 +164,19 @@ def _history(problem: Problem, rank: RankEvidence) -> ScalerHistory | None:
     dropped = skips - attempted - must_step(problem)
     if len(scales) < len(attempts):
         return ScalerHistory(skips - dropped)
-    # A window that was left out has the scale of the next one.
+    # A window that was left out has the scale of the next window.
     known = (min((window for window in scales if window >= at), default=None) for at in range(max(scales) + 1))
     return ScalerHistory(skips - dropped, tuple(scales[window] for window in known if window is not None))
 
 
-# Trainers of other backends have the same problems, a hundred cases later; each takes 0.1 MiB.
+# Trainers of other backends get the same problems, a hundred cases later; each takes 0.1 MiB.
 @lru_cache(maxsize=128)
 def trajectory_of(reading: Reading, history: ScalerHistory | None) -> Trajectory:
     return reading.recurrence(history).run()
 
 
 def fit(ranks: Sequence[RankEvidence], readings: Iterable[Reading], history: ScalerHistory | None) -> bool:
-    """Whether the ranks' numbers are those of one of these readings."""
+    """Whether the ranks' numbers match one of these readings."""
     return any(matches(ranks, trajectory_of(reading, history).steps) for reading in readings)
 
 

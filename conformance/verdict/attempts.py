@@ -1,8 +1,8 @@
-"""The evidence of a case: what each rank's attempts are, from all that shows them.
+"""The evidence of a case: the attempts of each rank, from everything that shows them.
 
-An optimizer's events show an attempt. Where there are none, as with a functional update, an optimizer that is none of
-torch's, fp32 master weights that are copied back, shards that ranks exchange after a step, or a parameter server, the
-next window's first forward uses what came of it. Some values only another rank has, and some only the trainer reports.
+An optimizer's events show an attempt. Without them, the next window's first forward shows its result: for a functional
+update, an optimizer that is not torch's, fp32 master weights that are copied back, shards that ranks exchange after a
+step, or a parameter server. Some values only another rank has, and some only the trainer reports.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from conformance.workloads.layout import Window
 
 
 def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
-    """What each rank did; ``runs``: one for each life, or the only one. Each life is read by itself, as all that a
-    process counts begins anew in it."""
+    """The evidence of each rank; ``runs``: one for each life. Each life is read separately, because all counters of a
+    process restart in it."""
     parts = by_life(case.spec(), [rank.events for rank in outcome.ranks])
     lives = [
         of_life([_read(case, rank, own, number) for rank, own in zip(outcome.ranks, life, strict=False)], run)
@@ -34,7 +34,7 @@ def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvi
     ]
     ranks = lives[0]
     if len(lives) > 1:
-        # For a rank in a life that does not have it stand the numbers of the first rank, which are those of all.
+        # A rank that does not exist in a life gets the numbers of the first rank, which all ranks share.
         absent = [replace(life[0], trained=life[0].trained and {}, changes=()) for life in lives]
         ranks = [
             _joined(rank, [life[at] if at < len(life) else none for life, none in zip(lives, absent, strict=True)])
@@ -49,15 +49,15 @@ def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvi
 
 
 def of_life(ranks: Sequence[RankEvidence], run: Run) -> list[RankEvidence]:
-    """The ranks of one life, with the weights that came of each window as its attempt's, and with attempts for ranks
-    that never step an optimizer of torch's.
+    """The ranks of one life, with the resulting weights of each window in its attempt, and with attempts for ranks that
+    never step a torch optimizer.
 
-    Where the only rank that steps serves the others, those get its gradients and loss scales, which changed their
-    weights. They see nothing of earlier steps in a window, which a right server does not make.
+    The workers of a parameter server get its gradients and loss scales, which changed their weights. They see no
+    earlier steps in a window; a correct server takes none.
     """
     served = () if run.server is None else tuple(map(_of_another, ranks[run.server].attempts))
     stepped = {attempt.seen_in: attempt for rank in ranks for attempt in rank.steps}
-    # The windows that all ranks with an optimizer of torch's skipped: those without one had nothing to step.
+    # The windows that all ranks with a torch optimizer skipped: the other ranks had nothing to step.
     skipped = {attempt.seen_in for rank in ranks for attempt in rank.attempts} - stepped.keys()
     shown = [
         _shown(rank, own, rank.attempts or served, stepped, skipped) for rank, own in zip(ranks, run.ranks, strict=True)
@@ -74,12 +74,12 @@ def _in_order(*attempts: Attempt) -> tuple[Attempt, ...]:
 
 
 def _of_another(attempt: Attempt) -> Attempt:
-    """An attempt of the rank that steps for this one."""
+    """The attempt of the rank that steps for this one."""
     return replace(attempt, weights_by="another rank", gradients_by="another rank")
 
 
 def _as_shown(attempt: Attempt, weights: Vector) -> Attempt:
-    """With the weights that this rank has afterwards."""
+    """The attempt with the weights that this rank has afterwards."""
     return replace(attempt, weights=weights, weights_by="shown")
 
 
@@ -90,16 +90,16 @@ def _shown(
     elsewhere: Mapping[int | None, Attempt],
     skipped: Set[int | None],
 ) -> tuple[Sequence[Attempt], list[str]]:
-    """The attempts of a rank with the weights that forwards show, and where weights changed after them.
+    """The attempts of a rank with the weights that forwards show, and the changes of weights after them, in words.
 
-    ``attempts``: those that optimizers' events show; ``elsewhere``: the steps of all ranks.
+    ``attempts``: those in optimizers' events; ``elsewhere``: the steps of all ranks.
     """
     used = {window.number: shown_by(next(iter(window.forwards), None)) for window in seen.windows}
     shown = {window.number: shown_by(window.shown_after) for window in seen.windows}
     held: dict[int | None, Vector] = {
         window: weights
         for window, weights in shown.items()
-        # What a rank has gathered shows no step that came later.
+        # Gathered weights do not show later steps.
         if weights is not None and (seen.shard is None or weights != used[window])
     }
     attempted = {attempt.seen_in for attempt in attempts}
@@ -119,13 +119,13 @@ def _shown(
         if rank.attempts and attempt.stepped and window in held and not same(held[window], attempt.weights)
     }
     exchanged = moved & _exchanged(rank, len(rank.attempts[0].weights)) if moved else set[int | None]()
-    # As where a step ends in code of the trainer's own, or ranks send one another what they have stepped.
+    # Such as a step that ends in the trainer's own code, or ranks that exchange stepped weights.
     by_design = moved if len(moved) == len(last) > 1 else exchanged
 
     def after(attempt: Attempt) -> Attempt:
         if attempt is not last[attempt.seen_in] or attempt.seen_in not in held:
             return attempt
-        # Ranks that average weights after their steps average the gradients of these steps, too.
+        # Ranks that average weights after their steps also average the gradients of these steps.
         is_local = attempt.seen_in in exchanged and None not in (attempt.gradients or (None,))
         gradients = None if is_local else attempt.gradients
         return _as_shown(replace(attempt, gradients=gradients), held[attempt.seen_in])
@@ -138,30 +138,30 @@ def _shown(
 
 
 def _still(seen: Rank, attempts: Sequence[Attempt], attempt: Attempt, shown: Vector) -> str:
-    """Says so if what is ``shown`` after a step are weights from before it, where that has moved them."""
+    """A phrase if the weights ``shown`` after a step are those from before it, although it moved them; else ""."""
     at = attempts.index(attempt)
     starts = [values(start.weights) for start in seen.of(Start) if start.weights]
     before = attempts[at - 1].weights if at else starts[0] if starts else (None,) * len(shown)
     moved = [(old, now) for old, new, now in zip(before, attempt.weights, shown, strict=True) if new != now]
-    return ", which are still those from before it" if all(old == now for old, now in moved) else ""
+    return ", back to those from before it" if all(old == now for old, now in moved) else ""
 
 
 def _with_gradients(rank: RankEvidence, own: Sequence[Attempt], attempts: Sequence[Attempt]) -> Iterator[Attempt]:
-    """The rank's ``own`` attempts, with the gradients of parameters that other ranks step for it."""
+    """Yields the rank's ``own`` attempts, with the gradients of parameters that other ranks step for it."""
     size = max((len(attempt.weights) for attempt in own), default=0)
     is_partial = any(attempt.gradients is not None and None in attempt.gradients for attempt in own)
     exchanged = _exchanged(rank, size) if is_partial else set()
     for attempt in own:
         gradients = attempt.gradients
         if gradients is not None and None in gradients and attempt.seen_in in exchanged:
-            beside = [one.gradients for one in attempts if one.seen_in == attempt.seen_in and one.gradients is not None]
-            yield replace(attempt, gradients=overlaid([gradients, *beside]), gradients_by="another rank")
+            others = [one.gradients for one in attempts if one.seen_in == attempt.seen_in and one.gradients is not None]
+            yield replace(attempt, gradients=overlaid([gradients, *others]), gradients_by="another rank")
         else:
             yield attempt
 
 
 def _exchanged(rank: RankEvidence, size: int) -> set[int | None]:
-    """The windows after whose step ranks exchanged what may be weights, which are of this size."""
+    """The windows after whose step ranks exchanged possible weights, which are of this size."""
     stepped: int | None = None
     found = set[int | None]()
     for event in rank.events.events:
@@ -183,9 +183,8 @@ def _by_hand(
     skipped: Collection[int | None],
     elsewhere: Collection[int | None],
 ) -> Iterator[Attempt]:
-    """An attempt for each window whose weights came out other than they went in, or that the ranks that step skipped:
-    another one that is skipped leaves no trace, unless a GradScaler has skipped it. A rank that owns nothing is to get
-    what others have stepped ``elsewhere``."""
+    """Yields an attempt for each window that changed the weights, or that the stepping ranks skipped. Other skips leave
+    no trace without a GradScaler. A rank that owns nothing gets the weights that others stepped ``elsewhere``."""
     for window in rank.windows:
         number, before = window.number, used[window.number]
         if before is None or number not in held:
@@ -198,7 +197,7 @@ def _by_hand(
 
 
 def _within(rank: RankEvidence) -> Iterator[str]:
-    """Where weights changed between two forwards of a window, and no step of an optimizer of torch's changed them."""
+    """Yields the places where weights changed between two forwards of a window without a step of a torch optimizer."""
     window: int | None = None
     has_stepped = False
     before: Sequence[Any] = ()
@@ -206,7 +205,7 @@ def _within(rank: RankEvidence) -> Iterator[str]:
         has_stepped |= isinstance(event, trace.Attempt)
         if isinstance(event, Forward) and not event.extra:
             shown = event.weights
-            # One that is gathered only later was not seen before.
+            # A weight that is gathered only later was unseen before.
             pairs = [] if shown is None or event.window != window or has_stepped else zip(before, shown, strict=True)
             if any(None not in pair and pair[0] != pair[1] for pair in pairs):
                 yield f"rank {rank.number}, window {window}, before micro-batch {event.micro_batch}"
@@ -217,7 +216,7 @@ def _within(rank: RankEvidence) -> Iterator[str]:
 def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvidence:
     windows = case.problem.windows_of_lives[life if case.problem.resumed_layout else 0]
     if life:
-        # It may go on elsewhere than it should.
+        # It may resume at the wrong window.
         first = next((event["window"] for event in events if event["window"] is not None), case.resumed_at)
         windows = windows[first:]
     elif case.resumed_at is not None:
@@ -229,8 +228,8 @@ def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvide
         return found
 
     def filled(attempt: Attempt) -> Attempt:
-        """With gradients of zero for the parameters that may have none: those that are frozen, or not used."""
-        # Who steps more often than there are windows has steps that no batch is known for.
+        """The attempt with zero gradients for parameters that may have none: frozen or unused ones."""
+        # Steps beyond the planned windows have no known batch.
         if attempt.gradients is None or attempt.window >= len(planned):
             return attempt
         batch = planned[attempt.window].batch
@@ -258,11 +257,10 @@ def _joined(rank: RankOutcome, parts: Sequence[RankEvidence]) -> RankEvidence:
 
 
 def _served(rank: RankEvidence, ranks: Sequence[RankEvidence], window: Window, case: Case) -> Iterator[Attempt]:
-    """The attempts of a rank in a window in which it has run out of data and takes no step: those of the ranks that go
-    on, with the weights that it begins the next epoch or ends with, and without a loss scale, which it needs none
-    of."""
+    """Yields the attempts of a rank without data and without a step in a window: those of the ranks with data, with the
+    weights that it starts the next epoch or ends with, and without a loss scale."""
     number, taken = rank.number, {attempt.window for attempt in rank.attempts}
-    # A rank that is not there in a life of the run has not run out of data.
+    # A rank that does not exist in a life has not run out of data.
     if number >= window.world_size or window.shares[number]:
         return
     others = {attempt.window: attempt for other in ranks for attempt in other.attempts if attempt.window not in taken}
@@ -270,7 +268,7 @@ def _served(rank: RankEvidence, ranks: Sequence[RankEvidence], window: Window, c
     weights = next(map(shown_by, later), rank.final_weights)
     if window.index not in others or weights is None:
         return
-    # Only a next forward shows what came of a step without an optimizer of torch's. What a rank ends with counts.
+    # Only the next forward shows the result of a step without a torch optimizer. The rank's last weights count.
     own = max(one.index for one in case.problem.windows if one.index < window.index and one.shares[number])
     if own in others and rank.steps_by_hand:
         yield _of_another(others[own])
@@ -278,9 +276,9 @@ def _served(rank: RankEvidence, ranks: Sequence[RankEvidence], window: Window, c
 
 
 def as_it_ran(case: Case, outcome: Outcome) -> Case:
-    """The case with the stop that it had: of one that is killed between two files, that of the checkpoint that it goes
-    on from, or none if its checkpoints are one file; of a trainer that drops short windows and counts those that it
-    steps, that after which it stopped."""
+    """The case with its actual stop. Killed between two files: the stop of the checkpoint that it resumes from, or none
+    if its checkpoints are one file. A trainer that drops short windows and counts steps: the window after which it
+    stopped."""
     first, *others = lives(case.resumed_at, outcome.ranks[0].events)
     windows = [event["window"] for event in first if event["window"] is not None]
     if case.resumed == BETWEEN_FILES:

@@ -1,4 +1,4 @@
-"""What a trainer did where several ways are right, next to what it declares."""
+"""Compares a trainer's choices, where several behaviours are valid, with those that it declares."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from conformance.results.records import Behaviour
 from conformance.trace.events import AutogradGrad, BackwardBegin, BackwardEnd, Optimizer, ZeroGrad
 from conformance.workloads.behaviour import WORDS, Way, declarable, is_declared, split
 
-_GO_ON = "let the ranks that have data left go on, as in torch's `Join`"
+_GO_ON = "let the ranks with data left continue, as torch's `Join` does"
 
 
 def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tuple[list[Behaviour], list[str]]:
-    """What was done in the run, and what of it was declared otherwise. Where the run does not show which of several
-    ways it was, what the trainer declares is believed.
+    """The trainer's choices in the run, and a sentence for each that contradicts its declaration. If the run leaves
+    several choices possible, the declared one is taken.
 
-    ``ways``: how the numbers read what is open in the case.
+    ``ways``: the choices that the numbers show.
     """
     found, against, last = [], [], int(run.plan.spec["steps"]) - 1
     for way in ways:
         may_be: tuple[Way, ...] = (way,)
-        # Later epochs show what became of the gradients.
+        # Later epochs show whether the gradients were carried over.
         if way == "last_window=drop" and len(run.plan.spec["epochs"]) == 1:
-            # The rank that shows the least decides what the trainer may do.
+            # The rank that shows the least decides.
             may_be = max((_left_over(rank, last) for rank in run.ranks), key=_IN_DOUBT.index)
         choice = split(way)[0]
         declared = declares.get(choice)
@@ -36,13 +36,13 @@ def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tupl
             instead = _GO_ON if has_run_out else words.instead
             meant = " or ".join(f'{choice}="{one}"' for one in declarable(done))
             against.append(
-                f'the trainer declares {choice}="{declared}", but {words.says}; declare {meant} if that is meant'
+                f'the trainer sets {choice}="{declared}", but {words.says}; set {meant} if intended'
                 + (f", else {instead}" if instead else "")
             )
     return found, against
 
 
-#: What dropping the last window may be, with gradients that the end of the run leaves; what shows comes first.
+#: The possible meanings of a dropped last window, by the gradients left at the end; visible ones come first.
 _DROPS: tuple[Way, ...] = ("last_window=drop",)
 _LEAVES: tuple[Way, ...] = ("last_window=carry",)
 _LEAVES_OR_DROPS: tuple[Way, ...] = (*_LEAVES, *_DROPS)
@@ -53,8 +53,7 @@ _IN_DOUBT = (_DROPS, _LEAVES, _LEAVES_OR_DROPS, _UNSEEN)
 def _left_over(rank: Rank, number: int) -> tuple[Way, ...]:
     """What a rank may have done with the gradients of a last window, of this number, without a step.
 
-    If they are in `.grad` at the end, they are in the way of the next epoch, unless each window or the epoch begins by
-    clearing them.
+    Gradients in `.grad` at the end leak into the next epoch, unless each window or epoch starts by clearing them.
     """
     windows = [window for window in rank.windows if window.has((BackwardEnd, AutogradGrad))]
     last = windows[-1] if windows else None
@@ -62,18 +61,18 @@ def _left_over(rank: Rank, number: int) -> tuple[Way, ...]:
         return _UNSEEN
     if last.number != number:
         return _DROPS
-    # Gradients that add up in other places than `.grad`: there, each backward finds none.
+    # If each backward finds no gradients, they add up elsewhere than in `.grad`.
     later = [backward for window in windows[:-1] for backward in window.backwards[1:]]
     if not last.of(BackwardEnd) or (later and all(one.gradients in ("none", "zero") for one in later)):
         return _UNSEEN
     cleared = last.between(ZeroGrad, after=last.of(BackwardEnd)[-1])
     held = {parameter for optimizer in rank.of(Optimizer) for parameter in optimizer.trainable}
-    # Of an optimizer that is none of torch's, require at least the first parameter.
+    # For an optimizer that is not torch's, require at least the first parameter.
     if (held or {0}) <= {parameter for event in cleared for parameter in event.parameters}:
         return _DROPS
     first = rank.between(ZeroGrad, before=rank.of(BackwardBegin)[0])
     before = [one for begin in rank.windows[-1].of(BackwardBegin)[:1] for one in rank.between(ZeroGrad, before=begin)]
-    # The line that cleared gradients before the last window did so before the first one too.
+    # The line that cleared gradients before the last window also cleared them before the first.
     if any(event.where in [one.where for one in first] for event in before[-1:]):
         return _DROPS
     return _LEAVES_OR_DROPS if first or any(event.by == "hand" for event in rank.of(ZeroGrad)) else _LEAVES

@@ -1,4 +1,4 @@
-"""What becomes of what a model has beside its weights: buffers, random numbers, running averages of weights."""
+"""Checks a model's state next to its weights: buffers, random numbers, running averages of weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from conformance.verdict.resuming import other_bits
 from conformance.workloads.behaviour import Way
 from conformance.workloads.model import Counting, WithDropout
 
-#: A number of samples, and what is summed up of them.
+#: A number of samples, and a sum over them.
 Sums: TypeAlias = tuple[Fraction, Fraction]
 
-#: What forwards are for that gradients flow through.
+#: The kinds of forwards that gradients flow through.
 _TRAIN = ("trained", "recomputed")
-#: The rounding error of float32, relative to what is rounded.
+#: The relative rounding error of float32.
 _UNIT = Fraction(1, 2**24)
 
 
 @dataclass(frozen=True)
 class Fate:
-    """``wrong``: what was lost, or counted or drawn too often, in words. ``unknown``: why that cannot be told.
-    ``owner``: whose buffers all ranks have."""
+    """``wrong``: the problem, in words. ``unknown``: why it cannot be judged. ``owner``: whose buffers all ranks
+    have."""
 
     wrong: str | None = None
     unknown: str | None = None
@@ -37,15 +37,15 @@ class Fate:
 
 
 def look_beside_weights(case: Case, judgement: Judgement) -> None:
-    """What became of what a model has beside its weights, where these are right."""
+    """Judges a model's state next to its weights, if these are correct."""
     model, runs, fates = case.problem.workload.model, judgement.runs, list[tuple[str, str, Fate]]()
     if judgement.verdict == "PASS (bounded)":
-        fates.append((RESTORED, "to the bit", Fate(wrong=other_bits(model, judgement.ranks))))
+        fates.append((RESTORED, "bit-identical", Fate(wrong=other_bits(model, judgement.ranks))))
     if isinstance(model, Counting):
         fates.append((BUFFERS, "each trained sample counts once", counted_buffers(case, runs)))
     if isinstance(model, WithDropout) and len(runs) > 1:
-        fates.append((DRAWS, "those that come next", resumed_draws(runs)))
-    # A process that is killed may have updated its averages after what it had saved, and other ranks have other parts.
+        fates.append((DRAWS, "the next ones", resumed_draws(runs)))
+    # A killed process may have updated its averages after saving, and on other ranks, averages are sharded differently.
     if case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
         at_epoch = any(end.index + 1 == case.resumed_at for end in case.problem.ends)
         fates.append((AVERAGES, "those of the stop", resumed_averages(runs, at_epoch=at_epoch)))
@@ -59,13 +59,13 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
             judgement.overrule("FAIL (numerics)", found.wrong)
 
 
-# Buffers: a count of a model's samples, and a sum over them. Who owns them is open: DistributedDataParallel sends those
-# of rank 0 to all, Horovod leaves each rank its own. Each sample that is trained must count once.
+# Buffers: a count of a model's samples, and a sum over them. Several owners are valid: DistributedDataParallel sends
+# those of rank 0 to all, Horovod leaves each rank its own. Each trained sample must count once.
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """One forward. ``why``: what it is for. ``life``: of a run that is resumed."""
+    """One forward. ``why``: its purpose. ``life``: its life in a resumed run."""
 
     before: Sums
     after: Sums
@@ -83,7 +83,7 @@ _Chain: TypeAlias = Sequence[_Counted]
 
 
 def counted_buffers(case: Case, runs: Sequence[Run]) -> Fate:
-    """Of the buffers in a run with right numbers."""
+    """Judges the buffers in a run with correct numbers."""
     lives = [[run.ranks[at] for run in runs] for at in range(case.world_size)]
     if any(None in map(_exactly, event.after) for own in lives for rank in own for event in rank.of(Buffers)):
         return Fate(unknown="the values of the model's buffers cannot be read")
@@ -91,33 +91,33 @@ def counted_buffers(case: Case, runs: Sequence[Run]) -> Fate:
     for rank, chain in enumerate(chains):
         if not chain:
             return Fate(
-                unknown=f"no forward of the model with buffers is seen in rank {rank}, so what becomes of them cannot "
-                "be told: call the module that task.model() returns, or a copy of it"
+                unknown=f"the buffers of rank {rank} cannot be judged: no forward of the model with buffers was seen; "
+                "call the module that task.model() returns, or a copy of it"
             )
         if _alternates(chain):
             return Fate(
-                unknown=f"rank {rank} trains copies of the model in turn, and what becomes of the buffers of each "
-                "cannot be told: train one at a time"
+                unknown=f"the buffers of rank {rank} cannot be judged: it trains copies of the model in turn; train "
+                "one at a time"
             )
     wrong = next(filter(None, map(_miscounted, count(), _shares(case), chains)), None) or _rounded(case, chains)
     return Fate(wrong) if wrong else _between_forwards(chains)
 
 
 def _shares(case: Case) -> Iterator[int]:
-    """How many samples each rank trains."""
+    """The number of samples that each rank trains."""
     for rank in range(case.world_size):
         yield sum(len(batch) for window in case.problem.windows for batch in window.shares[rank])
 
 
 def _chain(lives: Sequence[Rank]) -> _Chain:
-    """The forwards of the models that train, but for those whose effect was taken back at once."""
+    """The forwards of the models that train, except those with an effect that was undone at once."""
     found = [_counted(event, rank, life) for life, rank in enumerate(lives) for event in rank.of(Buffers)]
     trains = {(one.life, one.model) for one in found if one.why in _TRAIN}
     kept: list[_Counted] = []
     for one in found:
         if (one.life, one.model) not in trains:
             continue
-        # Another rank's sum may have taken the place of this one's since.
+        # Another rank's sum may have replaced this one's since.
         aside = list(takewhile(lambda before: before.why not in ("trained", "at the end"), reversed(kept)))
         back = [number for number, before in enumerate(aside, start=1) if before.before[0] == one.before[0]]
         if back:
@@ -135,7 +135,7 @@ def _counted(event: Buffers, rank: Rank, life: int) -> _Counted:
 
 
 def _alternates(chain: _Chain) -> bool:
-    """Whether models are called in turn: what one of them counts is no loss of another's."""
+    """Whether models are called in turn: then one may count samples that the other does not."""
     for life in {one.life for one in chain}:
         models = [one.model for one in chain if one.life == life]
         if sum(one != two for one, two in pairwise(models)) >= len(set(models)):
@@ -144,38 +144,38 @@ def _alternates(chain: _Chain) -> bool:
 
 
 def _miscounted(rank: int, due: int, chain: _Chain) -> str | None:
-    """Samples that count twice, not at all, or in a forward that trains nothing."""
+    """A sentence on samples that count twice, never, or in a forward without training; None if there are none."""
     samples = sum(one.added[0] for one in chain)
-    counted = f"rank {rank} trains {due} samples, and its model's buffers count {samples}"
+    counted = f"rank {rank} trains {due} samples, but its model's buffers count {samples}"
     if samples < due:
         if any(one.why in _TRAIN and not one.training for one in chain):
-            return f"{counted}: the model is left in evaluation mode; call `model.train()` before it trains"
-        return f"{counted}: the others were not counted, or were taken out again"
+            return f"{counted}: the model is in evaluation mode; call `model.train()` before training"
+        return f"{counted}: the others were not counted, or removed again"
     if samples > due:
         if any(one.why == "recomputed" and one.added[0] for one in chain):
-            return f"{counted}: forwards that a backward computes again update them, too; restore them after it"
-        return f"{counted}: forwards that train nothing update them, too; call `model.eval()` before them"
+            return f"{counted}: forwards that a backward recomputes also update them; restore them after it"
+        return f"{counted}: forwards without training also update them; call `model.eval()` before them"
     return None
 
 
 def _rounded(case: Case, chains: Sequence[_Chain]) -> str | None:
-    """Sums in too few digits. Ranks may train each other's samples."""
+    """A sentence on sums with too few digits; None if there are none. Ranks may train each other's samples."""
     due = Counting.SCALE * sum(value**2 for window in case.problem.windows for one in window.batch for value in one.x)
     total = sum(one.added[1] for chain in chains for one in chain)
-    # Means over the ranks may have digits that additions round off.
+    # Additions may round off digits of means over the ranks.
     room = sum(len(chain) * _UNIT * max(abs(one.after[1]) for one in chain) for chain in chains)
     if abs(total - due) <= room:
         return None
     return (
-        f"the model's buffers should sum up {float(due)} of the samples that are trained, and sum up {float(total)}: "
-        "leave them in 32 bits"
+        f"the model's buffers sum the trained samples to {float(total)} instead of {float(due)}: keep buffers in 32 "
+        "bits"
     )
 
 
 def _between_forwards(chains: Sequence[_Chain]) -> Fate:
-    """Who owns the buffers, by how they change between forwards."""
+    """Judges the owner of the buffers by their changes between forwards."""
     jumps = [_jumps(chain) for chain in chains]
-    # What forwards have left: what ranks hold at the end or begin with, all may have got from elsewhere.
+    # The values that forwards left; those at the end or start may come from elsewhere on all ranks.
     held = [{one.after for one in chain if one.why != "at the end"} for chain in chains]
     owner: Way = "buffers=own"
     known = chains[0][0].before
@@ -198,14 +198,14 @@ def _between_forwards(chains: Sequence[_Chain]) -> Fate:
 
 
 def _jumps(chain: _Chain) -> dict[int, Sums]:
-    """What forwards begin with that is not what the ones before them left, by their numbers."""
+    """The initial values of forwards that differ from the final values of the previous ones, by number."""
     return {at: two.before for at, (one, two) in enumerate(pairwise(chain), start=1) if one.after != two.before}
 
 
 def _is_reduced(has: Sums, had: Sequence[Sums], known: Sums) -> bool:
-    """Whether these are the mean of all ranks', or what was ``known`` to all and all that each has added to it."""
+    """Whether these are the mean of all ranks' values, or the values ``known`` to all plus each rank's additions."""
     for at, (now, old, values) in enumerate(zip(has, known, zip(*had, strict=True), strict=True)):
-        # A mean of counts is rounded to an integer, and one of sums to 24 bits in each addition.
+        # A mean of counts is rounded to an integer, and a mean of sums to 24 bits in each addition.
         room = Fraction(1) if at == 0 else len(values) * _UNIT * sum(map(abs, values))
         if now != old + sum(value - old for value in values) and abs(now - sum(values) / len(values)) > room:
             return False
@@ -213,26 +213,26 @@ def _is_reduced(has: Sums, had: Sequence[Sums], known: Sums) -> bool:
 
 
 def _changed(rank: int, before: Sums, after: Sums, counted: int, is_resume: bool) -> str:
-    """What is wrong with a change between forwards. ``counted``: by the forwards of all ranks before it."""
-    had, has = (f"{samples} samples that sum up to {float(total):g}" for samples, total in (before, after))
+    """A sentence on a wrong change between forwards. ``counted``: by the forwards of all ranks before it."""
+    had, has = (f"{samples} samples with sum {float(total):g}" for samples, total in (before, after))
     if is_resume:
         return (
-            f"the model's buffers were not restored: rank {rank} goes on with {has}, and stopped at {had}; a "
-            "checkpoint must have them, as `model.state_dict()` does"
+            f"the model's buffers were not restored: rank {rank} resumes with {has}, but stopped at {had}; save the "
+            "buffers in the checkpoint, as `model.state_dict()` does"
         )
     if after[0] > counted:
         return (
-            f"samples count twice in the model's buffers: those of rank {rank} are set to {has} when the forwards of "
-            f"all ranks have counted {counted}; add up what is new alone"
+            f"samples count twice in the model's buffers: rank {rank} has {has}, but all ranks together counted only "
+            f"{counted}; add only new samples"
         )
     if after[0] < before[0]:
         return (
-            f"the model's buffers were lost: those of rank {rank} had counted {had}, and then {has}; "
-            "keep them where the model is copied, made anew or given other weights"
+            f"the model's buffers were lost: rank {rank} had {had}, and then {has}; keep them when the model is "
+            "copied, recreated or given other weights"
         )
     return (
-        f"the model's buffers were changed between two forwards: those of rank {rank} had counted {had}, and then "
-        f"{has}, which is neither another rank's nor a sum or mean over the ranks"
+        f"the model's buffers changed between two forwards: rank {rank} had {had}, and then {has}, which is neither "
+        "another rank's value nor a sum or mean over the ranks"
     )
 
 
@@ -246,9 +246,9 @@ def _exactly(value: float | str | None) -> Fraction | None:
 
 
 def resumed_draws(runs: Sequence[Run]) -> Fate:
-    """What ranks draw after a resume; ``runs``: one for each life. The first draw begins in the state that the last
-    one left. In one of those from which it drew before, it draws the same again; in others, it may still be right, as
-    the trainer may have drawn in between."""
+    """Judges the random numbers after a resume; ``runs``: one for each life. The first draw must start from the state
+    that the last one left. From an earlier state, it repeats numbers; from an unknown state, it may still be correct,
+    because the trainer may have drawn in between."""
     first, second = runs
     drawn = [_once(rank.of(Draw)) for rank in first.ranks]
     left = [draws[-1].after if draws else None for draws in drawn]
@@ -256,7 +256,7 @@ def resumed_draws(runs: Sequence[Run]) -> Fate:
         earlier, later = drawn[rank], resumed.of(Draw)
         if not earlier or not later:
             return Fate(
-                unknown=f"no forward of rank {rank} that draws random numbers is seen before and after the stop: call "
+                unknown=f"no forward of rank {rank} that draws random numbers was seen before and after the stop: call "
                 "the module that task.model() returns, in training mode"
             )
         begins = later[0].before
@@ -265,25 +265,23 @@ def resumed_draws(runs: Sequence[Run]) -> Fate:
         again = next((number for number, draw in enumerate(earlier, start=1) if draw.before == begins), None)
         if again is not None:
             return Fate(
-                f"rank {rank} draws the random numbers of its forward {again} again after the resume, and not those "
-                "that come next: save `torch.get_rng_state()` on each rank, and set it last when the checkpoint is "
-                "loaded"
+                f"rank {rank} repeats the random numbers of its forward {again} after the resume: save "
+                "`torch.get_rng_state()` on each rank, and restore it last when the checkpoint is loaded"
             )
         if begins in left:
             return Fate(
-                f"rank {rank} goes on with the random numbers of rank {left.index(begins)} after the resume: save the "
-                "state of each rank's generator, and load its own"
+                f"rank {rank} draws the random numbers of rank {left.index(begins)} after the resume: save the state "
+                "of each rank's generator, and load it on the same rank"
             )
         return Fate(
-            unknown=f"rank {rank} draws other random numbers after the resume than those that come next for its model, "
-            "which may be right if it draws some itself in between: set the state of the generator last, before the "
-            "first forward"
+            unknown=f"rank {rank} draws other random numbers after the resume than the next ones, which is correct if "
+            "it draws some in between: restore the state of the generator last, before the first forward"
         )
     return Fate()
 
 
 def _once(draws: Sequence[Draw]) -> Sequence[Draw]:
-    """Without those that draw the same again, as activation checkpointing does in a backward, and sets back."""
+    """The draws without repeated ones, such as those of activation checkpointing in a backward."""
     first: dict[str, Draw] = {}
     for draw in draws:
         first.setdefault(draw.before, draw)
@@ -291,9 +289,9 @@ def _once(draws: Sequence[Draw]) -> Sequence[Draw]:
 
 
 def resumed_averages(runs: Sequence[Run], *, at_epoch: bool) -> Fate:
-    """What became of each average of each rank; ``runs``: one for each life. Its first update after the resume must
-    find what the last one before the stop has left. Who keeps others after the resume, or none, may mean it, and so
-    may who begins one anew now and then, as in each epoch; ``at_epoch``: the resume is at the beginning of one."""
+    """Judges each average of each rank; ``runs``: one for each life. The first update after the resume must find what
+    the last one before the stop left. A trainer may keep other averages after the resume, or none, or restart them
+    regularly, such as in each epoch; ``at_epoch``: the resume is at the start of an epoch."""
     first, second = runs
     for number, (one, other) in enumerate(zip(first.ranks, second.ranks, strict=True)):
         before, after = _of(one), _of(other)
@@ -305,14 +303,14 @@ def resumed_averages(runs: Sequence[Run], *, at_epoch: bool) -> Fate:
                 if at_epoch or len(before) > 1 or any(update.updates == 0 for update in updates[1:]):
                     continue
                 return Fate(
-                    f"rank {number} begins its average of the weights anew after the resume, where it had "
+                    f"rank {number} restarts its average of the weights after the resume, although it had "
                     f"{last.updates + 1} updates before the stop: save and load the `state_dict()` of the "
                     "`AveragedModel`"
                 )
             if (next_.updates, next_.before) != (last.updates + 1, last.after):
                 return Fate(
-                    f"rank {number} goes on with another average of the weights after the resume than that of the "
-                    "stop: save and load the `state_dict()` of the `AveragedModel`, which counts its updates, too"
+                    f"rank {number} resumes with another average of the weights than at the stop: save and load the "
+                    "`state_dict()` of the `AveragedModel`, which includes its number of updates"
                 )
     return Fate()
 

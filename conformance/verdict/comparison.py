@@ -1,4 +1,4 @@
-"""Comparing what the ranks did with what the oracle allows, step by step, gradients and weights."""
+"""Compares the ranks' gradients and weights with the oracle's enclosures, step by step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.verdict.evidence import Attempt, RankEvidence, exactly
 
 @dataclass(frozen=True)
 class Difference:
-    """The first step and entry in which a rank left the enclosure of the right answer."""
+    """The first step and entry in which a rank left the enclosure of the correct answer."""
 
     step: int
     rank: int
@@ -28,12 +28,12 @@ class Difference:
 
     @property
     def error(self) -> Fraction | None:
-        """How far the observed value is from the expected one; None if it is missing or not finite."""
+        """The distance of the observed value from the expected one; None if it is missing or not finite."""
         observed = exactly(self.observed)
         return None if observed is None else abs(observed - self.expected)
 
     def described(self, parameters: Sequence[str], window: int) -> str:
-        """In a line. ``window``: that of its step."""
+        """The difference in one line. ``window``: that of its step."""
         parameter, expected = parameters[self.index], float(self.expected)
         what = f"the gradient of {parameter} is" if self.quantity == "gradient" else f"{parameter} becomes"
         when = f"step {self.step}" + (f" (window {window})" if window != self.step else "")
@@ -44,8 +44,8 @@ class Difference:
 
 
 def other_than(starts: Sequence[Sequence[float]], weights: Sequence[Number | None]) -> tuple[Number, float] | None:
-    """The first of the weights that lies outside of what all ``starts`` have there, also when that is cut to bfloat16,
-    and the nearest that they have; None if none does."""
+    """The first of the weights outside the range of all ``starts``, allowing for a cast to bfloat16, and the nearest
+    value in the range; None if all are inside."""
     for seen, *asked in zip(weights, *starts, strict=False):
         nearest = asked[0] if seen is None or isinstance(seen, str) else min(max(seen, min(asked)), max(asked))
         if seen is not None and (isinstance(seen, str) or abs(seen - nearest) > abs(nearest) / 2**7):
@@ -56,13 +56,13 @@ def other_than(starts: Sequence[Sequence[float]], weights: Sequence[Number | Non
 def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) -> Difference | None:
     """The first difference over all ranks and steps; None if every rank stays in the enclosure at every step.
 
-    Both sides must have the same number of steps, which the guards check before. In a step, gradients are compared
-    before weights, where they are known.
+    Both sides must have the same number of steps, which the guards check before. In a step, known gradients are
+    compared before weights.
     """
     for number, steps in enumerate(zip(expected, *(rank.steps for rank in ranks), strict=False)):
         right, taken = steps[0], steps[1:]
         for rank, attempt in enumerate(taken):
-            # A rank that agrees with one already compared needs no check.
+            # A rank that agrees with the previous one needs no check.
             if rank and (attempt.gradients, attempt.weights) == (taken[rank - 1].gradients, taken[rank - 1].weights):
                 continue
             compared: tuple[tuple[Quantity, Enclosure, Vector | None], ...] = (
@@ -75,9 +75,9 @@ def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) ->
                 index = outside(box, seen)
                 if index is not None:
                     observed = seen[index] if index < len(seen) else None
-                    # Of what is split over the ranks, the first one that holds it has shown it to the others.
-                    if not ranks[rank].holds(index):
-                        rank = next((at for at, one in enumerate(ranks) if one.holds(index)), rank)
+                    # Blame the first rank that owns a sharded element.
+                    if not ranks[rank].has(index):
+                        rank = next((at for at, one in enumerate(ranks) if one.has(index)), rank)
                     return Difference(number, rank, quantity, index, box.center[index], observed, box.radius[index])
     return None
 
@@ -98,9 +98,9 @@ def matches(ranks: Sequence[RankEvidence], expected: Sequence[Step]) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first window after which ranks hold different weights, and what each holds.
+    """The first window after which ranks have different weights, and these weights.
 
-    ``step`` counts the optimizer steps that rank 0 has taken before it.
+    ``step``: the number of optimizer steps that rank 0 took before it.
     """
 
     window: int
@@ -109,8 +109,8 @@ class Divergence:
 
 
 def first_divergence(ranks: Sequence[RankEvidence]) -> Divergence | None:
-    """Ranks must agree to the bit after every window in every precision: they see the same averaged gradients. Where
-    all have as many windows and agree in each, it does not matter that some rows show others than the plan's."""
+    """Finds the first divergence: ranks see the same averaged gradients, so their weights must be bit-identical after
+    every window in every precision. If all ranks have the same number of windows, window numbers may differ."""
     step, as_many = 0, len({len(rank.attempts) for rank in ranks}) == 1
     for attempts in zip(*(rank.attempts for rank in ranks), strict=False):
         if any(_differ(attempts[0], other, by_window=not as_many) for other in attempts[1:]):
@@ -126,5 +126,5 @@ def _differ(one: Attempt, other: Attempt, *, by_window: bool) -> bool:
 
 
 def same(one: Vector, other: Vector) -> bool:
-    """Whether two ranks hold the same numbers; all NaNs are equal, and so are both zeros."""
+    """Whether two ranks have the same numbers; all NaNs are equal, and so are both zeros."""
     return one == other or [str(value) for value in one] == [str(value) for value in other]

@@ -1,7 +1,7 @@
-"""Which known faults make the numbers of a case, and which would show in it and make others.
+"""Finds the known faults that explain the numbers of a case, and those that the case rules out.
 
-One case cannot name a cause: at two micro-batches on two ranks several mistakes halve the gradient. The report names
-the cause over all cases of a run, from what is kept of each.
+One case cannot name the bug: with two micro-batches on two ranks, several bugs halve the gradient. The report names the
+bug over all cases of a run, from the suspects of each.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
-#: Windows to compare. Faults show early; comparing hundreds of epochs would only cost time.
+#: The number of windows to compare. Faults show early; comparing hundreds of epochs would only cost time.
 HORIZON = 16
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """What a case says of the catalogued faults, by their names.
+    """The evidence of a case on the catalogued faults, by their names.
 
-    explained_by: those that make its numbers, all of them; if none does, pairs. ruled_out: those that would show in it,
-    and make other numbers. gradient_factors: its numbers are those of a right trainer that multiplies its gradients by
-    any of these; several show none. step_factors: the same of one that multiplies its learning rate.
+    explained_by: all faults that give its numbers; if none does, pairs of faults. ruled_out: faults that would show,
+    and give other numbers. gradient_factors: a correct trainer that multiplies its gradients by any of these gives the
+    numbers; several leave the factor open. step_factors: the same for a factor of the learning rate.
     """
 
     explained_by: tuple[str, ...] = ()
@@ -42,25 +42,25 @@ class Suspects:
 
     @property
     def names_one(self) -> bool:
-        """Whether one fault alone makes the numbers."""
+        """Whether a single fault gives the numbers."""
         return any(PAIR not in name for name in self.explained_by)
 
 
 def acquitted(reading: Reading) -> Suspects:
-    """What a case with right numbers says, if its power is sufficient: every fault would have shown."""
+    """The suspects of a case with correct numbers and sufficient power: every fault is ruled out."""
     return Suspects(ruled_out=tuple(fault.name for fault in applicable(reading.problem)))
 
 
 def suspects(
     reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence], diverged: bool
 ) -> Suspects:
-    """What a case with wrong numbers says, by the rank that differs first.
+    """The suspects of a case with wrong numbers, by the rank that differs first.
 
-    Pairs explain no ranks that diverged: with so many of them one fits by chance.
+    Pairs of faults do not explain diverged ranks: among so many pairs, one fits by chance.
     """
     rank = ranks[difference.rank]
     windows = min(len(rank.steps) + len(right.skips), HORIZON)
-    # What ranks do once some have run out of data is open: it shows no fault that showed before.
+    # Once ranks run out of data, several behaviours are valid, which say nothing about an earlier fault.
     settled = sum(window.with_data == window.world_size for window in reading.problem.windows)
     if difference.step < settled:
         windows = min(windows, settled)
@@ -69,7 +69,7 @@ def suspects(
         return _gap(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
 
     def explain(*faults: Deviation) -> bool:
-        # A bound that also contains the right answer explains nothing.
+        # A bound that also contains the correct answer explains nothing.
         return (gap(*faults) or 0) > 1
 
     known = applicable(reading.problem)
@@ -99,8 +99,8 @@ def suspects(
 
 
 def _gap(wrong: Recurrence, right: Trajectory, first_difference: int, rank: RankEvidence, windows: int) -> Gap | None:
-    """How far a recurrence that gives all numbers of the rank is from the right answer where they differ first; None if
-    it does not give them."""
+    """The gap between a recurrence that gives all numbers of the rank and the correct answer at their first difference;
+    None if the recurrence does not give the numbers."""
     taken, found = 0, None
     try:
         for step in wrong.steps(windows):
@@ -120,13 +120,13 @@ def _gap(wrong: Recurrence, right: Trajectory, first_difference: int, rank: Rank
 
 
 def _shows(wrong: Recurrence, right: Trajectory, windows: int, by_weights: bool) -> bool:
-    """Whether a recurrence differs from the right answer by more than rounding."""
+    """Whether a recurrence differs from the correct answer by more than rounding."""
     steps = zip(right.steps, bounded(wrong.steps(windows)), strict=False)
     return any(separation(expected, step, by_weights=by_weights) > 1 for expected, step in steps)
 
 
 def _multiplied_gradients(factor: Fraction, problem: Problem) -> Iterator[Deviation]:
-    """Before clipping, and after it."""
+    """Yields recurrences with gradients multiplied before and after clipping."""
 
     class Multiplied(Recurrence):
         def over_samples(self, window: Window) -> Fraction:
@@ -154,12 +154,12 @@ def _factors(
     gaps: Callable[[Fraction], Iterable[Gap | None]],
     shown: Fraction | None = None,
 ) -> tuple[Fraction, ...]:
-    """The candidates that give the numbers, and their neighbours that do so too: clipping or a wide bound may hide
-    which it is, unless it is ``shown``. None if the bounds of all contain the right answer."""
+    """The candidates that give the numbers, and their neighbours that also do: clipping or a wide bound may hide the
+    exact factor, unless it is ``shown``. Empty if the bounds of all contain the correct answer."""
     found: dict[Fraction, Gap] = {}
 
     def add(factor: Fraction) -> None:
-        # Of nearly the same numbers, the simplest is meant.
+        # Of nearly equal factors, keep the first, which is the simplest.
         if not any(abs(factor - other) <= abs(other) / 64 for other in found):
             fitting = [gap for gap in gaps(factor) if gap is not None]
             if fitting:
@@ -176,7 +176,7 @@ def _factors(
 
 
 def _shown(right: Trajectory, rank: RankEvidence, difference: Difference) -> Fraction | None:
-    """The number by which every entry of the gradient that differs first is multiplied."""
+    """The common factor of all entries in the first wrong gradient; None if there is none."""
     pairs_of = zip(
         right.steps[difference.step].gradient.center, rank.steps[difference.step].gradients or (), strict=False
     )
@@ -186,9 +186,9 @@ def _shown(right: Trajectory, rank: RankEvidence, difference: Difference) -> Fra
 
 
 def _candidates(right: Trajectory, start: Vector, rank: RankEvidence, difference: Difference) -> Iterator[Fraction]:
-    """What the gradients or the step that differ first may have been multiplied by, the simplest fractions first.
+    """Yields possible factors of the first wrong gradients or step, the simplest fractions first.
 
-    Clipping may hide the factor in each entry, so simple ones are tried in any case.
+    Clipping may hide the factor in each entry, so simple factors are always tried.
     """
     step = difference.step
     before = right.steps[step - 1].weights.center if step else start
@@ -202,7 +202,7 @@ def _candidates(right: Trajectory, start: Vector, rank: RankEvidence, difference
     ]
     ratios = [one / two for one, two in pairs_of if one and two and one != two]
     simple = [ratio.limit_denominator(64) for ratio in ratios]
-    # What is nearly 1 is rounding.
+    # A factor near 1 is rounding.
     yield from dict.fromkeys(
         factor for factor in (*simple, *_SIMPLE, *ratios) if factor and abs(factor - 1) > _ROUNDING
     )
@@ -211,6 +211,6 @@ def _candidates(right: Trajectory, start: Vector, rank: RankEvidence, difference
 _ROUNDING = Fraction(1, 2**10)
 _SIMPLE = (
     *(factor for number in range(2, 9) for factor in (Fraction(1, number), Fraction(number))),
-    # A ratio of rounded numbers does not show these exactly enough.
+    # Ratios of rounded numbers are too inexact to show these.
     *(factor for number in (2, 3, 5, 6, 7, 8) for factor in (Fraction(number**-0.5), Fraction(number**0.5))),
 )

@@ -1,4 +1,4 @@
-"""Cases in which a rank did not deliver: which one failed first, how, where in the trainer, and on what."""
+"""Judges cases in which a rank did not finish: which rank failed first, how, where in the trainer, and on what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.workloads.model import Linear, Model
 from conformance.workloads.workload import Workload
 
 _CALL = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+ in (?P<function>\S+)', re.MULTILINE)
-# A call that waits: the end of its file's name, its function, and what it waits for.
+# Calls that wait: the end of the file name, the function, and the thing waited for.
 _WAITS = [
     (re.compile(rf"(^|[/\\]){file}$"), re.compile(rf"{function}$"), what)
     for file, function, what in (
@@ -29,7 +29,7 @@ _WAITS = [
         (r"distributed_c10d\.py", "(barrier|monitored_barrier)", "the other ranks in {}"),
         (r"distributed_c10d\.py", "(all_|broadcast|reduce|gather|scatter).*", "the other ranks in {}"),
         (r"distributed_c10d\.py", "(send|recv)", "another rank in {}"),
-        (r"torch/autograd/graph\.py", "_engine_run_backward", "its backward, in which ranks may wait for each other"),
+        (r"torch/autograd/graph\.py", "_engine_run_backward", "its backward, where ranks may wait for each other"),
         (r"horovod/torch/mpi_ops\.py", "synchronize", "the other ranks in hvd.{}"),
         (r"subprocess\.py", "(wait|_wait|communicate|_communicate)", "another process"),
         (r"multiprocessing/.*\.py", "(join|wait|poll|recv.*|get)", "another process"),
@@ -41,13 +41,13 @@ _WAITS = [
 
 
 def waits_for(stack: str, trainer_frame: str) -> str | None:
-    """What the calls below the line of the trainer wait for; None if they are not known to wait.
+    """The thing that the calls below the trainer's line wait for; None if unknown.
 
     ``stack``: faulthandler's, the most recent call first. ``trainer_frame``: the text of the trainer's innermost frame.
     """
     thread = next((part for part in re.split(r"\n\s*\n", stack) if trainer_frame in part), "")
     below = list(_CALL.finditer(thread.partition(trainer_frame)[0]))
-    # The outermost call says more than what it is made of.
+    # The outermost call says more than the calls inside it.
     for frame in reversed(below):
         for file, function, what in _WAITS:
             if file.search(frame["file"]) and function.match(frame["function"]):
@@ -61,12 +61,12 @@ _OF_SHAPES = re.compile(
 _OF_BATCHES = re.compile(r"batch|data|loader|next\(", re.I)
 
 
-def what_there_is(workload: Workload, message: str, line: str) -> str:
-    """Of what is not as the trainer expected, in words that follow the headline. ``line``: the text of that in which it
-    crashed."""
+def shapes_of(workload: Workload, message: str, line: str) -> str:
+    """A phrase on the shapes of this case if the trainer crashed on other ones, to follow the headline. ``line``: the
+    text of the line in which it crashed."""
     is_weighted, of_batch = workload.loss == "weighted", _OF_BATCHES.search(line) is not None
     loss, parts = ("weighted", "inputs, targets, weights") if is_weighted else ("not weighted", "inputs, targets")
-    unpacked = f"; in this case the loss is {loss}, and a batch is unpacked as `{parts} = batch`"
+    unpacked = f"; the loss of this case is {loss}: unpack a batch as `{parts} = batch`"
     other = (
         r"too many values to unpack \(expected 2" if is_weighted else r"not enough values .*\(expected [3-9], got 2\)"
     )
@@ -77,38 +77,38 @@ def what_there_is(workload: Workload, message: str, line: str) -> str:
         return unpacked
     if _OF_SHAPES.search(message):
         return (
-            f"; in this case the model takes inputs of (m, {workload.model.features}) alone, and predictions and "
-            "targets are (m, 1)"
+            f"; the model of this case takes only inputs of shape (m, {workload.model.features}), and predictions and "
+            "targets have shape (m, 1)"
         )
     return _parameters_of(workload.model, message)
 
 
 def parameters_without_gradients(model: Model) -> Iterator[str]:
-    """Which parameters may have no gradient, on which a trainer may have crashed."""
+    """Yields sentences on parameters that may have no gradient, on which a trainer may have crashed."""
     frozen = [tensor.name for tensor in model.tensors if tensor.frozen]
     unused = [tensor.name for tensor in model.tensors if tensor.block is not None]
     if frozen:
-        yield f"in this case {enumerated(frozen)} are frozen: they have no gradient, and `.grad` is None"
+        yield f"{enumerated(frozen)} are frozen in this case: their `.grad` is None"
     if unused:
-        yield f"in this case some samples do not use {enumerated(unused)}, so that `.grad` may be None"
+        yield f"some samples of this case do not use {enumerated(unused)}: their `.grad` may be None"
 
 
 def _parameters_of(model: Model, message: str) -> str:
-    """How many parameters there are, if a trainer crashed on what may be another number of them than it expected."""
+    """A phrase on the number of parameters, if the trainer may have crashed because it expected another number."""
     names = [tensor.name for tensor in model.tensors]
     count = len(names)
     otherwise = rf"too many values to unpack (?!\(expected {count}\b)|not enough values to unpack .*got {count}\)"
     if not re.search(otherwise, message):
         return ""
-    others = "" if model.name == Linear.name else ", or declare the `models` that the trainer can take"
+    others = "" if model.name == Linear.name else ", or list the `models` that the trainer supports"
     return (
-        f"; in this case the model has {count} parameter{'s' if count > 1 else ''}, {enumerated(names)}: "
+        f"; the model of this case has {count} parameter{'s' if count > 1 else ''}, {enumerated(names)}: "
         f"take as many as `model.parameters()` has{others}"
     )
 
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_TOO_LATE = "this was after an optimizer step, which may have been a wrong one: decline a case before its first"
+_TOO_LATE = "this came after an optimizer step, which may be wrong: decline a case before its first step"
 _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parents[1]), *LIBRARIES)))
 
 
@@ -119,7 +119,7 @@ def ending(
     missing = [rank for rank in ranks if not rank.outcome.finished]
     if not missing:
         return None
-    # A peer of a rank that has exited raises too, because of a lost connection, often before the exit is seen.
+    # A peer of an exited rank also raises, because it lost the connection, often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
         if not first.raised.declined:
@@ -138,7 +138,7 @@ def ending(
 
 
 def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
-    """Whether a rank has made an optimizer step, or has begun a second window, as after a step that is not seen."""
+    """Whether a rank took an optimizer step, or started a second window, which implies an unseen step."""
     return any(
         rank.attempts
         or _has_moved(rank)
@@ -149,14 +149,14 @@ def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
 
 
 def _has_moved(rank: RankEvidence) -> bool:
-    """Whether its weights are others than when it began to train."""
+    """Whether its weights changed since training started."""
     before = next((event.weights for event in rank.events.of(trace.Start)), None)
     after = rank.raised and rank.raised.weights
     return None not in (before, after) and before != after
 
 
 def _message(raised: trace.Raised) -> str:
-    """The reason may be in the first line or in the last."""
+    """All lines of the message: the reason may be in the first or the last."""
     message = nameless(raised.message)
     return " | ".join(line.strip() for line in message.splitlines() if line.strip())
 
@@ -168,14 +168,14 @@ def _what(raised: trace.Raised) -> str:
 
 
 def _reason(raised: trace.Raised) -> Reason:
-    """The type of what was raised, and the trainer's line."""
+    """The type of the exception, and the trainer's line."""
     where, text = _last(_frames(raised.traceback)), _text(raised.traceback)
     return Reason(f"raised {raised.type}", where, (text,) if where and text else ())
 
 
 def raised_by(ranks: Sequence[RankEvidence]) -> tuple[str, str]:
-    """What the first rank raised that was not cut off by another one, and the text of the trainer's line; where none
-    raised, the last words of one that did not finish."""
+    """The message of the first rank that raised by itself, and the text of the trainer's line; if none raised, the last
+    words of a rank that did not finish."""
     raised = [rank for rank in ranks if rank.raised is not None]
     first = next((rank for rank in raised if rank.outcome.after is None), next(iter(raised), None))
     if first is None or first.raised is None:
@@ -184,7 +184,7 @@ def raised_by(ranks: Sequence[RankEvidence]) -> tuple[str, str]:
 
 
 def _text(traceback: str) -> str:
-    """The text of the trainer's line in which it raised, which Python has put into the traceback."""
+    """The text of the trainer's line that raised, from the traceback."""
     ends = [frame.end() for frame in _FRAME.finditer(traceback) if _is_trainers(frame)]
     return traceback[ends[-1] :].split("\n", 2)[1].strip() if ends and "\n" in traceback[ends[-1] :] else ""
 
@@ -195,7 +195,7 @@ def _ended(rank: RankEvidence) -> str:
         return how
     was = "was " if how.startswith("killed") else ""
     if how.startswith("killed by"):
-        # faulthandler wrote the stack when a signal killed the process.
+        # faulthandler writes the stack when a signal kills the process.
         return f"rank {rank.number} was {how}{_at(_innermost(output))}"
     last_words = _last_words(output)
     return f"rank {rank.number} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
@@ -206,12 +206,12 @@ def _last_words(output: str) -> str:
 
 
 def _stopped(stack: str) -> str:
-    """Where a rank was stopped, and what it waited for there, in words that follow how it ended."""
+    """A phrase on where a rank was stopped, and what it waited for, to follow how it ended."""
     where = next((frame for frame in _FRAME.finditer(stack) if _is_trainers(frame)), None)
     if where is None:
         return ""
     what = waits_for(stack, where[0])
-    return _at(_place(where)) + (f", where it waited for {what}" if what else "")
+    return _at(_place(where)) + (f", waiting for {what}" if what else "")
 
 
 def _frames(trace: str) -> Iterable[str]:
@@ -230,12 +230,12 @@ def _place(frame: re.Match[str]) -> str:
 
 
 def _innermost(stack: str) -> str | None:
-    """The innermost trainer line of faulthandler's stack, which begins with the most recent call."""
+    """The trainer's innermost line in faulthandler's stack, which starts with the most recent call."""
     return next(iter(_frames(stack)), None)
 
 
 def hung_at(outcome: Outcome) -> frozenset[str | None]:
-    """The trainer's lines in which the ranks were at the time limit; None for a rank in none."""
+    """The trainer's lines that the ranks were in at the time limit; None for a rank in none."""
     return frozenset(_innermost(rank.stack or "") for rank in outcome.ranks if not rank.finished)
 
 

@@ -1,4 +1,4 @@
-"""What is known of each rank, and from where; what its optimizers' events show is read here."""
+"""The evidence of each rank and its sources; reads the attempts from optimizers' events."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from conformance.workloads.layout import Window
 # Growth and backoff factor, and the interval of growth, of apex's LossScaler (apex/amp/scaler.py).
 _APEX_RULE = (2.0, 0.5, 2000)
 
-#: How a value is known: from an optimizer's event, from later forwards or the end, from the trainer's report, or from a
-#: rank that steps for this one.
+#: The source of a value: an optimizer's event, later forwards or the end, the trainer's report, or a rank that steps
+#: for this one.
 Source: TypeAlias = Literal["seen", "shown", "reported", "another rank"]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One accumulation window as this rank ended it: with an optimizer step, or skipped by a GradScaler or apex.
+    """The end of one accumulation window on this rank: an optimizer step, or a skip by a GradScaler or apex.
 
-    ``window``: the one that it ends by the plan; ``seen_in``: the one of its last forward, by the rows that went in.
+    ``window``: the planned window that it ends; ``seen_in``: the window of its last forward, by its rows.
     ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where a value is unset.
-    Without ``gradients``, nothing shows what the step used.
-    ``scale`` is the loss scale of an enabled GradScaler or apex. ``gradients_finite`` is known for skips only.
-    ``weights_by`` and ``gradients_by``: how they are known.
+    ``gradients`` is None as a whole if nothing shows what the step used.
+    ``scale`` is the loss scale of an enabled GradScaler or apex. ``gradients_finite`` is known only for skips.
+    ``weights_by`` and ``gradients_by``: their sources.
     """
 
     window: int
@@ -49,8 +49,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Update:
-    """One update of a loss scale: the scale around it, and the rule that it follows. ``given``: the trainer said what
-    the scale becomes. ``scaler``: which one."""
+    """One update of a loss scale: the scale before and after, and its rule. ``given``: the trainer set the new scale.
+    ``scaler``: the scaler's number."""
 
     before: float
     after: float
@@ -63,10 +63,9 @@ class Update:
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """What one rank did, and how it ended.
+    """The evidence of one rank, and how it ended.
 
-    ``trained``: the rows that it trained on in each window; None if a training forward does not show which samples went
-    in.
+    ``trained``: the rows that it trained on in each window; None if a training forward does not show its samples.
     """
 
     outcome: RankOutcome
@@ -76,33 +75,32 @@ class RankEvidence:
     trained: Mapping[int, frozenset[int]] | None
     final_weights: Vector | None
     shard: frozenset[int] | None = None
-    """The positions of the elements that it holds, where parameters are split over the ranks; what else its attempts
-    show is that of the ranks that hold it."""
+    """The positions of its own elements if parameters are sharded; its attempts have the others from other ranks."""
     changes: tuple[str, ...] = ()
-    """Where the weights changed outside a step of torch's optimizers, in words."""
+    """The changes of weights outside steps of torch's optimizers, in words."""
     hidden: frozenset[int] = frozenset()
-    """The windows whose weights nothing but its reports can show."""
+    """The windows whose weights only its reports can show."""
     denied: str | None = None
-    """What it told otherwise than it was seen, in words."""
+    """Its first report that contradicts what was seen, in words."""
     lives: tuple[RankEvidence, ...] = ()
-    """Of each life, in a case that was stopped and resumed."""
+    """The evidence of each life, in a case that was stopped and resumed."""
 
     @property
     def number(self) -> int:
         return self.outcome.rank
 
-    def holds(self, element: int) -> bool:
+    def has(self, element: int) -> bool:
         """Whether it has this element of the weights itself."""
         return self.shard is None or element in self.shard
 
     @cached_property
     def reported(self) -> frozenset[int]:
-        """The windows of whose weights only its reports speak."""
+        """The windows with weights that only its reports show."""
         return self.hidden | {attempt.window for attempt in self.attempts if attempt.weights_by == "reported"}
 
     @cached_property
     def events(self) -> Events:
-        """What it sent."""
+        """The events that it sent."""
         return _events(self.outcome)
 
     @property
@@ -111,7 +109,7 @@ class RankEvidence:
 
     @property
     def took_gradients(self) -> bool:
-        """Whether the trainer replaced the gradients of its backwards, other than by scaling them."""
+        """Whether the trainer replaced the gradients of its backwards, beyond scaling them."""
         return any(event.factor is None for event in self.events.of(trace.GradientChange))
 
     @property
@@ -128,14 +126,14 @@ class RankEvidence:
 
     @cached_property
     def collectives(self) -> dict[str, dict[str, int]]:
-        """For each operation, sends and receives included, its calls, the bytes that this rank put in, and the calls
-        since its ``training`` began."""
+        """The calls of each operation, including sends and receives, the bytes that this rank put in, and the calls
+        since ``training`` began."""
         counts: dict[str, Counter[str]] = {}
         is_split = bool(self.events.of(trace.Shards))
         for event in self.events.of(trace.Exchange):
             name = event.op if isinstance(event, trace.Collective) else event.event
             entry = counts.setdefault(name, Counter(count=0, bytes=0, training=0))
-            # Ranks gather parameters that are split over them, which averages nothing.
+            # Gathering sharded parameters averages nothing.
             gathers = is_split and event.of == "parameters" and "allgather" in name
             trains = event.phase == "training" and event.bytes > 0 and not gathers
             entry.update(count=1, bytes=event.bytes, training=int(trains))
@@ -143,7 +141,7 @@ class RankEvidence:
 
     @property
     def steps_by_hand(self) -> bool:
-        """Whether no step of torch's optimizers was seen: then attempts are changes of the weights."""
+        """Whether no step of a torch optimizer was seen: then attempts are changes of the weights."""
         return not self.events.of(trace.Attempt)
 
     @property
@@ -151,7 +149,7 @@ class RankEvidence:
         return tuple(attempt for attempt in self.attempts if attempt.stepped)
 
     def taken(self, number: int) -> trace.Step | None:
-        """The last event of its step ``number``; None if no optimizer of torch's took it."""
+        """The last event of its step ``number``; None if no torch optimizer took it."""
         window = self.steps[number].seen_in
         return next((event for event in reversed(self.events.of(trace.Step)) if event.window == window), None)
 
@@ -164,7 +162,7 @@ class RankEvidence:
     def trained_collectively(self) -> bool:
         """Whether a collective or message that can average gradients was seen since training began.
 
-        DDP also broadcasts during training, when it rebuilds its buckets; that does not average gradients.
+        DDP also broadcasts when it rebuilds its buckets during training; that does not average gradients.
         """
         return any(entry["training"] for op, entry in self.collectives.items() if not op.startswith("broadcast"))
 
@@ -186,7 +184,7 @@ def _events(outcome: RankOutcome) -> Events:
 
 
 def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
-    """The evidence in ``outcome``, of one life; ``windows`` are those that the case plans for it."""
+    """Reads the evidence of one life from ``outcome``; ``windows``: those planned for it."""
     events = _events(outcome)
     apex_scales, apex_updates = _scaled_by_apex(events)
     return RankEvidence(
@@ -194,7 +192,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         attempts=_attempts(events.of(trace.Attempt), apex_scales, outcome.rank, windows),
         world_size=next((one.world_size for one in events.of(trace.Topology) if one.via), None),
         updates=(*map(_update, _updates(events)), *apex_updates),
-        # None if they could not be read: then a part of the recorder has failed.
+        # None if they could not be read: then a part of the recorder failed.
         final_weights=shown_by(events.first(trace.Finished)),
         trained=_trained(events, cleared(outcome.events)),
         shard=next((frozenset(event.held) for event in events.of(trace.Shards) if event.held is not None), None),
@@ -207,8 +205,8 @@ def _attempts(
     rank: int,
     windows: Sequence[Window],
 ) -> tuple[Attempt, ...]:
-    """The attempts in order. A custom scaler's skips are not recorded, nor are the steps of an optimizer that is not
-    torch's; they leave a gap that the forwards reveal, by their rows or by their number."""
+    """The attempts in order. Skips of a custom scaler and steps of an optimizer that is not torch's are not recorded;
+    they leave a gap that the rows or the number of the forwards reveal."""
     ends = list(accumulate(len(window.shares[rank]) for window in windows))
     together = list(_together(list(_without_idle(events))))
     attempts: list[Attempt] = []
@@ -240,16 +238,16 @@ def _attempts(
 
 
 def _updates(events: Events) -> Sequence[trace.Update]:
-    """Those of the scalers that step the model, if that is seen: another network may have a scaler of its own."""
+    """The updates of the scalers that step the model, if known: another network may have its own scaler."""
     scalers = {event.scaler for event in events.of(trace.ScalerStep)}
     scalers |= {event.scaler for event in events.of(trace.Unscale)}
     return [one for one in events.of(trace.Update) if one.scaler in scalers or not scalers]
 
 
 def _scaled_by_apex(events: Events) -> tuple[dict[int, trace.Number | None], list[Update]]:
-    """By the `seq` of each step and skip apex's loss scale for it, where it had one; and the updates of that scale.
+    """apex's loss scale for each step and skip, by its `seq`, if it had one; and the updates of that scale.
 
-    apex updates the scale whenever `scale_loss` unscales: once a window with `delay_unscale`, else in each backward.
+    apex updates the scale whenever `scale_loss` unscales: once per window with `delay_unscale`, else in each backward.
     """
     scales: dict[int, trace.Number | None] = {}
     updates: list[Update] = []
@@ -273,10 +271,10 @@ def _is_idle(event: trace.Attempt) -> bool:
 
 
 def _without_idle(events: Sequence[trace.Attempt]) -> Iterator[trace.Attempt]:
-    """The steps without those that changed nothing before any training, or beside another one of their optimizer.
+    """Yields the steps, without idle ones before any training or next to another step of the same optimizer.
 
-    Such as those by which a fresh optimizer gets a state to load into, and those after gradients were cleared. Beside
-    one of another optimizer, gradients of zero are the gradients of what it holds.
+    Idle steps give a new optimizer a state to load into, or come after a clearing. Next to a step of another optimizer,
+    an idle step counts: its parameters have zero gradients.
     """
     known = {(event.forwards, event.optimizer) for event in events if not _is_idle(event)}
     at_work = {forwards for forwards, _ in known} | {0}
@@ -289,7 +287,7 @@ def _without_idle(events: Sequence[trace.Attempt]) -> Iterator[trace.Attempt]:
 
 
 def _together(events: Sequence[trace.Attempt]) -> Iterator[list[trace.Attempt]]:
-    """Merge the steps of optimizers that share the model into one attempt: each steps once after one forward."""
+    """Merges the steps of optimizers that share the model into one attempt: each steps once after one forward."""
     parts: list[trace.Attempt] = []
     for event in events:
         if parts and (event.forwards != parts[0].forwards or event.optimizer in {part.optimizer for part in parts}):
@@ -306,7 +304,7 @@ def overlaid(layers: Sequence[Vector]) -> Vector:
 
 
 def _trained(events: Events, unused: set[int]) -> Mapping[int, frozenset[int]] | None:
-    """``unused``: the forwards whose gradients were cleared."""
+    """The rows that each window trained on. ``unused``: the forwards whose gradients were cleared."""
     rows, used = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
     for event in events.forwards:
         own = [row for row in event.rows if row is not None]
@@ -315,7 +313,7 @@ def _trained(events: Events, unused: set[int]) -> Mapping[int, frozenset[int]] |
         rows[event.window].update(own)
         if event.forward not in unused:
             used[event.window].update(own)
-    # Where all gradients were cleared, they are kept elsewhere.
+    # If all gradients were cleared, the trainer keeps them elsewhere.
     return {at: frozenset(used.get(at) or every) for at, every in rows.items()}
 
 
@@ -346,7 +344,7 @@ def _update(event: trace.Update) -> Update:
 
 
 def shown_by(event: trace.Forward | trace.Finished | trace.Report | None) -> Vector | None:
-    """The weights that an event shows, if it shows them."""
+    """The weights that an event shows; None if it shows none."""
     return None if event is None or not event.weights else values(event.weights)
 
 
@@ -367,7 +365,7 @@ def place(event: trace.Event) -> str | None:
 
 
 def at(where: str | None) -> str:
-    """A line in brackets, to follow what happened there."""
+    """A line in brackets, to follow a phrase."""
     return f" ({where})" if where else ""
 
 

@@ -1,4 +1,4 @@
-"""What the first wrong number shows by itself."""
+"""Explains wrong numbers by the first wrong one."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from conformance.verdict.work import left_over, unread
 
 
 def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
-    """What the first wrong number shows by itself: weights that changed before training, samples that were never read,
-    a parameter without a gradient on any rank, a gradient that is a multiple of the right one, a step at another
-    learning rate, or weights that were right when the optimizer's step was over."""
+    """The problem that the first wrong number shows: weights that changed before training, samples that were never
+    read, a parameter without a gradient on any rank, a gradient that is a multiple of the correct one, a step at a
+    wrong learning rate, or weights that changed after a correct step."""
     found = _first_wrong(case, ranks, difference, right)
     return found and replace(found, ground="place" if found.name == PARAMETERS else "explanation")
 
@@ -57,7 +57,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
             if (other := look()) is not None:
                 return guard(RESTORED, "on every rank", other, diagnosis=f"resumed with other {what}")
     if (kept := kept_over_step(rank, difference.step)) is not None:
-        return guard("forwards use what was stepped", "in each window", kept, "what was gathered before")
+        return guard("forwards use what was stepped", "in each window", kept, "older gathered weights")
     if (left := left_over(case, ranks, expected.window)) is not None:
         return adds_to(*left)
     if (order := in_first_order(case, ranks) or resumed_in_other_order(case, ranks)) is not None:
@@ -65,7 +65,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
     if (off := between_windows(case, ranks)) is not None:
         return guard(PLACE, f"window {case.resumed_at}", off, diagnosis=POSITION)
     if (lost := unread(case, ranks)) is not None:
-        text = f"{lost}; each sample must be trained on once in an epoch"
+        text = f"{lost}; train on each sample once in an epoch"
         return guard(SAMPLES, "in each epoch", text, lost, LEFT_OUT)
     if difference.quantity == "gradient":
         if difference.observed is None:
@@ -75,18 +75,18 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
 
 
 def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
-    """A step at another learning rate, or weights that were right when it was over."""
+    """A step at a wrong learning rate, or weights that changed after a correct step."""
     taken, expected = rank.taken(difference.step), right.steps[difference.step]
     rate, asked = taken.lr if taken is not None else None, _rate(case, difference.step, right)
     if rate is not None and asked is not None and not isclose(float(rate), asked, rel_tol=1e-6):
         window, seen = expected.window, number(float(rate))
-        text = f"the step of window {window} has the learning rate {seen}, and not {number(asked)}"
+        text = f"the step of window {window} has the learning rate {seen} instead of {number(asked)}"
         return guard("learning rate of each step", f"{number(asked)} in window {window}", text, seen)
     if taken is None or taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
         return None
     text = (
-        f"the optimizer's step of window {expected.window} is right, but after it the weights of rank "
-        f"{difference.rank} become others; only steps may change them"
+        f"the optimizer's step of window {expected.window} is correct, but rank {difference.rank} changes its weights "
+        "after it; only steps may change weights"
     )
     where = f"rank {difference.rank}, after the step of window {expected.window}"
     return guard("weights stay as they are stepped", "until the next step", text, where)
@@ -108,9 +108,9 @@ def _stepped_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[floa
         for event in rank.events.of(StateInit):
             if event.weights and other_than([planned], event.weights):
                 text = (
-                    f"a step with gradients of zero changed the weights before training{at(place(event))}: it decays "
-                    "them, and AdamW counts it; so with the one by which Horovod's `broadcast_optimizer_state` makes "
-                    "the state of a new optimizer"
+                    f"a step with zero gradients changed the weights before training{at(place(event))}: weight decay "
+                    "applies, and AdamW counts the step; Horovod's `broadcast_optimizer_state` takes such a step for a "
+                    "new optimizer"
                 )
                 seen = f"rank {rank.number}, before training"
                 return _early(text, seen, "a step before training", place(event))
@@ -118,19 +118,19 @@ def _stepped_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[floa
 
 
 def _reduced_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[float]]) -> Guard | None:
-    """Weights that ranks have reduced before training, to neither the mean of the task's nor those of one rank."""
+    """Weights that ranks reduced before training to neither the mean of the task's weights nor those of one rank."""
     mean = [sum(column) / len(starts) for column in zip(*starts, strict=True)]
     for rank in ranks:
-        begun = rank.events.first(Start)
-        before = rank.events.between(Collective, before=begun)
+        initial = rank.events.first(Start)
+        before = rank.events.between(Collective, before=initial)
         reduced = [event for event in before if event.of == "parameters" and event.reduce]
-        other = other_than([mean], begun.weights) if begun is not None and begun.weights and reduced else None
-        if begun is None or other is None or not all(other_than([start], begun.weights or ()) for start in starts):
+        other = other_than([mean], initial.weights) if initial is not None and initial.weights and reduced else None
+        if initial is None or other is None or not all(other_than([start], initial.weights or ()) for start in starts):
             continue
         where = place(reduced[-1])
         text = (
-            f"the ranks reduced their weights before training{at(where)}, and a weight is {number(other[0])} now, not "
-            f"{number(other[1])}: divide the sum by the number of ranks, or broadcast the weights of one rank"
+            f"the ranks reduced their weights before training{at(where)}: a weight is {number(other[0])} instead of "
+            f"{number(other[1])}; divide the sum by the number of ranks, or broadcast the weights of one rank"
         )
         seen = f"rank {rank.number}, before training"
         return _early(text, seen, "weights reduced before training", where)
@@ -138,7 +138,7 @@ def _reduced_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[floa
 
 
 def _rate(case: Case, step: int, right: Trajectory) -> float | None:
-    """The learning rate that a step must have; None where parameters have several, or a skipped step leaves it open."""
+    """The expected learning rate of a step; None if parameters have several, or a skipped step leaves it open."""
     workload = case.problem.workload
     if workload.groups or right.skips:
         return None
@@ -160,14 +160,14 @@ def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Diff
     names = enumerated([model.tensors[tensor].name for tensor in sorted(without)])
     window = ranks[difference.rank].steps[difference.step].window
     text = (
-        f"{names} had no gradient in the step of window {window}, or no optimizer that stepped; what the forwards use "
-        "must be stepped in each window, by an optimizer that holds it"
+        f"{names} had no gradient in the step of window {window}, or no optimizer that stepped; give every parameter "
+        "that the forwards use to an optimizer, and step it in each window"
     )
     return guard("all parameters stepped", "in each window", text, f"not {names} in window {window}")
 
 
 def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
-    """A window whose gradient is a multiple of the right one, after others that are right."""
+    """A window whose gradient is a multiple of the correct one, after correct windows."""
     step = right.steps[difference.step]
     seen = map(exactly, rank.steps[difference.step].gradients or ())
     pairs = [(one, two) for one, two in zip(seen, step.gradient.center, strict=False) if one != 0 or two]
@@ -178,18 +178,18 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
     times = least.limit_denominator(1024)
     if times <= 0 or most - least > least / 64 or abs(least - 1) < Fraction(1, 16):
         return None
-    said = times if times.denominator <= 64 else f"{float(least):.3g}"
+    said = f"{number(float(times))}x"
     text = (
-        f"the gradients of window {step.window} are {said} times the right ones in every element, and those of the "
-        "windows before are right"
+        f"the gradients of window {step.window} are {said} of the correct ones in every element; earlier windows are "
+        "correct"
     )
     if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
-        text += "; a loss scale that changes must be divided out as it was when the loss was multiplied by it"
-    return guard(MULTIPLE, "right", text, f"{said} times the right ones")
+        text += "; if the loss scale changes, unscale by the scale that the loss was multiplied by"
+    return guard(MULTIPLE, "correct", text, f"{said} of the correct ones")
 
 
 def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
-    """Some parameters of many whose numbers alone are wrong."""
+    """A minority of parameters that are wrong."""
     step, own, model = right.steps[difference.step], rank.steps[difference.step], case.problem.workload.model
     is_gradient = difference.quantity == "gradient"
     box, seen = (step.gradient, own.gradients or ()) if is_gradient else (step.weights, own.weights)
@@ -200,15 +200,15 @@ def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right
         if value is None or abs(value - center) > radius
     ]
     wrong = {tensor for tensor, _ in elements}
-    # Of two parameters, one may be right by chance.
+    # Of two parameters, one may be correct by chance.
     if not wrong or 2 * len(wrong) >= len(model.tensors):
         return None
     names = enumerated([model.tensors[tensor].name for tensor in sorted(wrong)])
     what, when = ("the gradient of ", "in") if is_gradient else ("", "after")
     are = "is" if is_gradient or len(wrong) == 1 else "are"
-    text = f"{what}{names} {are} wrong {when} window {step.window}, and all other parameters are right"
+    text = f"{what}{names} {are} wrong {when} window {step.window}; all other parameters are correct"
     if not any(is_used for _, is_used in elements):
-        text += "; only elements are wrong that the model does not use, and whose gradients are zero"
+        text += "; the wrong elements are unused by the model, so their gradients are zero"
     if all(model.tensors[tensor].places > 1 for tensor in wrong):
-        text += f"; the model uses {names} in several places, and it is one parameter for all that"
-    return guard(PARAMETERS, "right", text, f"not of {names}")
+        text += f"; {names} is one parameter that the model uses in several places"
+    return guard(PARAMETERS, "correct", text, f"not of {names}")

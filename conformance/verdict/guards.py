@@ -1,4 +1,4 @@
-"""What must hold before equal numbers mean anything: world size, shards, number of steps, weights that change."""
+"""Guards: checks without which equal numbers mean nothing, such as world size, shards, step count, moving weights."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _EVERYWHERE = "on every rank"
 
 
 def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
-    """All guards for a case in which every rank delivered its evidence, the most basic first."""
+    """Checks all guards of a case in which every rank delivered its evidence, the most basic first."""
     checks: list[Callable[[Case, Sequence[RankEvidence]], Guard]] = [_stepped, _holds_what_trains]
     goes_on = [] if case.resumed_at is None else [_goes_on]
     if case.problem.workload.own_order:
-        # Who has lost the position reads samples twice, or none of an epoch.
+        # A trainer that lost its position reads samples twice, or skips some.
         checks, goes_on = [*checks, *goes_on, _each_sample], []
     if not BACKENDS[case.backend].is_seen:
         checks += [_exchanged, _shards]
@@ -63,7 +63,7 @@ def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
 
 
 def _on_every_rank(name: str, without: Sequence[RankEvidence], text: str, ground: Ground = "guard") -> Guard:
-    """A guard that holds if no rank is ``without`` what it asks for. ``{}`` in the text: these ranks."""
+    """A guard that fails on the ranks in ``without``. ``{}`` in the text: these ranks."""
     if not without:
         return guard(name, _EVERYWHERE, None)
     which = named([rank.number for rank in without])
@@ -75,36 +75,35 @@ def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     text = "{} never stepped the task's model; call optimizer.step() on its parameters"
     if other and any(rank.shard is not None for rank in ranks):
         text = (
-            f"the shards of {{}} never changed: the optimizer stepped others, of shape {other.shapes}, "
-            "such as copies; make it of what `model.parameters()` gives after `fully_shard`, or write back what it has "
-            "stepped"
+            f"the shards of {{}} never changed: the optimizer stepped other tensors, of shape {other.shapes}, such as "
+            "copies; create it from `model.parameters()` after `fully_shard`, or write the stepped tensors back"
         )
     elif other:
         text = (
-            f"{{}} stepped parameters of shape {other.shapes}, which are not the task's model; "
-            "train the module that task.model() returns, or report its weights with task.report"
+            f"{{}} stepped parameters of shape {other.shapes}, which are not the task's model; train the module that "
+            "task.model() returns, or report its weights with task.report"
         )
     return _on_every_rank("optimizer steps seen", [rank for rank in ranks if not rank.attempts], text)
 
 
 def _holds_what_trains(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """Where windows have no step, whether steps that come later found no gradients, though there were backwards."""
+    """If windows have no step: whether later steps found no gradients despite backwards."""
     after = [found for rank in ranks if (found := idle_after(rank)) is not None]
     fewer = all(len(rank.attempts) < case.problem.workload.steps for rank in ranks)
     name, asked = "gradients in what is stepped", "in all steps"
     if not fewer or len(after) < len(ranks):
         return guard(name, asked, None)
     text = (
-        f"after the step of window {after[0]}, steps find no gradients, though there are backwards: the optimizer "
-        "holds the parameters of the model before, and the losses are those of another one, such as a copy; go on with "
-        "the model as it is, or make an optimizer of the new one and load the state of the old one into it"
+        f"after the step of window {after[0]}, steps find no gradients despite backwards: the optimizer has the "
+        "parameters of an old model, and the losses come from a new one, such as a copy; keep training the old model, "
+        "or create an optimizer for the new one and load the old state into it"
     )
     return guard(name, asked, text, f"up to window {after[0]}")
 
 
 def idle_after(rank: RankEvidence) -> int | None:
-    """The window of the last step that found gradients, if each later one found none after a backward; None if there is
-    no later one, or no step found any."""
+    """The window of the last step that found gradients, if all later steps found none after a backward; None if there
+    is no later step, or no step found any."""
     window, goes_backward, is_idle = None, False, False
     for event in rank.events.events:
         if isinstance(event, BackwardEnd):
@@ -119,7 +118,7 @@ def idle_after(rank: RankEvidence) -> int | None:
 
 
 def _each_sample(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """Steps that no epoch asks for may be of samples that no epoch asks for either."""
+    """Extra steps may be of extra samples."""
     wrong, counts = not_once(case), sorted({len(rank.attempts) for rank in ranks if not rank.steps_by_hand})
     lost = lost_at_stop(case) if wrong else None
     if wrong and counts and counts[-1] > case.problem.workload.steps and not each_rank_reads_all(case):
@@ -136,14 +135,14 @@ def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     asked = next((asked for reached, asked in processes if (reached or 1) != asked), case.world_size)
     sizes = " or ".join(map(str, sorted({reached or 1 for reached, of_life in processes if of_life == asked})))
     text = f"the trainer has world size {sizes} instead of {asked}; initialise the process group in every rank"
-    # Ranks may meet without torch.distributed's own groups.
+    # Ranks may communicate without torch.distributed's own groups.
     is_seen = any(reached not in (None, size) for reached, size in processes)
     ground: Ground = "guard" if is_seen else "exchange"
     return guard("world size reached", str(asked), None if sizes == str(asked) else text, sizes, ground=ground)
 
 
 def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """Where no step was seen, it is not known when training began."""
+    """Checks only ranks with a step: without one, the start of training is unknown."""
     silent = [rank for rank in ranks if rank.attempts and not rank.trained_collectively]
     others = sorted({op.strip("_") for rank in silent for op in rank.collectives})
     text = "{} took part in no collective or message that could average gradients while training"
@@ -174,7 +173,7 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     if (left := left_over(case, ranks, found.window, repeats=True)) is not None:
         return adds_to(*left)
     is_resumed = case.resumed_at is not None and found.window >= case.resumed_at
-    # Who has lost the position between two windows reads what seems to be another rank's, where samples are equal.
+    # After a resume between two windows, a wrong position may look like another rank's samples if samples are equal.
     lost = between_windows(case, ranks) if is_resumed else None
     ground: Ground = "guard" if found.always else "samples"
     return guard(SHARDS, expected, lost or found.text, diagnosis=POSITION if lost else "", ground=ground)
@@ -192,9 +191,9 @@ def _restores_scale(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """One attempt per window. A last window that is short or uneven may be dropped, and one whose loss is infinite may
-    be left out on all ranks; skips of a custom scaler are not recorded. Steps that only the weights show are more than
-    the changes, where these come late or are none."""
+    """One attempt per window. Trainers may drop a short or uneven last window, and leave out a window with an infinite
+    loss on all ranks; skips of a custom scaler are not recorded. Steps that only the weights show may outnumber the
+    changes of weights."""
     windows = case.problem.windows
     tried = {attempt.window for rank in ranks for attempt in rank.attempts}
     left_out = [one for one in windows if one.index not in tried and any(map(has_infinite_loss, one.batch))]
@@ -230,21 +229,21 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     seen = [step.gradients for rank in still for step in rank.steps]
     if any(event.of_replaced for rank in still for event in rank.events.of(Step)):
         text += (
-            "; the optimizer was made before the parameters were sharded, and holds those that the model had then: "
-            "make it after `fully_shard`"
+            "; the optimizer was created before the parameters were sharded, and has the old ones: create it after "
+            "`fully_shard`"
         )
     elif all(gradients is not None and set(gradients) == {None} for gradients in seen):
         text += (
             f"; {without_gradients(ranks)}"
             if any(rank.shard is not None for rank in ranks)
-            else "; the parameters that the optimizer holds had a gradient in none of its steps, so the losses are "
-            "those of others, such as a copy's: wrap, run and step one and the same model"
+            else "; the optimizer's parameters never had a gradient, so the losses depend on others, such as a copy's: "
+            "wrap, run and step the same model"
         )
     return _on_every_rank("weights moved", still, text)
 
 
 def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """Weights must not change in a skipped window. Elsewhere numbers show whether a change was a step of some kind."""
+    """Weights must not change in a skipped window. Elsewhere, numbers show whether a change was a step."""
     skipped = []
     for rank in ranks:
         before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
@@ -256,7 +255,7 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     if len(changed) > _MOST_NAMED:
         changed[_MOST_NAMED:] = [f"and {len(changed) - _MOST_NAMED} more"]
     which = "; ".join(changed)
-    text = f"the weights are not those that the optimizer's steps have left: {which}"
+    text = f"the weights changed outside the optimizer's steps: {which}"
     ground: Ground = "guard" if skipped else "explanation"
-    diagnosis = "weights changed beside the steps"
+    diagnosis = "weights changed outside the steps"
     return guard(WEIGHTS, "nowhere else", text if changed else None, which or None, diagnosis, ground=ground)

@@ -1,6 +1,6 @@
-"""The verdict on one case: evidence, guards, numbers, laws and declarations, and which of them decides.
+"""Judges one case by evidence, guards, numbers, laws and declarations.
 
-What the numbers alone say, and how a run that ended early is judged, is in `conformance.verdict.numbers`.
+`conformance.verdict.numbers` judges the numbers, and runs that ended early.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from conformance.verdict.setup import Mistake, mistake
 
 
 def look_for_mistake(case: Case, judgement: Judgement) -> None:
-    """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
+    """Overrules wrong numbers by a mistake of the adapter, if ranks agree. Only other samples change the step count."""
     broken = judgement.broken
     found = None if judgement.has_ended_early else other_stop(case, judgement.ranks)
     if found is not None:
@@ -56,8 +56,12 @@ def look_for_mistake(case: Case, judgement: Judgement) -> None:
 
 def _explain_by_mistake(judgement: Judgement) -> None:
     broken, found = judgement.broken, mistake(judgement.runs, judgement.suspects.explained_by)
-    if found is not None and found.kind == "start" and any(g.name == WEIGHTS and not g.holds for g in judgement.guards):
-        # What changes them later may have changed them at the start as well.
+    if (
+        found is not None
+        and found.kind == "start"
+        and any(g.name == WEIGHTS and not g.passed for g in judgement.guards)
+    ):
+        # A later change may also have come before the start.
         return
     of_rows = found is not None and found.kind == "rows" and judgement.difference is not None
     ground: Ground = "other rows" if of_rows else "adapter"
@@ -67,12 +71,12 @@ def _explain_by_mistake(judgement: Judgement) -> None:
         lost = next(filter(None, map(rounded_loss, judgement.runs[0].ranks)), None)
         if lost is not None:
             text, where = lost
-            judgement.guards += (guard(LOSS, "right to the last bit", text, where=where),)
+            judgement.guards += (guard(LOSS, "as precise as the model's outputs", text, where=where),)
             judgement.overrule("FAIL (numerics)", text, Reason(where=where))
 
 
 def _is_reported(judgement: Judgement) -> bool:
-    """Whether what is wrong first is not seen, but reported."""
+    """Whether the first wrong value was reported, not seen."""
     first, ranks = judgement.divergence, judgement.ranks
     if first is not None:
         return any(first.window in rank.reported for rank in ranks)
@@ -84,18 +88,18 @@ def _is_reported(judgement: Judgement) -> bool:
     return ranks[difference.rank].steps[difference.step].window in ranks[difference.rank].reported
 
 
-#: Verdicts that a broken law overrules. The others are failures already, and worse ones.
+#: Verdicts that a broken law overrules. The others are already worse failures.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
-_REPORTED = "weights that cannot be seen were judged as the trainer reports them, with `task.report`"
-_ONE_FILE = "nothing was killed between two files: the second checkpoint is one file, or none of rank 0's own process"
-_FIRST_OF_TWO = "training was resumed twice from one checkpoint, and this is the first time"
+_REPORTED = "weights that the recorder cannot see were judged as reported with `task.report`"
+_ONE_FILE = "no kill between two files: rank 0's process wrote the second checkpoint as one file, or not at all"
+_FIRST_OF_TWO = "training was resumed twice from one checkpoint; this is the first resume"
 
 
 def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingProxyType({})) -> Judgement:
-    """Check in this order: evidence from every rank, the guards, the ranks' agreement, the numbers. Then check the laws
-    on the ranks' traces: a broken law explains wrong numbers, and fails a trainer with right ones if another run of it
-    would go wrong. Last comes what the trainer declares: ``declares``, as `Declaration.behaviour`. Evidence that no
-    recorder wrote is a CRASH. Of two runs from one checkpoint, the second counts only if the first passes.
+    """Judges a case: evidence from every rank, the guards, the ranks' agreement, the numbers. Then the laws: a broken
+    law explains wrong numbers, and fails a trainer with correct numbers if another run would go wrong. Then the
+    trainer's declared behaviour: ``declares``, as `Declaration.behaviour`. Evidence that no recorder wrote is a CRASH.
+    Of two runs from one checkpoint, the second counts only if the first passes.
     """
     if outcome.earlier is not None:
         judgement = judge(case, outcome.earlier, declares)
@@ -105,14 +109,14 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
     try:
         case, outcome = as_read(case, outcome)
         found = _judged(case, outcome, declares)
-        # A law is broken by right numbers alone.
+        # FAIL (law) already implies correct numbers.
         other = None if found.verdict in (*PASSED, "FAIL (law)") else as_one(case)
         if other is None or not all(life.recorded for life in outcome.lives or (outcome,)):
             return found
         again = _judged(other, outcome.placed(other.spec()), declares)
         return again if again.verdict in PASSED or crosses(case, other, outcome) else found
     except Exception:
-        # Looking into every field takes long, so it is done only for evidence that cannot be judged.
+        # Checking every field is slow, so only evidence that cannot be judged is checked.
         for rank in outcome.ranks:
             try:
                 check_inside(rank.events, rank.rank)
@@ -123,7 +127,7 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
 
 @no_cyclic_collection()
 def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
-    # With whole weights; in each life other ranks may hold other parts of them.
+    # Join shards into whole weights; each life may shard them differently.
     lives = [joined(life) for _, life in by_life(case.spec(), [rank.events for rank in outcome.ranks])]
     whole = [[*chain(*(life[at] for life in lives if at < len(life)))] for at in range(len(outcome.ranks))]
     ranks = zip(outcome.ranks, whole, strict=True)
@@ -134,7 +138,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     judgement.runs = runs
     code, unseen = next(((code, text) for code, text in _unseen(case, judgement) if text is not None), ("", None))
     if unseen is not None:
-        # What is not seen may be what speaks for the trainer.
+        # Unseen evidence may clear the trainer.
         if not judgement.has_ended_early:
             judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen, judgement.denied
             judgement.reason = Reason(code)
@@ -149,26 +153,26 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     kind = judgement.mistake and judgement.mistake.kind
     if kind != "report":
         judgement.notes += judgement.denied
-    # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
-    if kind != "rows" and all(guard.holds for guard in judgement.guards if guard.name in (SHARDS, SAMPLES)):
+    # Windows with other samples than planned end elsewhere, so laws about windows do not apply.
+    if kind != "rows" and all(guard.passed for guard in judgement.guards if guard.name in (SHARDS, SAMPLES)):
         _by_laws(case, judgement, declares)
     return judgement
 
 
 def _by_laws(case: Case, judgement: Judgement, declares: Mapping[str, str]) -> None:
-    """Asks the laws, looks at what a model has beside its weights, and compares with what the trainer declares."""
+    """Checks the laws, the model's state next to its weights, and the declared behaviour."""
     judgement.laws = check_all(judgement.runs)
     has_right_numbers = judgement.verdict in PASSED
     if has_right_numbers:
         look_beside_weights(case, judgement)
     if has_right_numbers or (judgement.mistake is not None and judgement.mistake.kind == "report"):
-        _give_way_to_numbers(judgement)
-    # Those that give way to right numbers prove nothing without wrong ones.
-    forbidden = [one for one in judgement.findings if one.law.level == "MUST" and not one.law.gives_way]
+        _clear_by_numbers(judgement)
+    # Laws that correct numbers clear prove nothing without wrong numbers.
+    forbidden = [one for one in judgement.findings if one.law.level == "MUST" and not one.law.cleared_by_numbers]
     if forbidden and judgement.verdict in _OPEN_TO_LAWS:
-        judgement.overrule("FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.however}")
+        judgement.overrule("FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.observed}")
     if has_right_numbers:
-        # Other numbers do not show how the trainer reads what is open.
+        # Wrong numbers do not show the trainer's choices.
         if case.problem.workload.own_order:
             judgement.ways = (*judgement.ways, *epoch_ways(case))
         elif not case.problem.in_order:
@@ -181,23 +185,24 @@ def _by_laws(case: Case, judgement: Judgement, declares: Mapping[str, str]) -> N
 
 
 def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, str | None]]:
-    """What may not be seen, and what of it is not, in a sentence."""
+    """Yields each kind of unseen evidence by its code, with a sentence if it applies."""
     yield "recorder", _failed(judgement.ranks)
     yield "unobserved", unobserved(case, judgement.ranks)
-    # Right numbers show that windows and weights are those of the steps.
+    # Correct numbers show that windows and weights are those of the steps.
     if judgement.verdict not in PASSED:
         yield "unplaced", unplaced(case, judgement.ranks)
         if judgement.divergence is None and not judgement.broken:
             yield "changed after training", changed_after_training(judgement.ranks, judgement.trajectory)
 
 
-def _give_way_to_numbers(judgement: Judgement) -> None:
-    """Drop broken laws that right numbers prove harmless: exact ones, and bounded ones if the least harm would show."""
+def _clear_by_numbers(judgement: Judgement) -> None:
+    """Drops broken laws that correct numbers prove harmless: exact numbers, or bounded ones that would show the least
+    harm."""
     right, reading = judgement.trajectory, judgement.reading
 
     def may_hide(one: Finding) -> bool:
-        """Whether the bounds may hide what breaking a law does."""
-        if not one.law.gives_way or right is None or reading is None or right.certificate.exact:
+        """Whether the bounds may hide the effect of breaking a law."""
+        if not one.law.cleared_by_numbers or right is None or reading is None or right.certificate.exact:
             return False
         return not shows_least_harm(reading, right, one.window or 0, HORIZON, by_weights=judgement.by_weights)
 
@@ -207,24 +212,23 @@ def _give_way_to_numbers(judgement: Judgement) -> None:
         return
     judgement.overrule(
         "INCONCLUSIVE",
-        f"{doubtful.law.id}: {doubtful.broken.however}; what that does may be smaller than the error bound of this "
-        "case, so its numbers do not show whether it is a mistake: a case that is exact decides",
+        f"{doubtful.law.id}: {doubtful.broken.observed}; the error bound of this case may hide the effect: run an "
+        "exact case to decide",
         Reason(doubtful.law.id),
     )
 
 
 def _failed(ranks: Sequence[RankEvidence]) -> str | None:
-    """Which part of the recorder failed in the trainer's process, if one did."""
+    """Names the part of the recorder that failed in the trainer's process; None if none did."""
     for rank, failed in ((rank.number, rank.events.first(ObserverFailed)) for rank in ranks):
         if failed is not None and failed.replaced:
             return (
-                f"the trainer replaces {', '.join(failed.replaced)}, which the recorder calls, so rank {rank} cannot "
-                f"be read: {failed.error}; replace it on import, not while training"
+                f"rank {rank} cannot be read: the trainer replaces {', '.join(failed.replaced)}, which the recorder "
+                f"calls ({failed.error}); replace it on import, not while training"
             )
         if failed is not None:
             return (
-                f"the recorder's part `{failed.observer}` failed in rank {rank} and was switched off, so the trainer "
-                f"cannot be judged: {failed.error}; this is a mistake of ours, please report it with the traceback "
-                "below"
+                f"the recorder's part `{failed.observer}` failed in rank {rank}, so the trainer cannot be judged: "
+                f"{failed.error}; this is a bug in trainer-conformance, please report it with the traceback below"
             )
     return None

@@ -1,4 +1,4 @@
-"""What a case's verdict is, with its evidence and guards."""
+"""A case's verdict, with its evidence and guards."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ LOSS = "precision of the loss"
 DRAWS = "random numbers after the resume"
 AVERAGES = "averages of weights after the resume"
 
-#: Mistakes that several guards show, or one of several that a guard shows: they tell causes of failures apart.
-POSITION = "goes on elsewhere in the data than it was stopped"
-OTHER_ORDER = "goes through an epoch in the order of another one"
-LEFT_OUT = "leaves samples of an epoch out"
-OWN_ORDERS = "the ranks go through an epoch in different orders"
+#: Bugs that several guards find, or that a guard can find besides others: they tell problems apart.
+POSITION = "resumes at another place in the data"
+OTHER_ORDER = "reads an epoch in the order of another one"
+LEFT_OUT = "leaves out samples of an epoch"
+OWN_ORDERS = "ranks read an epoch in different orders"
 
 
 @dataclass(frozen=True)
 class Guard:
-    """``text`` is the headline if the guard does not hold. ``ground``: what that is against what else is wrong.
-    ``diagnosis``: which mistake breaks it, where its name leaves that open. ``where``: the line that breaks it, if one
-    is known.
+    """A check that comes before numbers. ``text``: the headline if it fails. ``ground``: its rank among other problems.
+    ``diagnosis``: the bug, if the name leaves it open. ``where``: the line that fails it, if known.
     """
 
     name: str
-    holds: bool
+    passed: bool
     expected: str
     observed: str
     text: str
@@ -56,7 +55,7 @@ class Guard:
 
     @property
     def explains(self) -> bool:
-        """Whether it says nothing against right numbers, but explains wrong ones."""
+        """Whether its failure only explains wrong numbers and does not count against correct ones."""
         return overrules("right numbers", self.ground) and self.ground != "exchange"
 
 
@@ -70,8 +69,7 @@ def guard(
     ground: Ground = "guard",
     where: str | None = None,
 ) -> Guard:
-    """A guard that holds unless there is a ``text``. ``observed``: the text, or what is expected, if nothing shorter
-    says it."""
+    """A guard that passes unless there is a ``text``. ``observed`` defaults to the text, or to ``expected``."""
     seen = (text or expected) if observed is None else observed
     return Guard(name, not text, expected, seen, text or "", ground, diagnosis, where)
 
@@ -82,7 +80,7 @@ def adds_to(left: str, where: str | None) -> Guard:
 
 @dataclass
 class Judgement:
-    """A verdict and its evidence. Windows and steps count from 0. ``runs``: as laws see them, one for each life."""
+    """A verdict and its evidence. Windows and steps count from 0. ``runs``: one for each life, as laws see them."""
 
     verdict: Verdict
     headline: str
@@ -109,31 +107,31 @@ class Judgement:
 
     @property
     def broken(self) -> list[Guard]:
-        """The guards that do not hold, without those that only explain wrong numbers."""
-        return [guard for guard in self.guards if not guard.holds and not guard.explains]
+        """The failed guards, without those that only explain wrong numbers."""
+        return [guard for guard in self.guards if not guard.passed and not guard.explains]
 
     def allows(self, ground: Ground) -> bool:
-        """Whether nothing that was found overrules it."""
-        found: set[Ground] = {guard.ground for guard in self.guards if not guard.holds}
+        """Whether no problem that was found overrules this ground."""
+        found: set[Ground] = {guard.ground for guard in self.guards if not guard.passed}
         found |= {"known bug"} if self.suspects.explained_by else set()
         found |= {"law"} if self.findings else set()
         return not any(overrules(one, ground) for one in found)
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether the trainer did not come to its end."""
+        """Whether the trainer did not finish."""
         return self.verdict in ("CRASH", "HANG", "UNSUPPORTED")
 
     @property
     def by_weights(self) -> bool:
-        """Whether weights alone were compared."""
+        """Whether only weights were compared."""
         return any(attempt.gradients is None for rank in self.ranks for attempt in rank.steps)
 
     @property
     def denied(self) -> list[str]:
-        """What ranks report otherwise than it is seen."""
+        """The first report of a rank that contradicts what the recorder saw."""
         return [
-            f"rank {rank.number} reports {rank.denied}: report what the step of that window leaves, under its number"
+            f"rank {rank.number} reports {rank.denied}: report the weights after the step, under the window's number"
             for rank in self.ranks
             if rank.denied
         ][:1]
@@ -144,6 +142,6 @@ class Judgement:
         self.verdict, self.headline, self.reason = verdict, headline, reason
 
     def mistaken(self, mistake: Mistake, reason: Reason | None = None) -> None:
-        """The adapter's mistake decides."""
+        """Replaces the verdict by SETUP, for a mistake of the adapter."""
         self.mistake = mistake
         self.overrule("SETUP", mistake.text, reason)

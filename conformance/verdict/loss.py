@@ -1,4 +1,4 @@
-"""Whether the loss is the task's, and how precise, by the gradients of its backwards at the model's outputs."""
+"""Checks that the loss is the task's, and its precision, by the gradients at the model's outputs."""
 
 from __future__ import annotations
 
@@ -9,30 +9,26 @@ from math import copysign
 from conformance.laws.gradients import FORMATS, AtOutputs, Term, at_outputs
 from conformance.laws.run import Rank
 
-#: One of them may fit where it was the other.
+#: Either may fit if the other was used.
 _WORDS = dict.fromkeys(("float16", "bfloat16"), "16 bits")
 
 
 def other_loss(rank: Rank) -> str | None:
-    """How the loss of a rank differs from the task's, in a line; None if it is the task's, or that cannot be told.
+    """The difference of a rank's loss from the task's, in a line; None if there is none, or it cannot be seen.
 
-    The gradient at each output of a micro-batch must be one multiple of weight * (output - target).
-
-    The multiple is left open: what a loss is divided by is the trainer's own.
+    The gradients at the outputs of a micro-batch must be one common multiple of weight * (output - target). The
+    multiple is open: trainers may divide the loss by any number.
     """
     is_weighted, wrong = rank.run.plan.is_weighted, _other(rank)
     if not wrong:
         return None
     where = line_of_other_loss(rank)
     if is_weighted and all(_proportional(one.terms, False) for one in wrong):
-        return (
-            f"Your loss ({where}) leaves out the samples' weights; this case asks for a weighted mean: use `task.loss`."
-        )
+        return f"Your loss ({where}) ignores the samples' weights; this case asks for a weighted mean: use `task.loss`."
     asked = "weighted mean of the squared errors" if is_weighted else "mean of the squared errors"
     return (
-        f"Your loss ({where}) is not the task's: its gradient is no multiple of {'weight * ' * is_weighted}"
-        f"(output - target) in each sample; this case asks for the {asked} of outputs and targets (m, 1): use "
-        "`task.loss`."
+        f"Your loss ({where}) is not the task's: its gradients are not proportional to {'weight * ' * is_weighted}"
+        f"(output - target); this case asks for the {asked} of outputs and targets (m, 1): use `task.loss`."
     )
 
 
@@ -47,11 +43,11 @@ def _other(rank: Rank) -> Sequence[AtOutputs]:
 
 
 def rounded_loss(rank: Rank) -> tuple[str, str] | None:
-    """How far a loss of a rank that is the task's is right only, in a sentence, and its line; None if it is right to
-    the last bit, or the absolute error's fits as well.
+    """A sentence on a loss of a rank that is the task's, but less precise than the model, and its line; None if it is
+    precise, or the absolute error fits as well.
 
-    Where residuals are alike, the absolute error's gradients, too, are right to some precision. It is the task's loss
-    if its own are right to a higher one somewhere, and to a lower one nowhere.
+    If residuals are similar, the gradients of the absolute error also fit to some precision. The loss is the task's if
+    the squared error fits more precisely somewhere, and less precisely nowhere.
     """
     is_weighted, found = rank.run.plan.is_weighted, list[tuple[int, int, AtOutputs]]()
     for one in _imprecise(rank):
@@ -64,19 +60,19 @@ def rounded_loss(rank: Rank) -> tuple[str, str] | None:
         return None
     name = [*FORMATS][coarsest]
     text = (
-        f"the loss ({one.end.line}) is right to the precision of {_WORDS.get(name, name)} only, though "
-        f"the model computes in {one.format}: outputs, targets or the loss are rounded on the way"
+        f"the loss ({one.end.line}) has only the precision of {_WORDS.get(name, name)}, but the model computes in "
+        f"{one.format}: outputs, targets or the loss are rounded"
     )
     return text, one.end.line
 
 
 def _imprecise(rank: Rank) -> Sequence[AtOutputs]:
-    """The backwards whose gradients are not those of the task's loss in the format in which the model computes."""
+    """The backwards whose gradients are not those of the task's loss in the model's format."""
     return [one for one in at_outputs(rank) if not _proportional(one.terms, rank.run.plan.is_weighted)]
 
 
 def _fits(one: AtOutputs, is_weighted: bool) -> int:
-    """To which of FORMATS, from the most precise on, they are right; as many as there are if to none."""
+    """The index in FORMATS, most precise first, of the first format that the gradients fit; len(FORMATS) if none."""
     unit, _ = FORMATS[one.format]
     times = [of / unit for of, _ in FORMATS.values()]
     fitting = (number for number, by in enumerate(times) if by >= 1 and _proportional(one.terms, is_weighted, by))
@@ -84,7 +80,7 @@ def _fits(one: AtOutputs, is_weighted: bool) -> int:
 
 
 def _proportional(terms: Sequence[Term], is_weighted: bool, times: float = 1.0) -> bool:
-    """Whether the gradients are one multiple of the residuals, up to so many times what is rounded."""
+    """Whether the gradients are one multiple of the residuals, within ``times`` their rounding errors."""
     if is_weighted:
         terms = [term.weighted() for term in terms]
     for index, one in enumerate(terms):

@@ -1,4 +1,4 @@
-"""The verdict by evidence, guards and numbers, before the laws are asked."""
+"""Judges a case by evidence, guards and numbers, before the laws."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from conformance.verdict.answers import accepted_by, trajectory_of, without_grad
 from conformance.verdict.attempts import evidence
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
-from conformance.verdict.ending import ending, parameters_without_gradients, raised_by, what_there_is
+from conformance.verdict.ending import ending, parameters_without_gradients, raised_by, shapes_of
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
 from conformance.verdict.guards import guards
 from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard
-from conformance.verdict.precedence import Ground, overrules, spoken
+from conformance.verdict.precedence import Ground, by_precedence, overrules
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
 from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
 from conformance.workloads.workload import SGD, Clip
 
-_WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used could not be read"
+_WEIGHTS_ALONE = "only weights were compared: the gradients of the steps could not be read"
 
 
 def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
-    """The numbers are right; check that wrong ones would have been noticed."""
+    """Judges correct numbers: checks that wrong ones would have been noticed."""
     moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
         judgement.reason = Reason("no step")
-        judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
+        judgement.headline = "every window was skipped, so nothing can be compared; start with a lower loss scale"
         return
     by_weights = judgement.by_weights
     judgement.power = power(reading, right, HORIZON, by_weights=by_weights)
@@ -61,38 +61,37 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
         return
     judgement.suspects = acquitted(reading)
     judgement.verdict = "PASS (exact)" if right.certificate.exact else "PASS (bounded)"
-    how = "equal to the oracle to the bit" if right.certificate.exact else "within the rounding-error bound"
+    how = "bit-identical to the oracle" if right.certificate.exact else "within the rounding-error bound"
     judgement.headline = f"{len(right.steps)} steps, {compared} {how} on every rank"
 
 
 def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> str:
-    """Why right numbers prove too little, and what would make them prove more."""
+    """A sentence on why correct numbers prove too little, and what would prove more."""
     scale = reading.problem.workload.scale
     if reading.problem.precision.scaled and right.scales[0] != scale.init_scale:
         return (
-            f"the loss scale begins at {float(right.scales[0]):g}, which leaves the numbers for which this case shows "
-            f"mistakes: use task.grad_scaler(), or begin with {float(scale.init_scale):g}"
+            f"the loss scale starts at {float(right.scales[0]):g}, at which this case cannot show bugs: use "
+            f"task.grad_scaler(), or start with {float(scale.init_scale):g}"
         )
     if (uneven := next((one for one in right.scales if odd_part(one.numerator) > 1), None)) is not None:
         return (
-            f"the loss scale becomes {float(uneven):g}, at which fp16 rounds, and the error bound is too wide to tell "
+            f"the loss scale becomes {float(uneven):g}, which makes fp16 round, so the error bound is too wide to tell "
             "right from wrong: use task.grad_scaler(), or factors that are powers of two"
         )
     if by_weights:
         return (
-            "the weights are right, but what would show here is in the gradients, and those that the steps used could "
-            "not be read: step with one optimizer of torch's that holds all parameters, or take the cases with SGD for "
-            "an answer"
+            "the weights are correct, but bugs would show in the gradients of the steps, which could not be read: step "
+            "with one torch optimizer for all parameters, or run the cases with SGD"
         )
-    return "this case's error bound is too wide to tell right from wrong: take the cases that are exact for an answer"
+    return "this case's error bound is too wide to tell right from wrong: run the exact cases"
 
 
-#: Something that is wrong, and on what ground.
+#: The ground of a problem, and a sentence.
 Claim: TypeAlias = tuple[Ground, str]
 
 _BEGAN_HIGHER = (
-    "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "
-    "seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
+    "window 0 was skipped, although nothing overflows at the task's loss scale of {:g}, and the trainer's own scale is "
+    "not visible: start with `task.loss_scale`, or scale with `task.grad_scaler()`"
 )
 
 
@@ -102,29 +101,29 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
     if (ended := ending(ranks, outcome)) is not None:
         return _ended_early(case, ranks, context if len(runs) > 1 else None, *ended, is_resumed=len(runs) > 1)
     judgement = Judgement("FAIL (numerics)", "", ranks=ranks, guards=guards(case, ranks))
-    # Wrong whatever the right numbers are: a guard that does not hold, or ranks that differ.
+    # Problems that need no correct numbers: a failed guard, or ranks that differ.
     seen = [guard for guard in judgement.broken if guard.ground != "exchange"]
     wrong: list[Claim] = [(guard.ground, guard.text) for guard in seen[:1]]
     if (divergence := first_divergence(ranks)) is not None:
         judgement.divergence, judgement.verdict = divergence, "DIVERGED"
-        wrong.append(("divergence", f"the ranks hold different weights after window {divergence.window}"))
+        wrong.append(("divergence", f"the ranks have different weights after window {divergence.window}"))
     try:
         _numbers(case, judgement, wrong, declares)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
         judgement.reason = Reason("no error bound")
-        wrong.append(("precision", f"no finite error bound: {error}; take the cases that are exact for an answer"))
+        wrong.append(("precision", f"no finite error bound: {error}; run the exact cases"))
     _make_up_for_unseen(judgement, wrong)
     # Some guards only explain wrong numbers.
-    explaining = [guard for guard in judgement.guards if not guard.holds and guard.explains]
+    explaining = [guard for guard in judgement.guards if not guard.passed and guard.explains]
     if judgement.verdict in PASSED:
         judgement.guards = tuple(guard for guard in judgement.guards if guard not in explaining)
     if wrong:
         wrong += [(guard.ground, guard.text) for guard in explaining if judgement.verdict not in PASSED]
-        judgement.headline, *judgement.notes = spoken(wrong)
+        judgement.headline, *judgement.notes = by_precedence(wrong)
         known = (guard.where for guard in judgement.guards if guard.text == judgement.headline and guard.where)
         judgement.reason = next((Reason(where=where) for where in known), judgement.reason)
-    at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.holds]
+    at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.passed]
     if context is not None and judgement.headline in at_seam:
         judgement.headline += f"; {context}"
     judgement.notes += [
@@ -145,43 +144,43 @@ def _ended_early(
     *,
     is_resumed: bool,
 ) -> Judgement:
-    """``context``: what came before the resume, where that may be why a rank failed."""
-    notes = ["this was after training had been stopped and resumed"] if is_resumed else []
+    """``context``: the events before the resume, if they may be why a rank failed."""
+    notes = ["this came after training was stopped and resumed"] if is_resumed else []
     if is_resumed and (lost := other_window(case, ranks)):
         notes = [f"{notes[0]}: {lost}"]
     if verdict == "CRASH":
         notes += parameters_without_gradients(case.problem.workload.model)
-        headline += what_there_is(case.problem.workload, *raised_by(ranks))
+        headline += shapes_of(case.problem.workload, *raised_by(ranks))
     if context is not None and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
         headline += f"; {context}"
     return Judgement(verdict, headline, reason, ranks, notes=notes)
 
 
 def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:
-    """Ranks that each computed their own share and have the right numbers did exchange them, in whatever way. Ranks
-    with wrong numbers may have exchanged them, too, if their gradients came from elsewhere."""
+    """Clears guards on exchanges that were not seen. Ranks that each computed their own share and have the correct
+    numbers did exchange them somehow. Ranks with wrong numbers may have, if their gradients came from elsewhere."""
     if judgement.verdict not in PASSED and all(rank.took_gradients for rank in judgement.ranks):
-        judgement.guards = tuple(guard for guard in judgement.guards if guard.holds or guard.name != COLLECTIVES)
+        judgement.guards = tuple(guard for guard in judgement.guards if guard.passed or guard.name != COLLECTIVES)
     unseen = [guard for guard in judgement.broken if guard.ground == "exchange"]
     if judgement.verdict not in PASSED:
         wrong += [(guard.ground, guard.text) for guard in unseen]
     elif all(rank.trained for rank in judgement.ranks):
         judgement.guards = tuple(
-            replace(guard, holds=True, observed="shown by the numbers") if guard in unseen else guard
+            replace(guard, passed=True, observed="shown by the numbers") if guard in unseen else guard
             for guard in judgement.guards
         )
     elif unseen:
         judgement.notes.append(judgement.headline)
         judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason(unseen[0].name)
         judgement.headline = (
-            f"{unseen[0].text}, and which samples each rank trained on cannot be seen either; average through "
-            "torch.distributed, or pass the model the inputs as they are in the batch"
+            f"{unseen[0].text}, and the samples of each rank are not visible either; average through "
+            "torch.distributed, or pass the batch's inputs to the model unchanged"
         )
 
 
 def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Mapping[str, str]) -> None:
-    """Compare with the oracle, and append what is wrong to ``wrong``. Of readings that make the same numbers, as where
-    a last window is filled up with its own samples, it is the one that the trainer declares.
+    """Compares with the oracle, and appends problems to ``wrong``. If several readings have equal numbers, such as
+    for a last window that is filled up with its own samples, takes the one that the trainer declares.
 
     Raises:
         Unbounded: the precision has no finite error bound here.
@@ -213,11 +212,11 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
         wrong.append(("difference", difference.described(workload.model.elements, window)))
         judgement.suspects = _suspected(judgement, difference, closest, answers[0])
         guard = first_wrong(case, ranks, difference, right)
-        # One factor for all windows says more.
+        # A factor for all windows explains more.
         is_known = guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
         is_known |= judgement.suspects.names_one
         is_open = guard is not None and not (is_known and overrules("known bug", guard.ground))
-        if guard is not None and is_open and all(other.holds for other in judgement.guards):
+        if guard is not None and is_open and all(other.passed for other in judgement.guards):
             judgement.guards += (guard,)
     elif not wrong:
         judgement.reason = Reason("number of steps")
@@ -230,14 +229,14 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
 def _suspected(
     judgement: Judgement, difference: Difference, closest: tuple[Reading, Trajectory], first: tuple[Reading, Trajectory]
 ) -> Suspects:
-    """What the wrong numbers say; if nothing, what another reading or less of the evidence says of them."""
+    """The suspects of the wrong numbers; if there are none, those by another reading or by the weights only."""
     ranks, diverged = judgement.ranks, judgement.divergence is not None
     found = suspects(*closest, difference, ranks, diverged)
     others = []
-    # Who has as few steps as one that drops short windows may have done something else with them.
+    # A trainer with fewer steps may have done something else with short windows than drop them.
     if len(closest[1].steps) < len(first[1].steps):
         others.append((*first, ranks))
-    # The gradients may have in them what an optimizer would add.
+    # The gradients may include terms that an optimizer would add, such as weight decay.
     if closest[1].certificate.exact:
         others.append((*closest, without_gradients(ranks)))
     for reading, right, own in others if not found.explained_by else ():
@@ -251,7 +250,7 @@ def _suspected(
 def _judge_scaler(
     right: Trajectory, clip: Clip | None, judgement: Judgement, wrong: list[Claim], *, fit: bool = False
 ) -> None:
-    """A step along gradients that overflowed explains what is wrong in the numbers. ``fit``: the numbers are right."""
+    """Judges the loss scaler. A step on an overflow explains wrong numbers. ``fit``: the numbers are correct."""
     stepped = stepped_overflow(right, judgement.ranks)
     if stepped is not None:
         judgement.guards += (guard("overflows are skipped", "always", stepped),)
@@ -265,8 +264,8 @@ def _judge_scaler(
 def _closest(
     trajectories: Sequence[tuple[Reading, Trajectory]], ranks: Sequence[RankEvidence]
 ) -> tuple[Reading, Trajectory]:
-    """The strictest answer with as many steps; but if ranks have run out of data, the one that the numbers leave last,
-    as which divisor is theirs is open until then."""
+    """The strictest answer with as many steps. If ranks ran out of data, the answer that the numbers leave last: until
+    then, both divisors fit."""
 
     def left(one: tuple[Reading, Trajectory]) -> tuple[int, int, int]:
         difference = first_difference(ranks, one[1].steps)
@@ -281,9 +280,9 @@ def _closest(
 
 
 def _fits(judgement: Judgement, trajectory: Trajectory, *, is_linear: bool) -> bool:
-    """Whether the ranks' numbers are those of ``trajectory``. Where these are exact, or linear in the gradients as with
-    SGD, the weights decide: a gradient that does not fit has been read where the step did not use it, or has something
-    in it that the optimizer would add, such as weight decay. AdamW hides what gradients are multiplied by."""
+    """Whether the ranks' numbers match ``trajectory``. If the trajectory is exact, or linear in the gradients as with
+    SGD, the weights decide: a gradient that does not fit was not the one that the step used, or includes terms that the
+    optimizer would add, such as weight decay. AdamW hides factors of gradients, so its gradients must fit."""
     if matches(judgement.ranks, trajectory.steps):
         return True
     without = without_gradients(judgement.ranks)

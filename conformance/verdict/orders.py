@@ -1,4 +1,4 @@
-"""In what order the ranks read the samples: that of each epoch, one of the trainer's own, all epochs as one."""
+"""Judges the order in which the ranks read the samples: of each epoch, the trainer's own, or all epochs as one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conformance.workloads.workload import Workload
 
 
 def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """That later epochs have the order of the first one, which they should not; None if the rows do not show it."""
+    """A sentence if later epochs wrongly have the order of the first one; None if the rows do not show it."""
     read = [rank.trained for rank in ranks if rank.trained is not None]
     if not (case.problem.workload.shuffle and case.problem.in_order) or len(read) < len(ranks):
         return None
@@ -34,13 +34,13 @@ def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     if not other or any(found[window] != planned[window % batches] for window in other):
         return None
     return (
-        f"in epoch {other[0] // batches} the samples come in the order of epoch 0, from window {other[0]} on; call "
+        f"epoch {other[0] // batches} has the order of epoch 0, from window {other[0]} on; call "
         "`sampler.set_epoch(epoch)` before each epoch"
     )
 
 
 def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """That all ranks go on in the order of another epoch where training is resumed; None if the rows do not show it."""
+    """A sentence if all ranks resume in the order of another epoch; None if the rows do not show it."""
     workload, stop = case.problem.workload, case.resumed_at
     lives = [rank.lives[1] for rank in ranks if len(rank.lives) > 1]
     if stop is None or not workload.shuffle or not case.problem.in_order or len(lives) < len(ranks):
@@ -58,14 +58,14 @@ def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> str | N
     if epoch in found or len(found) != 1:
         return None
     return (
-        f"training was resumed in epoch {epoch}, and goes on in the order of epoch {min(found)}: save the epoch, and "
-        "tell the sampler with `set_epoch`, also where one has just ended"
+        f"training resumed in epoch {epoch} reads the order of epoch {min(found)}: save the epoch, and call the "
+        "sampler's `set_epoch`, also at the end of an epoch"
     )
 
 
 def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """Which ranks read samples of each other, but in other windows of an epoch, while no rank reads some others; None
-    if no two do, or the rows do not show it. Where steps are too many, windows are not those of the plan."""
+    """A sentence if two ranks read the same samples in different windows of an epoch, while no rank reads some others;
+    None if not, or the rows do not show it. With too many steps, windows do not match the plan."""
     too_many = any(len(rank.attempts) > len(case.problem.windows) for rank in ranks)
     if not case.problem.in_order or too_many or any(rank.trained is None for rank in ranks):
         return None
@@ -83,15 +83,15 @@ def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | N
             both = [row for row in mine.keys() & others.keys() if often[row] == 1 and mine[row] != others[row]]
             if both:
                 return (
-                    f"{named([one.number, two.number])} go through epoch {epoch} in different orders: "
-                    f"{len(both)} samples are read by both, in different windows, and {len(unread)} by no rank; give "
-                    "the samplers of all ranks the same seed, and the same epoch with `set_epoch`"
+                    f"{named([one.number, two.number])} read epoch {epoch} in different orders: both read {len(both)} "
+                    f"samples, in different windows, and no rank reads {len(unread)}; give the samplers of all ranks "
+                    "the same seed, and the same epoch with `set_epoch`"
                 )
     return None
 
 
 def _reads_its_own(case: Case, rank: RankEvidence) -> bool:
-    """Whether a rank reads its own windows of one epoch after the other, though it may leave some out, or read on."""
+    """Whether a rank reads only its own windows, epoch after epoch; it may leave some out, or read beyond the plan."""
     row_of, epoch = row_numbers(case.problem), 0
     own: dict[int, list[set[int]]] = defaultdict(list)
     for window in case.problem.windows:
@@ -110,16 +110,16 @@ def _planned(case: Case) -> list[Counter[int]]:
 
 
 def as_read(case: Case, outcome: Outcome) -> tuple[Case, Outcome]:
-    """The case with the order in which the ranks have read the samples, and the events placed by it.
+    """The case with the order in which the ranks read the samples, and the outcome with events placed by it.
 
-    Both as they are where the order is given, where a rank did not finish, or where forwards do not show their samples.
+    Returns both unchanged if the case gives the order, a rank did not finish, or forwards do not show their samples.
     """
     if not case.problem.workload.own_order or not all(rank.finished for rank in outcome.ranks):
         return case, outcome
     spec = case.spec()
     ranks = [lives(case.resumed_at, rank.events) for rank in outcome.recorded or outcome.ranks]
     found = [_read(spec, ranks, *how) for how in product((False, True), repeat=3)]
-    # Of several ends of the epochs, those that leave the fewest read twice.
+    # Of several possible ends of epochs, take those with the fewest repeated samples.
     orders = [min(_orders(case, read), key=lambda one: _wrong(case.problem.workload, one)) for read in found if read]
     if not orders:
         return case, outcome
@@ -134,13 +134,13 @@ def _read(
     is_once: bool,
     without_cleared: bool,
 ) -> list[list[int]] | None:
-    """The samples that each rank trained on, in order, in all its lives; None if the forwards of one do not show them.
-    All rows differ, so the number of a row is that of its sample.
+    """The samples that each rank trained on, in order, in all its lives; None if the forwards of a rank do not show
+    them. All rows differ, so row numbers are sample numbers.
 
-    ``is_last``: what goes forward before the samples of a step's window, or after the last step, is no part of it, as
-    in an evaluation that goes backward. ``is_once``: what goes forward again before a step is the same micro-batch, as
-    in a forward that is recomputed; else it is read twice. ``without_cleared``: forwards whose gradients were cleared
-    do not count. Trainers that keep gradients elsewhere clear those that train, too.
+    ``is_last``: forwards before the samples of a step's window, or after the last step, do not count, such as an
+    evaluation that goes backward. ``is_once``: a repeated forward before a step is the same micro-batch, such as a
+    recomputed one; else it is read twice. ``without_cleared``: forwards whose gradients were cleared do not count.
+    Trainers that keep gradients elsewhere also clear training gradients.
     """
     found, length = [], spec["accumulation"] * spec["micro_batch_size"]
     for life_of_rank in ranks:
@@ -161,13 +161,13 @@ def _read(
     return found
 
 
-#: Of more than so many times what is asked, no cut into epochs says more than that it goes on.
+#: Beyond this multiple of the planned samples, cutting into epochs says only that training does not stop.
 _MOST = 3
 
 
 def _orders(case: Case, read: Sequence[Sequence[int]]) -> Iterator[Orders]:
-    """What was read, in epochs: as long as planned, and if that is not as much as was read, of any number of whole
-    windows or of micro-batches, or all equally long."""
+    """Yields the read samples cut into epochs: of the planned length and, if the totals differ, at any whole windows or
+    micro-batches, or all of equal length."""
     workload = case.problem.workload
     planned = [sum(map(len, share)) for share in case.spec()["orders"][0]]
     size = case.problem.layout.micro_batch_size
@@ -181,13 +181,13 @@ def _orders(case: Case, read: Sequence[Sequence[int]]) -> Iterator[Orders]:
 
 
 def _is_as_much(case: Case, read: Sequence[Sequence[int]]) -> bool:
-    """Whether each rank has read as many samples as planned, so that its epochs end where they should."""
+    """Whether each rank read as many samples as planned, so its epochs end at the planned places."""
     workload = case.problem.workload
     return all(len(own) * len(read) == workload.samples * workload.epochs for own in read)
 
 
 def _epochs(read: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> Iterator[Shares]:
-    """The micro-batches of each rank in each epoch; ``lengths``: how many samples a rank has in one."""
+    """Yields the micro-batches of each rank in each epoch; ``lengths``: the samples of each rank in an epoch."""
     for epoch in range(max(-(-len(own) // length) for own, length in zip(read, lengths, strict=True))):
         yield tuple(
             micro_batches(own[epoch * length : (epoch + 1) * length], size)
@@ -196,7 +196,7 @@ def _epochs(read: Sequence[Sequence[int]], lengths: Sequence[int], size: int) ->
 
 
 def _cuts(shares: Shares, epochs: int) -> Iterator[Orders]:
-    """All ways to cut what each rank has read into as many epochs, on all ranks after as many micro-batches."""
+    """Yields all cuts of the read samples into this number of epochs, at the same micro-batches on all ranks."""
     length = max(map(len, shares))
     for ends in combinations(range(1, length), epochs - 1):
         parts = list(pairwise((0, *ends, length)))
@@ -204,8 +204,7 @@ def _cuts(shares: Shares, epochs: int) -> Iterator[Orders]:
 
 
 def _wrong(workload: Workload, orders: Orders) -> tuple[int, int]:
-    """How many samples are read too often in all epochs together, or too seldom, whichever are more; and how many are
-    read too often."""
+    """The larger of the samples read too often and too seldom over all epochs, and the number read too often."""
     asked = [Counter(range(workload.samples))] * workload.epochs
     found = [Counter(chain.from_iterable(chain(*order))) for order in orders]
     pairs = list(zip_longest(found, asked, fillvalue=Counter[int]()))
@@ -214,7 +213,7 @@ def _wrong(workload: Workload, orders: Orders) -> tuple[int, int]:
 
 
 def not_once(case: Case) -> str | None:
-    """Which samples all ranks together have read otherwise than once in an epoch, in words; None if none."""
+    """A sentence on samples that the ranks together do not read exactly once per epoch; None if there are none."""
     workload, orders = case.problem.workload, case.orders or ()
     read = [list(chain(*chain(*of_rank))) for of_rank in zip(*orders, strict=True)]
     if len(orders) == workload.epochs and not _is_as_much(case, read) and not each_rank_reads_all(case):
@@ -227,13 +226,13 @@ def not_once(case: Case) -> str | None:
     if len(orders) < workload.epochs:
         return f"epoch {len(orders)} is never read, and this case asks for {workload.epochs} epochs"
     if len(orders) > workload.epochs:
-        return f"training goes on when all samples have been read {workload.epochs} times, once in each epoch"
+        return f"training continues after {workload.epochs} complete epochs"
     return None
 
 
 def lost_at_stop(case: Case) -> str | None:
-    """The mistake that a resume has made, if samples are read otherwise than once in an epoch for it alone: before the
-    stop, and after it, each is read as often as any other, or once more."""
+    """The diagnosis if only a resume explains samples that are not read once per epoch: before the stop, and after it,
+    the counts of all samples differ by at most one."""
     stop, orders = case.resumed_at, case.orders or ()
     if stop is None or len({*case.world_sizes}) > 1:
         return None
@@ -250,7 +249,7 @@ def lost_at_stop(case: Case) -> str | None:
 
 
 def each_rank_reads_all(case: Case) -> bool:
-    """Whether samples are not shared out over the ranks in some epoch."""
+    """Whether each rank reads all samples in some epoch."""
     return any(_is_read_by_each(case.problem.workload, order) for order in case.orders or ())
 
 
@@ -264,23 +263,23 @@ def _not_once_in(workload: Workload, epoch: str, order: Shares) -> str | None:
     repeated, unread = sum(count > 1 for count in times.values()), workload.samples - len(times)
     rest = f", and no rank reads {unread}" if unread else ""
     if _is_read_by_each(workload, order):
-        return f"each rank reads all samples of {epoch}; give each its own, as by `DistributedSampler`"
+        return f"each rank reads all samples of {epoch}; split them over the ranks, such as with `DistributedSampler`"
     for rank, one in enumerate(own):
         if twice := sum(count > 1 for count in one.values()):
             return (
-                f"rank {rank} reads {_count(twice)} of {epoch} more than once{rest}; draw them without replacement, "
-                "and go through all of them in each epoch"
+                f"rank {rank} reads {_count(twice)} of {epoch} more than once{rest}; draw without replacement, and "
+                "read all samples in each epoch"
             )
     if repeated:
         return (
             f"several ranks read the same {_count(repeated)} of {epoch}{rest}; shuffle with the same seed on all "
-            "ranks, and give each a shard of its own"
+            "ranks, and give each rank its own shard"
         )
-    return f"no rank reads {_count(unread)} of {epoch}; each must be trained on once in an epoch" if unread else None
+    return f"no rank reads {_count(unread)} of {epoch}; train on each sample once in an epoch" if unread else None
 
 
 def _somewhere(workload: Workload, orders: Orders) -> str | None:
-    """What is not read once where several ends of the epochs leave as much of it in others; None if only one does."""
+    """A sentence without an epoch's number, if several possible ends of epochs blame different epochs; else None."""
     shares = tuple(tuple(chain(*of_rank)) for of_rank in zip(*orders, strict=True))
     wrong = _wrong(workload, orders)
     alike = [other for other in _cuts(shares, workload.epochs) if _wrong(workload, other) == wrong]
@@ -291,8 +290,8 @@ def _somewhere(workload: Workload, orders: Orders) -> str | None:
         return None
     most, repeated = wrong
     if repeated:
-        return f"{_count(repeated)} too many are read in an epoch; go through all of them once in each epoch"
-    return f"{_count(most)} are missing in an epoch; each must be trained on once in an epoch"
+        return f"an epoch reads {_count(repeated)} too many; read each sample once in an epoch"
+    return f"an epoch misses {_count(most)}; train on each sample once in an epoch"
 
 
 def _count(samples: int) -> str:
@@ -300,14 +299,14 @@ def _count(samples: int) -> str:
 
 
 def epoch_ways(case: Case) -> tuple[Way, ...]:
-    """Whether a trainer that shuffles has the same order in each epoch."""
+    """The choice of a trainer that shuffles but has the same order in each epoch."""
     first, *others = case.orders or ((),)
     in_order = all([*chain(*share)] == sorted(chain(*share)) for share in first)
     return ("epoch_order=same",) if others and not in_order and all(order == first for order in others) else ()
 
 
 def as_one(case: Case) -> Case | None:
-    """The case as it is for a trainer that reads all epochs as one; None if its windows are the same."""
+    """The case for a trainer that reads all epochs as one; None if its windows are the same."""
     ends = case.problem.ends
     if (
         len(ends) == 1
@@ -321,8 +320,8 @@ def as_one(case: Case) -> Case | None:
 
 
 def crosses(case: Case, other: Case, outcome: Outcome) -> bool:
-    """Whether the steps of each rank end the windows of ``other``, all of them but a short last one, which may be
-    dropped, and not those of ``case``. Who drops the short windows of each epoch may end some of both."""
+    """Whether the steps of each rank end the windows of ``other``, and not those of ``case``. A short last window may
+    be dropped. A trainer that drops the short windows of each epoch may end some of both."""
 
     def ends(one: Case, rank: int) -> set[int]:
         return set(accumulate(sum(map(len, window.shares[rank])) for window in one.problem.windows))
@@ -338,7 +337,7 @@ def crosses(case: Case, other: Case, outcome: Outcome) -> bool:
 
 
 def _rows_before_steps(lives: Sequence[Sequence[dict[str, Any]]]) -> Iterator[int]:
-    """How many rows a rank has trained on at each of its steps, in one life after another."""
+    """Yields the number of rows that a rank has trained on at each of its steps, life after life."""
     count = 0
     for lines in lives:
         rows = forwarded(lines)

@@ -1,4 +1,4 @@
-"""Removes paths of this machine from what trainers print, because reports are published, and finds files again."""
+"""Removes paths of this machine from trainers' output, because reports are published, and finds source lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from conformance.runner.front.client import CHECKPOINTS
 
-#: The folders of Python's library and of installed packages, also those of a system or a user that a venv shares.
+#: The folders of Python's library and of installed packages, including those of the system or user in a venv.
 LIBRARIES = frozenset(
     (
         *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")),
@@ -23,7 +23,7 @@ _CHECKPOINTS = re.compile(rf"[^\s'\"]*{CHECKPOINTS}\w+")
 
 
 def nameless(text: str) -> str:
-    """``text`` with the same name for the folder for checkpoints in every case."""
+    """``text`` with the same name for the checkpoint folder in every case."""
     return _CHECKPOINTS.sub("(checkpoints)", text)
 
 
@@ -38,13 +38,13 @@ def shortened(text: str) -> str:
 
 
 def text_of(path: str, line: int, folder: Path | None) -> str | None:
-    """The text of a line of a file that an event names, as it is now; None where files that may be meant differ in it.
+    """The current text of a line of a file that an event names; None if several matching files differ in it.
 
-    A package that is installed may lie in the working folder, too. folder: that of the trainer's file, where its other
-    modules may be.
+    An installed package may also lie in the working folder. folder: that of the trainer's file, where its other modules
+    may be.
     """
     folders = {os.path.realpath(one) for one in (os.getcwd(), *sys.path, *([str(folder)] if folder else []))}
-    # What no file can be named, such as half a surrogate pair, is no file.
+    # An invalid file name, such as half a surrogate pair, is no file.
     named = [os.path.join(one, path) for one in folders]
     files = {os.path.realpath(file) for file in named if os.path.isfile(file)}
     texts = set[str]()

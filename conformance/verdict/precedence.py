@@ -1,4 +1,4 @@
-"""What decides where several things are wrong with a case: one acyclic graph of the grounds of a verdict."""
+"""Decides between several problems of a case: one acyclic graph of the grounds of a verdict."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from typing import Literal, TypeAlias
 
-#: Guards are of the grounds "guard", "samples" (which ones were trained), "exchange" (that may leave no trace),
-#: "explanation" (of wrong numbers) and "place" (which of many numbers are wrong, and not why).
+#: The grounds of guards are "guard", "samples" (which ones were trained), "exchange" (may leave no trace),
+#: "explanation" (of wrong numbers) and "place" (which numbers are wrong, not why).
 Ground: TypeAlias = Literal[
     "law", "right numbers", "other rows", "guard", "samples", "exchange", "adapter", "known bug", "explanation",
     "place", "loss", "rounding", "divergence", "overflow", "difference", "scaler", "precision",
 ]  # fmt: skip
 
-#: What each ground overrules where both are there. What may stand side by side is said in the order of the graph.
+#: The grounds that each ground overrules. Others are listed together, in the order of the graph.
 _OVERRULES: dict[Ground, tuple[Ground, ...]] = {
     "law": ("rounding",),
-    # Ranks that have the right numbers did exchange gradients, and need no explanation.
+    # Ranks with correct numbers did exchange gradients, and need no explanation.
     "right numbers": ("exchange", "explanation", "place"),
     "other rows": ("samples",),
     "guard": ("exchange", "adapter", "loss", "rounding"),
     "samples": ("exchange", "adapter", "loss", "rounding"),
     "exchange": ("adapter", "loss", "rounding"),
     "adapter": ("explanation", "place", "loss"),
-    # What a known bug makes is not the loss, and not rounded.
+    # Numbers of a known bug are not explained by the loss or by rounding.
     "known bug": ("explanation", "place", "loss", "rounding"),
     "explanation": ("place", "rounding"),
-    # Which parameters are wrong is no reason why.
+    # The wrong parameters do not explain why they are wrong.
     "rounding": ("place",),
     "place": ("divergence",),
     "divergence": ("overflow",),
@@ -49,10 +49,10 @@ _PLACES = _in_order()
 
 
 def overrules(one: Ground, other: Ground) -> bool:
-    """Whether ``one`` decides against ``other``."""
+    """Whether ``one`` overrules ``other``."""
     return other in _OVERRULES.get(one, ())
 
 
-def spoken(claims: Iterable[tuple[Ground, str]]) -> list[str]:
-    """What is wrong, on these grounds, in the order in which it is said: the headline first."""
+def by_precedence(claims: Iterable[tuple[Ground, str]]) -> list[str]:
+    """The sentences on these grounds in order of precedence, the headline first."""
     return [text for _, text in sorted(claims, key=lambda claim: _PLACES[claim[0]])]

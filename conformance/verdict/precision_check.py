@@ -1,4 +1,4 @@
-"""Whether a trainer used the precision of the case, and wrong numbers that are right except for rounding."""
+"""Checks that a trainer used the precision of the case, and finds numbers that are only wrong by rounding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from conformance.workloads.problem import Problem
 
 
 def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence]) -> str | None:
-    """What is wrong if the numbers fit the narrow bound of a run without low precision although they should not.
+    """A sentence if the numbers fit the narrow bound of a run without low precision, but should not.
 
-    Low precision must show in a step in which casting the weights to the compute format, or the gradient to the wire
-    format, changes the gradient by more than that bound. In certified workloads nothing rounds and there is no such
-    step; the bounded workloads of the same path have one.
+    Low precision must show in a step if casting the weights to the compute format, or the gradient to the wire format,
+    changes the gradient by more than that bound. Certified workloads have no such step, because nothing rounds; the
+    bounded workloads of the same path have one.
     """
     precision = reading.problem.precision
     if not (precision.mixed or precision.compressed) or right.certificate.exact:
@@ -40,11 +40,11 @@ def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankE
         return None
     low = precision.compute if precision.mixed else precision.wire
     what = "computes" if precision.mixed else "sends gradients"
-    return f"the numbers are those of {master.name}: the trainer {what} in {master.name}, not in {low.name}"
+    return f"the trainer {what} in {master.name} instead of {low.name}: its numbers match {master.name}"
 
 
 def of_hidden_masters(precision: Precision, right: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
-    """Whether the weights are the right ones at the end and, until then, these rounded to the compute format."""
+    """Whether the last weights are correct, and all earlier ones are correct after rounding to the compute format."""
     # Until the first step, masters look like any other tensor.
     is_rounded = any(event.rounded and event.window for rank in ranks for event in rank.events.of(Forward))
     if not precision.mixed or not right.steps or not is_rounded:
@@ -62,7 +62,7 @@ def _widened(box: Enclosure, unit: Fraction) -> Enclosure:
 
 
 def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) -> bool:
-    """Whether ``precision`` shows in ``steps``, which ``rule`` gives without it; clipped steps are not considered."""
+    """Whether ``precision`` must show in ``steps``, which ``rule`` gives without it. Ignores clipped steps."""
     weights = rule.problem.workload.start
     for step in steps:
         window = next(one for one in rule.problem.windows if one.index == step.window)
@@ -79,17 +79,17 @@ def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) ->
 
 
 _UNEVEN_SCALE = (
-    "the numbers are right but for what a loss scale that is no power of two rounds off, and the trainer's own cannot "
-    "be seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
+    "the numbers are correct except for the rounding of a loss scale that is no power of two, and the trainer's own "
+    "scale is not visible: start with `task.loss_scale`, or scale with `task.grad_scaler()`"
 )
 _UNASKED_SCALE = (
-    "the numbers are right but for what a loss scale of {:g}, which is no power of two, rounds off in a case that asks "
-    "for none: use `task.grad_scaler()`, which is enabled where the precision needs it"
+    "the numbers are correct except for the rounding of a loss scale of {:g}, which is no power of two, in a case "
+    "without loss scaling: use `task.grad_scaler()`, which is enabled only if the precision needs it"
 )
 
 
 def rounded(case: Case, judgement: Judgement) -> str | None:
-    """Why wrong numbers may be rounded ones; None if something speaks against it."""
+    """A sentence if rounding may explain wrong numbers; None if not."""
     difference = judgement.difference
     if difference is None or judgement.divergence or not judgement.allows("rounding"):
         return None
@@ -104,17 +104,17 @@ def rounded(case: Case, judgement: Judgement) -> str | None:
         return None
     if judgement.trajectory is not None and of_hidden_masters(precision, judgement.trajectory, judgement.ranks):
         return (
-            f"until the last step, the forwards show the right weights rounded to {precision.compute.name}, and what "
-            "they were rounded from cannot be seen; keep that in the module that task.model() returns, or step tensors "
-            "of its shapes with torch.optim.Optimizer"
+            f"until the last step, the forwards show the correct weights rounded to {precision.compute.name}, and the "
+            "full weights are not visible; keep them in the module that task.model() returns, or step tensors of its "
+            "shapes with torch.optim.Optimizer"
         )
     if odd_part(case.world_size) == 1 or not averages_weights(judgement.runs[0]):
         return None
     if not _fits_averaged_weights(case.problem, judgement.ranks):
         return None
     return (
-        f"the numbers are right but for what averaging weights after each step may round on {case.world_size} ranks: "
-        "run the case on 2 or 4"
+        f"the numbers are correct except for the rounding of averaged weights on {case.world_size} ranks: run the case "
+        "on 2 or 4 ranks"
     )
 
 
@@ -126,8 +126,8 @@ def _fits_averaged_weights(problem: Problem, ranks: Sequence[RankEvidence]) -> b
 
 
 def _fits_uneven_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> bool:
-    """Whether the numbers are within the bound for a loss scale that the recorder does not know and that is no power of
-    two. Which it is matters little for what it rounds off: three quarters of the task's."""
+    """Whether the numbers are within the bound for an unknown loss scale that is no power of two. Its exact value
+    hardly matters for the rounding: assumes three quarters of the task's scale."""
     accepted, history = accepted_by(problem, ranks)
     if history is None or is_seen(ranks):
         return False
@@ -136,8 +136,8 @@ def _fits_uneven_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> bool:
 
 
 def _unasked_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> float | None:
-    """The loss scale, no power of two, of a GradScaler that is enabled though nothing is to be scaled, if the numbers
-    are within the bound for it; None if not, or if there is none."""
+    """The loss scale, no power of two, of a GradScaler that is enabled without need, if the numbers are within the
+    bound for it; else None."""
     scales = [scale for rank in ranks for attempt in rank.attempts if (scale := exactly(attempt.scale))]
     uneven = next((scale for scale in scales if odd_part(scale.numerator) > 1), None)
     if uneven is None or problem.precision.scaled:

@@ -1,4 +1,4 @@
-"""A judgement as a line of the results file."""
+"""Writes a judgement as a record of the results file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from conformance.workloads.precision import Format
 
 
 def findings(judgement: Judgement, target: str) -> tuple[Finding, ...]:
-    """The broken laws, MUSTs first. ``target``: the trainer's, beside whose file its other files may be."""
+    """The broken laws, MUSTs first. ``target``: the trainer's; its other files may lie next to its file."""
     observed = _observed(judgement)
     return tuple(_finding(finding, observed, judgement.runs[0], target) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
-    """What the ranks did, for a case with something to explain."""
+    """The events of the ranks in the window to show; None if there is nothing to explain."""
     nothing_to_explain = not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE")
     if not judgement.runs or nothing_to_explain:
         return None
@@ -63,7 +63,7 @@ def _finding(finding: checking.Finding, observed: str | None, run: Run, target: 
 
 
 def source_of(event: Event, target: str) -> tuple[str, ...]:
-    """The texts of the lines of an event; nothing unless all of them are found. ``target``: the trainer's."""
+    """The source lines of an event; empty unless all of them are found. ``target``: the trainer's."""
     place = place_of(target)
     folder = Path(place).parent if place.endswith(".py") else None
     texts = [text_of(path, line, folder) for path, line, _ in filter(None, (event.where, event.called_from))]
@@ -71,21 +71,21 @@ def source_of(event: Event, target: str) -> tuple[str, ...]:
 
 
 def _observed(judgement: Judgement) -> str | None:
-    """What the numbers did, in a sentence."""
+    """A sentence on the numbers of the case."""
     difference = judgement.difference
     if judgement.verdict == "FAIL (law)":
-        return "The numbers of this case are right all the same."
+        return "The numbers of this case are correct anyway."
     if difference is None or difference.observed is None:
         return None
     what = "gradient" if difference.quantity == "gradient" else "weight"
     return (
-        f"In step {difference.step}, a {what} of rank {difference.rank} was {difference.observed:.6g}, but should be "
+        f"In step {difference.step}, a {what} of rank {difference.rank} was {difference.observed:.6g} instead of "
         f"{float(difference.expected):.6g}."
     )
 
 
 def _window(judgement: Judgement) -> int | None:
-    """The window to show: where a law was first broken, or numbers first differed, else the last one reached."""
+    """The window to show: the first with a broken law or a wrong number, else the last one reached."""
     if judgement.findings:
         return judgement.findings[0].window
     if judgement.difference is not None:
@@ -96,7 +96,7 @@ def _window(judgement: Judgement) -> int | None:
     return max((window.number for run in judgement.runs for window in run.windows), default=None)
 
 
-#: Steps of a long run that the results file keeps: all of the first ones, then one in so many.
+#: The steps of a long run that the results file keeps: the first ones, then evenly spaced ones.
 _FIRST, _LATER = 20, 40
 
 
@@ -143,7 +143,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         notes=tuple(judgement.notes),
         certificate=None if trajectory is None else _certificate(trajectory.certificate),
         power=_power(judgement),
-        guards=tuple(records.Guard(g.name, g.holds, g.expected, g.observed, g.diagnosis) for g in judgement.guards),
+        guards=tuple(records.Guard(g.name, g.passed, g.expected, g.observed, g.diagnosis) for g in judgement.guards),
         parameters=problem.workload.model.elements,
         steps=steps,
         skips=() if trajectory is None else tuple(sorted(trajectory.skips)),
@@ -191,7 +191,7 @@ def _power(judgement: Judgement) -> records.Power | None:
 def _steps(
     expected: Sequence[Step], rank: RankEvidence, fmt: Format, first_wrong: int | None
 ) -> tuple[records.Step, ...]:
-    # What was not seen is null in each vector.
+    # Unseen values are null in each vector.
     unseen = (None,) * len(expected[0].gradient.center) if expected else ()
     every = max(1, (len(expected) - _FIRST) // _LATER)
     always = {len(expected) - 1, first_wrong}
@@ -215,7 +215,7 @@ def _steps(
 
 
 def _errors(box: Enclosure, observed: Vector, ulps_of: Format | None = None) -> Vector:
-    """How far each value is from the center, in units in the last place if a format is given."""
+    """The distance of each value from the center, in units in the last place if a format is given."""
     return tuple(
         None
         if value is None
@@ -246,7 +246,7 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
 
 
 def _taken(rank: RankEvidence, number: int) -> Event | None:
-    """The call that took a step, or the last backward before one that is not seen."""
+    """The call that took a step; for an unseen step, the last backward before it."""
     window = rank.steps[number].seen_in
     before = (event for event in reversed(rank.events.of(BackwardBegin)) if event.window == window)
     return rank.taken(number) or next(before, None)

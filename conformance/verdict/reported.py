@@ -1,5 +1,5 @@
-"""Weights and gradients that a trainer reports, as where its parameters cannot be seen. They stand for what is not
-seen, or only rounded, and for nothing else."""
+"""Adds weights and gradients that a trainer reports, such as for parameters that cannot be seen. Reports replace only
+values that are unseen, or seen rounded."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from conformance.workloads.precision import Format
 
 
 def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
-    """The same evidence, completed by what the ranks report. What a rank does not report of a window, but others, is
-    that of the first rank that does."""
-    # A life that does not have a rank stands for it with its first one, whose numbers are those of all.
+    """The evidence completed by the ranks' reports. If a rank does not report a window, the report of the first other
+    rank counts."""
+    # A rank that does not exist in a life gets the numbers of the first rank, which all ranks share.
     lives = [[*chain(*(run.ranks[at : at + 1] or run.ranks[:1] for run in runs))] for at in range(len(ranks))]
     reports = [[event for life in own for event in life.of(Report)] for own in lives]
     weights = _together([{event.step: event.weights for event in own} for own in reports])
@@ -41,41 +41,41 @@ def _together(reports: Sequence[Mapping[int, Reported | None]]) -> Sequence[Mapp
 
 
 def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None:
-    """Which of the windows that must be stepped is neither seen nor reported, where others are reported."""
+    """A sentence on a required window that is neither seen nor reported, if others are reported; else None."""
     if not any(rank.reported for rank in ranks):
         return None
     for rank in ranks:
         known = {attempt.window for attempt in rank.attempts if None not in attempt.weights}
-        # Of a window without a forward, where others have some, it is seen that it is not trained.
+        # A window without a forward, if others have some, is visibly not trained.
         trained = must_step & rank.trained.keys() if rank.trained else must_step
         missing = sorted(trained - known)
         if missing:
             return (
-                f"rank {rank.number} does not report all of its weights after window {missing[0]}, which cannot "
-                "be seen either; call `task.report`, or go through `task.step`, after each window, skipped ones "
-                "included, on every rank"
+                f"rank {rank.number} does not report all of its weights after window {missing[0]}, which are not "
+                "visible either; call `task.report`, or go through `task.step`, after each window, including skipped "
+                "ones, on every rank"
             )
     return None
 
 
 def is_at_start(case: Case, rank: RankEvidence) -> bool:
-    """Whether its last weights are those that training began with; ranks that start apart are made equal to rank 0."""
+    """Whether its last weights are the initial ones; ranks that start apart may start from those of rank 0."""
     final = rank.final_weights or ()
     return any(same(final, tuple(map(float, case.problem.workload.start_of(of)))) for of in (0, rank.number))
 
 
 def never_written(case: Case, rank: RankEvidence) -> bool:
-    """Whether the model's own parameters end as they began, though the rank has trained: forwards get others then."""
+    """Whether the model's own parameters never change although the rank trains: then forwards use other weights."""
     return ends_unstepped(rank) and is_at_start(case, rank) and _are_others(rank, [one.weights for one in rank.steps])
 
 
 def ends_unstepped(rank: RankEvidence) -> bool:
-    """Whether it ends with known weights, and without a step of an optimizer of torch's."""
+    """Whether it ends with known weights, and without a step of a torch optimizer."""
     return bool(rank.final_weights) and None not in (rank.final_weights or ()) and not rank.events.of(Step)
 
 
 def _are_others(rank: RankEvidence, shown: Sequence[Vector]) -> bool:
-    """Whether some of these weights are not those that it ends with."""
+    """Whether some of these weights differ from its last ones."""
     return any(not same(one, rank.final_weights or ()) for one in shown)
 
 
@@ -95,7 +95,7 @@ def _completed(
         seen = attempt.weights if attempt else shown.get(step, unseen)
         if attempt is None and step not in reported:
             if same(seen, before):
-                # It is left out, as on an overflow.
+                # The window was left out, such as on an overflow.
                 attempts[step] = Attempt(step, step, False, None, seen, scale=None, weights_by="shown")
             continue
         said = reported.get(step, unseen)
@@ -104,7 +104,7 @@ def _completed(
         )
         for name, one, two in zip(case.problem.workload.model.elements, weights, said, strict=True):
             if not (two is None or _stands_for(one, two, compute)):
-                denied.append(f"{two:.9g} for {name} after window {step}, which is seen to be {one:.9g}")
+                denied.append(f"{two:.9g} for {name} after window {step}, but it is {one:.9g}")
         if attempt is None:
             has_moved = not case.arithmetic.scaled or not same(weights, before)
             attempt = Attempt(step, None, has_moved, None, weights, scale=None, weights_by="shown")
@@ -115,7 +115,7 @@ def _completed(
         attempts[step], before = attempt, weights
 
     def ended(life: RankEvidence) -> RankEvidence:
-        """With the weights that were reported of its last window, if those that it ends with are not shown."""
+        """The life with the reported weights of its last window, if its last weights are not shown."""
         windows = {event.window for event in life.events.events if event.window is not None}
         known = [attempts[step].weights for step in sorted(attempts) if not windows or step <= max(windows)]
         is_unseen = None in (life.final_weights or (None,)) or not windows.isdisjoint(hidden)
@@ -131,37 +131,37 @@ def _completed(
 
 
 def _hidden(case: Case, rank: RankEvidence, lives: Sequence[Rank]) -> set[int]:
-    """The last windows of the lives that end with the model's own parameters as they were when training began, where
-    forwards used others: what came of these windows is not shown by the end."""
+    """The last windows of lives whose model ends with its initial parameters although forwards used others: the end
+    does not show the result of these windows."""
     found = set[int]()
     for life, own in zip(rank.lives or (rank,), lives, strict=True):
         if not own.windows or not ends_unstepped(life):
             continue
         forward = next(iter(own.windows[0].forwards), None)
-        begun = shown_by(forward)
+        initial = shown_by(forward)
         after = [weights for one in own.windows[:-1] if (weights := shown_by(one.shown_after))]
-        has_stayed = begun and (is_at_start(case, life) or not _are_others(life, [begun]))
+        has_stayed = initial and (is_at_start(case, life) or not _are_others(life, [initial]))
         if never_written(case, life) or (has_stayed and (not after or _are_others(life, after))):
             found.add(own.windows[-1].number)
     return found
 
 
 def _shown(lives: Sequence[Rank], hidden: Set[int]) -> dict[int, Vector]:
-    """The weights that the next window's first forward, or the end, shows after a window that was trained here."""
+    """The weights after each trained window, from the next window's first forward, or the end."""
     windows = [window for own in lives for window in own.windows if window.forwards and window.backwards]
     after = {window.number: shown_by(window.shown_after) for window in windows if window.number not in hidden}
     return {number: weights for number, weights in after.items() if weights}
 
 
 def _is_seen(seen: float | None, said: float | None, compute: Format | None, is_rounded: bool) -> bool:
-    """Whether what is seen is to be judged, and not what is said of it."""
+    """Whether to judge the seen value instead of the reported one."""
     if seen is None:
         return said is None
     return said is None or not (is_rounded and _stands_for(said, seen, compute))
 
 
 def _stands_for(full: float | None, other: float, compute: Format | None) -> bool:
-    """Whether ``other`` is the same number, or it rounded to the format that the model computes in."""
+    """Whether ``other`` is the same number, or this number rounded to the model's compute format."""
     exact, rounded = exactly(full), exactly(other)
     if exact is None or rounded is None:
         return str(full) == str(other)

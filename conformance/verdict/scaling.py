@@ -22,7 +22,7 @@ from conformance.workloads.workload import Clip, LossScale
 
 
 def stepped_overflow(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> str | None:
-    """A window that may overflow and was stepped along gradients that did, in words; None if there is none."""
+    """A sentence if a window that may overflow was stepped with gradients that overflowed; else None."""
     overflowing = {window for window, overflow in enumerate(trajectory.overflows) if overflow != "impossible"}
     for attempt in chain.from_iterable(rank.steps for rank in ranks):
         seen = any(value is not None and not isfinite(value) for value in attempt.gradients or ())
@@ -38,13 +38,13 @@ def _stepped(window: int) -> str:
 def scaler_faults(
     trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None, *, fit: bool = False
 ) -> list[str]:
-    """What is wrong, one line each; empty if nothing is.
+    """One line for each fault of the scaler; empty if there are none.
 
-    ``trajectory`` follows the observed skips, so its ``overflows`` say what could overflow at each window's scale.
-    ``fit``: the ranks' numbers are right. Then a scale that nobody sees may be another than the task's.
+    ``trajectory`` follows the observed skips, so its ``overflows`` say which windows can overflow at their scales.
+    ``fit``: the ranks' numbers are correct. Then an unseen scale may differ from the task's.
     """
     is_open = fit and not is_seen(ranks)
-    # Clipping by value makes infinity finite; the scaler has seen it before, and skips after.
+    # Clipping by value makes infinity finite, after the scaler has seen it; the scaler still skips.
     clamped = clip is not None and clip.kind == "value"
     faults = []
     skipped = "did not change the weights" if any(rank.steps_by_hand for rank in ranks) else "was skipped"
@@ -54,7 +54,7 @@ def scaler_faults(
             left = (
                 f"; {left_over}" if window - 1 in trajectory.skips and (left_over := _left_over(ranks, window)) else ""
             )
-            faults.append(f"window {window} {skipped}, though nothing can overflow at its loss scale{left}")
+            faults.append(f"window {window} {skipped}, although nothing can overflow at its loss scale{left}")
         if window not in trajectory.skips and overflow == "certain" and (clamped or not is_open):
             faults.append(_stepped(window))
     for rank in ranks:
@@ -72,18 +72,17 @@ def scaler_faults(
 
 
 def _left_over(ranks: Sequence[RankEvidence], window: int) -> str | None:
-    """What a window's first backward added to, if gradients of the skipped window before it were still there."""
+    """A phrase if a window's first backward added to gradients of the skipped window before it; else None."""
     for rank in ranks:
         backwards = (one for one in rank.events.of(BackwardBegin) if one.window == window)
         if (first := next(backwards, None)) is not None and first.gradients == "some":
-            added = f"were added to those of window {window - 1}, which nobody cleared"
-            return f"its gradients{at(place(first))} {added}"
+            return f"its gradients{at(place(first))} were added to those of window {window - 1}, which were not cleared"
     return None
 
 
 def may_begin_higher(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
-    """Whether the first windows are skipped without need at the task's loss scale, and the trainer's own is not seen:
-    it may have begun with a higher one, and come down."""
+    """Whether the first windows are skipped without need at the task's loss scale, and the trainer's own is unseen: it
+    may have started with a higher scale."""
     return not is_seen(ranks) and 0 in trajectory.skips and trajectory.overflows[0] == "impossible"
 
 
@@ -93,7 +92,7 @@ def is_seen(ranks: Sequence[RankEvidence]) -> bool:
 
 
 def shows_uneven_scale(rank: Rank, problem: Problem) -> bool:
-    """Whether the first backward multiplied the residuals by more than a power of two and a part of the samples."""
+    """Whether the first backward multiplied the residuals by a factor that is no power of two, divided by samples."""
     first = at_outputs(rank)[:1]
     if not problem.precision.scaled or not first:
         return False
@@ -103,7 +102,7 @@ def shows_uneven_scale(rank: Rank, problem: Problem) -> bool:
         return False
     factor = sum(abs(one.gradient) for one in terms) / residuals
     parts = (frexp(factor * part)[0] for part in range(1, odd + 1) if odd % part == 0)
-    # Of fp16, whose roundings mostly cancel out in the sums.
+    # The tolerance is that of fp16; its roundings mostly cancel out in the sums.
     return all(2 * part - 1 > 2**-9 and 1 - part > 2**-9 for part in parts)
 
 
@@ -112,15 +111,15 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
     for attempt in scaled:
         if not attempt.stepped and attempt.gradients_finite and not clamped:
             yield f"skipped window {attempt.window} with finite gradients"
-    # A trainer that steps without the scaler changes the scale by a rule of its own.
+    # A trainer that steps without the scaler changes the scale by its own rule.
     if not scaled or any(attempt.scale is None for attempt in rank.steps):
         return
     windows = {attempt.window for attempt in scaled}
     updates = rank.updates
     if len(updates) == max(windows) + 1:
-        # Without those by hand in windows that were left out.
+        # Drop updates by hand in windows that were left out.
         updates = tuple(updates[window] for window in sorted(windows))
-    # So does one that says what the scale becomes, which must be less after an overflow.
+    # So does a trainer that sets the new scale, which must be lower after an overflow.
     has_own_rule = any(one.given for one in updates)
     if len(updates) != len(scaled):
         if not has_own_rule:
@@ -137,14 +136,14 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
         if attempt.window - 1 not in windows or has_own_rule:
             scaler.scale = Fraction(update.before)
         elif last is not None and (last.after, last.scaler) != (update.before, update.scaler):
-            # The scale was set in between, or the scaler is a new one, which may go on where the other ended.
+            # The scale was set in between, or a new scaler continues from the old scale.
             return
         last = update
         if _departs(scaler, attempt, update):
             what = "its step" if attempt.stepped else "the overflow"
             yield (
-                f"has a loss scale of {update.after:g} after {what} in window {attempt.window}, "
-                f"where GradScaler's rule gives {float(scaler.scale):g}"
+                f"has a loss scale of {update.after:g} after {what} in window {attempt.window} instead of "
+                f"{float(scaler.scale):g} by GradScaler's rule"
             )
             return
 
@@ -156,9 +155,9 @@ def _rule(first: Update) -> LossScale:
 
 
 def _departs(scaler: Scaler, attempt: Attempt, update: Update) -> bool:
-    """Whether the scale becomes another than that of ``scaler``, which goes along."""
+    """Whether the new scale differs from that of ``scaler``, which is updated alongside."""
     scaler.update(overflowed=not attempt.stepped)
-    # GradScaler keeps its scale in fp32, which a factor that is no power of two rounds.
+    # GradScaler keeps its scale in fp32, which rounds unless factors are powers of two.
     if abs(Fraction(update.after) - scaler.scale) > scaler.scale * FP32.unit_roundoff:
         return True
     scaler.scale = Fraction(update.after)
@@ -166,8 +165,8 @@ def _departs(scaler: Scaler, attempt: Attempt, update: Update) -> bool:
 
 
 def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
-    """How a loss scale, or its count of windows without an overflow, went on otherwise than it was stopped; None if it
-    did not, or follows another rule than GradScaler's."""
+    """A sentence if a loss scale, or its count of windows without an overflow, changed at the resume; None if not, or
+    if it follows another rule than GradScaler's."""
     for rank in ranks:
         before, after = rank.lives or (None, None)
         if not before or not after or not before.updates or not after.updates:
@@ -178,8 +177,8 @@ def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
         if next_.before != last.after:
             when = ", after `scaler.update()`" if next_.before == last.before else ""
             return (
-                f"rank {rank.number} was stopped at a loss scale of {last.after:g}, and resumed at one of "
-                f"{next_.before:g}: save{when} and load `scaler.state_dict()`"
+                f"rank {rank.number} was stopped at a loss scale of {last.after:g}, and resumed at {next_.before:g}: "
+                f"save{when} and load `scaler.state_dict()`"
             )
         rule = _rule(before.updates[0])
         scaler = Scaler(rule)
@@ -188,26 +187,26 @@ def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
         as_stopped = replace(rule, init_scale=scaler.scale), scaler.clean
         if (window := _first_other(Scaler(*as_stopped), after)) is not None:
             return (
-                f"after window {window}, the loss scale of rank {rank.number} is not what it had been without a "
-                f"stop: the count of windows since it last changed {_other_count(*as_stopped, after)}"
+                f"the loss scale of rank {rank.number} is wrong after window {window}: after the resume, the count of "
+                f"windows since its last change {_other_count(*as_stopped, after)}"
             )
     return None
 
 
 def _other_count(rule: LossScale, clean: int, after: RankEvidence) -> str:
-    """With which count a loss scale goes on that is not at ``clean``, in words, and what to do."""
-    begins_again, is_behind = (_first_other(Scaler(rule, count), after) is None for count in (0, clean - 1))
-    if begins_again and is_behind:
-        return "begins again, or is one behind: save `scaler.state_dict()`, after `scaler.update()`, and load it"
+    """A phrase on the wrong count of a loss scale after a resume, which should be ``clean``, and the fix."""
+    restarts, is_behind = (_first_other(Scaler(rule, count), after) is None for count in (0, clean - 1))
+    if restarts and is_behind:
+        return "restarts, or is one behind: save `scaler.state_dict()` after `scaler.update()`, and load it"
     if is_behind:
         return "is one behind: save `scaler.state_dict()` after `scaler.update()`"
-    if begins_again:
-        return "begins again: save and load `scaler.state_dict()`, which has it, too"
-    return "is another: save and load `scaler.state_dict()`, which has it, too"
+    if restarts:
+        return "restarts: save and load `scaler.state_dict()`, which includes the count"
+    return "is wrong: save and load `scaler.state_dict()`, which includes the count"
 
 
 def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:
-    """The first window of a life after which its loss scale is not that of ``scaler``, which goes along."""
+    """The first window of a life after which its loss scale differs from ``scaler``'s, which is updated alongside."""
     scaled = [attempt for attempt in life.attempts if attempt.scale is not None]
     if len(scaled) != len(life.updates):
         return None

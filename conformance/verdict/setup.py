@@ -1,8 +1,7 @@
-"""Mistakes of the adapter: it ran, but it did not train what the case asks for.
+"""Finds mistakes of the adapter: it ran, but did not train what the case asks for.
 
-Such a run says nothing about the trainer under test, so it has a verdict of its own. A mistake is one only if every
-rank that steps makes it; the caller asks only where the numbers are wrong, since equal numbers prove that nothing else
-was trained.
+Such a run says nothing about the trainer under test, so it has its own verdict. A mistake counts only if every rank
+that steps makes it. The caller checks only wrong numbers, because equal numbers prove that the right thing was trained.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from conformance.workloads.plan import rows as row_numbers
 
 @dataclass(frozen=True)
 class Mistake:
-    """What the adapter got wrong, and a line that says so: what it did, what the case asks for, what to write."""
+    """A mistake of the adapter, with one line: the wrong action, the request of the case, the fix."""
 
     kind: Kind
     text: str
@@ -35,10 +34,10 @@ class Mistake:
 
 
 def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
-    """The first mistake, the most basic first: which samples were read, then how they were trained on.
+    """The first mistake, the most basic first: the samples, then how they were trained on.
 
-    ``runs``: that of the ranks, or of each of their lives; how the first one trained tells how an adapter does.
-    ``explained_by``: the known faults that make the run's numbers.
+    ``runs``: one for each life of the ranks; the first shows how the adapter trains.
+    ``explained_by``: the known faults that give the run's numbers.
     """
     run = runs[0]
     text = _other_rows(runs)
@@ -52,15 +51,15 @@ def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
     return None
 
 
-# Which samples were read.
+# The samples that were read.
 
 Rows = Sequence[int | None]
 
 
 def _other_rows(runs: Sequence[Run]) -> str | None:
-    """How the rows that were read differ from the plan, if they are the plan's but come in other windows.
+    """A sentence if the rows are the planned ones, but in other windows or of other sizes.
 
-    Rows that were lost or read twice are a bug of the trainer, and so are windows that end elsewhere.
+    Rows that are lost or read twice are bugs of the trainer, and so are windows that end elsewhere.
     """
     run = runs[0]
     if len({one.plan.world_size for one in runs}) > 1:
@@ -84,23 +83,23 @@ def _other_rows(runs: Sequence[Run]) -> str | None:
         return None
     found, asked = _global_windows(flat, planned), _global_windows(wanted, planned)
     length = sum(window.epoch == 0 for window in run.plan.windows[0])
-    # What is read in the order of the first epoch is not the adapter's choice: the sampler is not told the epoch.
+    # Reading in the order of the first epoch is a bug of the trainer, which does not call `set_epoch`.
     if all(rows in (asked[number], asked[number % length]) for number, rows in enumerate(found)):
         return None
     if all(Counter(one) == Counter(two) for one, two in zip(flat, wanted, strict=True)):
         return (
-            "You read the samples in another order than the task's, so the windows hold other samples: read "
-            "`task.dataloader()`, and do not shuffle or sort, but by `task.sampler()`."
+            "You read the samples in another order than the task's, so the windows have other samples: read "
+            "`task.dataloader()`, and shuffle or sort only by `task.sampler()`."
         )
     return (
-        "The ranks read other shards than the task's: give each rank `task.dataloader()`, or deal out "
+        "The ranks read other shards than the task's: give each rank `task.dataloader()`, or distribute "
         "`task.global_dataloader()` in order, micro-batch by micro-batch."
     )
 
 
 def _other_epochs(run: Run, flat: Sequence[Rows]) -> str | None:
-    """Which epoch was read in the order of a later one. Who reads it in that of an earlier one does not tell the
-    sampler the epoch, or too late."""
+    """A sentence if an epoch was read in the order of a later one. The order of an earlier one is a bug of the trainer,
+    which calls `set_epoch` too late or never."""
     spec, row_of, begins = run.plan.spec, row_numbers(run.plan.spec), [0] * len(flat)
     if len(spec["orders"]) == 1:
         return None
@@ -141,12 +140,12 @@ def _global_windows(flat: Sequence[Rows], planned: Sequence[Sequence[Sequence[Ro
 def _other_batch_size(
     run: Run, read: Sequence[Sequence[Rows]], planned: Sequence[Sequence[Sequence[Rows]]]
 ) -> str | None:
-    """The right rows in order, but in forwards of another size, as many in a window as micro-batches are planned."""
+    """A sentence if the correct rows come in forwards of another size, with the planned number of forwards."""
     for rank, forwards, windows in zip(run.ranks, read, planned, strict=True):
         sizes = [len(rows) for window in windows for rows in window]
         if [len(rows) for rows in forwards] == sizes or not rank.of(trace.Step):
             return None
-        # Forwards of a whole window are right, if the window is stepped with the rows that are planned for it.
+        # Forwards of a whole window are correct, if each step has the planned rows of its window.
         ends = set(accumulate(sum(map(len, window)) for window in windows))
         if set(_rows_before_steps(rank)) <= ends and len(rank.of(trace.Step)) == len(windows):
             return None
@@ -168,33 +167,33 @@ def _rows_before_steps(rank: Rank) -> Iterator[int]:
             yield rows
 
 
-# Which weights training began with.
+# The initial weights.
 
 
 def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
-    """Weights that are none of the task's, and none of these in 16 bits."""
+    """A sentence on initial weights that are not the task's, nor these in 16 bits; else None."""
     start = rank.first(trace.Start)
     if start is None or start.weights is None:
         return None
-    # What trained before may have changed them, and so may a step that makes the optimizer's state, or a sum of all
+    # Earlier training may have changed them, and so may a step that creates the optimizer's state, or a sum of all
     # ranks' weights.
     before = [event for event in rank.events if event.seq < start.seq]
     if any(isinstance(event, trace.Forward | trace.BackwardBegin | trace.Step | trace.StateInit) for event in before):
         return None
     if any(isinstance(event, trace.Collective) and event.of == "parameters" and event.reduce for event in before):
         return None
-    # Ranks that start apart may begin with what they make of their weights together.
+    # Ranks that start apart may combine their weights first.
     other = other_than(rank.run.plan.spec["model"]["weights"], start.weights)
-    # No adapter begins with numbers that are not finite.
+    # No adapter starts from numbers that are not finite.
     if other is None or any(isinstance(weight, str) for weight in start.weights):
         return None
     return (
-        f"You began with other weights than the task's: one of them is {number(other[0])} in place of "
+        f"You started from other weights than the task's: one of them is {number(other[0])} instead of "
         f"{number(other[1])}; train `task.model()` as it is, without initialising it again or loading others."
     )
 
 
-# How gradients were clipped.
+# Clipping.
 
 
 def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
@@ -216,7 +215,7 @@ def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
 
 
 def _as_asked(rank: Rank, clip: trace.Clip) -> bool:
-    """Whether it is the task's clip. While gradients carry the loss scale, so may the threshold."""
+    """Whether a clip is the task's. If the gradients carry the loss scale, the threshold may carry it too."""
     asked = rank.run.plan.clip
     if asked is None or clip.kind != asked["kind"] or (clip.kind == "norm" and clip.norm_type not in (None, 2)):
         return False
@@ -224,7 +223,7 @@ def _as_asked(rank: Rank, clip: trace.Clip) -> bool:
 
 
 def _carried(rank: Rank, clip: trace.Clip) -> Iterator[float]:
-    """The loss scale, if gradients still carry it when they are clipped."""
+    """Yields the loss scale, if gradients still carry it when they are clipped."""
     backwards = rank.between(trace.BackwardBegin, before=clip)
     since = backwards[-1] if backwards else None
     if not rank.between(trace.Unscale, after=since, before=clip):
@@ -234,7 +233,7 @@ def _carried(rank: Rank, clip: trace.Clip) -> Iterator[float]:
 
 
 def _has_effect(clip: trace.Clip) -> bool:
-    """Whether it changed any gradient; a clip whose gradients are unknown may have."""
+    """Whether a clip may have changed gradients."""
     threshold = clip.threshold
     assert not isinstance(threshold, str)
     if clip.kind == "norm":
@@ -253,8 +252,8 @@ def _by(kind: str, threshold: Recorded, norm_type: Recorded | None = 2.0) -> str
 
 
 def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
-    """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should; and so
-    are other rates in a few of its steps, such as that of a short window, or those that come after right ones."""
+    """A sentence if most steps, and the first, have a learning rate that is not the case's. A planned rate at the wrong
+    step is a bug of the trainer's schedule; so are wrong rates in a few steps, such as short windows, or later."""
     plan = rank.run.plan
     asked, base = list(dict.fromkeys(chain(*zip(*plan.learning_rates, strict=True)))), plan.spec["optimizer"]["lr"]
     steps = rank.of(trace.Step)
@@ -277,7 +276,7 @@ _ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW", "adagrad": "Adagrad"}
 
 
 def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
-    """Another one of torch's optimizers, or other settings. What an optimizer of the trainer's own does is its own."""
+    """A sentence on another torch optimizer, or other settings; None for the trainer's own optimizers."""
     asked = rank.run.plan.spec["optimizer"]
     steps = rank.of(trace.Step)
     used = {step.optimizer for step in steps}
@@ -292,7 +291,7 @@ def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
         by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
         by_hand += ["dampening", "nesterov"] if "momentum" in by_hand else []
         names = [name for name in (*asked, *_NEVER_ASKED) if name not in (*_NOT_HERE, *by_hand)]
-        # The task's groups have settings of their own: numbers tell which parameters got them.
+        # The task's groups have their own settings: the numbers show which parameters got them.
         accepted = [{**_NEVER_ASKED, **asked, **group} for group in ({}, *rank.run.plan.spec["groups"])]
         for at, group in enumerate(groups):
             other = next((name for name in names if all(_differs(group, one, name) for one in accepted)), None)
@@ -306,18 +305,18 @@ def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
     return None
 
 
-#: What the plan says of an optimizer and is no setting, or is one that the schedule changes.
+#: Entries of the plan that are not settings, or that the schedule changes.
 _NOT_HERE = ("kind", "lr")
-#: Other settings that change the numbers, and that no case asks for.
+#: Settings that change the numbers, and that no case asks for.
 _NEVER_ASKED = {"amsgrad": False}
 
 
-#: What a trainer may do by hand instead, and the fault of a trainer that does not do it at all.
+#: Settings that a trainer may apply by hand instead, and the faults of trainers that do not apply them at all.
 _FAULTS = {"momentum": "momentum-lost", "weight_decay": "no-weight-decay"}
 
 
 def _is_left_to_the_trainer(name: str, groups: Sequence[Mapping[str, Any]], explained_by: Sequence[str]) -> bool:
-    """Whether the optimizer does without in all groups, and the numbers do not show that nobody else does it."""
+    """Whether no group of the optimizer has the setting, and the numbers do not show that the trainer ignores it."""
     return not any(group.get(name) for group in groups) and not any(_FAULTS[name] in one for one in explained_by)
 
 
@@ -335,7 +334,7 @@ def _shown(value: Any) -> str:
 
 
 def _same(one: Recorded, two: float) -> bool:
-    """Whether they are the same fp32 number, since a learning rate or threshold may be a tensor."""
+    """Whether two numbers are the same in fp32, because a learning rate or threshold may be a tensor."""
     return not isinstance(one, str) and _single(one) == _single(two)
 
 

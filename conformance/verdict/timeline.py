@@ -1,4 +1,4 @@
-"""What ranks did in a window, as the results file has it: moments on one clock, and the collectives that join ranks."""
+"""The timeline of a window for the results file: moments on one clock, and the collectives that join ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STILL = (
     *(trace.Started, trace.Topology, trace.Model, trace.Optimizer),
     *(trace.Start, trace.ForeignOptimizer, trace.Finished),
 )
-#: The most events that a timeline shows for each rank; 400 micro-batches say no more than these.
+#: The most events that a timeline shows for each rank; more say nothing new.
 _MOST = 80
 
 
@@ -33,7 +33,7 @@ def timeline(run: Run, window: int | None, findings: Iterable[Finding] = ()) -> 
 
 
 def moments(events: Sequence[trace.Event], marked: Iterable[trace.Event]) -> tuple[Moment, ...]:
-    """These events in words, in the order given, by the milliseconds since the first one."""
+    """These events in words, in the given order, with milliseconds since the first one."""
     began, marked = min((event.time for event in events), default=0.0), set(marked)
     return tuple(
         Moment(

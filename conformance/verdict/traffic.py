@@ -1,4 +1,4 @@
-"""What the ranks of a case sent each other in an optimizer step, beside what its backend should send."""
+"""The bytes that the ranks of a case sent in an optimizer step, next to the bytes that its backend should send."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def traffic(run: Run) -> Traffic | None:
     """Bytes per optimizer step, the mean over all windows that every rank has ended; None without any.
 
     For messages, the sender's record counts on both sides. A payload counts as gradients or weights if the recorder
-    knows it as such, or if it is as large as the model, as a running sum of gradients is. The rest, such as total
-    weights and loss scales, is `other`. The first window of ZeRO's stage 3 is left out: how often
-    it gathers weights depends on the modules.
+    knows it as such, or if it is as large as the model, such as a running sum of gradients. The rest, such as total
+    weights and loss scales, is `other`. The first window of ZeRO's stage 3 is left out: its number of gathers depends
+    on the modules.
     """
     ranks, engine = run.plan.world_size, _engine(run)
     together = list(run.together.values())[engine is not None and engine.stage == 3 :]
@@ -54,7 +54,7 @@ def traffic(run: Run) -> Traffic | None:
 
 
 def _engine(run: Run) -> Zero | None:
-    """DeepSpeed's, if it is known of every rank, and the same; else None."""
+    """DeepSpeed's engine, if it is known and the same on every rank; else None."""
     engines = [engine for rank in run.ranks for engine in rank.of(Zero)]
     alike = {(one.stage, one.share, one.in_each_micro_batch, one.gradient_width, one.weight_width) for one in engines}
     return engines[0] if len(alike) == 1 and len(engines) == len(run.ranks) else None
@@ -67,7 +67,7 @@ def _partitioned(engine: Zero, together: Sequence[GlobalWindow]) -> Partitioned:
 
 
 def _split(run: Run, together: Sequence[GlobalWindow]) -> Split | None:
-    """How the parameters are split over the ranks; None if they are not."""
+    """The sharding of the parameters; None if they are not sharded."""
     shards = [rank.shard for rank in run.ranks if rank.shard is not None]
     if len(shards) < len(run.ranks):
         return None
@@ -81,7 +81,7 @@ def _split(run: Run, together: Sequence[GlobalWindow]) -> Split | None:
 
 def _count(run: Run, window: Window, totals: list[defaultdict[str, Fraction]]) -> None:
     own = totals[window.rank.number]
-    # The first forward gathers before it begins.
+    # The first forward gathers before it starts.
     before = [event for event in window.gap_before if isinstance(event, Collective)] if window.index == 0 else []
     gathered = [event for event in before if "allgather" in event.op and event.of == "parameters"]
     for event in (*gathered, *window.of(Contribution)):

@@ -1,4 +1,4 @@
-"""Who did the work: whether every rank computed its own share, once, and gave it to the others."""
+"""Checks that every rank computed its own share, once, and gave it to the others."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Backward: TypeAlias = tuple[BackwardEnd, Rows]
 def left_over(
     case: Case, ranks: Sequence[RankEvidence], window: int, *, repeats: bool = False
 ) -> tuple[str, str | None] | None:
-    """Along which further gradients the step of a window goes, too; None if along none, or the rows do not show it.
+    """A sentence and a line if the step of a window also uses older gradients; None if not, or the rows do not show it.
 
-    ``repeats``: they must be of samples that the rank also reads in the window. Who reads the samples of other ranks
-    has no reason to read its own twice.
+    ``repeats``: only older gradients of samples that the rank also reads in the window count. A rank that reads other
+    ranks' samples has no reason to read its own twice.
     """
     row_of = row_numbers(case.problem)
     for rank in ranks:
@@ -41,15 +41,15 @@ def left_over(
             where = place(left[0][0])
             several = f"{len(left)} backwards" if left[1:] else "a backward"
             text = (
-                f"in window {window}, rank {number} adds its gradients to those of {several}{at(where)} before it, "
-                "which no step has used; clear these, or evaluate under `torch.no_grad()`"
+                f"in window {window}, rank {number} adds its gradients to those of {several}{at(where)} that no step "
+                "used; clear them, or evaluate under `torch.no_grad()`"
             )
             return text, where
     return None
 
 
 def _left(rank: RankEvidence, window: int, planned: Counter[int]) -> Sequence[Backward]:
-    """The backwards before those of a window's own rows since gradients were last used or cleared, with their rows."""
+    """The backwards before a window's own ones since gradients were last used or cleared, with their rows."""
     for life in rank.lives or (rank,):
         rows: dict[int, Rows] = {}
         waiting: list[Backward] = []
@@ -59,13 +59,13 @@ def _left(rank: RankEvidence, window: int, planned: Counter[int]) -> Sequence[Ba
             elif isinstance(event, BackwardEnd) and event.forwards:
                 waiting.append((event, [*chain.from_iterable(rows.get(forward, ()) for forward in event.forwards)]))
             elif isinstance(event, Attempt) and event.window == window:
-                # Those before the last ones, which have the rows that are planned; none if these have others.
+                # The last backwards must have the planned rows; the ones before them are left over.
                 left = Counter[int | None](planned)
                 while waiting and left and Counter(waiting[-1][1]) <= left:
                     left -= Counter(waiting.pop()[1])
                 return () if left or not planned else waiting
             elif isinstance(event, Attempt | ZeroGrad) or (
-                # A backward that finds none shows that those before left none, as with frozen parameters.
+                # A backward that finds no gradients shows that earlier ones left none, such as with frozen parameters.
                 isinstance(event, BackwardBegin) and event.gradients in ("none", "zero")
             ):
                 waiting.clear()
@@ -77,7 +77,7 @@ _NONE = frozenset[int]()
 
 @dataclass(frozen=True)
 class Redundant:
-    """Which ranks did work of another one's, in words. ``window``: the first in which they did; ``always``: in all."""
+    """A sentence on ranks that did another rank's work. ``window``: the first one; ``always``: in all windows."""
 
     text: str
     window: int
@@ -85,11 +85,11 @@ class Redundant:
 
 
 def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
-    """What was computed by a rank that is not its own; None if nothing was, or the forwards do not show it.
+    """Finds ranks that compute another rank's share; None if there are none, or the forwards do not show it.
 
-    A rank may train on other samples than planned, as long as no other rank trains on them too. Ranks may fill up a
-    last window of fewer samples by repeating some. Rows that are none of the samples, such as transformed ones, do not
-    tell which samples a rank trained on. On other numbers of ranks a window has other shares, so each life has its own.
+    A rank may train on other samples than planned, if no other rank trains on them too. Ranks may fill up a smaller
+    last window by repeating samples. Rows that match no sample, such as transformed ones, do not show the samples. With
+    another number of ranks, a window has other shares, so each life is checked separately.
     """
     stop = case.resumed_at or 0
     if case.problem.resumed_layout is None or not all(rank.lives for rank in ranks):
@@ -100,12 +100,12 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
 
 
 def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redundant | None:
-    """``asked``: the number of windows that they should train."""
+    """As `redundant`, in one life. ``asked``: the number of windows that the ranks should train."""
     allowed, planned = _planned(case)
     reached = sorted(set[int]().union(*(rank.trained or () for rank in ranks)))
     short = {one.index for one in case.problem.windows if len(one.batch) < case.problem.workload.batch_size}
     windows = [window for window in reached if window not in short]
-    # A window that no step ends, as where a scaler of the trainer's own skips it, is counted with the next one.
+    # A window without a step, such as one that a custom scaler skips, counts with the next one.
     are_whole = len(reached) == asked
     for one, two in combinations(ranks, 2):
         mine, others = one.trained or {}, two.trained or {}
@@ -121,7 +121,7 @@ def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redunda
             text = f"rank {more} read its own samples and those of rank {fewer}{when}"
             if all(mine[window] == others[window] for window in together):
                 text = f"ranks {first} and {second} read the same samples{when}"
-            return Redundant(f"{text}; every rank must read its own shard", together[0], together == windows)
+            return Redundant(f"{text}; give each rank its own shard", together[0], together == windows)
     for idle, busy in permutations(ranks, 2):
         trained, others = idle.trained, busy.trained or {}
         theirs, its_own = planned[idle.number], planned[busy.number]
@@ -134,19 +134,18 @@ def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redunda
         ]
         if instead and (are_whole or instead == windows):
             text = (
-                f"rank {busy.number} trained on the samples of rank {idle.number}, and rank "
-                f"{idle.number} on none{_in(instead, windows)}; every rank must compute the gradients of its own "
-                "shard"
+                f"rank {busy.number} trained on the samples of rank {idle.number}, and rank {idle.number} on "
+                f"none{_in(instead, windows)}; let each rank compute the gradients of its own shard"
             )
             return Redundant(text, instead[0], instead == windows)
     return None
 
 
 def unread(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """The samples that no forward had, in words; None if there are none, or the forwards do not show it.
+    """A phrase on samples that were never used; None if there are none, or the forwards do not show it.
 
-    A window whose loss is infinite may be left out, and so may samples that weigh nothing. A smaller last batch may be
-    if nothing is trained on twice instead.
+    A window with an infinite loss may be left out, and so may samples of weight 0. A smaller last batch may be left out
+    if no sample is trained on twice.
     """
     events = [event for rank in ranks for event in rank.events.of(Forward)]
     had = Counter[int | None](row for event in events for row in event.rows)
@@ -164,21 +163,21 @@ def unread(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     if not trained - sum(asked.values(), Counter[int | None]()):
         asked = {at: one for at, one in asked.items() if len(windows[at].batch) == len(windows[0].batch)}
     if without := [at for at, of_window in asked.items() if of_window.keys() - had.keys()]:
-        return f"samples of window{'s' if without[1:] else ''} {', '.join(map(str, without))} went into no forward"
-    # Which of several samples with equal inputs went in, nobody can tell.
+        return f"samples of window{'s' if without[1:] else ''} {', '.join(map(str, without))} were never used"
+    # Samples with equal inputs cannot be told apart.
     lost = (sum(asked.values(), Counter[int | None]()) - had).total()
-    return f"{lost} sample{'s' * (lost > 1)} went into no forward" if lost else None
+    return f"{lost} sample{'s were' if lost > 1 else ' was'} never used" if lost else None
 
 
 def _in(windows: Sequence[int], of: Sequence[int]) -> str:
-    """In which windows, unless in all."""
+    """A phrase that lists the windows, unless they are all."""
     if len(windows) == len(of):
         return ""
     return f" in window{'s' if windows[1:] else ''} {', '.join(map(str, windows))}"
 
 
 def _planned(case: Case) -> tuple[Counter[int], list[dict[int, frozenset[int]]]]:
-    """How often a row occurs in one global window, at most; and the rows of each window, for each rank."""
+    """The largest count of each row in one global window; and the rows of each window, for each rank."""
     row_of, allowed = rows(case.spec()), Counter[int]()
     planned: list[dict[int, frozenset[int]]] = [{} for _ in range(max(case.world_sizes))]
     for window in case.problem.windows:
@@ -190,7 +189,7 @@ def _planned(case: Case) -> tuple[Counter[int], list[dict[int, frozenset[int]]]]
 
 
 def gave_nothing(case: Case, ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """The ranks that put nothing but zeros into every exchange of gradients, though their samples count."""
+    """The ranks that put only zeros into every exchange of gradients, although their samples count."""
     counting = {
         rank
         for window in case.problem.windows

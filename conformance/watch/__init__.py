@@ -1,1 +1,1 @@
-"""Watches any training script, without an adapter: did each optimizer step use what the backward passes computed?"""
+"""Watches any training script, without an adapter: did each optimizer step use the gradients that were computed?"""

@@ -1,4 +1,4 @@
-"""Watches this process, and those that it starts, during a block."""
+"""Watches the training in a block of Python code, for the user's own tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conformance.watch.watching import NoRoom, environment, place
 
 
 class NotConforming(AssertionError):
-    """A block does not conform, or is undecided. `str()` is the report."""
+    """The training in a block is judged DOES NOT CONFORM or UNDECIDED. `str()` is the report."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False, c
     """Watch the optimizers that step in this block: in this process, and in those that it starts and waits for. The
     ranks of a process group share one watch if each of them enters the block.
 
-    expect: values of properties, such as {"ranks": "sum"}. strict: each open row is a failure. check: raise
-    NotConforming at the end of the block if it does not conform or is undecided, unless the block itself raised.
-    Raises ValueError for an unknown expectation.
+    expect: intended values of properties, such as {"ranks": "sum"}. strict: every open row is a failure. check: raise
+    NotConforming at the end of the block if the verdict is not CONFORMS, unless the block itself raised. Raises
+    ValueError for an unknown property or value.
     """
     expected = dict(stated(f"{name}={value}") for name, value in (expect or {}).items())
     judge = Judge()
@@ -71,7 +71,7 @@ def watching(expect: Mapping[str, str] | None = None, *, strict: bool = False, c
                 recording.optimizer(optimizer)
             yield watch
         _wait()
-        # The reader reports a ledger that the block has truncated.
+        # If the block cut the ledger short, the reader says so.
         with suppress(OSError):
             ledger.end()
         is_whole = Reader(folder, judge).finish()
@@ -110,13 +110,13 @@ def _wait() -> None:
 
 
 def _made_before() -> list[torch.optim.Optimizer]:
-    """Existing optimizers: their parameters are watched from the first backward pass on, not from the first step."""
+    """Existing optimizers: their parameters must be seen from the first backward pass on, not from the first step."""
     return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
 
 
 @contextmanager
 def _inherited(folder: str) -> Iterator[None]:
-    """Started processes have a recorder during this."""
+    """Context in which new processes start with a recorder."""
     before = dict(os.environ)
     added = environment(folder, before)
     os.environ.update(added)

@@ -1,10 +1,9 @@
 """The ledger of a watch: a file of fixed size that every process maps, and in which it counts its records.
 
-A stream of records can be cut short: by a full disk, a limit, a closed descriptor, a signal. Memory that is mapped
-cannot, so the judge compares each stream with its account. The recorder adds what it is about to write before it
-writes it.
+A stream of records can be cut short by a full disk, a limit, a closed descriptor or a signal. Mapped memory cannot, so
+the judge compares each stream with its account. The recorder counts records before it writes them.
 
-This file imports little, and of the standard library alone: `inject/sitecustomize.py` loads it by its path in each
+This file imports little, and only from the standard library: `inject/sitecustomize.py` loads it by path in each
 process.
 """
 
@@ -15,7 +14,7 @@ import os
 import struct
 import weakref
 
-# Bound before a script can replace them.
+# Bound before a script can patch them.
 from errno import EIO
 from fcntl import LOCK_EX, LOCK_UN, flock
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
@@ -25,15 +24,14 @@ from struct import pack_into
 from typing import NamedTuple
 
 NAME = "ledger"
-_HEADER = struct.Struct("<qqqq")
-"""accounts in use, whether a process has imported torch, whether one found no account, whether the watch is over"""
 _USED, _IMPORTED, _UNLISTED, _OVER = (8 * number for number in range(4))
+"""Places of the number of used accounts, and of flags: torch was imported, an account was missing, the watch ended."""
 _ACCOUNT = struct.Struct("<qqqqq16s192s")
-"""pid, start, state, records, steps, a random part of the name, why recording failed"""
+"""pid, start, state, number of records and steps, random part of the name, reason why recording failed."""
 _STATE, _RECORDS, _STEPS, _REASON = 16, 24, 32, 56
 _SIZE, _NUMBER = 256, struct.Struct("<q")
 _MOST, _FEWEST = 4096, 8
-"""Accounts. A small disk has room for few."""
+"""Limits of the number of accounts; fewer fit on a small disk."""
 RUNNING, ENDED, FAILED = range(3)
 
 
@@ -46,8 +44,8 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 class Account(NamedTuple):
     """The state of one process's stream. A process that calls `exec` has two.
 
-    pid: as the process sees itself. start: when it started, in clock ticks since the machine did; 0 if unknown.
-    records, steps: how many it has written or is about to write. reason: why it stopped recording; "" if it has not.
+    pid: as the process sees itself. start: of the process, in clock ticks since boot; 0 if unknown. records, steps:
+    numbers written or about to be written. reason: why recording stopped; "" if it did not.
     """
 
     pid: int
@@ -60,10 +58,10 @@ class Account(NamedTuple):
 
 
 class Ledger:
-    """Maps the ledger in a folder. Every operation raises OSError if the file was truncated: access to mapped memory
-    behind the end of a file kills the process.
+    """Maps the ledger in a folder. Every operation raises OSError if the file was truncated, because access to mapped
+    memory behind the end of a file kills the process.
 
-    keeps: its descriptor stays open, so the file cannot vanish.
+    keeps: the descriptor stays open, so the file cannot vanish.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keeps: bool = False) -> None:
@@ -81,7 +79,7 @@ class Ledger:
 
     @classmethod
     def made(cls, folder: str | os.PathLike[str], *, keeps: bool = False) -> Ledger:
-        """Creates one, with as many accounts as fit on the disk. Raises OSError if none fits."""
+        """Creates a ledger with as many accounts as fit on the disk. Raises OSError if too few fit."""
         descriptor = open_file(os.path.join(folder, NAME), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             accounts = _MOST
@@ -141,7 +139,7 @@ class Ledger:
             stem = urandom(8).hex().encode()
             _ACCOUNT.pack_into(self._memory, (1 + number) * _SIZE, getpid(), started(), RUNNING, 0, 0, stem, b"")
             self._put(_USED, number + 1)
-            # A child forked meanwhile by another thread would hold the lock through its descriptor.
+            # Otherwise a child that another thread forks meanwhile would keep the lock through its descriptor.
             flock(descriptor, LOCK_UN)
         except BaseException:
             self.note_unlisted()
@@ -165,7 +163,7 @@ class Ledger:
         try:
             size = stat(self._file).st_size
         except OSError:
-            # It was removed or is outside of this file system, so nobody here can truncate it.
+            # The file was removed or is outside of this file system, so nothing here can truncate it.
             return self._memory
         if size < len(self._memory):
             raise OSError(EIO, "the ledger of the watch was cut short")
@@ -190,7 +188,7 @@ class Ledger:
 
 
 class Entry:
-    """The account that this process writes to. A forked child inherits its parent's and opens another one."""
+    """The account of this process. A forked child inherits that of its parent and opens another one."""
 
     def __init__(self, ledger: Ledger, number: int, process: int) -> None:
         self._ledger, self._at, self.process = ledger, (1 + number) * _SIZE, process
@@ -215,7 +213,7 @@ class Entry:
 
 
 def _mapped(descriptor: int, size: int) -> ctypes.Array[ctypes.c_char]:
-    """Maps a file. Python's `mmap` keeps a descriptor and closes it later, whichever file has that number by then."""
+    """Maps a file. Python's `mmap` would keep a descriptor and close it later, when its number may be another file."""
     address = _libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -223,7 +221,7 @@ def _mapped(descriptor: int, size: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def started() -> int:
-    """When this process started, in clock ticks since boot; 0 if unknown."""
+    """The start of this process, in clock ticks since boot; 0 if unknown."""
     try:
         descriptor = open_file("/proc/self/stat", O_RDONLY | O_CLOEXEC)
     except OSError:

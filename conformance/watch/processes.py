@@ -1,4 +1,4 @@
-"""Finds the processes of a command that train, and those among them without a recorder, in /proc."""
+"""Finds the processes of a command that train, and those without a recorder, in /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.watch.supervisor import descendants
 _TORCH = b"/libtorch_python"
 
 _Life: TypeAlias = tuple[bytes, ...]
-"""Identifies one program run: a process number is used again, and `exec` keeps it."""
+"""Identifies one run of a program: process numbers are reused, and `exec` keeps them."""
 
 
 class Trainers:
@@ -23,14 +23,14 @@ class Trainers:
 
     def __init__(self, process: int, folder: Path) -> None:
         self._process = process
-        # The kernel escapes it like this.
+        # As the kernel escapes newlines in paths.
         self._ledger = os.fsencode(os.path.realpath(folder / NAME)).replace(b"\n", b"\\012")
         self._reached: set[_Life] = set()
         self.unreached: dict[int, list[str]] = {}
 
     def look(self) -> dict[int, list[str]]:
-        """Look for new ones; returns the command lines of those that still run and have a recorder, and of Python
-        processes that may load torch."""
+        """Looks for new ones. Returns the command lines of running processes that have a recorder, or that are Python
+        and may load torch later."""
         alive = {}
         for pid in descendants(self._process):
             life = _life(pid)
@@ -47,7 +47,7 @@ class Trainers:
 
 
 def _life(pid: int) -> _Life:
-    """The start of the process and of its program's stack, which is at random."""
+    """The process number, its start, and the random address of the program's stack."""
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return (str(pid).encode(), *fields[19:20], *fields[25:26])
 
@@ -64,7 +64,7 @@ def _command(pid: int) -> list[str]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Empty if the process has ended or belongs to another user."""
+    """The content of a file in /proc; empty if the process has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

@@ -16,7 +16,7 @@ from conformance.watch.ledger import FAILED, NAME, Account, Ledger
 from conformance.watch.lines import decoded, part
 
 _AT_ONCE = 2000
-"""Lines of one process, before it is the next one's turn."""
+"""Lines to read from one process before the next one's turn."""
 
 
 class Reader:
@@ -28,7 +28,7 @@ class Reader:
         self._streams: list[_Stream] = []
 
     def read(self) -> bool:
-        """Read what is new; returns whether there was something."""
+        """Reads new records. Returns whether there were any."""
         for account in self._accounts()[len(self._streams) :]:
             self._streams.append(_Stream(self._folder, account))
         found = [stream.read(self._judge) for stream in self._streams]
@@ -64,7 +64,7 @@ class Reader:
             return []
 
     def _end_one(self) -> bool:
-        """Let a rank that waits go on: those that it waits for have no more to say."""
+        """Ends one stream without further records, so waiting ranks continue."""
         return any(stream.end() for stream in self._streams)
 
 
@@ -82,7 +82,7 @@ def _names(folder: Path) -> list[str]:
 
 
 class _Stream:
-    """What one process writes, in one file after the other; those that are read are removed."""
+    """The files of one process, read one after the other. Removes those that were read."""
 
     def __init__(self, folder: Path, account: Account) -> None:
         self.account = account
@@ -100,7 +100,7 @@ class _Stream:
             self._file.close()
 
     def end(self) -> bool:
-        """Nobody writes to it any more; returns whether its launch did not know."""
+        """Tells the launch that the process writes no further records. Returns whether that is new."""
         return self._launch is not None and not self._launch.is_ahead(self._rank) and self._launch.end(self._rank)
 
     def fail(self, reason: Said, findings: Findings) -> None:
@@ -110,7 +110,8 @@ class _Stream:
             self._launch.blind(self._rank)
 
     def lacks(self, account: Account | None) -> Said | None:
-        """What is missing and since which step; None if nothing is. account: its final state, if known."""
+        """The missing records, and the step after which they are missing; None if the stream is complete. account: its
+        final state, if known."""
         after = {"pid": self.account.pid, "step": self._steps}
         if self._error is not None:
             return said("records-unreadable", **after, reason=self._error)
@@ -149,7 +150,7 @@ class _Stream:
         self._steps += isinstance(record, (records.Stepped, records.Passed))
         try:
             if isinstance(record, records.Began) and self._count > 1:
-                self._error = "it begins a second time"
+                self._error = "the stream begins twice"
             elif isinstance(record, records.Began):
                 self._launch, self._rank = judge.begin(record), record.rank
             elif self._launch is not None:
@@ -158,18 +159,18 @@ class _Stream:
             self._error = f"{type(error).__name__}: {error}"
 
     def _line(self) -> bytes:
-        """The next line, or what there is of it."""
+        """The next line, or the part of it that exists."""
         if self._file is None:
             path = part(self._folder, self.account.stem, self._number)
             if not path.exists():
                 return b""
             self._file = open(path, "rb", opener=_opened)  # noqa: SIM115  # stays open until all is read
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                raise ValueError("another file has taken the place of its records")
+                raise ValueError("another file replaced the records")
         line = self._file.readline()
         if line.endswith(b"\n"):
             return line
-        # Asked before the rest is read, as what is written meanwhile is this part's, too.
+        # Checked before the last read, because lines written meanwhile also belong to this file.
         is_complete = part(self._folder, self.account.stem, self._number + 1).exists()
         line += self._file.readline()
         if line or not is_complete:

@@ -1,8 +1,8 @@
-"""What the recorder of a process writes down: one JSON array a line, the name of the record and its fields.
+"""The records that a recorder writes: one JSON array a line, with the name of the record and its fields.
 
-Sketches are doubles in base64, three for each tensor: two projections and the 2-norm (see `sketch.py`). `samples` says
-what they are of in each: of nothing if it is UNREAD, where there is none; it is empty if all are of whole parameters.
-`within` is the number of the backward pass that a call comes in, as in a hook.
+Sketches are doubles in base64, three for each tensor: two projections and the 2-norm (see `sketch.py`). `samples` are
+the numbers of the sampled elements of each tensor: UNREAD for a tensor without a sketch; empty if all sketches are of
+whole tensors. `within` is the number of the running backward pass if a call comes from one, such as from a hook.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ Site: TypeAlias = list[Any] | None
 """[file, line, function] in the user's code."""
 
 Versions: TypeAlias = dict[str, int]
-"""Of optimizers, by their numbers, as text in JSON: grows with each change of their parameters in memory."""
+"""By optimizer number (text in JSON), a count that grows with each change of its parameters in memory."""
 
 Sketches: TypeAlias = Any
-"""(n, 3): a tensor while it waits to be written, an array once it is read."""
+"""Of shape (n, 3): a tensor until it is written, an array after it is read."""
 
 ENTROPIES = ("NllLossBackward0", "NllLoss2DBackward0")
-"""The nodes of cross entropies."""
+"""The autograd nodes of cross entropies."""
 
 
 @dataclass_transform()
 @dataclass
 class Record:
-    """Each class below is a dataclass whose fields are plain JSON values; while it waits to be written, sketches may be
-    tensors."""
+    """The base of all records, which are dataclasses of plain JSON values; sketches are tensors until written."""
 
     def __init_subclass__(cls) -> None:
         dataclass(cls)
 
 
 class Began(Record):
-    """The first of each process. launch: what processes that train together share. started: how many ranks a launcher
-    has started, this one among them."""
+    """The first record of each process. launch: equal for processes that train together. started: the number of ranks
+    that a launcher started, including this one."""
 
     pid: int
     rank: int
@@ -47,7 +46,7 @@ class Began(Record):
 
 
 class Source(Record):
-    """Before the first record of a line: its text, and where the file is that sites name `file`."""
+    """The text of a source line and the path of its file, before the first record with this site."""
 
     file: str
     line: int
@@ -56,9 +55,9 @@ class Source(Record):
 
 
 class Parameter(Record):
-    """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
-    that sketches do not follow. shard: which of them is on this rank. is_part: each rank has a part, and its backward
-    passes compute the whole gradient of that."""
+    """A parameter of an optimizer. shards: the number of pieces that each local gradient is cut into; 0 for layouts
+    that sketches do not support. shard: the piece on this rank. is_part: each rank has a part, and its backward passes
+    compute the whole gradient of this part."""
 
     parameter: int
     shape: list[int]
@@ -70,13 +69,13 @@ class Parameter(Record):
 
 
 class Named(Record):
-    """The names that parameters have in a model, which went forward after an optimizer was given them."""
+    """Names of parameters in a model whose forward pass came after they were given to an optimizer."""
 
     names: dict[str, str]
 
 
 class Optimizer(Record):
-    """An optimizer is made, or seen for the first time. parameters: those that it holds by then."""
+    """An optimizer was made, or seen for the first time, with these parameters."""
 
     optimizer: int
     type: str
@@ -84,68 +83,50 @@ class Optimizer(Record):
 
 
 class Backward(Record):
-    """A backward that accumulates gradients begins. scale: the loss scale that its loss carries. factors: numbers that
-    the loss was multiplied with last. targets: how many the mean is of that they multiply; 0 for a sum; None if it is
-    not known. contains: the loss is one that went backward before, or a
-    sum in which there is one. double: it creates a graph of itself. probe: the model's input wants a gradient. summed:
-    how many targets the sum is of that the factors multiply; 0 for a mean. batches: how many loaders gave since the
-    backward before; loader: the only one of these. evaluates: models only went forward in evaluation mode since. calls:
-    the same for all backward passes that come from the same calls, line by line, whatever file they are in. of_any: the
-    mean or sum is one of the script's own, of anything, and not that of cross entropy or its kin over targets.
-    divisors: the factors that were divisions, each by its number. is_alike: its loss is made like that of the backward
-    pass before, of the same outputs. draws: a batch sampler of the script's own made the batches. terms: how many
-    losses of one kind are added up in it, 0 for one loss or several kinds. is_cut_off: its loss is a number that was
-    made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input.
-    samplers: the `DistributedSampler`s that gave batches since the backward before. is_hidden: the loss is multiplied
-    with something that is not known. of_terms: what single terms of it are divided by. ignored: how many targets were
-    left out of the mean or sum. waits: DDP was told not to synchronize after it. own_calls: as calls, of those in the
-    script's own files. made_by: the node of the loss below all that it is multiplied with, by name. global_divisors:
-    the divisors that are sums or means over ranks, reduced since the last step. is_of_all: the loss is a DTensor: one
-    loss of all ranks, of which each computes a part."""
+    """A backward pass that accumulates gradients begins. Batches and models: those since the previous backward pass."""
 
     backward: int
-    scale: float | None
-    factors: list[float]
-    targets: int | None
+    scale: float | None  # the loss scale
+    factors: list[float]  # of the loss, the last ones
+    targets: int | None  # targets of the mean that the factors multiply; 0 for a sum; None if unknown
     versions: Versions
-    contains: bool
-    double: bool
-    probe: bool
+    contains: bool  # the loss went backward before, or is a sum with such a loss
+    double: bool  # it creates a graph of itself
+    probe: bool  # the model's input requires a gradient
     site: Site
-    summed: int = 0
-    loader: int | None = None
-    calls: int = 0
-    of_any: bool = False
-    divisors: list[float] = field(default_factory=list)
-    batches: int = 0
-    evaluates: bool = False
-    is_alike: bool = False
-    draws: bool = False
-    terms: int = 0
-    is_cut_off: bool = False
-    evaluated: list[int] = field(default_factory=list)
-    samplers: list[int] = field(default_factory=list)
-    is_hidden: bool = False
-    of_terms: list[float] = field(default_factory=list)
-    ignored: int = 0
-    waits: bool = False
-    own_calls: int = 0
-    made_by: str = ""
-    global_divisors: list[list[float]] = field(default_factory=list)
-    is_of_all: bool = False
+    summed: int = 0  # targets of the sum that the factors multiply; 0 for a mean
+    loader: int | None = None  # the loader of the batches, if there is only one
+    calls: int = 0  # equal for backward passes with the same stack of calls, line by line
+    of_any: bool = False  # the mean or sum was written in the script, so its elements may be anything
+    divisors: list[float] = field(default_factory=list)  # of the factors that are divisions
+    batches: int = 0  # the number of batches from loaders
+    evaluates: bool = False  # models only ran in evaluation mode
+    is_alike: bool = False  # the graph of its loss is like that of the previous pass, on the same outputs
+    draws: bool = False  # a batch sampler of the script made the batches
+    terms: int = 0  # summed losses of one kind; 0 for one loss or several kinds
+    is_cut_off: bool = False  # its loss is a new number that does not depend on a model
+    evaluated: list[int] = field(default_factory=list)  # if it `evaluates`, fingerprints of the rows of the first input
+    samplers: list[int] = field(default_factory=list)  # `DistributedSampler`s of the batches
+    is_hidden: bool = False  # the loss has an unknown factor
+    of_terms: list[float] = field(default_factory=list)  # divisors of single terms
+    ignored: int = 0  # targets that the mean or sum ignores
+    waits: bool = False  # DDP does not synchronize after it, as in `no_sync`
+    own_calls: int = 0  # like calls, but only of calls in the script's files
+    made_by: str = ""  # the autograd node of the loss below all factors
+    global_divisors: list[list[float]] = field(default_factory=list)  # divisors reduced since the last step, own parts
+    is_of_all: bool = False  # the loss is a DTensor: each rank computes a part of one loss
 
 
 class Hooks(Record):
-    """Hooks of the script's own are on these parameters: what the next `Local` has of them comes after the hooks, and
-    this from before."""
+    """Gradients before the script's hooks on these parameters; the next `Local` has those after the hooks."""
 
     parameters: list[int]
     sketches: Sketches
 
 
 class Local(Record):
-    """Gradients as a backward hands them to the leaves, before anything reduces them. fresh: those of `parameters`
-    that have no `.grad` yet. sketches: for each parameter, one for each of its shards."""
+    """Gradients as a backward pass gives them to the leaves, before any reduction. fresh: parameters without a `.grad`
+    until now. sketches: one for each shard of each parameter."""
 
     backward: int
     parameters: list[int]
@@ -156,8 +137,8 @@ class Local(Record):
 
 
 class Left(Record):
-    """The first backward of a window of `parameters` begins. held: those that have a gradient, which steps before have
-    left. changed: those of them that are not as the last step left them."""
+    """The first backward pass of a window of these parameters begins. held: parameters with an old gradient. changed:
+    those whose gradient changed since the last step."""
 
     parameters: list[int]
     held: list[int]
@@ -168,7 +149,7 @@ class Left(Record):
 
 
 class Stale(Record):
-    """A backward pass reaches what FSDP2 has gathered of these parameters before the last steps, so many at least."""
+    """A backward pass used stale parameters that FSDP2 gathered before the last steps, at least this number."""
 
     parameters: list[int]
     steps: int
@@ -176,14 +157,14 @@ class Stale(Record):
 
 
 class Captured(Record):
-    """`torch.autograd.grad` returned the gradients of parameters, which the script may use as it likes."""
+    """`torch.autograd.grad` returned gradients of parameters, which the script may use in any way."""
 
     parameters: list[int]
 
 
 class Cleared(Record):
-    """moved: gradients are cleared that no step has used, and weights changed since, in a way that `versions` do not
-    show; or it is not known."""
+    """Gradients are cleared. moved: some were unused, and weights changed, or may have changed, since then without a
+    change of `versions`."""
 
     parameters: list[int]
     versions: Versions
@@ -193,9 +174,9 @@ class Cleared(Record):
 
 
 class Clipped(Record):
-    """how: `norm` or `value`. given: how many tensors it was given, whoever holds them. used_up: by a generator that
-    had nothing left; None where that is not known of an iterator. strange: their shapes, if no optimizer holds any of
-    them, and none of them has a gradient, though they require one."""
+    """A clip call. how: `norm` or `value`. given: the number of tensors. used_up: the tensors came from an exhausted
+    generator; None if that is not known of an iterator. strange: the shapes of the tensors, if all require gradients
+    but have none, and are in no optimizer."""
 
     how: str
     parameters: list[int]
@@ -209,7 +190,7 @@ class Clipped(Record):
 
 
 class Limited(Record):
-    """What clipping by value made of these gradients, element by element: from `before` to `after`."""
+    """Gradients before and after clipping by value."""
 
     parameters: list[int]
     before: Sketches
@@ -218,6 +199,8 @@ class Limited(Record):
 
 
 class Unscaled(Record):
+    """A scaler unscaled the gradients of an optimizer."""
+
     optimizer: int
     scale: float
     site: Site
@@ -233,7 +216,7 @@ class Updated(Record):
 
 
 class Skipped(Record):
-    """The scaler left out a step."""
+    """A scaler skipped a step."""
 
     optimizer: int
     scale: float
@@ -241,7 +224,7 @@ class Skipped(Record):
 
 
 class Schedule(Record):
-    """A schedule was made for an optimizer, which has stepped since."""
+    """A schedule was made for an optimizer that stepped afterwards."""
 
     optimizer: int
     name: str
@@ -249,8 +232,8 @@ class Schedule(Record):
 
 
 class Scheduled(Record):
-    """count: how often it has stepped. horizon: how often it is made to; None for one without an end. is_told: it was
-    given where the training is, or how well it goes. base: the rates that it begins from."""
+    """A schedule steps. count: its steps so far. horizon: the steps that it is made for; None without an end. is_told:
+    it was given the position of the training, or a metric. base: its initial rates."""
 
     optimizer: int
     name: str
@@ -264,13 +247,12 @@ class Scheduled(Record):
 
 
 class Stepped(Record):
-    """An optimizer steps. used, weights: the parameters that the sketches of gradients and weights belong to. frozen:
-    those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced:
-    those that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed
-    all the same. is_own: what reads them is no class of torch's, and may change them first. is_elsewhere: the script
-    has changed weights since the step before. after: sketches of these weights after the step, of the first steps;
-    empty where a wrapper keeps those of ranks equal. stale: how many times it called a closure that computed no
-    gradients."""
+    """An optimizer steps. used, weights: the parameters of the sketches in `gradients` and `values`. frozen: parameters
+    that require no gradient. closure: it computed the gradients in a closure, after which `used` was read. unreduced:
+    parameters with gradients that FSDP2 has not reduced. moved: weights changed although no parameter has a gradient.
+    is_own: the optimizer's class is not torch's, so it may change the gradients first. is_elsewhere: the script changed
+    weights since the previous step. after: sketches of these weights after the step, for the first steps; empty where a
+    wrapper keeps ranks equal. stale: calls of a closure that computed no gradients."""
 
     optimizer: int
     type: str
@@ -298,10 +280,10 @@ class Stepped(Record):
 
 
 class Entered(Record):
-    """A model goes forward to train. rows: a fingerprint of each row of its first input. sampler: what dealt them out;
-    negative for none, None if it is not known. drawn: where the input is made of a whole batch of a loader, a number
-    for each sample in it that is the same whatever was made of the sample. beside: for each row a fingerprint of
-    all other inputs; [] if there are none."""
+    """A forward pass of a model in training mode. rows: a fingerprint of each row of its first input. sampler: which
+    dealt the rows; negative for none, None if unknown. drawn: if the input is a whole batch of a loader, a number for
+    each sample, unchanged by augmentation. beside: for each row, a fingerprint of all other inputs; [] if there are
+    none."""
 
     rows: list[int]
     wrapped: bool
@@ -317,8 +299,8 @@ class Entered(Record):
 
 
 class Epoch(Record):
-    """A loader begins to go through a `DistributedSampler`, which deals its data out to so many replicas. data: a
-    fingerprint of what its data set holds; None if it holds nothing that is known. whole: of what that is cut from."""
+    """A loader begins an epoch of a `DistributedSampler` for this number of replicas. data: a fingerprint of the data
+    set's content; None if unknown. whole: the same of the data that this is cut from."""
 
     sampler: int
     epoch: int
@@ -330,8 +312,8 @@ class Epoch(Record):
 
 class First(Record):
     """The first batch of an epoch of a `DistributedSampler`. rows: a fingerprint of each row of its first tensor.
-    drawn: a number for each sample, as in `Entered`; labelled: labels that differ are in these. is_all: there is no
-    other batch."""
+    drawn: a number for each sample, as in `Entered`. labelled: these include labels that differ. is_all: the epoch has
+    one batch."""
 
     sampler: int
     epoch: int
@@ -343,8 +325,8 @@ class First(Record):
 
 
 class Unheld(Record):
-    """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
-    names of those that were frozen while others trained, have got gradients for half of the run, and never changed."""
+    """All parameters so far with gradients but without an optimizer. unfrozen: names of those that were frozen while
+    others trained, got gradients for half of the run, and never changed."""
 
     names: list[str]
     shapes: list[list[int]]
@@ -352,7 +334,7 @@ class Unheld(Record):
 
 
 class Weighed(Record):
-    """What the weights are before a backward pass, now and then. last: when the ranks part."""
+    """The weights before some of the backward passes. last: those at the end of the ranks' common training."""
 
     parameters: list[int]
     values: Sketches
@@ -360,8 +342,8 @@ class Weighed(Record):
 
 
 class Buffers(Record):
-    """What models keep that is not trained, after some steps of an optimizer: buffers, and then so many frozen
-    parameters. values: a sketch of each."""
+    """Buffers of models, followed by `frozen` frozen parameters, after some steps of an optimizer. values: a sketch of
+    each."""
 
     names: list[str]
     values: Sketches
@@ -370,7 +352,7 @@ class Buffers(Record):
 
 
 class Hooked(Record):
-    """A communication hook was registered: it may change what is reduced."""
+    """A communication hook was registered, which may change the reduction."""
 
     name: str
 
@@ -380,21 +362,21 @@ class Joined(Record):
 
 
 class Exchanged(Record):
-    """A node of a backward pass, such as the gathering of features, has sent something to other ranks after these
-    parameters had their gradients."""
+    """A node of a backward pass, such as a gather of features, communicated with other ranks after these parameters
+    got their gradients."""
 
     parameters: list[int]
 
 
 class Grouped(Record):
-    """Gradients are averaged over a group of so many ranks."""
+    """Gradients are averaged over a group of ranks of this size."""
 
     size: int
 
 
 class Wrapped(Record):
-    """This optimizer holds parameters that DDP averages over the ranks when it is called. own: those of its model that
-    it was told to leave to each rank. inside: all others of its model."""
+    """This optimizer has parameters of a model in DDP. own: parameters of this model that DDP ignores. inside: all
+    others of this model."""
 
     optimizer: int
     own: list[int] = field(default_factory=list)
@@ -402,23 +384,23 @@ class Wrapped(Record):
 
 
 class Shared(Record):
-    """Before the first step of this optimizer, ranks have exchanged its weights or gradients."""
+    """Ranks exchanged weights or gradients of this optimizer before its first step."""
 
     optimizer: int
 
 
 class Failed(Record):
-    """A part of the recorder raised, and was switched off. observer: "" if each part would, and has to be."""
+    """A part of the recorder raised an error and was switched off. observer: "" if all parts were."""
 
     observer: str
     error: str
 
 
 class Passed(Record):
-    """An optimizer steps at the end of a window that is not looked at."""
+    """An optimizer steps at the end of a window that is not watched."""
 
     optimizer: int
 
 
 class Ended(Record):
-    """The process ended by itself, or is watched no longer."""
+    """The process ended by itself, or the watch of it ended."""

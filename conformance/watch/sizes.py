@@ -1,34 +1,34 @@
-"""Of sketches. The judge knows these without torch, which takes seconds to import."""
+"""Sizes of sketches and samples, for the judge, which must not import torch because that takes seconds."""
 
 BLOCK = 1024
-"""Elements that have one sign in common, see `sketch.py`."""
+"""Elements in a block, see `sketch.py`."""
 
 WIDTH = 3
-"""Numbers in a sketch."""
+"""Numbers in a sketch: two projections and the norm."""
 
 SAMPLED = 8
 """Blocks in a sample."""
 
 SMALL = SAMPLED * BLOCK
-"""Elements: a tensor of so many or fewer is always looked at whole, whatever the number of the sample."""
+"""Tensors of up to this number of elements are always read as a whole, whatever the number of the sample."""
 
 WHOLE = -1
-"""In place of the number of a sample, of which a sketch is."""
+"""Instead of the number of a sample: the sketch is of the whole tensor."""
 
 UNREAD = -2
-"""In its place where it is not the parameter's turn, and there is no sketch."""
+"""Instead of the number of a sample: this time the parameter has no sketch."""
 
 
 def samples(size: int) -> int:
-    """How many samples of a tensor of this size there are, which together cover it. An odd number: a parameter that is
-    stepped twice in a window goes through all of them, too."""
+    """The number of samples that together cover a tensor of this size. Odd, so a parameter that advances by two samples
+    each time also goes through all of them."""
     blocks = size // BLOCK
     apart = blocks // SAMPLED
     return (blocks - (SAMPLED - 1) * apart + (size % BLOCK > 0)) | 1
 
 
 def spread(size: int, number: int) -> tuple[int, int]:
-    """Where the first block of a sample begins, and from there how far the blocks are apart, in elements."""
+    """The start of the first block of a sample, and the distance between its blocks, in elements."""
     apart = size // BLOCK // SAMPLED * BLOCK
     last = size - (SAMPLED - 1) * apart - BLOCK
     return min(number % samples(size) * BLOCK, last), apart

@@ -1,11 +1,11 @@
 """Linear sketches: two projections of a tensor on fixed directions of signs, and its 2-norm.
 
-The elements in their order are cut into blocks of `BLOCK`. Element j of block i has the sign a[i] b[j] in a direction,
-so that a direction is of rank one, and the same for all tensors: a process keeps one b and the longest a. Being
-linear, the sketch of a sum of gradients is the sum of their sketches, up to rounding; docs/numerics.md bounds that.
+The elements in their order are cut into blocks of `BLOCK`. Element j of block i has the sign a[i] b[j] in a direction.
+So a direction has rank one and is the same for all tensors: a process keeps one b and the longest a. Projections are
+linear, so the sketch of a sum of gradients is the sum of their sketches, up to rounding; docs/numerics.md bounds that.
 
-Of a large tensor a sketch may be of a sample alone: a few blocks that are spread over it. To read all of it would take
-longer than a step may be delayed.
+The sketch of a large tensor may cover only a sample, a few blocks spread over it: reading all of it would delay the
+step too much.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from conformance.watch.sizes import BLOCK, SAMPLED, SMALL, WHOLE, WIDTH, spread
 
 _CHUNK = 512
-"""Blocks that are projected at once."""
+"""Blocks to project at once."""
 
 _DRAWN = 4096
 _MOST_LAYOUTS = 64
@@ -29,7 +29,7 @@ _COMPUTED_IN = (torch.float32, torch.float64)
 
 @dataclass(slots=True)
 class Taken:
-    """What is read at once of a tensor, as it may change: a sample, or the sums of both projections and the norm."""
+    """The part of a tensor that is read immediately, because the tensor may change: a sample, or the final sums."""
 
     sample: torch.Tensor | None
     sums: torch.Tensor | None = None
@@ -43,8 +43,8 @@ class Taken:
 
 @dataclass
 class _Layout:
-    """Of samples that are projected together. padding: zeros after each. signs: those of the blocks in both directions.
-    owner: whose each block is."""
+    """The layout of samples that are projected together. padding: zeros after each sample. signs: of the blocks in both
+    directions. owner: the sample of each block."""
 
     padding: list[torch.Tensor]
     signs: torch.Tensor
@@ -53,7 +53,7 @@ class _Layout:
 
 @dataclass
 class Sketching:
-    """The directions, on each device and in each precision where they were needed."""
+    """Computes sketches. Keeps the directions by device and precision."""
 
     _columns: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _rows: dict[torch.device, torch.Tensor] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class Sketching:
     _layouts: dict[tuple[torch.device, tuple[int, ...]], _Layout] = field(default_factory=dict)
 
     def take(self, tensor: torch.Tensor, number: int = WHOLE) -> Taken:
-        """tensor: of any shape, dense or sparse, on any device; complex ones are read as pairs of reals; of a DTensor
-        what this rank has. number: the sample to read, if it is not small."""
+        """Reads a tensor of any shape, dense or sparse, on any device; complex numbers as pairs of reals; of a DTensor,
+        the part on this rank. number: the sample to read, unless the tensor is small."""
         if tensor.requires_grad:
             tensor = tensor.detach()
         tensor = own(tensor)
@@ -80,11 +80,11 @@ class Sketching:
         return Taken(flat.clone() if flat.dtype in _COMPUTED_IN else flat.float())
 
     def of(self, tensors: Iterable[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        """(n, 3): of tensors, each with the number of the sample to read."""
+        """Sketches, (n, 3), of tensors, each with the number of the sample to read."""
         return self.finish([self.take(tensor, number) for number, tensor in tensors])
 
     def finish(self, taken: Sequence[Taken]) -> torch.Tensor:
-        """(n, 3), double: the two projections and the norm of each tensor; on the CPU if they have several devices."""
+        """Sketches, (n, 3), in double: two projections and the norm of each. On the CPU if devices differ."""
         by_device: dict[torch.device, list[int]] = {}
         for number, one in enumerate(taken):
             by_device.setdefault(one.device, []).append(number)
@@ -112,7 +112,7 @@ class Sketching:
         widest = max(samples, key=lambda sample: sample.dtype.itemsize)
         blocks = torch.cat(staged, out=self._memory("blocks", BLOCK * len(layout.owner), widest)).view(-1, BLOCK)
         sketches = torch.zeros(len(samples), WIDTH, dtype=torch.float64, device=blocks.device)
-        # In double, as the square of a small single is zero, and that of a large one infinite.
+        # In double, because squares of small or large singles are zero or infinite.
         squares = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).square_()
         rows = torch.cat([self._projected(blocks).double() * layout.signs, squares[None]])
         sketches.index_add_(0, layout.owner, rows.t())
@@ -120,7 +120,7 @@ class Sketching:
         return sketches
 
     def _memory(self, use: str, size: int, like: torch.Tensor) -> torch.Tensor:
-        """The same each time: new pages cost more than what is put into them."""
+        """The same memory each time, because new pages cost more than writing to them."""
         key = use, like.device, like.dtype
         found = self._memories.get(key)
         if found is None or len(found) < size:
@@ -128,7 +128,7 @@ class Sketching:
         return found[:size]
 
     def _of_whole(self, flat: torch.Tensor) -> Taken:
-        """Chunk by chunk: what is kept does not grow with the tensor."""
+        """Reads a whole tensor chunk by chunk, in constant memory."""
         signs = self._row(flat.device, -(-flat.numel() // BLOCK))
         sums = torch.zeros(WIDTH, dtype=torch.float64, device=flat.device)
         for begin in range(0, flat.numel(), _CHUNK * BLOCK):
@@ -143,10 +143,10 @@ class Sketching:
         return Taken(None, sums)
 
     def _projected(self, blocks: torch.Tensor) -> torch.Tensor:
-        """(2, n): the sum of each block, (n, up to `BLOCK`), with the signs of both directions.
+        """The sum of each block, (n, up to `BLOCK`), with the signs of both directions: (2, n).
 
-        Not as a product of matrices: it rounds a row differently beside other rows, so that one tensor would have
-        several sketches, and it may use TF32 or bfloat16 where the script allows that.
+        Not as a matrix product, which rounds a row differently next to other rows, so one tensor would have several
+        sketches, and which may use TF32 or bfloat16 if the script allows it.
         """
         sums = blocks.new_empty(WIDTH - 1, len(blocks))
         products = self._memory("products", blocks.numel(), blocks).view_as(blocks)
@@ -180,7 +180,7 @@ class Sketching:
         found = self._columns.get((device, dtype))
         if found is None:
             signs = _signs(-1, BLOCK)
-            # The gradients of a softmax's biases add up to 0: of two classes, one direction must see the difference,
+            # The gradients of a softmax's biases add up to 0. With two classes, one direction must see the difference,
             # and the other the sum.
             signs[0, 1], signs[1, 1] = -signs[0, 0], signs[1, 0]
             signs[:, 2] = -signs[:, 1]
@@ -203,7 +203,7 @@ class Sketching:
             zeros = torch.zeros(BLOCK, device=device)
             padding = [zeros[: length * BLOCK - size] for length, size in zip(lengths, sizes, strict=True)]
             signs = torch.cat([self._row(device, length) for length in lengths], 1)
-            # torch's own would start OpenMP's threads, without which a process that is forked later hangs.
+            # torch's repeat would start OpenMP threads, and a process that is forked later would hang without them.
             owner = torch.from_numpy(np.repeat(np.arange(len(sizes)), lengths)).to(device)
             found = self._layouts[device, sizes] = _Layout(padding, signs, owner)
         return found
@@ -216,7 +216,7 @@ def own(tensor: Any) -> torch.Tensor:
 
 
 def _signs(number: int, length: int) -> torch.Tensor:
-    """(2, length), int8: always the same for a number, without a draw from the script's generators."""
+    """Signs, (2, length), int8: fixed for each number, without use of the script's random generators."""
     generator = torch.Generator().manual_seed(1_000_003 + number)
     drawn: torch.Tensor = torch.randint(0, 2, (2, length), generator=generator, dtype=torch.int8, device="cpu")
     return drawn * 2 - 1

@@ -1,13 +1,13 @@
-"""Starts a command, and ends all of its processes when the watch asks for that or dies.
+"""Starts a command, and ends all its processes when the watch requests it or dies.
 
-It is a separate process that imports only the standard library, so it outlives a watch that is killed. Signals of a
-terminal reach the watch, this process and the command alike. It passes on those that only the watch received.
+A separate process that imports only the standard library, so it outlives a watch that is killed. Signals of a terminal
+reach the watch, this process and the command. It passes on signals that only the watch received.
 
     python -I -S supervisor.py WATCH REPORT GRACE FOLDER COMMAND ...
 
-WATCH: the process that watches. REPORT: the descriptor of a pipe, which gets one line of JSON: {"errno": N} if the
-command cannot be started, else {"code": N, "killed": B}, and closes when the last process of the command has ended.
-GRACE: seconds. FOLDER is removed if the watch dies.
+WATCH: process number of the watch. REPORT: descriptor of a pipe, which gets one line of JSON, {"errno": N} if the
+command cannot be started, else {"code": N, "killed": B}; closed when the last process of the command has ended.
+GRACE: seconds. FOLDER: removed if the watch dies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from contextlib import suppress
 from time import monotonic
 
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
-"""Signals after which the command has GRACE seconds to end. The second one is final."""
+"""Signals after which the command has GRACE seconds to end. A second one kills it."""
 PASSED_ON = {*ENDING, signal.SIGUSR1, signal.SIGUSR2}
 END = signal.SIGRTMIN
 """From the watch: end the command."""
@@ -36,15 +36,15 @@ TOLD = signal.SIGRTMIN + 2
 """From the watch: it received signal N, sent as TOLD + N. Unlike other signals, real-time ones queue."""
 SIGNALS = {*PASSED_ON, signal.SIGCHLD, END, _ORPHANED, *(TOLD + number for number in PASSED_ON)}
 _ORPHANS = 5.0
-"""Seconds that the command has to end if the watch was killed."""
+"""Seconds for the command to end if the watch was killed."""
 _KILLING = 5.0
-"""Seconds to kill it. A process that survives this cannot be killed."""
+"""Seconds to kill the command. A process that survives this cannot be killed."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Supervisor:
-    """code: the command's, once it has ended, as `subprocess` has it. has_killed: it took too long to end.
-    is_orphaned: the watch has died."""
+    """Watches over a running command. code: its exit code as in `subprocess`, None until it ends. has_killed: it took
+    too long to end. is_orphaned: the watch has died."""
 
     def __init__(self, process: subprocess.Popen[bytes], grace: float) -> None:
         self._process, self._grace = process, grace
@@ -56,7 +56,7 @@ class Supervisor:
         self._direct, self._told = Counter[int](), Counter[int]()
 
     def run(self) -> None:
-        """Returns when the command has ended; after a request to end, when all of its processes have."""
+        """Returns when the command has ended; after a request to end, when all its processes have ended."""
         while True:
             self._reap()
             if self.code is not None:
@@ -80,7 +80,7 @@ class Supervisor:
                 self.is_orphaned = number == _ORPHANED
                 self._asked = signal.SIGTERM, set()
                 self._pass_on()
-                # The watch was killed, so nobody waits for these processes.
+                # If the watch was killed, nobody waits for these processes.
                 self._deadline = monotonic() + (min(self._grace, _ORPHANS) if self.is_orphaned else self._grace)
                 continue
             if number > TOLD:
@@ -98,8 +98,8 @@ class Supervisor:
                 self._deadline = monotonic() + (self._grace if self._deadline is None else 0)
 
     def adopt(self, report: int | None) -> None:
-        """Adopts the processes that the command left, until the watch has looked at them. The pipe closes when the
-        last of them ends: all descendants are adopted, so this process has no children only then."""
+        """Adopts the processes that the command left, until the watch has inspected them. Closes the pipe when the last
+        of them ends: all descendants are adopted, so only then this process has no children."""
         while not self.is_orphaned:
             if not self._reap() and report is not None:
                 os.close(report)
@@ -110,16 +110,16 @@ class Supervisor:
             self.is_orphaned = info.si_signo == _ORPHANED
 
     def _reached(self) -> Iterator[int]:
-        """The processes that a signal reaches: the command's group, as with a terminal; all descendants once the
-        command has ended. Parents come first: a shell must not start its next command."""
+        """The targets of a signal: the command's group, as with a terminal, or all descendants once the command has
+        ended. Parents come first, so a shell does not start its next command."""
         for pid in descendants(os.getpid()):
-            # It may have ended meanwhile.
+            # The process may have ended meanwhile.
             with suppress(ProcessLookupError):
                 if self.code is not None or pid == self._process.pid or os.getpgid(pid) == self._group:
                     yield pid
 
     def _pass_on(self) -> None:
-        """Sends the last requested signal to the processes that have not received it."""
+        """Sends the last requested signal to processes that have not received it."""
         number, have = self._asked
         for pid in self._reached():
             if pid not in have:
@@ -130,11 +130,11 @@ class Supervisor:
         self.has_killed = True
         for pid in descendants(os.getpid()):
             _send(pid, signal.SIGKILL)
-        # They are this process's children once their own parents are gone.
+        # Once their parents are gone, they become children of this process.
         _next(0.02)
 
     def _reap(self) -> bool:
-        """Returns whether there are children that have not ended."""
+        """Collects ended children. Returns whether any are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -169,20 +169,20 @@ def _say(report: int, **what: int | None) -> None:
 
 
 def _send(pid: int, number: int) -> None:
-    # It may have ended meanwhile, or be another user's.
+    # The process may have ended meanwhile, or belong to another user.
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def _next(seconds: float | None) -> signal.struct_siginfo | None:
-    """The next signal; None if there is none in time."""
+    """The next signal; None after a timeout."""
     return signal.sigwaitinfo(SIGNALS) if seconds is None else signal.sigtimedwait(SIGNALS, max(seconds, 0))
 
 
 def main(watch: str, report: str, grace: str, folder: str, *command: str) -> None:
     libc = ctypes.CDLL(None)
     os.set_inheritable(int(report), False)
-    # A signal that is ignored, as under `nohup`, stays ignored: a blocked one would be queued.
+    # An ignored signal, as under `nohup`, stays ignored: if blocked, it would be queued.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     heard = {number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS - heard)
@@ -197,7 +197,7 @@ def main(watch: str, report: str, grace: str, folder: str, *command: str) -> Non
         return
     libc.prctl(_PR_SET_PDEATHSIG, int(_ORPHANED), 0, 0, 0)
     if os.getppid() != int(watch):
-        # It died before the kernel was asked to say so.
+        # The watch died before the kernel was asked to report it.
         os.kill(os.getpid(), _ORPHANED)
     supervisor = Supervisor(process, float(grace))
     supervisor.run()

@@ -1,4 +1,4 @@
-"""The verdict on a watched command: a row for each property, and what they come to."""
+"""The verdict on a watched command, from a row for each property."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from conformance.watch.judging.properties import CORE, PARTS_OF_LOSSES, VALUES, 
 Verdict: TypeAlias = Literal["CONFORMS", "DOES NOT CONFORM", "UNDECIDED"]
 State: TypeAlias = Literal["PROVEN", "WRONG", "OPEN"]
 Expected: TypeAlias = Mapping[Property, str]
-"""What the user has stated, by property."""
+"""The user's expectations, by property."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """of: a property. proven, judged: in how many steps or other cases it was as expected, and was looked at. value:
-    what is expected. wrong: violations. open: facts that are not judged."""
+    """The row of a property. value: expected. proven, judged: the number of steps or other cases that were as expected,
+    and of all judged ones. wrong: violations. open: facts that are not judged."""
 
     of: Property
     value: str
@@ -36,15 +36,14 @@ class Row:
 
     @property
     def is_of_each_step(self) -> bool:
-        """Whether each step was as expected. Gradients that were cleared before any step used them are in none."""
+        """Whether each step was as expected. Gradients that were cleared unused belong to no step."""
         open_ = [fact for fact in self.open if fact.shows[1] != "discarded" and fact.says.code not in PARTS_OF_LOSSES]
         return bool(self.proven) and self.proven == self.judged and not open_
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """rows: of the properties that something was seen of. steps: how many were judged. lacks: whether the watch did not
-    see all that happened."""
+    """All rows with observations. steps: the number judged. lacks: the watch did not see everything."""
 
     rows: tuple[Row, ...]
     steps: int
@@ -64,20 +63,20 @@ class Outcome:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """All violations, those first that show first."""
+        """All violations, ordered by their first step."""
         every = [cause for row in self.rows for cause in row.wrong]
         return tuple(sorted(every, key=lambda cause: (cause.first.step is None, cause.first.step or 0)))
 
 
 def outcome(findings: Findings, expected: Expected | None = None) -> Outcome:
-    """expected: properties of which the user expects another value than the usual one, or just that."""
+    """The rows and the verdict. expected: values that the user stated, usual ones or others."""
     stated = expected or {}
     rows = tuple(row for one in Property if (row := _row(one, findings, stated)) is not None)
     return Outcome(rows, findings.steps, bool(findings.lacks))
 
 
 def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
-    """None if nothing of the property was seen, and nothing is expected."""
+    """The row of a property; None if nothing was observed."""
     value = stated.get(of, usual(of))
     proven, judged = _counts(of, findings, stated)
     wrong = [cause for cause in findings.causes.values() if _is_of(cause.first.shows, of, value)]
@@ -94,7 +93,7 @@ def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
 
 
 def _is_of(shows: tuple[object, object], of: Property, value: str) -> bool:
-    """Whether something shows this property, with another value than the expected one."""
+    """Whether it shows this property, with another value than the expected one."""
     return shows[0] == of and shows[1] != value
 
 
@@ -104,7 +103,7 @@ def _counts(of: Property, findings: Findings, stated: Expected) -> tuple[int, in
     proven = 0
     for shows, count in findings.outcomes.items():
         blocking = [(one, shown) for one, shown in shows if one in CORE and not _is_stated(one, shown, stated)]
-        # What is not known of a step is not known of any of the three.
+        # A step without a known value proves none of the three core properties.
         proven += count * (not any(one == of or shown is None for one, shown in blocking))
     return proven, findings.steps
 
@@ -114,7 +113,7 @@ def _is_stated(of: object, shown: object, stated: Expected) -> bool:
 
 
 def _against(fact: Open, of: Property, value: str) -> Cause:
-    """A stated expectation that does not hold."""
+    """The violation of a stated expectation."""
     finding = Finding(AS_EXPECTED, fact.says, fact.step, (), fact.site, said("expected", of=of.value, value=value))
     return Cause(finding, set(), fact.count)
 
@@ -129,7 +128,7 @@ def verdict(findings: Findings, expected: Expected | None = None) -> Verdict:
 
 
 def stated(text: str) -> tuple[Property, str]:
-    """What `PROPERTY=VALUE` states. Raises ValueError: one line that says what is wrong and what to write."""
+    """The expectation in `PROPERTY=VALUE`. Raises ValueError: one line with the problem and the valid words."""
     name, _, value = text.partition("=")
     known = {one.value: one for one in Property}
     if name not in known:

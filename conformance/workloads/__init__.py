@@ -1,1 +1,1 @@
-"""What is trained, in exact rationals. Nothing here knows torch."""
+"""The trained models and data, in exact rationals. Independent of torch."""

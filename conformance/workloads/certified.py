@@ -1,9 +1,9 @@
-"""Workloads over small dyadic rationals, on which correct trainers agree to the bit.
+"""Workloads over small dyadic rationals, on which correct trainers are bit-identical.
 
-Weights stay on a coarse grid: each step's targets are chosen so that the residuals are small multiples of the odd
-divisor, and batches are drawn until the state after the step lies on the grid. So the bits needed do not grow with the
-number of steps, and eight of them (bf16's) are enough for a whole run. The arithmetic here only chooses the data;
-exactness is proved by the certificate in :mod:`conformance.oracle`.
+Weights stay on a coarse grid: each step's targets make the residuals small multiples of the odd divisor, and batches
+are drawn until the state after the step lies on the grid. So the required bits do not grow with the number of steps,
+and eight of them (bf16's) suffice for a whole run. The arithmetic here only chooses the data; the certificate in
+:mod:`conformance.oracle` proves exactness.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from conformance.workloads.workload import SGD, Ingredients, Sample, Vector, Wor
 
 STEPS = 6
 STEEPER = 4.0
-#: The significand bits of bf16: enough to add up a whole global batch, whatever its micro-batches are.
+#: The significand bits of bf16: enough to sum a whole global batch, with any micro-batches.
 _BITS = 8
 _CANDIDATES = 512
 _ATTEMPTS = 40
 _RESTARTS = 25
-#: Samples of the smallest micro-batch that weighted workloads are dealt out in.
+#: Samples in the smallest micro-batch of weighted workloads.
 _GROUP = 4
 
 
 @dataclass(frozen=True)
 class Recipe(Ingredients):
-    """What a certified workload is made of.
+    """The ingredients of a certified workload.
 
     Args:
-        weights: possible sample weights (zero included).
-        totals: the weight of each window in multiples of its number of samples, in turns.
+        weights: possible sample weights (including zero).
+        totals: the weight of each window in multiples of its number of samples, cyclically.
         first_half_empty_at, last_half_empty_at: at this step that half of the samples has no weight.
         grid: weights after every step are multiples of this.
         residual: residuals are up to ``spread`` times this times the odd part of the divisor.
-        short: of the batch size and the accumulation, the samples in a short last batch, if there is one.
+        short: the number of samples in a short last batch, if any, as a function of batch size and accumulation.
         outliers: at these steps, samples that overflow fp16.
         fine: added to all weights but the first, which then need more bits than a 16-bit format has. Without ``cast``
-            the first feature is as fine.
-        cast: targets are those of weights without ``fine``, as they are after the cast to a 16-bit format.
-        steeper_at: the residuals of this step are multiplied by STEEPER, so that only its gradient exceeds a norm.
+            the first feature is equally fine.
+        cast: targets match weights without ``fine``, as after a cast to a 16-bit format.
+        steeper_at: the residuals of this step are multiplied by STEEPER: only its gradient exceeds the norm.
     """
 
     optimizer: SGD
@@ -76,7 +76,7 @@ class Recipe(Ingredients):
 
 
 class _Stuck(Exception):
-    """No batch leads on from the state that the earlier ones led to."""
+    """No further batch keeps the state on its grid."""
 
 
 def _from_seed(recipe: Recipe, batch_size: int, accumulation: int, seed: int) -> Workload:
@@ -92,7 +92,7 @@ def _from_seed(recipe: Recipe, batch_size: int, accumulation: int, seed: int) ->
             # Every rank skips this window, so the state does not change.
             batch = recipe.outliers[step](batch, vector(state.weights))
         elif recipe.steeper_at == step:
-            # The clipped step rounds, so what follows is bounded anyway: the exact state does not matter.
+            # The clipped step rounds, so later steps are bounded anyway: the exact state does not matter.
             state = replace(state, steps=moved.steps)
         else:
             state = moved
@@ -103,7 +103,7 @@ def _from_seed(recipe: Recipe, batch_size: int, accumulation: int, seed: int) ->
 def _draw(
     recipe: Recipe, samples: int, step: int, state: State, generator: np.random.Generator
 ) -> tuple[tuple[Sample, ...], State]:
-    """The first of many random batches after which the state lies on the grid."""
+    """The first of many random batches that leaves the state on the grid."""
     grid = float(recipe.grid)
     for _ in range(_ATTEMPTS):
         rows = generator.choice([-2.0, -1.0, -1.0, 1.0, 1.0, 2.0], (_CANDIDATES, samples, recipe.model.features))
@@ -112,7 +112,7 @@ def _draw(
         weights = _sample_weights(recipe, samples, step, generator)
         total = int(weights.sum())
         odd = total // (total & -total)
-        # Residuals are multiples of the odd divisor; large ones would throw the weights off their grid and need many
+        # Residuals are multiples of the odd divisor; large ones would push the weights off their grid and need many
         # bits.
         unit, spread = (float(recipe.residual), recipe.spread) if odd < 9 else (float(recipe.residual) / 4, 1)
         if odd == 1:
@@ -136,7 +136,7 @@ def _draw(
             & (moved.weights != state.weights).any(axis=1)
         )
         if recipe.steeper_at is not None and step >= recipe.steeper_at:
-            leads_on[:] = True  # What follows a clipped step rounds anyway.
+            leads_on[:] = True  # Steps after a clipped step round anyway.
         fits = np.flatnonzero(leads_on & _clips_as_meant(recipe, gradients, step))
         # Last, because checking every sample's term takes longest, and few candidates are left.
         terms = factors[fits, :, None] * rows[fits]
@@ -157,12 +157,12 @@ def _draw(
 
 
 def _fine(recipe: Recipe) -> Floats:
-    """What is added to the weights. It changes no residual, so it stays the same in all steps."""
+    """The offset of the weights. It changes no residual, so it is the same in all steps."""
     return float(recipe.fine) * np.minimum(np.arange(recipe.model.size), 1.0)
 
 
 def _cancelling(factors: Floats, fine: float) -> Floats:
-    """``fine`` or its negative for two samples at a time whose gradients it changes by opposite amounts."""
+    """``fine`` or its negative for pairs of samples whose gradients it changes by opposite amounts."""
     added = np.zeros(len(factors))
     waiting: dict[float, int] = {}
     for index, factor in enumerate(factors):
@@ -176,9 +176,9 @@ def _cancelling(factors: Floats, fine: float) -> Floats:
 
 
 def _distinct(terms: Floats) -> npt.NDArray[np.bool_]:
-    """Which candidates, of shape (candidates, samples, parameters), hold no two samples with the same gradient.
+    """Which candidates, of shape (candidates, samples, parameters), have no two samples with the same gradient.
 
-    Samples of weight zero, which all have the gradient zero, do not count.
+    Samples of weight zero, which all have a zero gradient, do not count.
     """
     key = terms @ (100.0 ** np.arange(terms.shape[2]))
     ordered = np.sort(key, axis=1)
@@ -187,9 +187,9 @@ def _distinct(terms: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _clips_as_meant(recipe: Recipe, gradients: Floats, step: int) -> npt.NDArray[np.bool_]:
-    """By value: at the first step some entry of each parameter exceeds the threshold.
+    """Whether clipping shows. By value: at the first step some entry of each parameter exceeds the threshold.
 
-    By norm: all together at ``steeper_at``, and never before.
+    By norm: the norm of all exceeds it at ``steeper_at``, and never before.
     """
     if recipe.clip is None:
         return np.ones(len(gradients), dtype=bool)
@@ -197,7 +197,7 @@ def _clips_as_meant(recipe: Recipe, gradients: Floats, step: int) -> npt.NDArray
     if recipe.clip.kind == "value":
         exceeds = np.abs(gradients) > threshold
         ends = np.cumsum([tensor.size for tensor in recipe.model.tensors])
-        # A trainer may leave out one of the parameters; what is clipped in all entries shows no other fault.
+        # A trainer may skip one of the parameters; if all entries are clipped, other faults are hidden.
         in_each = np.all([one.any(axis=1) for one in np.split(exceeds, ends[:-1], axis=1)], axis=0)
         return np.asarray(in_each & ~exceeds.all(axis=1) | (step > 0))
     norms = np.linalg.norm(gradients, axis=1)
@@ -207,11 +207,11 @@ def _clips_as_meant(recipe: Recipe, gradients: Floats, step: int) -> npt.NDArray
 
 
 def _sample_weights(recipe: Recipe, samples: int, step: int, generator: np.random.Generator) -> Floats:
-    """Weights that add up to the total of the step: as exact a divisor as the number of samples, and another one.
+    """Weights that sum to the total of the step: a divisor as exact as the number of samples, but another one.
 
-    Each group of samples weighs about twice as much as the one before, so that ranks and micro-batches weigh very
-    different amounts and no mean of means comes near the mean. No group weighs nothing, but for half of them where the
-    recipe asks for it.
+    Each group of samples weighs about twice as much as the previous one: ranks and micro-batches weigh very different
+    amounts, and no mean of means is close to the mean. Every group has some weight, except for half of them if the
+    recipe says so.
     """
     if recipe.weights is None:
         return np.ones(samples)
@@ -236,7 +236,7 @@ def _sample_weights(recipe: Recipe, samples: int, step: int, generator: np.rando
 
 
 def _tilted(values: Floats, mean: float) -> Floats:
-    """The probabilities of ``values`` with about this mean, and the greatest entropy."""
+    """The probabilities of ``values`` with about this mean and maximal entropy."""
     candidates = np.geomspace(1 / 16, 16, 33)[:, None] ** values
     candidates /= candidates.sum(axis=1, keepdims=True)
     return np.asarray(candidates[np.abs(candidates @ values - mean).argmin()])

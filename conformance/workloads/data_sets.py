@@ -1,5 +1,5 @@
-"""The standard workloads of whole data sets: those of the exercise, a multivariate regression, and samples that may
-come in any order.
+"""The standard workloads of whole data sets: those of the exercise, a multivariate regression, and samples in any
+order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conformance.workloads.model import Linear
 from conformance.workloads.plan import Sampler
 from conformance.workloads.workload import SGD, Sample, Workload
 
-#: Of the exercise: a line through the origin, a noisy line, two workers' shards.
+#: The exercise's data: a line through the origin, a noisy line, two workers' shards.
 Points = Sequence[tuple[float, float]]
 
 LINE: Points = ((1, 1), (2, 2), (3, 3), (4, 4))
@@ -44,15 +44,15 @@ def exercise(name: str, batches: Sequence[Points], lr: float, epochs: int, summa
 
 
 def line() -> Workload:
-    return exercise("line", [LINE], 0.001, 25, "The line through the origin, all four points a step.")
+    return exercise("line", [LINE], 0.001, 25, "The line through the origin, all four points per step.")
 
 
 def noisy_line() -> Workload:
-    return exercise("noisy-line", [NOISY_LINE], 0.001, 25, "The noisy line around y = x, all four points a step.")
+    return exercise("noisy-line", [NOISY_LINE], 0.001, 25, "The noisy line around y = x, all four points per step.")
 
 
 def two_workers() -> Workload:
-    """The shards of the exercise's last question, in an order in which two ranks read what its two workers read."""
+    """The shards of the exercise's last question, ordered for two ranks to read the same as its two workers."""
     batches = [(*first, *second) for first, second in zip(*TWO_WORKERS, strict=True)]
     return exercise("two-workers", batches, 0.001, 10, "The two workers' shards of the distributed exercise.")
 
@@ -65,7 +65,7 @@ COEFFICIENTS = (5, 3, 2, 1)
 LEARNING_RATE = 0.01
 EPOCHS = 400
 SHARD = 250
-#: Features are rounded to multiples of this, which leaves their distribution as it is; fp32 then holds all targets.
+#: Features are rounded to multiples of this, which keeps their distribution; fp32 then represents all targets.
 GRID = Fraction(1, 1024)
 
 
@@ -91,10 +91,10 @@ def multivariate() -> Workload:
     )
 
 
-# Samples may come in any order, as of a sampler that repeats samples or leaves some out. Features are ones and minus
-# ones, targets whole numbers, and most global batches have a power of two of them. So a step adds a few bits to the
-# weights, whatever samples it has, and also where it has one twice; the certificate proves each order that is read. In
-# 16 bits there is room for none. All rows differ, so a trace shows which samples were read.
+# Samples in any order, as with a sampler that repeats or drops samples. Features are 1 or -1, targets are whole
+# numbers, and most global batches have a power of two of samples. So a step adds few bits to the weights, with any
+# samples, even repeated ones; the certificate proves each order that is read. 16 bits have no room for any. All rows
+# differ, so a trace shows which samples were read.
 _SIX = Linear(6, bias=True)
 _TARGETS = (-4, -3, -2, -1, 1, 2, 3, 4)
 _WEIGHTS = (-2, -1, 1, 2)
@@ -103,8 +103,7 @@ OWN_ORDER = "own-order"
 
 
 class _Stream(NamedTuple):
-    """``more``: how many samples an epoch has beyond whole windows. ``sizes``: the global batches that are tried in
-    turn."""
+    """``more``: samples of an epoch beyond whole windows. ``sizes``: the global batch sizes to try, in order."""
 
     summary: str
     sampler: Sampler
@@ -115,8 +114,8 @@ class _Stream(NamedTuple):
 
 
 _STREAMS = {
-    # What two epochs repeat is a micro-batch of one sample on each of two ranks: by the third, a position that is
-    # computed from the samples of the data set is another one.
+    # Two epochs repeat a micro-batch of one sample on each of two ranks: in the third, a position computed from the
+    # number of samples in the data set is wrong.
     "sampler-pads": _Stream(
         "Three epochs whose samples do not divide over the ranks: the sampler repeats one.",
         "pad",
@@ -126,11 +125,11 @@ _STREAMS = {
         (4, 12, 16),
     ),
     "sampler-drops": _Stream(
-        "Two epochs whose samples do not divide over the ranks: the sampler leaves one out.", "drop", 1
+        "Two epochs whose samples do not divide over the ranks: the sampler drops one.", "drop", 1
     ),
-    OWN_ORDER: _Stream("Two epochs, in each of which the order of the samples is the trainer's own.", "pad", 0),
+    OWN_ORDER: _Stream("Two epochs; in each the trainer chooses the order of the samples.", "pad", 0),
 }
-#: The workloads, each with the global batches that are tried in turn.
+#: The workloads, each with the global batch sizes to try, in order.
 ANY_ORDER: dict[str, tuple[int, ...]] = {name: stream.sizes for name, stream in _STREAMS.items()}
 
 

@@ -1,4 +1,4 @@
-"""The steps of a workload in doubles, which hold the small dyadic numbers of its data exactly; many runs at a time."""
+"""The steps of a workload in doubles, which represent its small dyadic numbers exactly; many runs at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class State:
-    """Weights and momentum buffers, shape (..., elements), after so many steps."""
+    """Weights and momentum buffers, shape (..., elements), after a number of steps."""
 
     weights: Floats
     buffer: Floats
@@ -26,8 +26,8 @@ class State:
 def after(
     training: Training, gradients: Floats, state: State, element: int | None = None, in_epoch: int | None = None
 ) -> State:
-    """The state after one more step, without the clip if it is one by norm. ``element``: whose all numbers are.
-    ``in_epoch``: the steps of an epoch, if schedules count epochs."""
+    """The state after one more step, without a clip by norm. ``element``: the element of all numbers, if they have only
+    one. ``in_epoch``: the steps of an epoch, if schedules count epochs."""
     if training.clip and training.clip.kind == "value":
         gradients = np.clip(gradients, -float(training.clip.threshold), float(training.clip.threshold))
     tensor_of, numbers = np.array(training.model.tensor_of), range(1 + len(training.groups))
@@ -39,7 +39,7 @@ def after(
     entry = state.steps // (in_epoch or 1)
 
     def of_elements(of_groups: Iterable[Fraction]) -> Floats:
-        """One setting of each element."""
+        """A setting of each element."""
         return np.asarray(np.array([*map(float, of_groups)])[in_group])
 
     momentum = of_elements(spec.momentum for spec in specs)

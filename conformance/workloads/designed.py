@@ -1,11 +1,10 @@
-"""Workloads whose data are designed, so that every parameter runs its own course, over several epochs too.
+"""Workloads with designed data: every parameter element takes an independent course, also over several epochs.
 
-In each batch the columns of the rows, one for each element of the parameters, are orthogonal (a Hadamard matrix twice,
-of half the samples each). So an element's gradient depends on that element alone, and any gradients can be asked for:
-the residuals that they need are a combination of the columns. What is left to choose is one number for each element and
-batch, and each element has so few choices that all are tried: kept are those that leave it on a grid in all steps of
-all epochs. The arithmetic here only chooses the data; exactness is proved by the certificate in
-:mod:`conformance.oracle`.
+In each batch the columns of the rows, one per parameter element, are orthogonal (a Hadamard matrix twice, each for half
+the samples). So an element's gradient depends only on that element, and any gradients are possible: the residuals that
+give them are a combination of the columns. The remaining choice is one number per element and batch, few enough to try
+all: kept are those that leave the element on a grid in all steps of all epochs. The arithmetic here only chooses the
+data; the certificate in :mod:`conformance.oracle` proves exactness.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from conformance.workloads.outliers import Outliers
 from conformance.workloads.plan import shuffled
 from conformance.workloads.workload import Ingredients, LossScale, Sample, Workload
 
-#: Half the gradients that are tried for each element and batch, in units.
+#: Half the gradients to try for each element and batch, in units.
 _MULTIPLES = (-16, -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12, 16)
-#: Weights that are tried at the start, in twice these units.
+#: Initial weights to try, in twice these units.
 _STARTS = (-16, -12, -8, -6, -4, -3, -2, -1, 1, 2, 3, 4, 6, 8, 12, 16)
-#: Each element takes one of so many of its courses: those with the smallest residuals, which need the fewest bits, or
-#: with somewhat larger ones if it moves more often.
+#: Each element takes one of this many courses: those with the smallest residuals, which need the fewest bits, or
+#: somewhat larger ones if it moves more often.
 _SMALLEST = 24
 _ATTEMPTS = 256
-#: How far the halves of a weighted batch are mixed: 0 is not at all.
+#: How far the halves of a weighted batch are mixed: 0 means not at all.
 _MIXED = 1.5
 
 
 @dataclass(frozen=True)
 class Design(Ingredients):
-    """What a designed workload is made of.
+    """The ingredients of a designed workload.
 
     Args:
-        weights: of each batch, the weights of the samples of its two halves.
-        unit: residuals are odd multiples of this, times the odd part of the divisor, and weights multiples of twice as
-            much.
+        weights: for each batch, the weights of the samples in its two halves.
+        unit: residuals are odd multiples of this, times the odd part of the divisor, and weights are multiples of twice
+            that.
         largest_weight: no weight becomes larger.
-        short: samples of the last batch of an epoch, as parts of the others'.
+        short: samples of the last batch of an epoch, as a fraction of the others'.
         outliers: in these batches, samples that overflow fp16.
         idle: in this batch, no sample is of the last block.
-        stops: after so many steps no element is where it began, and none has come to rest. Training can be resumed
-            there: what is not restored shows in each element, and so on each rank that holds one.
+        stops: after so many steps no element is at its start or at rest. Training can be resumed there: lost
+            state shows in each element, and so on each rank that stores one.
     """
 
     model: Model = ManyTensors()
@@ -69,7 +68,7 @@ class Design(Ingredients):
 
     @property
     def ends_show(self) -> bool:
-        """Whether it is made to show what goes wrong at the ends of epochs."""
+        """Whether it is made to show bugs at the ends of epochs."""
         return self.short < 1 or self.schedule_by == "epoch"
 
     @property
@@ -79,14 +78,14 @@ class Design(Ingredients):
 
     @property
     def visited(self) -> Sequence[int]:
-        """The number of the batch of each step: each epoch has another order."""
+        """The batch number of each step: each epoch has another order."""
         full = self.batches - (self.short < 1)
         return [
             number for epoch in range(self.epochs) for number in (*shuffled(full, 1, epoch), *range(full, self.batches))
         ]
 
     def samples(self, number: int, batch_size: int) -> int:
-        """Those of batch ``number``."""
+        """The number of samples in batch ``number``."""
         return int(batch_size * self.short) if number == self.batches - 1 else batch_size
 
     def unit_of(self, batch_size: int) -> float:
@@ -106,7 +105,7 @@ class Design(Ingredients):
             tried, element = run.chosen.copy(), generator.integers(len(courses))
             tried[element] = generator.integers(len(courses[element].visits))
             other = _Run.of(tried, self.visited, batches, courses, generator)
-            # Of a few elements alike, no gradient would show which samples it is of.
+            # If elements are alike, a gradient does not show its samples.
             run = min(run, other, key=lambda run: (run.alike if self.ends_show else 0, run.largest))
         samples = tuple(_samples(self, number, rows, run, generator) for number, rows in enumerate(batches))
         start = vector(run.visits[0])
@@ -114,11 +113,10 @@ class Design(Ingredients):
 
 
 def _drawn(design: Design, batch_size: int, generator: np.random.Generator) -> list[_Rows]:
-    """The rows of all batches. Where ends of epochs are to show, no two are the same, so that a trace tells which
-    samples were read.
+    """The rows of all batches. If ends of epochs are to show, all rows differ: a trace tells which samples were read.
 
     Raises:
-        ValueError: the model has too few elements to tell so many rows apart.
+        ValueError: the model has too few elements for so many different rows.
     """
     found: list[_Rows] = []
     for number in range(design.batches):
@@ -129,7 +127,7 @@ def _drawn(design: Design, batch_size: int, generator: np.random.Generator) -> l
                 found = batches
                 break
         else:
-            raise ValueError(f"workload {design.name}: {design.model.size} elements do not tell all samples apart")
+            raise ValueError(f"workload {design.name}: {design.model.size} elements cannot tell all samples apart")
     return found
 
 
@@ -137,9 +135,9 @@ def _drawn(design: Design, batch_size: int, generator: np.random.Generator) -> l
 class _Rows:
     """One batch without its targets.
 
-    factors: (samples, elements), what multiplies each element. half, block, weights: (samples,), those of each. share:
-    (elements,), the part of the batch's weight that uses each element. step: the unit of residuals, times the odd part
-    of the divisor. free: columns of shape (samples / 2,) that are orthogonal to all others.
+    factors: (samples, elements), the factor of each element. half, block, weights: (samples,), those of each sample.
+    share: (elements,), the part of the batch's weight that uses each element. step: the unit of residuals, times the
+    odd part of the divisor. free: columns of shape (samples / 2,) that are orthogonal to all others.
     """
 
     factors: Floats
@@ -170,7 +168,7 @@ class _Rows:
             column = columns.pop()
             for block, element in enumerate(alike):
                 factors[half == block, element] = column * (block_of[half == block] == block)
-        # Where rows are to differ, more columns tell more apart; two have to share one only if there are too few.
+        # If rows must differ, more columns distinguish more; two share one only if there are too few.
         alone = not is_plain or (design.ends_show and len(columns) > len(shared))
         while len(wide) < len(shared):
             column = columns.pop()
@@ -181,11 +179,11 @@ class _Rows:
         return cls(factors, half, block_of, weights, share, design.unit_of(batch_size), tuple(columns))
 
     def residuals(self, multiples: Floats, generator: np.random.Generator) -> Floats:
-        """Those with which the gradient of each element is twice its share of ``multiples`` steps."""
+        """The residuals that make the gradient of each element twice its share of ``multiples`` steps."""
         free = []
         for block in (0, 1):
             used = self.factors[self.half == block][0] != 0
-            # A sum of as many signs is even or odd in all samples alike; an odd one is not zero.
+            # A sum of equally many signs is even or odd in all samples; an odd one is not zero.
             count = 2 if multiples[used].sum() % 2 else 1
             free.append(np.sum([generator.choice([-1.0, 1.0]) * column for column in self.free[:count]], axis=0))
         residuals: Floats = self.step * (self.factors @ multiples + np.concatenate(free))
@@ -194,7 +192,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Courses:
-    """Courses that an element can take.
+    """The courses that an element can take.
 
     asked: (courses, batches), half the gradient at the first visit of each batch, in multiples of the element's share
     of the batch's step. visits: (courses, visits), the weight at each visit of a batch.
@@ -205,7 +203,7 @@ class _Courses:
 
     @classmethod
     def of(cls, design: Design, batches: list[_Rows], element: int) -> _Courses:
-        """The best of the courses that are tried and stay on the grid."""
+        """The best courses that stay on the grid."""
         start, *asked = np.array(list(product(_STARTS, *[_MULTIPLES] * len(batches))), dtype=float).T
         unit, step = float(design.unit), batches[0].step
         threshold = float(design.clip.threshold) if design.clip and design.clip.kind == "value" else np.inf
@@ -234,24 +232,24 @@ class _Courses:
                 fits &= (moved.weights != visits[:, 0]) & (moved.buffer != 0)
             state = State(moved.weights[fits], moved.buffer[fits], moved.steps)
             taken, visits, moves, bites = taken[fits], visits[fits], moves[fits], bites[fits]
-        # What is clipped in all elements shows no other fault.
+        # If all elements are clipped, other faults are hidden.
         meant = (moves >= (len(visits.T) - still) / 2) | (stepped == 0)
         meant &= bites == (_is_clipped(design, element) and stepped > 0)
-        # Who trains what is frozen would move it.
+        # Training a frozen parameter would move it.
         meant &= (taken != 0).all(axis=1) | (not tensor.frozen)
         if design.ends_show:
-            # What is wrong with a short window shows in its gradient and in all that follows.
+            # A bug in a short window shows in its gradient and in everything after it.
             meant &= (taken[:, -1] != 0) & (moves == len(visits.T))
         taken, visits, moves = taken[meant], visits[meant], moves[meant]
         order = np.array(design.visited)
-        # Columns are orthogonal, so these add up to the squares of residuals.
+        # Columns are orthogonal, so these sums are the squares of residuals.
         later = taken[:, order] + (visits - visits[:, order]) / step
         smallest = np.argsort((later**2).sum(axis=1) - 4 * moves, kind="stable")[:_SMALLEST]
         return cls(taken[smallest], visits[smallest])
 
     @classmethod
     def of_unused(cls, design: Design, element: int) -> _Courses:
-        """The one of an element that the model does not use: weight decay alone moves it."""
+        """The course of an element that the model does not use: only weight decay moves it."""
         state, visits = State(np.array([float(design.largest_weight)]), np.zeros(1)), list[Floats]()
         for _ in range(design.epochs * design.batches):
             visits.append(state.weights)
@@ -261,9 +259,9 @@ class _Courses:
 
 @dataclass(frozen=True)
 class _Run:
-    """What was chosen: the number of each element's course, the weights at each visit of a batch, shape (visits,
-    elements), the residuals of each batch at its first visit, the largest sum of residuals of all visits, and how many
-    elements run the course of another one, but for its sign."""
+    """The choices: each element's course number, the weights at each visit of a batch, shape (visits, elements), the
+    residuals of each batch at its first visit, the largest sum of residuals of all visits, and how many elements repeat
+    another one's course up to its sign."""
 
     chosen: npt.NDArray[np.int64]
     visits: Floats
@@ -291,7 +289,7 @@ class _Run:
 
 
 def _courses(design: Design, batches: list[_Rows]) -> list[_Courses]:
-    """Those of each element. Elements with the same settings and shares have the same ones."""
+    """The courses of each element. Elements with the same settings and shares have the same courses."""
     known = dict[object, _Courses]()
     found = []
     for element, tensor in enumerate(design.model.tensor_of):
@@ -332,10 +330,10 @@ def _order(number: int, rows: _Rows, generator: np.random.Generator, *, is_weigh
     """The samples of batch ``number`` in the order in which ranks and micro-batches get them."""
     noise = generator.uniform(0, _MIXED, len(rows.half))
     if is_weighted:
-        # They lie mostly in the last micro-batches and on the last ranks, so that no mean of means comes near the mean.
+        # Heavy samples are mostly in the last micro-batches and on the last ranks: no mean of means is near the mean.
         return np.argsort(rows.half + noise)
-    # Blocks take turns, in each batch twice as often as in the one before. So some ranks, and some micro-batches, use
-    # none of the elements that are a block's own, as with the rows of any embedding.
+    # Blocks alternate, twice as often in each batch as in the one before. So some ranks, and some micro-batches, use
+    # none of a block's own elements, as with the rows of any embedding.
     place = np.empty(len(noise))
     for block in (0, 1):
         place[rows.half == block] = noise[rows.half == block].argsort().argsort()
@@ -344,19 +342,19 @@ def _order(number: int, rows: _Rows, generator: np.random.Generator, *, is_weigh
 
 
 def hadamard(size: int) -> Floats:
-    """A matrix of ones and minus ones whose columns are orthogonal; the first column holds only ones.
+    """A matrix of ones and minus ones with orthogonal columns; the first column has only ones.
 
     Sylvester's construction for powers of two, else Paley's first one (Paley, "On orthogonal matrices", Journal of
     Mathematics and Physics 12, 1933).
 
     Raises:
-        ValueError: neither is possible.
+        ValueError: neither construction applies.
     """
     if size & (size - 1) == 0:
         return np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(size)] for i in range(size)], dtype=float)
     prime = size - 1
     if size % 4 or any(prime % factor == 0 for factor in range(2, prime)):
-        raise ValueError(f"no Hadamard matrix of {size} rows is constructed here")
+        raise ValueError(f"no construction here gives a Hadamard matrix of {size} rows")
     squares = {i * i % prime for i in range(1, prime)}
     matrix = np.ones((size, size))
     for i, j in product(range(prime), repeat=2):

@@ -1,4 +1,4 @@
-"""The standard workloads of several epochs, in another order in each: of many tensors, and about the ends of epochs."""
+"""The standard workloads of several epochs, each in another order: many tensors, and the ends of epochs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from conformance.workloads.recipes import ADAMW, HALF, SCHEDULE
 from conformance.workloads.workload import SGD, Clip, Group
 
 ONE = Fraction(1)
-#: In a second row, in the second quarter of all elements, and of the fourth parameter.
+#: In a second row, in the second quarter of all elements, and in the fourth parameter.
 SECOND_OF_CUBE = 5
-#: A window inside an epoch: what a trainer makes anew there is told from what it makes anew in each epoch.
+#: A window inside an epoch: distinguishes state that is reset there from state that is reset in each epoch.
 _INSIDE = 2
-#: After one step and after two, the rate is another than the first: where a schedule goes on shows there, too.
+#: After one step and after two, the rate differs from the first: the schedule's position shows there, too.
 _ONCE_DOWN = (ONE, HALF, HALF, HALF, ONE, ONE)
 
-#: Of 24 samples, all norms are above the threshold, no course of an element stays on its grid, or there is a window in
-#: which nothing moves.
+#: With 24 samples, all norms exceed the threshold, no course of an element stays on its grid, or nothing moves in some
+#: window.
 _NOT_OF_24 = (32,)
 
 DESIGNS: dict[str, Design] = {
@@ -29,21 +29,21 @@ DESIGNS: dict[str, Design] = {
     for design in (
         Design(
             "many-tensors",
-            "Ten parameters, of which one is tied and one an embedding; momentum and a learning-rate schedule.",
+            "Ten parameters, one of them tied and one an embedding; momentum and a learning-rate schedule.",
             SGD(ONE, momentum=HALF),
             schedule=SCHEDULE,
             stops=(1, 3, 4),
         ),
         Design(
             "many-coarse",
-            "Ten parameters, momentum and a schedule, in few bits, for bf16; elements may come back to their start.",
+            "Ten parameters, momentum and a schedule, in few bits, for bf16; elements may return to their start.",
             SGD(ONE, momentum=HALF),
             schedule=SCHEDULE,
         ),
         Design(
             "many-groups",
             "Ten parameters in three groups: vectors have twice the learning rate and no weight decay, scalars half "
-            "the decay, no momentum and a learning-rate schedule of their own.",
+            "the decay, no momentum and their own learning-rate schedule.",
             SGD(HALF, momentum=HALF, weight_decay=ONE),
             groups=(
                 Group(ONE, Fraction(0)),
@@ -66,15 +66,15 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "many-shards-overflow",
-            "Ten parameters of at least one dimension; in each epoch one element overflows fp16, which rank 0 does not "
-            "hold: where parameters are split by rows, in equal parts over four ranks, or given out whole.",
+            "Ten parameters of at least one dimension; in each epoch one element overflows fp16 that is not on rank 0: "
+            "if parameters are sharded by rows, in equal parts over four ranks, or as a whole.",
             SGD(ONE, momentum=HALF),
             model=ManyTensors(scalars=False),
             outliers={1: in_one_row(SECOND_OF_CUBE)},
         ),
         Design(
             "frozen",
-            "Ten parameters, of which three are frozen; ranks begin with other ones. Momentum and weight decay.",
+            "Ten parameters, three of them frozen; ranks start with different ones. Momentum and weight decay.",
             SGD(HALF, momentum=HALF, weight_decay=ONE),
             model=ManyTensors(frozen=True),
             schedule=SCHEDULE,
@@ -84,8 +84,8 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "unfrozen",
-            "Ten parameters, of which three are frozen until the first epoch is almost over; momentum, decay and a "
-            "schedule that goes on.",
+            "Ten parameters, three of them frozen until shortly before the end of the first epoch; momentum, decay and "
+            "a schedule that continues.",
             SGD(HALF, momentum=HALF, weight_decay=ONE),
             model=ManyTensors(frozen=True),
             schedule=_ONCE_DOWN,
@@ -95,7 +95,7 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "unfrozen-clip-value",
-            "The same with clipping by value that bites in parameters of either kind.",
+            "The same with active clipping by value in parameters of either kind.",
             SGD(ONE, momentum=HALF),
             model=ManyTensors(frozen=True),
             schedule=SCHEDULE,
@@ -106,8 +106,8 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "unused",
-            "Eleven parameters, of which two are experts: each sample takes one, so that in some windows no rank, or "
-            "only some ranks, use the other. Momentum, weight decay and a schedule.",
+            "Eleven parameters, two of them experts: each sample uses one, so in some windows no rank, or only some "
+            "ranks, use the other. Momentum, weight decay and a schedule.",
             SGD(HALF, momentum=HALF, weight_decay=ONE),
             model=ManyTensors(experts=True),
             schedule=SCHEDULE,
@@ -117,14 +117,14 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "many-clip-value",
-            "Ten parameters, momentum and clipping by value that bites.",
+            "Ten parameters, momentum and active clipping by value.",
             SGD(ONE, momentum=HALF),
             clip=Clip("value", Fraction(3)),
             unit=Fraction(1, 8),
         ),
         Design(
             "many-clip-norm",
-            "Ten parameters, and clipping by the norm of all together that bites in some steps.",
+            "Ten parameters, and clipping by global norm that is active in some steps.",
             SGD(HALF, momentum=HALF),
             clip=Clip("norm", Fraction(5)),
             kernel="fused",
@@ -145,7 +145,7 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "large-tensors",
-            "Seven million elements, of which a few are used: several buckets, buffers and chunks; momentum and decay.",
+            "Seven million elements, few of them used: several buckets, buffers and chunks; momentum and decay.",
             SGD(HALF, momentum=HALF, weight_decay=HALF),
             model=LargeTensors(),
             batches=1,
@@ -155,7 +155,7 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "large-clip-norm",
-            "Seven million elements, of which a few are used, and clipping by the norm of all that bites.",
+            "Seven million elements, few of them used, and active clipping by global norm.",
             SGD(HALF, momentum=HALF),
             model=LargeTensors(),
             clip=Clip("norm", Fraction(5)),
@@ -166,13 +166,13 @@ DESIGNS: dict[str, Design] = {
 }
 
 _GROUPS = DESIGNS["many-groups"]
-#: What each kind of model has in the place of ten parameters, and what it changes.
+#: What replaces "Ten parameters" for each kind of model, and the changed settings.
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen": (
-        "Ten parameters, of which three are frozen",
+        "Ten parameters, three of them frozen",
         {"model": ManyTensors(frozen=True), "ranks_start_apart": True},
     ),
-    "unused": ("Eleven parameters, of which two are experts", {"model": ManyTensors(experts=True), "idle": 2}),
+    "unused": ("Eleven parameters, two of them experts", {"model": ManyTensors(experts=True), "idle": 2}),
     "groups": (
         "Ten parameters in three groups",
         {
@@ -181,18 +181,18 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "largest_weight": _GROUPS.largest_weight,
         },
     ),
-    "large": ("Seven million elements, of which a few are used", {"model": LargeTensors(), "batches": 2}),
+    "large": ("Seven million elements, few of them used", {"model": LargeTensors(), "batches": 2}),
 }
-#: What is otherwise where a kind meets a recipe.
+#: Settings of a kind that differ for some recipes.
 _BOTH: dict[str, dict[str, Any]] = {
     # Fewer elements have smaller norms.
     "frozen-clip-norm": {"clip": Clip("norm", Fraction(3))},
-    # Who does not clip where a gradient is missing shows.
+    # Shows trainers that do not clip if a gradient is missing.
     "unused-clip-value": {"idle": 1},
     "unused-clip-norm": {"idle": 1},
-    # In a window that overflows, nothing shows.
+    # A window that overflows shows nothing.
     "unused-overflow": {"outliers": {2: last_target}, "idle": 1},
-    # Without a decay, what is not used would not move in any reading.
+    # Without decay, an unused parameter would not move under any reading.
     "unused-weighted": {"optimizer": DESIGNS["unused"].optimizer},
     "groups-clip-norm": {"clip": Clip("norm", Fraction(4))},
     "groups-clip-value": {"unit": Fraction(1, 4)},
@@ -214,7 +214,7 @@ DESIGNS |= {
             "name": name,
             "summary": DESIGNS[like].summary.replace("Ten parameters", _KINDS[kind][0], 1),
             "kernel": None,
-            # Of 48, no course of an element stays on its grid, or the bound is too wide to tell what is clipped.
+            # With 48, no course of an element stays on its grid, or the bound is too wide to see the clip.
             "batch_sizes": (DESIGNS[like].batch_sizes[0], *(() if name in _NOT_OF_48 else (48,))),
             **_KINDS[kind][1],
             **_BOTH.get(name, {}),
@@ -225,7 +225,7 @@ DESIGNS |= {
 
 
 def _with_data_of(like: str, name: str, summary: str, **changes: Any) -> Design:
-    """Without parameters that have no dimension, and so for all backends, or with sparse gradients."""
+    """A design with the data of another: without scalar parameters, so for all backends, or with sparse gradients."""
     # Torch's fused SGD steps neither shards nor sparse gradients.
     return replace(DESIGNS[like], name=name, summary=summary, kernel=None, data_of=DESIGNS[like], **changes)
 
@@ -244,7 +244,7 @@ _MODELS = {
     "many-shards-unused": ("unused", ManyTensors(scalars=False, experts=True), _SHARDS[1]),
     "many-shards-sparse": ("many-tensors", ManyTensors(scalars=False, sparse=True), f"{_SHARDS[1]} and {_SPARSE[1]}"),
 }
-#: The workloads that have the data of another one.
+#: The workloads with the data of another one.
 OF_OTHERS: dict[str, Design] = {
     "many-adamw": _with_data_of(
         "many-groups",
@@ -262,12 +262,12 @@ OF_OTHERS: dict[str, Design] = {
 }
 OF_KINDS |= {name: ("sparse", like) for name, (like, model, _) in _MODELS.items() if model is _SPARSE[0]}
 
-#: With fewer features some samples would have the same ones, and no trace would tell which of them was read.
+#: With fewer features some samples would be equal, and no trace could tell which of them was read.
 _NINE = Linear(9, bias=True)
 UNEVEN_BATCHES = "uneven-epochs"
-#: One that begins again in each epoch shows, also where short windows are dropped.
+#: A schedule that restarts in each epoch shows, also if short windows are dropped.
 _DOWN_AND_UP = (ONE, HALF, HALF, HALF, HALF, ONE)
-#: Here it also shows where it goes on after the third window, or after the third step of who drops short ones.
+#: This one also shows its position after the third window, and after the third step if short windows are dropped.
 _RESUMED = (ONE, HALF, Fraction(2), HALF, ONE, ONE)
 
 
@@ -281,7 +281,7 @@ ENDS: dict[str, Design] = {
     for design in (
         _ending(
             "short-epochs",
-            "Two epochs, of which each ends with a short accumulation window.",
+            "Two epochs that each end with a short accumulation window.",
             HALF,
             schedule=_RESUMED,
             stops=(3,),
@@ -290,7 +290,7 @@ ENDS: dict[str, Design] = {
         ),
         _ending(
             UNEVEN_BATCHES,
-            "Two epochs, of which each ends with a smaller micro-batch.",
+            "Two epochs that each end with a smaller micro-batch.",
             Fraction(3, 4),
             unit=Fraction(1, 8),
             seed=2,
@@ -298,15 +298,15 @@ ENDS: dict[str, Design] = {
         ),
         _ending(
             "uneven-ranks-epochs",
-            "Two epochs, at the end of which some ranks have no samples left.",
+            "Two epochs; at their ends some ranks have no samples left.",
             HALF,
             batch_sizes=(32,),
             in_whole_shares=True,
         ),
         Design(
             "epoch-schedule",
-            # Of two epochs, the rate of the second is also that of an optimizer whose schedule begins again.
-            "Three epochs, after each of which the learning-rate schedule advances.",
+            # With two epochs, a schedule that restarts would have the correct rate in the second.
+            "Three epochs; the learning-rate schedule advances after each.",
             SGD(HALF, momentum=HALF),
             model=_NINE,
             schedule=(ONE, HALF, ONE),

@@ -1,4 +1,4 @@
-"""How a global batch is split over ranks and micro-batches."""
+"""Layouts: how a global batch is split over ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.workloads.plan import sampled, shuffled
 from conformance.workloads.workload import Sample, Workload
 
 LayoutKind = Literal["samples", "batched", "accumulated"]
-#: As an accumulation: one sample at a time, so the global batch is a window of as many micro-batches.
+#: As an accumulation: one sample at a time; the global batch is one window.
 EACH_SAMPLE = 0
 Shares = tuple[tuple[tuple[int, ...], ...], ...]
 #: By epoch, the numbers of the samples in each micro-batch of each rank.
@@ -23,9 +23,8 @@ Orders = tuple[Shares, ...]
 class Window:
     """One accumulation window: the micro-batches between two optimizer steps.
 
-    ``samples`` are the numbers that the samples in ``batch`` have among all of the workload. ``shares[rank]
-    [micro_batch]`` lists indices in ``batch``. ``nominal`` is the accumulation length of a full window, which a short
-    last window does not reach.
+    ``samples``: the indices of the samples of ``batch`` in the whole workload. ``shares[rank][micro_batch]``: indices
+    into ``batch``. ``nominal``: the accumulation length of a full window; a short last window is shorter.
     """
 
     index: int
@@ -37,7 +36,7 @@ class Window:
 
     @property
     def length(self) -> int:
-        """Micro-batches that each rank reads in this window, unless it has no samples left."""
+        """Micro-batches of each rank in this window, unless it has no samples left."""
         return len(self.shares[0])
 
     @property
@@ -46,20 +45,20 @@ class Window:
 
     @property
     def with_data(self) -> int:
-        """Ranks that read samples in this window: the first ones."""
+        """The number of ranks with samples in this window; these are the first ranks."""
         return sum(map(bool, self.shares))
 
     @property
     def numbers(self) -> Shares:
-        """As ``shares``, with the numbers that samples have among all of the workload."""
+        """Like ``shares``, with indices into the whole workload."""
         return tuple(tuple(tuple(self.samples[at] for at in one) for one in share) for share in self.shares)
 
     def of_full(self, size: int) -> Window | None:
-        """The same with the micro-batches of ``size`` samples alone; None if there are none."""
+        """The window with only its micro-batches of ``size`` samples; None if there are none."""
         return self.only({at for one in chain(*self.shares) if len(one) == size for at in one})
 
     def only(self, kept: Set[int]) -> Window | None:
-        """The same with the samples at these indices alone; None if there are none."""
+        """The window with only the samples at these indices; None if there are none."""
         numbers = sorted(kept)
         place = {number: at for at, number in enumerate(numbers)}
         if not numbers:
@@ -77,11 +76,11 @@ class Window:
 class Layout:
     """``world_size`` ranks, each reading ``accumulation`` micro-batches of ``micro_batch_size`` samples per step.
 
-    Micro-batch ``t`` of rank ``r`` is chunk number ``t * world_size + r`` of the global batch. That is how frameworks
-    that hand out whole batches shard a stream, and any other order gives the same gradient.
+    Micro-batch ``t`` of rank ``r`` is chunk ``t * world_size + r`` of the global batch. Frameworks that distribute
+    whole batches shard a stream this way, and any other order gives the same gradient.
 
-    A short last batch is split evenly over the ranks. With ``in_whole_shares`` the first ranks have as many samples of
-    it as ever, and the last ones none.
+    A short last batch is split evenly over the ranks. With ``in_whole_shares`` the first ranks get full shares of it,
+    and the last ones none.
     """
 
     world_size: int
@@ -94,7 +93,7 @@ class Layout:
         """The layout that covers one full global batch of ``workload`` per step.
 
         Raises:
-            ValueError: the global batch does not divide into ``world_size * accumulation`` equal micro-batches.
+            ValueError: the global batch cannot be divided into ``world_size * accumulation`` equal micro-batches.
         """
         accumulation = accumulation or workload.batch_size // world_size
         size, rest = divmod(workload.batch_size, world_size * accumulation)
@@ -106,10 +105,10 @@ class Layout:
         return cls(world_size, accumulation, size)
 
     def window(self, workload: Workload, step: int, seed: int = 0) -> Window:
-        """The ``step``-th window: a full one, or a shorter last one. ``seed``: of a sampler that shuffles.
+        """The ``step``-th window: a full one, or a shorter last one. ``seed``: of a shuffling sampler.
 
         Raises:
-            ValueError: a short last batch does not divide evenly over the ranks, or into whole shares.
+            ValueError: a short last batch cannot be divided evenly over the ranks, or into whole shares.
         """
         epoch, position = divmod(step, workload.windows_of_epoch)
         number = seed + epoch if workload.shuffle else 0
@@ -134,7 +133,7 @@ class Layout:
         return Window(step, epoch, samples, batch, shares, self.accumulation)
 
     def filled_up(self, workload: Workload, window: Window, repeated: Sequence[int]) -> Window:
-        """A window with the samples of these numbers besides its own, split evenly over the ranks."""
+        """A window extended by samples, given by index, and split evenly over the ranks."""
         samples = (*window.samples, *repeated)
         return replace(
             window,
@@ -154,7 +153,7 @@ def windows_of(workload: Workload, orders: Orders, accumulation: int) -> tuple[W
     for epoch, order in enumerate(orders):
         for start in range(0, max(map(len, order)), accumulation):
             parts = [share[start : start + accumulation] for share in order]
-            # Orders may go on over the ends of epochs.
+            # Orders may cross the ends of epochs.
             of_epoch = max(epoch, count // workload.samples)
             found.append(window_of(workload, len(found), of_epoch, parts, accumulation))
             count += len(found[-1].samples)
@@ -162,7 +161,7 @@ def windows_of(workload: Workload, orders: Orders, accumulation: int) -> tuple[W
 
 
 def micro_batches(numbers: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
-    """``size`` numbers at a time; the last ones may be fewer."""
+    """Chunks of ``size`` numbers; the last one may be smaller."""
     return tuple(tuple(numbers[start : start + size]) for start in range(0, len(numbers), size))
 
 
@@ -184,7 +183,7 @@ def window_of(
 
 @lru_cache(maxsize=64)
 def _dealt(per_rank: int, world_size: int, micro_batch_size: int) -> Shares:
-    """``per_rank`` samples for each rank, in micro-batches of ``micro_batch_size`` of which the last may be smaller."""
+    """``per_rank`` samples for each rank, in micro-batches of ``micro_batch_size``; the last one may be smaller."""
     deal: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
     position = 0
     for done in range(0, per_rank, micro_batch_size):

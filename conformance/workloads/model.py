@@ -1,8 +1,8 @@
 """The trained model: the names and shapes of its parameters, and its forward and backward in any arithmetic.
 
-The elements of all parameters are numbered in one order, that of ``model.parameters()`` with each parameter flat. Of a
-large parameter only the elements that the model uses are told apart. All others start alike and have gradients of zero,
-so they stay alike; the least and the largest of them stand for all.
+All parameter elements are numbered in one order: that of ``model.parameters()``, each parameter flattened. Of a large
+parameter only the elements that the model uses are tracked one by one. The others start equal and have zero gradients,
+so they stay equal; the least and the largest represent them all.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ T = TypeVar("T", float, Fraction)
 
 
 class Number(Protocol):
-    """Of any arithmetic: rationals, integers in some unit, arrays, numbers with an error."""
+    """A number of any arithmetic: rationals, integers in some unit, arrays, numbers with an error."""
 
     def __add__(self, other: Any, /) -> Any: ...
     def __mul__(self, other: Any, /) -> Any: ...
 
 
 N = TypeVar("N", bound=Number)
-#: The sums of a layer, each as pairs of an element and the place of the value below that it is multiplied with.
+#: The sums of a layer, each as pairs (element, index of the value below that it multiplies).
 Layer = tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter. ``places``: how many of the model's modules have it. ``used``: of a large one, the places of the
-    elements that the model uses, ascending. ``frozen``: it does not require gradients. ``block``: the kind of inputs
-    that alone uses it; None if all do. ``sparse``: its gradient is a sparse tensor."""
+    """A parameter. ``places``: how many of the model's modules have it. ``used``: of a large one, the positions of the
+    used elements, ascending. ``frozen``: it does not require gradients. ``block``: the kind of inputs that alone uses
+    it; None if all do. ``sparse``: its gradient is a sparse tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,25 +52,25 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """How many elements are told apart."""
+        """How many elements are tracked."""
         return len(self.is_used)
 
     @property
     def is_used(self) -> tuple[bool, ...]:
-        """For each of these elements, whether the model uses it. Two others stand for all that it does not use."""
+        """Whether the model uses each of these elements. Two further ones represent all unused elements."""
         return (True,) * self.numel if self.used is None else (*(True,) * len(self.used), False, False)
 
     def group(self, groups: int) -> int:
-        """The number of the parameter group that it is in where an optimizer has so many."""
+        """The number of its parameter group in an optimizer with ``groups`` groups."""
         return group_of(len(self.shape), groups)
 
     def is_trained(self, window: int, unfreeze_at: int | None) -> bool:
-        """Whether it is trained in a window; ``unfreeze_at``: the one from which on frozen parameters are, if any."""
+        """Whether it is trained in a window; ``unfreeze_at``: the window that unfreezes frozen parameters, if any."""
         return not self.frozen or (unfreeze_at is not None and window >= unfreeze_at)
 
     @property
     def elements(self) -> tuple[str, ...]:
-        """The name of each element; without a first index that is always zero, such as that of the only output."""
+        """The name of each element; a first index that is always zero, such as that of the only output, is omitted."""
         if self.used is not None:
             return (*map(self._element, self.used), f"{self.name}[least other]", f"{self.name}[largest other]")
         return tuple(map(self._element, range(self.numel)))
@@ -86,10 +86,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """A model whose prediction is linear in each of its parameters: layers of sums of products, nothing between them.
+    """A model whose prediction is linear in each parameter: layers of sums of products, with nothing in between.
 
-    ``features``: how many inputs it has. ``blocks``: into how many kinds the inputs fall of which each uses elements
-    that the others do not, such as a row of an embedding.
+    ``features``: the number of inputs. ``blocks``: the number of kinds of inputs; each kind uses elements that the
+    others do not, such as a row of an embedding.
     """
 
     name: ClassVar[str]
@@ -104,27 +104,27 @@ class Model(ABC):
 
     @abstractmethod
     def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
-        """What the first layer gets for inputs ``x`` of shape (features,)."""
+        """The input of the first layer for inputs ``x`` of shape (features,)."""
 
     @abstractmethod
     def inputs(self, row: Sequence[T], block: int) -> tuple[T, ...]:
-        """Inputs of this block whose `row` is the given one, with zeros for elements of others, and ones for a bias."""
+        """Inputs of this block with the given `row`, with zeros for elements of other blocks, and ones for a bias."""
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """From the inputs up. The last one has a single sum, the prediction. If there is only one, each element is
-        multiplied with the value of its own number."""
+        """The layers from the inputs up. The last one has a single sum, the prediction. If it is the only one, each
+        element multiplies the value with its number."""
         return ((tuple((number, number) for number in range(self.size)),),)
 
     def values(self, row: Sequence[N], weights: Sequence[N]) -> list[Sequence[N]]:
-        """The forward: what each layer gets."""
+        """The forward: the inputs of each layer."""
         values = [row]
         for layer in self.layers[:-1]:
             values.append([reduce(add, [weights[element] * values[-1][at] for element, at in one]) for one in layer])
         return values
 
     def multiples(self, weights: Sequence[N]) -> list[Sequence[N]]:
-        """The backward: what each of `values` is multiplied with in the prediction."""
+        """The backward: the factor of each of `values` in the prediction."""
         [last] = self.layers[-1]
         multiples: list[Sequence[N]] = [[weights[element] for element, _ in last]]
         for layer in self.layers[-2::-1]:
@@ -134,12 +134,12 @@ class Model(ABC):
         return multiples
 
     def folded(self, weights: Sequence[N]) -> Sequence[N]:
-        """What each entry of `row` is multiplied with in the prediction."""
+        """The factor of each entry of `row` in the prediction."""
         return weights if len(self.layers) == 1 else self.multiples(weights)[0]
 
     def slopes(self, row: Sequence[N], weights: Sequence[N], backward: Sequence[N] | None = None) -> Sequence[N]:
-        """The derivative of the prediction by each element. ``backward``: the weights that the backward finds, if
-        others than the forward's."""
+        """The derivative of the prediction by each element. ``backward``: the weights in the backward, if they differ
+        from the forward's."""
         if len(self.layers) == 1:
             return row
         values, multiples = self.values(row, weights), self.multiples(backward or weights)
@@ -156,7 +156,7 @@ class Model(ABC):
         return (None,) * self.size
 
     def block(self, x: Sequence[T]) -> int:
-        """The block that inputs ``x`` are of."""
+        """The block of inputs ``x``."""
         return 0
 
     @cached_property
@@ -171,12 +171,12 @@ class Model(ABC):
 
     @cached_property
     def size(self) -> int:
-        """Elements of all parameters that are told apart."""
+        """The number of tracked elements in all parameters."""
         return sum(tensor.size for tensor in self.tensors)
 
     @cached_property
     def numel(self) -> int:
-        """Elements of all parameters."""
+        """The number of elements in all parameters."""
         return sum(tensor.numel for tensor in self.tensors)
 
     @cached_property
@@ -217,35 +217,35 @@ class Linear(Model):
 
 @dataclass(frozen=True)
 class Counting(Linear):
-    """One that counts its samples and sums up the squares of their inputs, times ``SCALE``, while it is trained.
+    """A Linear that counts its training samples and sums the squares of their inputs, times ``SCALE``, in buffers.
 
-    Buffers hold both. The sum grows with each sample, so that it shows when it is lost.
+    The sum grows with each sample, so a loss of it shows.
     """
 
     name = "counting"
-    #: So that sums have more digits than 16 bits hold.
+    #: Gives sums more digits than 16 bits can represent.
     SCALE = 1 + Fraction(1, 2**12)
 
     bias: bool = True
 
 
 class WithDropout(Linear):
-    """One that in training draws random numbers in each forward, for a dropout of zeros, which changes no number."""
+    """A Linear that draws random numbers in each training forward, for a dropout of zeros, which changes no number."""
 
     name = "with-dropout"
 
 
 @dataclass(frozen=True)
 class ManyTensors(Model):
-    """Ten parameters of ranks 0 to 4, in the shapes that real models have, whose contributions add up.
+    """Ten parameters of 0 to 4 dimensions, in the shapes of real models, whose contributions add up.
 
-    Each element is multiplied with an input of its own, in the order of the parameters, but: the bias with none; an
-    element of the tied parameter with two, as it is used in two places; and of the embedding only one row is used,
-    whose number comes first.
+    Each element multiplies its own input, in the order of the parameters, with these exceptions: the bias multiplies
+    none; an element of the tied parameter multiplies two, as it is used in two places; and only one row of the
+    embedding is used, whose number comes first.
 
-    ``scalars``: whether two have no dimension. FSDP2 takes no such parameters; without, they have one element.
-    ``frozen``: three of the parameters do not require gradients. ``experts``: in place of the embedding there are two
-    parameters, of which inputs use one, by the number that comes first. ``sparse``: the embedding's gradient is.
+    ``scalars``: whether two have no dimension. FSDP2 rejects such parameters; without, they have one element.
+    ``frozen``: three parameters do not require gradients. ``experts``: two parameters replace the embedding, and inputs
+    use one of them, by the number that comes first. ``sparse``: the embedding's gradient is sparse.
     """
 
     name = "many-tensors"
@@ -266,7 +266,7 @@ class ManyTensors(Model):
             "scale": (2,),
             "cube": (2, 1, 1),
             **({f"experts.{block}.weight": (1, 2) for block in range(self.blocks)} if self.experts else table),
-            "encoder.weight": (1, 2),  # The decoder's, too.
+            "encoder.weight": (1, 2),  # Also the decoder's.
             "convolution.weight": (1, 2, 1, 1),
             "skip.weight": (1, 1),
             "linear.weight": (1, 2),
@@ -306,8 +306,8 @@ class ManyTensors(Model):
 
 @dataclass(frozen=True)
 class LargeTensors(ManyTensors):
-    """The same with three parameters that are so large that DistributedDataParallel divides the gradients into three
-    buckets. Of these it uses as few elements, and the last one always."""
+    """The same with three parameters so large that DistributedDataParallel divides the gradients into three buckets.
+    The model uses few of their elements, always including the last one."""
 
     name = "large-tensors"
 
@@ -315,7 +315,7 @@ class LargeTensors(ManyTensors):
     def tensors(self) -> tuple[Tensor, ...]:
         large: dict[str, dict[str, Any]] = {
             "scale": {"shape": (300_000,), "used": (0, 299_999)},
-            # 26 MiB in fp32, and so a bucket of its own.
+            # 26 MiB in fp32, so it has its own bucket.
             "cube": {"shape": (26, 512, 512), "used": (2_000_000, 26 * 512 * 512 - 1)},
             "embedding.weight": {"shape": (140_000, 2), "used": (100_000, 100_001, 279_998, 279_999)},
         }
@@ -335,8 +335,8 @@ class LargeTensors(ManyTensors):
 
 
 def group_of(dimensions: int, groups: int) -> int:
-    """Of ``groups`` parameter groups, that of parameters of so many dimensions: matrices are in the first one, vectors
-    in the second and scalars in the last."""
+    """The group of a parameter, of ``groups`` groups: matrices are in the first one, vectors in the second and scalars
+    in the last."""
     return min(max(2 - dimensions, 0), groups - 1)
 
 
@@ -367,7 +367,7 @@ class TwoLayers(Model):
 
 
 def transposed(layer: Layer) -> Layer:
-    """For each value below, the elements that it is multiplied with, each with the place of the sum that has it."""
+    """For each value below, the elements that multiply it, each with the index of its sum."""
     of: dict[int, list[tuple[int, int]]] = {}
     for number, one in enumerate(layer):
         for element, at in one:

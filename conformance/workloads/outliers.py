@@ -1,4 +1,4 @@
-"""Samples of one batch that overflow fp16, each in another way."""
+"""Samples that overflow fp16 in different ways."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from operator import mul
 from conformance.workloads.workload import Sample, Vector
 
 Batch = tuple[Sample, ...]
-#: Puts them into a batch; the weights are those that it is trained on, the bias last.
+#: Puts outliers into a batch; the weights are those that it is trained on, the bias last.
 Outliers = Callable[[Batch, Vector], Batch]
 
-#: Times any loss scale of the recipes it is far outside fp16's range; the loss itself stays finite.
+#: Times any loss scale of the recipes, this is far outside fp16's range; the loss itself stays finite.
 FAR = Fraction(2**20)
-#: Its square is outside fp32's range, so that the loss itself is infinite. Twice its scaled error is inside.
+#: Its square is outside fp32's range: the loss itself is infinite. Twice its scaled error is inside.
 INFINITELY_FAR = Fraction(2**70)
 #: The largest number of an outlier is at least this, and all other numbers are smaller.
 OUTLYING = Fraction(2**9)
@@ -31,13 +31,13 @@ def has_infinite_loss(sample: Sample) -> bool:
 
 
 def last_target(batch: Batch, weights: Vector) -> Batch:
-    """The last target is far off: in the last micro-batch of the last rank every gradient overflows."""
+    """Makes the last target far off: every gradient overflows in the last micro-batch of the last rank."""
     return (*batch[:-1], replace(batch[-1], y=-FAR))
 
 
 def in_one_row(element: int) -> Outliers:
-    """In the last sample this element alone has a feature, and its gradient alone overflows: times the features of all
-    others the same error fits."""
+    """Gives the last sample only this feature: only its gradient overflows, and the same error times any other feature
+    fits."""
 
     def outliers(batch: Batch, weights: Vector) -> Batch:
         *others, last = batch
@@ -48,19 +48,19 @@ def in_one_row(element: int) -> Outliers:
 
 
 def first_losses(batch: Batch, weights: Vector) -> Batch:
-    """The losses of the first two samples, in the first micro-batch of the first rank, are infinite, their gradients
-    of opposite sign: no sum of them is a number."""
+    """Makes the losses of the first two samples, in the first micro-batch of the first rank, infinite, with gradients
+    of opposite sign: their sums are NaN."""
     first, second, *others = batch
     x = tuple(abs(value) if like > 0 else -abs(value) for value, like in zip(second.x, first.x, strict=True))
     return (replace(first, y=-INFINITELY_FAR), replace(second, x=x, y=INFINITELY_FAR), *others)
 
 
 def weights_alone(batch: Batch, weights: Vector) -> Batch:
-    """Two samples have large features: at a loss scale of 2^5 the weights' gradients overflow in one micro-batch, of
-    the second rank where there are two or three.
+    """Gives two samples large features: at a loss scale of 2^5 the weights' gradients overflow in one micro-batch, of
+    the second rank if there are two or three.
 
-    All other samples fit, and the two err by opposite amounts, so that the bias's gradient is zero: an optimizer that
-    holds the bias alone may take its step.
+    All other samples fit, and the two errors are opposite, so the bias's gradient is zero: an optimizer with only the
+    bias may take its step.
     """
     first, second, *others = weights[:-1]
     large = Fraction(1)
@@ -74,11 +74,11 @@ def weights_alone(batch: Batch, weights: Vector) -> Batch:
 
 
 def bias_alone(batch: Batch, weights: Vector) -> Batch:
-    """Four samples of one micro-batch err alike: at a loss scale of 2^4 the sum of their gradients overflows, and none
-    of them.
+    """Gives four samples of one micro-batch equal errors: at a loss scale of 2^4 the sum of their gradients overflows,
+    but none of them alone.
 
-    All other samples fit, and the features cancel, so that the weights' gradients are zero: an optimizer that holds the
-    weights alone may take its step.
+    All other samples fit, and the features cancel, so the weights' gradients are zero: an optimizer with only the
+    weights may take its step.
     """
     rows = [tuple(Fraction(sign * factor) for _ in weights[:-1]) for factor in (1, 2) for sign in (1, -1)]
     at, error = len(batch) // 3, 27 * 2**9
@@ -86,7 +86,7 @@ def bias_alone(batch: Batch, weights: Vector) -> Batch:
 
 
 def _in_fitting(batch: Batch, weights: Vector, at: int, outliers: Sequence[Sample]) -> Batch:
-    """``outliers`` from index ``at`` on, among samples that the weights predict exactly."""
+    """Puts ``outliers`` from index ``at`` on among samples that the weights predict exactly."""
     fitting = [replace(sample, y=_prediction(sample.x, weights)) for sample in batch]
     return (*fitting[:at], *outliers, *fitting[at + len(outliers) :])
 

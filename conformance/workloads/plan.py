@@ -1,6 +1,6 @@
-"""What each rank is asked to read: the windows of a case's spec, epoch by epoch.
+"""The reading plan of each rank: the windows of a case's spec, epoch by epoch.
 
-A spec holds each order in which an epoch's samples are dealt out once, and the order that each epoch has.
+A spec has each order of an epoch's samples once, and the order number of each epoch.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from random import Random
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 Spec: TypeAlias = Mapping[str, Any]
-#: What a sampler does where the samples do not divide over the ranks: it repeats the first ones, or drops the last.
+#: What a sampler does if the samples do not divide over the ranks: it repeats the first ones, or drops the last.
 Sampler: TypeAlias = Literal["pad", "drop"]
 
 
 class PlannedWindow(NamedTuple):
-    """One accumulation window of one rank: its number in the run, that of its epoch, and the numbers of the samples in
-    each of its micro-batches."""
+    """One accumulation window of one rank: its number in the run, the number of its epoch, and the indices of the
+    samples in each of its micro-batches."""
 
     number: int
     epoch: int
@@ -42,26 +42,26 @@ def planned_windows(spec: Spec, rank: int) -> list[PlannedWindow]:
 
 
 def count_windows(spec: Spec) -> int:
-    """The windows of a run, in each of which at least one rank has samples."""
+    """The number of windows in a run; in each, at least one rank has samples."""
     return 1 + max(planned_windows(spec, rank)[-1].number for rank in range(len(spec["orders"][0])))
 
 
 def rows(spec: Spec) -> list[int]:
-    """For each sample the number of its row, by which the recorder knows it: samples with equal inputs are one row."""
+    """For each sample the number of its row, which the recorder knows it by: samples with equal inputs share one."""
     number = dict[tuple[float, ...], int]()
     return [number.setdefault(tuple(x), len(number)) for x in spec["samples"]["x"]]
 
 
 def shuffled(samples: int, batch_size: int, number: int) -> Sequence[int]:
-    """The numbers of ``samples`` in order ``number``, which a sampler makes of its seed and the epoch.
+    """The indices of ``samples`` in order ``number``, which a sampler computes from its seed and the epoch.
 
-    Order 0 is that of the data. In all others global batches come at other places, and their samples go to other
-    micro-batches and ranks; but those of a batch stay together, so that its gradient is exact in each order. A last
-    batch that is smaller stays the last.
+    Order 0 is that of the data. In other orders global batches change places, and their samples go to other
+    micro-batches and ranks; but the samples of a batch stay together, so its gradient is exact in each order. A smaller
+    last batch stays last.
     """
     if number == 0:
         return range(samples)
-    # A text, as of the numbers 1 and -1 it would make the same.
+    # A string, because the numbers 1 and -1 would give the same order.
     draw = Random(f"seed {number}")
     starts = list(range(0, samples - batch_size + 1, batch_size))
     end = batch_size * len(starts)
@@ -77,7 +77,7 @@ def shuffled(samples: int, batch_size: int, number: int) -> Sequence[int]:
 
 
 def sampled(samples: int, world_size: int, number: int, sampler: Sampler) -> list[list[int]]:
-    """The numbers of the samples that each rank reads in order ``number``, shuffled and dealt out one by one, as by
+    """The indices of the samples that each rank reads in order ``number``, shuffled and dealt out one by one, as by
     torch's DistributedSampler."""
     order = list(shuffled(samples, samples, number))
     order = order[: samples - samples % world_size] if sampler == "drop" else order + order[: -samples % world_size]
@@ -85,7 +85,7 @@ def sampled(samples: int, world_size: int, number: int, sampler: Sampler) -> lis
 
 
 def order_of(spec: Spec, rank: int, number: int) -> list[int]:
-    """The numbers of the samples that ``rank`` reads in an epoch whose order has this number."""
+    """The indices of the samples that ``rank`` reads in an epoch with this order number."""
     if sampler := spec.get("sampler"):
         return sampled(len(spec["samples"]["y"]), spec["world_size"], number, sampler)[rank]
     batch_size = spec["world_size"] * spec["accumulation"] * spec["micro_batch_size"]
@@ -94,7 +94,7 @@ def order_of(spec: Spec, rank: int, number: int) -> list[int]:
 
 
 def turns_of(spec: Spec, number: int) -> Iterator[int]:
-    """The numbers of all samples of an epoch whose order has this number, as a stream deals them out."""
+    """The indices of all samples in an epoch with this order number, as a stream deals them out."""
     shares = [iter(order_of(spec, rank, number)) for rank in range(spec["world_size"])]
     for turn in zip_longest(*spec["orders"][0], fillvalue=()):
         for share, micro_batch in zip(shares, turn, strict=True):
@@ -102,7 +102,7 @@ def turns_of(spec: Spec, number: int) -> Iterator[int]:
 
 
 def stream(spec: Spec) -> Iterator[tuple[int, list[int]]]:
-    """All micro-batches of all ranks in the order in which a stream of samples deals them out, each with its rank."""
+    """All micro-batches of all ranks in the order in which a stream deals them out, each with its rank."""
     for order in spec["epochs"]:
         for turn in zip_longest(*spec["orders"][order]):
             yield from ((rank, micro_batch) for rank, micro_batch in enumerate(turn) if micro_batch is not None)

@@ -1,4 +1,4 @@
-"""Floating-point formats, and which of them each stage of a training step works in."""
+"""Floating-point formats, and the format of each stage of a training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Format:
-    """An IEEE-754 binary format: ``p`` significand bits (the implicit one included) and its exponent range.
+    """An IEEE-754 binary format: ``p`` significand bits (including the implicit one) and its exponent range.
 
     ``dtype``: torch's name for it. ``width``: bytes of a number.
     """
@@ -50,7 +50,7 @@ class Format:
         return length - spare <= self.p and length - denominator.bit_length() <= self.max_exponent
 
     def ulp(self, value: Fraction) -> Fraction:
-        """The spacing of the format's numbers at ``value`` (of the binade that contains it)."""
+        """The spacing of the format's numbers at ``value`` (in the binade that contains it)."""
         if not value:
             return self.quantum
         magnitude = abs(value)
@@ -71,8 +71,8 @@ class Precision:
     """The formats of a case.
 
     ``compute``: the format of forward and backward inside a micro-batch. ``master``: the format of weights, gradients,
-    their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks. ``amp``: the library
-    that casts, if ``compute`` is another format than ``master``. ``scaled``: that library also scales the loss.
+    their accumulation and the optimizer. ``wire``: the format of gradients between ranks. ``amp``: the library that
+    casts, if ``compute`` differs from ``master``. ``scaled``: that library also scales the loss.
     """
 
     name: str
@@ -84,17 +84,17 @@ class Precision:
 
     @property
     def mixed(self) -> bool:
-        """Whether forward and backward see the weights cast to another format."""
+        """Whether forward and backward use weights cast to another format."""
         return self.compute is not self.master
 
     @property
     def compressed(self) -> bool:
-        """Whether gradients cross ranks in another format than their own."""
+        """Whether gradients travel between ranks in another format than their own."""
         return self.wire is not self.master
 
     @property
     def on_gpu_only(self) -> bool:
-        """apex casts and unscales on a GPU only, and refuses parameters elsewhere (apex/amp/_initialize.py)."""
+        """Whether it needs a GPU: apex casts and unscales only there (apex/amp/_initialize.py)."""
         return self.amp == "apex"
 
 

@@ -1,4 +1,4 @@
-"""What a case asks of a trainer: what is trained, how it is split, and in which precision."""
+"""The problem of a case: what is trained, how it is split, and in which precision."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from conformance.workloads.workload import Vector, Workload
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload in a layout and a precision. ``resumed_at``: after how many windows it is stopped and resumed, and
-    ``resumed_inside``: after how many micro-batches of the next one. ``resumed_layout``: the one from there, if it is
-    another one; global batches stay as they are. ``read``: the windows that are read, where they are others than the
-    layout's; ``in_order``: they have its orders."""
+    """A workload in a layout and a precision. ``resumed_at``: after how many windows it stops and resumes, and
+    ``resumed_inside``: after how many micro-batches of the next one. ``resumed_layout``: the layout after that, if it
+    differs; global batches stay the same. ``read``: the windows that are read, if they differ from the layout's;
+    ``in_order``: they have the layout's orders."""
 
     workload: Workload
     layout: Layout
@@ -29,7 +29,7 @@ class Problem:
     in_order: bool = True
 
     def __hash__(self) -> int:
-        """The hash of the names only: all the fractions take long to hash, and equality compares them anyway."""
+        """The hash of only the names: the fractions take long to hash, and equality compares them anyway."""
         return hash((self.workload.name, self.layout, self.precision.name))
 
     @cached_property
@@ -42,8 +42,8 @@ class Problem:
 
     @cached_property
     def windows_of_lives(self) -> tuple[tuple[Window, ...], ...]:
-        """All windows in each layout, as the processes of each life could go through them; one life for all without
-        another layout."""
+        """All windows in each layout, as the processes of each life could run through them; a single life if the layout
+        does not change."""
         return tuple(layout.windows(self.workload) for layout in self.layouts) if self.read is None else (self.read,)
 
     @cached_property
@@ -56,13 +56,13 @@ class Problem:
         return (self.layout,) if self.resumed_layout is None else (self.layout, self.resumed_layout)
 
     def reading(self, windows: Sequence[Window]) -> Problem:
-        """The same with only these of its windows, or others in their places, read; the stop stays where it is."""
+        """The problem with only these windows read, or others in their places; the stop stays where it is."""
         stop = self.resumed_at
         before = None if stop is None else sum(window.index < stop for window in windows)
         return replace(self, read=tuple(windows), resumed_at=before)
 
     def life_of(self, window: int) -> int:
-        """The position in `layouts` of the one that a window has."""
+        """The index in `layouts` of a window's layout."""
         return int(self.resumed_layout is not None and window >= (self.resumed_at or 0))
 
     def layout_of(self, window: Window) -> Layout:
@@ -75,7 +75,7 @@ class Problem:
         return sum((sample.weight for sample in window.batch), Fraction(0))
 
     def coefficients(self, window: Window) -> Vector:
-        """The factor of each sample's squared error in the right loss; they sum to one."""
+        """The factor of each sample's squared error in the correct loss; they sum to one."""
         if self.workload.loss == "mean":
             return _evenly(len(window.batch))
         total = self.total_weight(window)

@@ -12,7 +12,7 @@ from conformance.workloads.outliers import bias_alone, first_losses, last_target
 from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Group, LossScale
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
-#: One multiplier per optimizer step: it goes up and down, so that an offset of one step always shows.
+#: One multiplier per optimizer step: it alternates, so an offset of one step always shows.
 SCHEDULE = (Fraction(1), HALF, Fraction(1), HALF, HALF, Fraction(1), HALF, Fraction(1))
 GROWING = "growing-scale"
 ADAGRAD = Adagrad(lr=HALF, lr_decay=HALF, eps=Fraction(1, 8), weight_decay=Fraction(1, 8))
@@ -20,7 +20,7 @@ ADAMW = AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8))
 
 _MOMENTUM = SGD(HALF, momentum=HALF)
 _SMALL_SCALE = LossScale(Fraction(2**5))
-#: What several recipes have in common.
+#: Settings that several recipes share.
 _WEIGHTED: dict[str, Any] = {
     "weights": (0, 0, 1, 1, 2, 4, 4),
     "totals": (HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
@@ -69,7 +69,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "two-groups-clip",
-            "Two parameter groups, and clipping by the norm of both together that bites in the fifth step only.",
+            "Two parameter groups, and clipping by the norm of both together that is active only in the fifth step.",
             SGD(HALF, momentum=HALF, weight_decay=HALF),
             groups=(Group(Fraction(1), Fraction(0)),),
             schedule=SCHEDULE,
@@ -80,7 +80,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "clip-value",
-            "Nesterov momentum and clipping by value that bites.",
+            "Nesterov momentum and active clipping by value.",
             SGD(Fraction(1), momentum=HALF, nesterov=True),
             **_CLIP_VALUE,
             seed=282,
@@ -101,7 +101,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "weightless",
-            "A weighted mean, in which the first half of a window weighs nothing, and the last half of another one.",
+            "A weighted mean; the first half of one window has weight zero, and the last half of another.",
             _MOMENTUM,
             **_WEIGHTED,
             first_half_empty_at=3,
@@ -110,7 +110,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "weighted-clip",
-            "A weighted mean, and clipping by value that bites: what is clipped must be divided by the weight before.",
+            "A weighted mean, and active clipping by value: gradients must be divided by the weight before the clip.",
             SGD(Fraction(1), momentum=HALF),
             clip=Clip("value", Fraction(1)),
             **_WEIGHTED,
@@ -125,8 +125,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "overflow-clip",
-            # No schedule: what a skipped step does to it is left open, and clipping is exact in one way only.
-            "A window that overflows fp16, and clipping by norm that bites two steps later.",
+            # No schedule: its behaviour on a skipped step is open, and clipping is exact for one choice only.
+            "A window that overflows fp16, and clipping by norm that is active two steps later.",
             _MOMENTUM,
             clip=Clip("norm", Fraction(8)),
             steeper_at=4,
@@ -150,7 +150,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "overflow-in-part",
-            # Plain SGD: with momentum an optimizer of one parameter would move it by what it has in its buffer.
+            # Plain SGD: with momentum, an optimizer of one parameter would move it by its buffer.
             "The weights' gradients overflow and the bias's is zero; in the last window it is the other way round.",
             SGD(HALF),
             spread=3,
@@ -159,7 +159,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             GROWING,
-            "The loss scale doubles every second step, beside a learning-rate schedule.",
+            "The loss scale doubles every second step, with a learning-rate schedule.",
             _MOMENTUM,
             schedule=SCHEDULE,
             spread=3,
@@ -167,7 +167,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "clip-norm",
-            "Clipping by norm that bites in the fifth step only: until then all is exact, then the root rounds.",
+            "Clipping by norm that is active only in the fifth step: until then all is exact, then the root rounds.",
             _MOMENTUM,
             schedule=SCHEDULE,
             clip=Clip("norm", Fraction(8)),
@@ -201,7 +201,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "ranks-start-apart",
-            "Ranks hold different weights until a broadcast makes them one.",
+            "Ranks have different weights until a broadcast makes them equal.",
             _MOMENTUM,
             ranks_start_apart=True,
         ),
@@ -219,7 +219,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "cast-weights",
-            "Weights that a cast to 16 bits changes: a forward without autocast, or weights kept in 16 bits, show.",
+            "Weights that a cast to 16 bits changes: shows a forward without autocast, or weights kept in 16 bits.",
             _MOMENTUM,
             fine=Fraction(3, 2**16),
             cast=True,
@@ -229,7 +229,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def _like(base: str, name: str, summary: str, **changes: Any) -> Recipe:
-    """A workload that has the data, clip and schedule of ``base``."""
+    """A workload with the data, clip and schedule of ``base``."""
     return replace(RECIPES[base], name=name, summary=summary, data_of=RECIPES[base], **changes)
 
 
@@ -263,21 +263,21 @@ DERIVED: dict[str, Recipe] = {
         _like(
             "overflow",
             "adamw-overflow",
-            "AdamW and a window that overflows fp16: a skipped step leaves weights and moments as they are.",
+            "AdamW and a window that overflows fp16: a skipped step leaves weights and moments unchanged.",
             optimizer=ADAMW,
             schedule=None,
         ),
         _like(
             "momentum",
             "buffers",
-            "A model that counts its samples and sums up the squares of their inputs in buffers, while it is trained.",
+            "A model that counts its training samples and sums the squares of their inputs in buffers.",
             model=Counting(3),
         ),
         *(
             _like(
                 base,
                 f"buffers-{base}",
-                f"As {base}; the model counts its samples, as that of buffers.",
+                f"As {base}; the model counts its samples, as in buffers.",
                 model=Counting(RECIPES[base].model.features),
             )
             for base in ("clip-value", "clip-norm", "decay", "weighted", "overflow")
@@ -285,13 +285,13 @@ DERIVED: dict[str, Recipe] = {
         _like(
             "momentum",
             "dropout",
-            "A model that draws random numbers while it is trained, and uses none.",
+            "A model that draws random numbers in training, and uses none.",
             model=WithDropout(3, bias=True),
         ),
     )
 }
 
-#: A few steps of small numbers, as products need bits.
+#: Few steps with small numbers, because products need bits.
 _TWO_LAYERS = Recipe(
     "",
     "",
@@ -311,7 +311,7 @@ TWO_LAYERS: dict[str, Recipe] = {
         replace(
             _TWO_LAYERS,
             name="two-layers",
-            summary="A product of two matrices, the gradient of each of which depends on the other; a schedule.",
+            summary="A product of two matrices: the gradient of each depends on the other; a schedule.",
             optimizer=SGD(QUARTER),
             schedule=SCHEDULE,
             grid=QUARTER,
@@ -338,7 +338,7 @@ TWO_LAYERS: dict[str, Recipe] = {
         replace(
             _TWO_LAYERS,
             name="two-layers-clip-value",
-            summary="A product of two matrices, and clipping by value that bites in both.",
+            summary="A product of two matrices, and active clipping by value in both.",
             optimizer=SGD(Fraction(1), momentum=HALF),
             clip=Clip("value", Fraction(2)),
             spread=3,
@@ -346,7 +346,7 @@ TWO_LAYERS: dict[str, Recipe] = {
         replace(
             _TWO_LAYERS,
             name="two-layers-clip",
-            summary="A product of two matrices, and clipping by the norm of both that bites in the third step.",
+            summary="A product of two matrices, and clipping by the norm of both that is active in the third step.",
             optimizer=_MOMENTUM,
             clip=Clip("norm", Fraction(8)),
             residual=Fraction(1),

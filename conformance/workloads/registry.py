@@ -1,6 +1,6 @@
 """The standard workloads by name. To add one, add an entry to a table of ingredients, or a data set to `STANDARD`, and
-a rule to `conformance.cases.rules`, which says where it runs. What trains another model than those of
-`conformance.workloads.model` needs one there.
+a rule to `conformance.cases.rules`, which says where it runs. A workload with a new model also needs an entry in
+`conformance.workloads.model`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.workloads.workload import SGD, AdamW, Ingredients, Optimizer, W
 
 @dataclass(frozen=True)
 class DataSet:
-    """A workload whose data are given. ``build`` makes it with global batches of one of the ``batch_sizes``."""
+    """A workload with given data. ``build`` makes it with global batches of one of the ``batch_sizes``."""
 
     build: Callable[[int], Workload]
     batch_sizes: tuple[int, ...]
@@ -60,11 +60,11 @@ def made(name: str, batch_size: int, accumulation: int = 1) -> Workload:
 
 
 def standard(name: str, world_size: int, accumulation: int) -> tuple[Workload, Layout]:
-    """The workload ``name`` with a global batch that divides over the layout, and that layout.
+    """The workload ``name`` with a global batch that can be divided over the layout, and that layout.
 
     Raises:
         KeyError: no such workload.
-        ValueError: no global batch of this workload divides over the layout.
+        ValueError: no global batch of this workload can be divided over the layout.
     """
     entry = STANDARD[name]
     for size in entry.batch_sizes:
@@ -76,28 +76,28 @@ def standard(name: str, world_size: int, accumulation: int) -> tuple[Workload, L
 
 
 def asking(name: str) -> Workload | Ingredients:
-    """What tells what the workload asks of a trainer, however it is divided, and what it is. Where its data have to be
-    found, which takes seconds for all of them, that is what they are made of. Raises KeyError: no such workload.
+    """The requirements of a workload on a trainer, for any layout, and its summary: the workload itself or, if its data
+    take seconds to find, its ingredients. Raises KeyError: no such workload.
     """
     entry = STANDARD[name]
     return made(name, entry.batch_sizes[0]) if isinstance(entry, DataSet) else entry
 
 
-#: With which `torch.amp.GradScaler` and most frameworks begin.
+#: The initial scale of `torch.amp.GradScaler` and most frameworks.
 OWN_SCALE = Fraction(2**16)
 
 
 def can_have_own_scale(workload: str, model: Model) -> bool:
-    """Whether the model is linear in the parameters, and the workload is not about when the loss scale grows."""
+    """Whether the model is linear in the parameters, and the workload is not about the growth of the loss scale."""
     return len(model.layers) == 1 and workload != GROWING
 
 
 def at_own_scale(workload: Workload) -> Workload:
-    """``workload``, which can have it, at OWN_SCALE: the same training in smaller numbers.
+    """``workload`` at OWN_SCALE, if it can have it: the same training in smaller numbers.
 
-    A model that is linear in its parameters trains alike in any unit of its outputs. With the start, the targets and
-    whatever else has this unit divided by a power of two, weights and gradients are divided by it, and at a loss scale
-    that is multiplied by it the scaled gradients are the same.
+    A model that is linear in its parameters trains alike in any unit of its outputs. If the start, the targets and
+    everything else with this unit are divided by a power of two, so are weights and gradients; with a loss scale
+    multiplied by it, the scaled gradients are the same.
     """
     unit = workload.scale.init_scale / OWN_SCALE
     return replace(
@@ -116,8 +116,8 @@ def at_own_scale(workload: Workload) -> Workload:
 
 
 def _in_unit(settings: Any, optimizer: Optimizer, unit: Fraction) -> Any:
-    """Those of an optimizer, or of one of its groups. Steps along gradients have their unit. Those along quotients have
-    none, but for the rate and the epsilon."""
+    """The settings of an optimizer, or of one of its groups. Steps along gradients have their unit. Steps along
+    quotients have none, except for the rate and the epsilon."""
     if isinstance(optimizer, SGD):
         return settings
     # AdamW's decay is multiplied by the rate.

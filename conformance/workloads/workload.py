@@ -1,7 +1,7 @@
-"""What is trained: a linear regression, its data, loss, optimizer, schedule and clip, in exact rationals.
+"""The training job: a linear regression, its data, loss, optimizer, schedule and clip, in exact rationals.
 
-Every number is a :class:`fractions.Fraction`. Where a trainer receives a float (a learning rate of ``0.001``), the
-workload holds the rational value *of that float*: the harness judges the arithmetic, never the decimal notation.
+Every number is a :class:`fractions.Fraction`. If a trainer receives a float (a learning rate of ``0.001``), the
+workload has the rational value *of that float*: the harness judges the arithmetic, never the decimal notation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """As :class:`torch.optim.Adagrad` defines it."""
+    """Adagrad as :class:`torch.optim.Adagrad` defines it."""
 
     lr: Fraction
     lr_decay: Fraction = Fraction(0)
@@ -68,7 +68,7 @@ ScheduleBy: TypeAlias = Literal["step", "epoch"]
 
 @dataclass(frozen=True)
 class Group:
-    """What the parameters of a further group are trained with; what is None, and all else, is as in the first one."""
+    """The settings of a further parameter group; None, and everything else, means as in the first one."""
 
     lr: Fraction
     weight_decay: Fraction
@@ -103,13 +103,12 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Training:
-    """What is asked of a trainer, whatever the data.
+    """The requirements on a trainer, without the data.
 
-    ``schedule`` multiplies the learning rate, one entry per optimizer step, or per epoch if it counts them
-    (``schedule_by``). With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the implementation
-    that the optimizer is asked to take; the arithmetic is the same. Frozen parameters are trained from the window
-    ``unfreeze_at`` on, if there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast
-    makes them equal.
+    ``schedule`` multiplies the learning rate, one entry per optimizer step, or per epoch (``schedule_by``). ``groups``
+    are further parameter groups of the optimizer. ``kernel``: the requested implementation of the optimizer; the
+    arithmetic is the same. Frozen parameters are trained from window ``unfreeze_at`` on, if it is set. With
+    ``ranks_start_apart`` ranks 1, 2, ... have other weights until a broadcast makes them equal.
     """
 
     name: str
@@ -132,7 +131,7 @@ class Training:
         return {field.name: getattr(self, field.name) for field in fields(Training)}
 
     def group_of(self, tensor: int) -> int:
-        """The number of the parameter group that the ``tensor``-th parameter is in."""
+        """The number of the ``tensor``-th parameter's group."""
         return self.model.tensors[tensor].group(1 + len(self.groups))
 
     def optimizer_of(self, group: int) -> Optimizer:
@@ -146,13 +145,13 @@ class Training:
         return settings
 
     def schedule_of(self, group: int) -> Vector | None:
-        """What multiplies the learning rate of a parameter group, one entry per optimizer step or epoch."""
+        """The factors of the learning rate of a parameter group, one entry per optimizer step or epoch."""
         own = self.groups[group - 1].schedule if group else None
         return self.schedule if own is None else own
 
     @property
     def schedules(self) -> tuple[Vector, ...]:
-        """Those of all parameter groups that have one."""
+        """The schedules of all parameter groups that have one."""
         found = map(self.schedule_of, range(len(self.groups) + 1))
         return tuple(schedule for schedule in found if schedule is not None)
 
@@ -165,11 +164,11 @@ class Training:
 class Workload(Training):
     """A training job.
 
-    ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
-    optimizer step read together. Every batch but the last has the same number of samples. With ``shuffle`` each epoch
-    has another order, by :func:`conformance.workloads.plan.shuffled`; with a ``sampler`` by
-    :func:`conformance.workloads.plan.sampled`, which mixes the batches. With ``own_order`` the trainer may take any
-    other order in each. ``start`` holds the initial parameters of ``model``, element by element.
+    ``batches`` are the global batches of one epoch: each has the samples that all ranks and micro-batches of one
+    optimizer step read together. Every batch except the last has the same number of samples. With ``shuffle`` each
+    epoch has another order, by :func:`conformance.workloads.plan.shuffled`; with a ``sampler`` by
+    :func:`conformance.workloads.plan.sampled`, which mixes the batches. With ``own_order`` the trainer may use any
+    other order in each. ``start`` has the initial parameters of ``model``, element by element.
 
     Raises:
         ValueError: the batches are empty, of uneven length before the last, or do not fit the model.
@@ -187,10 +186,10 @@ class Workload(Training):
 
     def __post_init__(self) -> None:
         if not self.batches or not all(self.batches):
-            raise ValueError(f"workload {self.name}: it needs at least one global batch, and none may be empty")
+            raise ValueError(f"workload {self.name}: needs at least one global batch, and none may be empty")
         sizes = {len(batch) for batch in self.batches[:-1]}
         if len(sizes) > 1 or (sizes and len(self.batches[-1]) > min(sizes)):
-            raise ValueError(f"workload {self.name}: all global batches but a shorter last one must be equally long")
+            raise ValueError(f"workload {self.name}: global batches must be equally long, except a shorter last one")
         widths, features = {len(sample.x) for batch in self.batches for sample in batch}, self.model.features
         if widths != {features}:
             raise ValueError(f"workload {self.name}: samples have {sorted(widths)} features, the model {features}")
@@ -203,7 +202,7 @@ class Workload(Training):
                     f"workload {self.name}: the schedule covers {len(schedule)} of {length} {self.schedule_by}s"
                 )
         if len({self.group_of(tensor) for tensor in range(len(self.model.tensors))}) != 1 + len(self.groups):
-            raise ValueError(f"workload {self.name}: its parameters are not in {len(self.groups)} further groups")
+            raise ValueError(f"workload {self.name}: its parameters do not use all {len(self.groups)} further groups")
 
     @property
     def batch_size(self) -> int:
@@ -217,17 +216,17 @@ class Workload(Training):
 
     @property
     def samples(self) -> int:
-        """Of one epoch."""
+        """The number of samples in one epoch."""
         return len(self.data)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps when nothing is skipped: one per window."""
+        """Optimizer steps without skips: one per window."""
         return self.windows_of_epoch * self.epochs
 
     @property
     def windows_of_epoch(self) -> int:
-        """A sampler that leaves samples out leaves whole windows."""
+        """The windows of an epoch. A sampler that drops samples drops whole windows."""
         return self.samples // self.batch_size if self.sampler == "drop" else len(self.batches)
 
     def uses(self, tensor: int, samples: Iterable[Sample]) -> bool:
@@ -236,22 +235,22 @@ class Workload(Training):
         return block is None or any(self.model.block(sample.x) == block for sample in samples)
 
     def start_of(self, rank: int) -> Vector:
-        """The weights that ``rank`` holds before a broadcast makes them equal."""
+        """The weights of ``rank`` before a broadcast makes them equal."""
         return tuple(value + rank for value in self.start) if self.ranks_start_apart else self.start
 
 
 @dataclass(frozen=True)
 class Ingredients(Training, ABC):
-    """What a workload is made of, whose data take seconds to find.
+    """The ingredients of a workload whose data take seconds to find.
 
-    ``batch_sizes`` are the global batches that are tried in turn, until one divides over the layout. ``weights`` are
-    those of samples in a weighted loss; None for the plain mean. ``in_whole_shares``: as in
-    :class:`conformance.workloads.layout.Layout`. With ``data_of`` the data are those of another one. Another ``seed``
+    ``batch_sizes``: global batch sizes to try in order, until one can be divided over the layout. ``weights``: sample
+    weights for a weighted loss; None for the plain mean. ``in_whole_shares``: as in
+    :class:`conformance.workloads.layout.Layout`. ``data_of``: takes the data of another workload. Another ``seed``
     draws other numbers, for workloads in which the first ones hide a fault in some layout.
     """
 
     _: KW_ONLY
-    #: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
+    #: 24 samples can be divided over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
     batch_sizes: tuple[int, ...] = (24, 16, 18)
     weights: tuple[Any, ...] | None = None
     in_whole_shares: bool = False
@@ -267,5 +266,5 @@ class Ingredients(Training, ABC):
         """The workload with global batches of ``batch_size`` samples, always the same one.
 
         Raises:
-            ValueError: the ingredients ask for too much.
+            ValueError: the ingredients are unsatisfiable.
         """

@@ -1,4 +1,4 @@
-"""A place for trainers' files."""
+"""A folder for trainer files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes files into an empty working directory; what is imported from it is forgotten afterwards."""
+    """Writes files into an empty working directory; modules imported from it are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)

@@ -1,4 +1,4 @@
-"""Trainers' files, as text."""
+"""Trainer files, as text."""
 
 from __future__ import annotations
 

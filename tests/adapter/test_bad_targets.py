@@ -1,4 +1,4 @@
-"""One clear line for each thing that can be wrong with a target."""
+"""Each wrong target gives one clear line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .sources import ONE, TWO
 FOLDER = "this is a folder: name a .py file in it, or package.module:function"
 NO_TEXT = "SyntaxError" if sys.version_info >= (3, 11, 4) else "ValueError"
 INSTALL = "install it, or fix the import"
-#: Lines of an error on import begin with the path of the file.
+#: Lines of an error on import start with the path of the file.
 BACKENDS = (
     "single, ddp, horovod, fsdp2, zero-redundancy, deepspeed, parameter-server, ring, ring-gather, ray, ray-train"
 )
-#: Files, the target, and what is said against it; `{}` is the folder of the files.
+#: Files, the target, and the message; `{}` is the folder of the files.
 REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"my_trainer.py": ONE}, "my_trianer.py", "my_trianer.py: no such file; did you mean my_trainer.py?"),
     ({}, "nowhere/my_trainer.py", "nowhere/my_trainer.py: no such file (nor a folder nowhere)"),
@@ -29,7 +29,7 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"pack/__init__.py": "", "pack/mine.py": ONE}, "pack.mien", "pack.mien: no such module; did you mean 'mine'?"),
     ({}, "acumulated", "acumulated: no such module; did you mean 'accumulated'?"),
     ({}, "no_such_package.mine", "no_such_package: no such module"),
-    ({}, "no such thing", "'no such thing': neither a Python file nor a module's name"),
+    ({}, "no such thing", "'no such thing': neither a Python file nor a module name"),
     (
         {"plain_module.py": ONE},
         "plain_module.train",
@@ -120,7 +120,7 @@ def test_a_trainer_that_is_only_imported_may_be_asked_for(write):
 
 
 def test_a_failed_import_can_be_tried_again(write):
-    """Nothing half imported stays behind."""
+    """No partly imported module is left."""
     write("mended.py", "raise RuntimeError")
     with pytest.raises(TrainerError):
         load("mended.py")
@@ -137,7 +137,7 @@ def test_an_import_that_fails_in_a_file_of_another_encoding(write):
 
 
 def test_an_import_that_fails_for_a_declared_module(write):
-    """The declaration is read from the source: what it lacks is reported as unavailable, not as broken."""
+    """The declaration is read from the source: missing requirements make the trainer unavailable, not broken."""
     declares = '@trainer(backends=["ddp"], requires=["no_such_framework"])\n'
     source = ONE.replace('@trainer(backends=["single", "ddp"])\n', declares)
     write("needs.py", "import no_such_framework.torch\n" + source)

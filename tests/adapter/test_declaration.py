@@ -1,4 +1,4 @@
-"""What `@trainer` accepts, and how it answers to what it does not."""
+"""Arguments of `@trainer`: valid ones, and the errors for others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_decorated_function_stays_the_function_it_was():
 
 
 def test_without_arguments_the_defaults_are_declared():
-    """Plain `@trainer` is a declaration too."""
+    """Plain `@trainer` is also a declaration."""
 
     @trainer
     def train(task):
@@ -55,7 +55,7 @@ def test_undecorated_objects_declare_nothing():
 
 
 def test_a_declaration_survives_json():
-    """It crosses process borders as plain data."""
+    """It passes between processes as plain data."""
     declaration = Declaration(backends=("single", "ddp"), world_sizes=(2,), requires=("numpy",), name="mine")
     assert Declaration.from_dict(json.loads(json.dumps(declaration.to_dict()))) == declaration
 
@@ -188,5 +188,5 @@ def test_a_function_that_runs_a_coroutine_is_a_trainer():
 
 @pytest.mark.parametrize("function", [print, [].append, functools.partial(print).__call__])
 def test_what_cannot_be_marked(function):
-    with pytest.raises(ValueError, match=r"cannot mark .*, which takes no attributes; write a function that calls it"):
+    with pytest.raises(ValueError, match=r"cannot mark .*: it takes no attributes; write a function that calls it"):
         trainer()(function)

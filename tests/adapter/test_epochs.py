@@ -1,4 +1,4 @@
-"""What frameworks are told that count epochs, and what one that looks for torchrun's variables finds."""
+"""Helpers for frameworks that count epochs, and for those that look for torchrun's variables."""
 
 import os
 

@@ -60,5 +60,5 @@ def test_what_names_one_trainer_stays(several, tmp_path):
 
 
 def test_all_of_nothing():
-    with pytest.raises(TrainerError, match="all: of which file"):
+    with pytest.raises(TrainerError, match="all needs a file: name it too"):
         every_trainer(["all"])

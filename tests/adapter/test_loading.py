@@ -1,4 +1,4 @@
-"""From a target to a trainer."""
+"""Loading the trainer of a target."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_file_is_loaded_by_its_absolute_path(write):
 
 
 def test_a_file_hides_no_installed_module(write):
-    """It gets a module name of its own."""
+    """It gets its own module name."""
     write("json.py", ONE)
     function, _ = load("json.py")
     assert function.__module__ != "json"
@@ -56,7 +56,7 @@ def test_relative_imports_work_in_a_file_that_lies_in_a_package(write):
 
 
 def test_an_object_that_has_no_such_attribute_in_its_own_way(write):
-    """As a settings dict whose items are attributes."""
+    """Such as a settings dict whose items are attributes."""
     settings = "class Settings(dict):\n    def __getattr__(self, name): return self[name]\nsettings = Settings()\n"
     write("mine.py", settings + ONE)
     assert load("mine.py")[0](None) == "one"

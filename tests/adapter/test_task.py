@@ -1,4 +1,4 @@
-"""What a task hands out: plain torch objects that hold what the spec says."""
+"""Objects of a task: plain torch objects with the values of the spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..trainers.tasks import WEIGHT, X, Y, make_spec, scaler, sgd
 
 
 class Watcher:
-    """A recorder that only remembers the models, and what is reported."""
+    """A recorder that only remembers models and reports."""
 
     def __init__(self):
         self.models = []
@@ -38,7 +38,7 @@ class Watcher:
 
 
 def indices(batches):
-    """Which samples of the first eight are in each batch; the targets tell."""
+    """The samples of the first eight in each batch, by their targets."""
     return [[Y.index(target) for target in batch.targets.flatten().tolist()] for batch in batches]
 
 
@@ -62,14 +62,14 @@ def test_what_a_task_says_about_itself():
     ],
 )
 def test_where_a_task_stops_and_goes_on(life, expected):
-    """It gives the whole run in any case."""
+    """It always gives the whole run."""
     task = Task({**make_spec(steps=3), "life": life}, 0)
     assert (task.stop_after, task.checkpoint_dir, task.resume_from, task.save_after) == expected
     assert len(list(task.windows())) == 3
 
 
 def test_under_apex_torch_neither_casts_nor_scales():
-    """Both are apex's to do; it is told what scale to begin with."""
+    """Apex does both, starting from the task's scale."""
     task = Task(make_spec(precision="apex-O1", scaler=scaler()), 0)
     assert task.loss_scale == 1024.0
     assert not task.grad_scaler().is_enabled()
@@ -177,7 +177,7 @@ def test_what_cannot_be_a_parameter_has_the_settings_of_the_first_group():
 
 
 def test_settings_for_optimizers_of_ones_own():
-    """A framework that makes optimizer and schedule of these trains as with the task's own."""
+    """A framework that builds optimizer and schedule from these trains as with the task's own."""
     task = Task(make_spec(model=MANY, groups=GROUPS, schedule=[1.0, 0.5], steps=2), 0)
     settings = task.optimizer_settings
     assert settings.kind == "sgd"
@@ -259,13 +259,13 @@ def test_a_mean_over_tokens_is_the_loss_of_the_window(loss):
     assert [one.tolist() for one in by_tokens] == [one.tolist() for one in by_weights]
 
 
-# The large ones take long, and have the samples of the others of their kind.
+# The large ones take long, and have the same samples as others of their kind.
 WEIGHTED = [name for name in STANDARD if name.startswith("weight") or name.endswith("-weighted")]
 
 
 @pytest.mark.parametrize("workload", [name for name in WEIGHTED if name != "large-weighted"])
 def test_every_weight_is_a_number_of_tokens(workload):
-    """And no target is the number that stands for none."""
+    """And no target is the number for "no target"."""
     samples = Case("ddp", 2, 2, "fp32", workload).spec()["samples"]
     assert all(weight == int(weight) >= 0 for weight in samples["weight"])
     assert -100.0 not in samples["y"]
@@ -311,7 +311,7 @@ def test_batches_go_through_what_takes_named_tuples(loss):
 
 
 def loaders(task, format):
-    """Ready by rank, by the task's sampler, and, as a framework deals it out, by another one."""
+    """Loaders of one rank: prepared, with the task's sampler, and sharded by a framework's sampler."""
     yield task.dataloader(format=format)
     yield DataLoader(task.dataset(format), task.micro_batch_size, sampler=task.sampler())
     given = task.global_dataloader(format)
@@ -346,7 +346,7 @@ def test_a_loader_goes_to_worker_processes():
 
 
 def test_each_pass_is_the_whole_run():
-    """All epochs, in order, and again when iterated again."""
+    """All epochs in order, in each iteration."""
     task = Task(make_spec(size=4, steps=1, epochs=[0] * 3), 0)
     loader = task.dataloader()
     assert len(loader) == 6
@@ -354,7 +354,7 @@ def test_each_pass_is_the_whole_run():
 
 
 def test_batches_are_copies():
-    """A trainer that writes into its inputs spoils no later epoch."""
+    """A trainer that writes into its inputs changes no later epoch."""
     task = Task(make_spec(size=8, steps=1, epochs=[0, 0]), 0)
     for batch in task.dataloader():
         assert batch.inputs.tolist() == X
@@ -369,7 +369,7 @@ def test_the_stream_for_frameworks_that_shard():
 
 
 def test_samples_can_be_taken_one_by_one():
-    """As a framework does that wraps the dataset and so hides that it fetches whole batches."""
+    """As by a framework that wraps the dataset, which hides its method for whole batches."""
     dataset = Task(make_spec(size=2, steps=1, epochs=[0, 0]), 0).global_dataloader().dataset
     collate_fn = Task(make_spec(), 0).dataloader().collate_fn
     loader = DataLoader([dataset[index] for index in range(6, 10)], batch_size=4, collate_fn=collate_fn)
@@ -476,7 +476,7 @@ def test_gradients_are_those_from_before_the_step(kind):
 
 @pytest.mark.parametrize(("resumed", "numbers"), [(False, [0, 1]), (True, [1, 2])])
 def test_each_window_has_one_step(tmp_path, resumed, numbers):
-    """A process that has lost its position may begin again: the verdict says so, by what it reads."""
+    """A process that lost its position may start again: the verdict reports it, from the samples read."""
     watcher = Watcher()
     life = {"resumed_at": 1, "life": {"resume_from": str(tmp_path)}} if resumed else {}
     task = Task({**make_spec(steps=2), **life}, 0, watcher)
@@ -498,9 +498,9 @@ def test_a_step_that_raises_is_not_reported():
 @pytest.mark.parametrize(
     ("step", "named", "says"),
     [
-        (2, {}, "there is no window 2, they count from 0 to 1"),
-        (0, {"module.bias": [3.0]}, "'module.bias' is none of the parameters weight, bias"),
-        (0, {"weight": [1.0, 2.0]}, r"weight is \[1, 2\], and not \[2\]"),
+        (2, {}, "no window 2: windows are numbered from 0 to 1"),
+        (0, {"module.bias": [3.0]}, r"unknown parameter 'module.bias' \(parameters: weight, bias\)"),
+        (0, {"weight": [1.0, 2.0]}, r"weight has shape \[2\], expected \[1, 2\]"),
     ],
 )
 def test_a_report_of_something_else(step, named, says):

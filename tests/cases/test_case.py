@@ -1,4 +1,4 @@
-"""One case: its id, what it builds, what a rank is told of it, and where ranks lie."""
+"""One case: its id, workload and layout, the spec for its ranks, and their hosts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_ids_say_all_that_makes_a_case(case_id):
 
 
 def test_a_case_builds_its_workload_and_layout_and_keeps_nothing_of_it():
-    """A run keeps its cases until it ends. They are compared and hashed by their values."""
+    """A run keeps its cases until its end. They are compared and hashed by value."""
     case, same = (Case("ddp", 3, 2, "bf16", "momentum") for _ in range(2))
     assert {case, same} == {case}
     workload, layout = case.problem.workload, case.problem.layout
@@ -94,7 +94,7 @@ def test_a_rank_is_told_everything_in_plain_json(case):
     assert (spec["accumulation"], spec["micro_batch_size"]) == (layout.accumulation, layout.micro_batch_size)
     stream = [sample for batch in workload.batches for sample in batch]
     told = spec["samples"]
-    # As a double each number is what it is as a rational: what ranks compute with is what the oracle computes with.
+    # Each number is exact as a double: ranks and oracle compute with the same values.
     assert [tuple(map(Fraction, x)) for x in told["x"]] == [sample.x for sample in stream]
     assert list(map(Fraction, told["y"])) == [sample.y for sample in stream]
     assert list(map(Fraction, told["weight"])) == [sample.weight for sample in stream]

@@ -1,4 +1,4 @@
-"""Covering arrays over whatever cases there are."""
+"""Covering arrays over given cases."""
 
 from __future__ import annotations
 

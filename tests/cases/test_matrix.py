@@ -1,4 +1,4 @@
-"""The default matrix: what is planned, and that every case of it can be judged."""
+"""The default matrix: its cases, each of which can be judged."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ EVERYTHING = Declaration(
     **dict.fromkeys(("unfreezes", "unused_parameters", "buffers", "sparse", "own_order"), True),
 )
 NOT_RESUMED = dict.fromkeys(("survives_kill", "resumes_inside_windows", "random_state", "elastic"), False)
-#: Those on which an ability shows by numbers of its own.
+#: Backends on which an ability has its own numbers.
 SHOWN_PATHS = ("single", "distributed", "sharded")
-#: Their roots, quotients or data round: judged by bounds.
+#: Their roots, quotients or data are rounded, so they are judged by bounds.
 BOUNDED = {
     *("adamw", "adamw-capturable", "adamw-clip", "adamw-groups", "adamw-overflow", "adagrad", "many-adamw"),
     *("clip-norm", "two-groups-clip", "overflow-clip", "two-layers-clip"),
     *(f"{kind}-clip-norm" for kind in ("many", "many-shards", "frozen", "unused", "groups", "large", "buffers")),
     *("line", "noisy-line", "two-workers", "multivariate"),
 }
-#: torch has them on GPUs only.
+#: torch supports them only on GPUs.
 ON_GPUS = {"adamw-capturable"}
-#: The windows that overflow.
+#: Windows that overflow.
 SKIPPED = {
     **{name: {2} for name in ("overflow", "overflow-clip", "overflow-clip-value", "infinite-loss", "adamw-overflow")},
     "buffers-overflow": {2},
@@ -65,7 +65,7 @@ SKIPPED = {
     "large-overflow": {1, 2},
     "two-layers-overflow": {1},
 }
-#: Their sums overflow, and one sample alone does not: a trainer decides how many of them it adds up in fp16.
+#: Their sums overflow, a single sample does not: the trainer decides how many samples it sums in fp16.
 IN_PART = {name: ScalerHistory(frozenset(SKIPPED[name])) for name in ("overflow-in-part", "many-shards-overflow")}
 HORIZON = 16
 DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
@@ -73,7 +73,7 @@ DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
 
 @cache
 def everything():
-    """On the CPU, and on GPUs what there is on them only."""
+    """All cases on the CPU, and those that exist only on GPUs."""
     on_gpus = [planned for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend, "cuda")]
     return [planned for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend)] + [
         planned for planned in on_gpus if planned.case.arithmetic.on_gpu_only or planned.case.workload in ON_GPUS
@@ -86,7 +86,7 @@ def device(precision, workload):
 
 @cache
 def by_workload_and_precision():
-    """The layouts of all cases; backends share them, and the oracle does not know backends."""
+    """The layouts of all cases; backends share them, as the oracle does not depend on backends."""
     layouts = defaultdict(set)
     for planned in everything():
         case = planned.case
@@ -152,7 +152,7 @@ def test_world_sizes_and_accumulations_of_the_distributed_paths():
 
 @pytest.mark.parametrize("backend", ["parameter-server", "ring", "ring-gather"])
 def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
-    """Each world size with and without accumulation in each precision, and what only some workloads can show."""
+    """Each world size with and without accumulation in each precision, and the abilities that few workloads show."""
     planned = [planned.case for planned in plan(EVERYTHING, backend)]
     assert len(planned) == 48
     covered = {(case.world_size, case.accumulation > 1, case.precision) for case in planned}
@@ -160,7 +160,7 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
         (world, more, p) for world in (2, 3, 4) for more in (False, True) for p in BACKEND_PRECISIONS[backend]
     }
     assert {case.workload for case in planned} == {rule.workload for rule in POINT_TO_POINT_RULES}
-    # Theirs are cases that the other paths have as well.
+    # Other paths have these cases as well.
     others = {(case.world_size, case.accumulation, case.precision, case.workload) for case in DDP}
     assert {(c.world_size, c.accumulation, c.precision, c.workload) for c in planned} <= others
 
@@ -191,14 +191,14 @@ def test_on_gpus_the_core_workloads_run_and_what_there_is_there_alone():
     assert {case.workload for case in cases if not case.arithmetic.on_gpu_only} == {"momentum", "clip-value", *ON_GPUS}
     assert {case.device for case in cases} == {"cuda"}
     assert all(case.id.startswith("cuda-ddp-") for case in cases)
-    # Of Horovod, apex alone; compression is Horovod's.
+    # For Horovod only apex; compression is Horovod's.
     assert {planned.case.precision for planned in plan(EVERYTHING, "horovod", "cuda")} == {"apex-O1"}
     compressed = {planned.case.backend for planned in everything() if planned.case.precision == "fp16-compression"}
     assert compressed == {"horovod"}
 
 
 def test_apex_runs_on_gpus_only_and_with_every_backend_that_it_names():
-    """With the workloads and the numbers of fp16, but for the one whose scale has to grow and the one whose ranks have
+    """With fp16's workloads and numbers, except the one whose scale has to grow and the one whose ranks have
     to be joined."""
     with_apex = [backend for backend in BACKEND_NAMES if "apex-O1" in BACKEND_PRECISIONS[backend]]
     assert with_apex == ["single", "ddp", "horovod"]
@@ -218,37 +218,37 @@ def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
     declared = replace(EVERYTHING, precisions=("apex-O1",), clips=())
     reasons = [entry.unsupported for entry in plan(declared, "ddp", "cuda") if entry.case.precision == "apex-O1"]
     assert [reason for reason in reasons if reason] == [
-        f"the trainer does not declare the clip {kind} (it declares: none)" for kind in ("value", "norm")
+        f"not supported by this trainer: clip {kind}" for kind in ("value", "norm")
     ]
 
 
 @pytest.mark.parametrize(
     ("changes", "backend", "reason"),
     [
-        ({"backends": ("single",)}, "ddp", "the backend ddp (it declares: single)"),
-        ({"layouts": ("batched",)}, "ddp", "the layout accumulated (it declares: batched)"),
-        ({"precisions": ("fp32", "bf16")}, "ddp", "the precision fp16 (it declares: fp32, bf16)"),
-        ({"world_sizes": (2, 4)}, "ddp", "the world size 3 (it declares: 2, 4)"),
-        ({"accumulations": (2,)}, "ddp", "the accumulation 4 (it declares: 2)"),
-        ({"losses": ("mean",)}, "ddp", "the loss weighted (it declares: mean)"),
-        ({"clips": ()}, "ddp", "the clip norm (it declares: none)"),
-        ({"optimizers": ("sgd", "adamw")}, "ddp", "the optimizer adagrad (it declares: sgd, adamw)"),
-        ({"schedules": ("step",)}, "ddp", "the schedule by epoch (it declares: step)"),
-        ({"schedules": ()}, "ddp", "the schedule by step (it declares: none)"),
-        ({"parameter_groups": (1,)}, "ddp", "the number of parameter groups 2 (it declares: 1)"),
-        ({"models": ("linear",)}, "ddp", "the model many-tensors (it declares: linear)"),
-        ({"unused_parameters": False}, "ddp", "the ability to train experts (it declares: none)"),
-        ({"buffers": False}, "ddp", "the ability to keep buffers (it declares: none)"),
-        ({"sparse": False}, "ddp", "the ability to take sparse gradients (it declares: none)"),
-        ({"unfreezes": False}, "ddp", "the ability to unfreeze (it declares: none)"),
-        ({"last_batch": "use"}, "ddp", "the last_batch join (it declares: use)"),
-        ({"last_batch": None}, "horovod", "the last_batch join (it declares: none)"),
+        ({"backends": ("single",)}, "ddp", "backend ddp (supported: single)"),
+        ({"layouts": ("batched",)}, "ddp", "layout accumulated (supported: batched)"),
+        ({"precisions": ("fp32", "bf16")}, "ddp", "precision fp16 (supported: fp32, bf16)"),
+        ({"world_sizes": (2, 4)}, "ddp", "world size 3 (supported: 2, 4)"),
+        ({"accumulations": (2,)}, "ddp", "accumulation 4 (supported: 2)"),
+        ({"losses": ("mean",)}, "ddp", "loss weighted (supported: mean)"),
+        ({"clips": ()}, "ddp", "clip norm"),
+        ({"optimizers": ("sgd", "adamw")}, "ddp", "optimizer adagrad (supported: sgd, adamw)"),
+        ({"schedules": ("step",)}, "ddp", "schedule by epoch (supported: step)"),
+        ({"schedules": ()}, "ddp", "schedule by step"),
+        ({"parameter_groups": (1,)}, "ddp", "number of parameter groups 2 (supported: 1)"),
+        ({"models": ("linear",)}, "ddp", "model many-tensors (supported: linear)"),
+        ({"unused_parameters": False}, "ddp", "unused parameters"),
+        ({"buffers": False}, "ddp", "updated buffers"),
+        ({"sparse": False}, "ddp", "sparse gradients"),
+        ({"unfreezes": False}, "ddp", "unfreezing parameters"),
+        ({"last_batch": "use"}, "ddp", "last_batch join (supported: use)"),
+        ({"last_batch": None}, "horovod", "last_batch join"),
     ],
 )
 def test_what_is_not_declared_is_on_the_list_once_and_not_run(changes, backend, reason):
     planned = list(plan(replace(EVERYTHING, **changes), backend))
     reasons = Counter(entry.unsupported for entry in planned if entry.unsupported)
-    assert reasons[f"the trainer does not declare {reason}"] == 1
+    assert reasons[f"not supported by this trainer: {reason}"] == 1
     assert set(reasons.values()) == {1}
     run = {entry.case for entry in planned if not entry.unsupported}
     assert run < {entry.case for entry in plan(EVERYTHING, backend)} or not run
@@ -284,7 +284,7 @@ def test_a_rule_that_cannot_be_built_is_an_error_and_not_a_gap(monkeypatch):
 
 
 def combined(cases, strength):
-    """Any two or three values of the fields of a case, without those of its backend and device; a workload is a kind of
+    """Any two or three values of a case's fields, except backend and device; a workload is a kind of
     model and a recipe."""
     fields = ("layout", "world_size", "accumulation", "precision")
     met = set()
@@ -295,7 +295,7 @@ def combined(cases, strength):
     return met
 
 
-#: Whatever a trainer declares, what is left must still meet.
+#: Declarations; the values that remain in each must still meet.
 DECLARATIONS = {
     "everything": {},
     "one precision": {"precisions": ("fp16",)},
@@ -375,7 +375,7 @@ def test_the_default_run_is_small_and_always_the_same(backend):
     assert sum(entry.chosen for entry in first) < len(first) / 2
 
 
-#: What no case is for, and why.
+#: Abilities without a case, and why.
 CASELESS = {
     "launches_workers": "it says how ranks are started, and their cases are those of the backend",
     ("single", "elastic"): "there is one rank, before a stop and after it",
@@ -393,7 +393,7 @@ def test_the_default_run_has_a_case_for_each_ability_that_can_be_declared(backen
 
 
 def resumed():
-    """Each case that is resumed, once for all backends."""
+    """Each resumed case, once for all backends."""
     found = {
         (case.workload, case.precision, case.layout, case.world_size, case.resumed_at, case.resumed): case
         for case in (planned.case for planned in everything())
@@ -404,8 +404,8 @@ def resumed():
 
 @pytest.mark.parametrize("case", resumed(), ids=lambda case: case.id)
 def test_where_training_is_resumed_no_element_is_where_it_began_or_at_rest(case):
-    """What a rank does not restore shows in each element that it holds. In the step before the stop, one that is at
-    rest has no momentum, and one that is frozen has none to lose."""
+    """State that a rank does not restore shows in each of its elements. In the step before the stop, an element at
+    rest has no momentum, and a frozen one has none to lose."""
     workload = case.problem.workload
     start, steps = workload.start, [*Recurrence(case.problem).steps(case.resumed_at)]
     before, last = (step.weights for step in steps[-2:]) if len(steps) > 1 else (None, steps[-1].weights)
@@ -424,19 +424,19 @@ def test_every_case_that_is_resumed_can_be_judged(case):
     assert nearest.sufficient, (nearest.fault.name, float(nearest.gap))
 
 
-#: apex has the cases and the numbers of fp16.
+#: apex has fp16's cases and numbers.
 PAIRS = sorted((workload, precision) for workload, precision in by_workload_and_precision() if precision != "apex-O1")
 
 
 def judged(workload, precision):
-    """The right answer for every layout that the pair runs in."""
+    """The correct answer for every layout of the pair."""
     for layout in sorted(by_workload_and_precision()[workload, precision]):
         yield Case("ddp", *layout, precision, workload)
 
 
 @pytest.mark.parametrize(("workload", "precision"), PAIRS)
 def test_every_case_can_be_judged(workload, precision):
-    """Exact where it should be, decided about overflows, and able to tell every catalogued fault from the truth."""
+    """Exact where expected, with all overflows decided, and distinguishable from every catalogued fault."""
     for case in judged(workload, precision):
         limit = HORIZON if workload == "multivariate" else None
         strictest, job = readings(case.problem)[0], case.problem.workload
@@ -454,19 +454,19 @@ def test_every_case_can_be_judged(workload, precision):
 
         moved = next(strictest.recurrence(right.history, PROBE).steps(1))
         assert moved.gradient.center != right.steps[0].gradient.center, case.id
-        # An answer this far from the right one is in no enclosure of the wrong one.
+        # An answer this far from the correct one is in no enclosure of a wrong one.
         assert not moved.gradient.holds(right.steps[0].gradient.center), case.id
 
 
 @pytest.mark.parametrize(("workload", "precision"), PAIRS)
 def test_every_other_reading_can_be_judged(workload, precision):
-    """Where more than one answer is accepted, the others tell every catalogued fault from the truth as well."""
+    """Where several answers are accepted, each is distinguishable from every catalogued fault."""
     for case in judged(workload, precision):
         first, *others = readings(case.problem)
         assert not first.deviations
         for reading in others:
             if precision == "fp16-compression" and reading.averages_early:
-                continue  # Compressing a running average rounds too often for any promise.
+                continue  # Compressing a running average rounds too often for a useful bound.
             right = reading.recurrence(IN_PART.get(workload)).run()
             nearest = power(reading, right, HORIZON)
             assert nearest is not None

@@ -1,4 +1,4 @@
-"""The page on `[tool.conformance]`: what it shows is read without a complaint, and has all that there is."""
+"""The page on `[tool.conformance]`: its example is valid and complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of the notebook's data set hold for it, and every one of them can fail."""
+"""The checks of the notebook's data set pass for it, and each can fail."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_mini_batch_descent_steps_after_every_shard_and_comes_nearer():
             x, y = rows[first : first + SHARD], targets[first : first + SHARD]
             weights = weights - LEARNING_RATE * 2 * x.T @ (x @ weights - y) / SHARD
     mini, ordinary = descents().mini_batch, descents().ordinary
-    # Either errs by at most a shard's sum does, n u |x|^2 |w|, in each of its contracting steps.
+    # The error of either is at most that of a shard's sum, n u |x|^2 |w|, in each contracting step.
     largest = float(np.abs(rows).sum(axis=1).max() ** 2 * max(COEFFICIENTS))
     error = np.abs(weights - np.array(mini[epochs])).max()
     assert error < 2 * epochs * NODES * SHARD * 2.0**-53 * largest

@@ -66,10 +66,10 @@ def test_one_batch_overshoots_above_half_of_that(batch):
 
 
 @given(st.lists(batches, min_size=2, max_size=4))
-# Curvatures far from each other, between which a crossing is looked for.
+# Distant curvatures, between which a crossing is searched.
 @example([points([(Fraction(1, 4), Fraction(0))]), points([(Fraction(17, 4), Fraction(0))])])
 def test_several_batches_in_turn(several):
-    """Just below and just above each crossing, and far beyond the last, two runs come together or part."""
+    """Just below and above each crossing, and far beyond the last, two runs converge or diverge."""
     found = crossings(several)
     assert diverges_from(several) == found[0]
     assert len(found) % 2 == 1
@@ -83,7 +83,7 @@ def test_several_batches_in_turn(several):
 
 
 def parting(several, rate):
-    """Whether the difference of two runs does not shrink in every epoch; their common constant drops out."""
+    """Whether the difference of two runs fails to shrink in some epoch; their common constant cancels."""
     one, other = (descended(Fraction(start), rate, several, 3) for start in (0, 1))
     apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
     [grows] = {after >= before for before, after in pairwise(apart)}
@@ -106,19 +106,19 @@ def test_what_has_settled_stays(several, part):
 
 
 def test_the_exercise_sweep():
-    """Converging up to 1/32, where the step on x = 4 goes past; then settling on a cycle; diverging at 0.256."""
+    """Converging up to 1/32, where the step on x = 4 overshoots; then ending in a cycle; diverging at 0.256."""
     found = [outcome(ONE_BY_ONE, Fraction(rate)) for rate in RATES]
     assert found == ["converging"] * 5 + ["oscillating"] * 3 + ["diverging"]
     assert oscillates_from(ONE_BY_ONE) == Fraction(1, 32)
     low, high = diverges_from(ONE_BY_ONE)
     assert 0.128 < low < high < 0.256
-    # Above it there is an island around 1/2, where the step on x = 1 wipes out all error.
+    # Above it is an island around 1/2, where the step on x = 1 removes all error.
     assert [round(float(rate), 4) for rate, _ in crossings(ONE_BY_ONE)] == [0.1518, 0.4986, 0.5014]
     assert outcome(ONE_BY_ONE, Fraction(1, 2)) == "oscillating"
     for rate in RATES[:-1]:
         steps = descended(Fraction(0), Fraction(rate), ONE_BY_ONE, 10)
         last = settled(ONE_BY_ONE, Fraction(rate))[-1]
-        # The start's part shrinks by the product of the factors in each epoch.
+        # The start's share shrinks by the product of the factors in each epoch.
         assert last - steps[10] == last * prod(factors(ONE_BY_ONE, Fraction(rate))) ** 10
 
 

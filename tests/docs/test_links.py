@@ -1,4 +1,4 @@
-"""The check of a site's links: what it finds, and what it leaves alone."""
+"""The link check of a site: broken links and valid ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tools.links import broken
 @pytest.mark.parametrize(
     ("html", "said"),
     [
-        ('<a href="other.html">', "other.html is not there"),
-        ('<a class="x" href="sub/">', "sub/ is not there"),
+        ('<a href="other.html">', "other.html does not exist"),
+        ('<a class="x" href="sub/">', "sub/ does not exist"),
         ('<a href="#nowhere">', "#nowhere: no such anchor"),
         ('<a href="page.html#nowhere">', "page.html#nowhere: no such anchor"),
         ('<script src="https://example.org/x.js">', "loads https://example.org/x.js"),

@@ -1,4 +1,4 @@
-"""The trainers that the pages show work as they stand there, and each adapter of a framework has its page."""
+"""The trainers on the pages work as shown, and each framework adapter has its page."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PAGES = ("main-script", "trainer-class", "plain-loader")
 
 
 def files_of(page: str) -> dict[str, str]:
-    """The code blocks of a page that are whole files, by name."""
+    """The code blocks of a page with whole files, by name."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     return dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```', text, re.MULTILINE | re.DOTALL))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_trainer_of_a_page_works_word_for_word(page: str, tmp_path: Path) -> None:
-    """In each backend and precision that it declares; the README's, which has more, is run in test_readme."""
+    """In each backend and precision it supports; test_readme runs the README's, which supports more."""
     for name, text in files_of(page).items():
         (tmp_path / name).write_text(text)
     text = (ROOT / "docs" / f"{page}.md").read_text()
@@ -41,7 +41,7 @@ def test_the_script_of_a_page_still_runs_by_itself(tmp_path: Path) -> None:
 
 
 def test_each_adapter_has_its_page() -> None:
-    """`tools/site.py` makes a page of each file that this one leads to."""
+    """`tools/site.py` generates a page for each file linked there."""
     linked = re.findall(
         r"\[You use .+?\]\(\.\./conformance/frameworks/(\w+)\.py\)", (ROOT / "docs/frameworks.md").read_text()
     )

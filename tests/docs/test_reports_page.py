@@ -1,4 +1,4 @@
-"""The page of published reports is what the results files say, and each failing case leads to a finding."""
+"""The page of published reports agrees with the results files, and each failing case leads to a finding."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def test_each_finding_has_a_script_of_its_own_that_does_not_import_this_package(
 
 def test_a_finding_without_its_head_is_refused(tmp_path: Path):
     (tmp_path / "x.md").write_text("# Something\n\nNo report.\n")
-    with pytest.raises(ValueError, match=r"it begins with a title"):
+    with pytest.raises(ValueError, match=r"start with a title"):
         Finding.read(tmp_path / "x.md")

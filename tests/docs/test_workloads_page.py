@@ -1,4 +1,4 @@
-"""docs/WORKLOADS.md: its numbers, and that it and its figures are those of the code. It takes no matplotlib."""
+"""docs/WORKLOADS.md: its numbers are correct, and page and figures agree with the code. Needs no matplotlib."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_figure_of_other_numbers_has_another_digest(monkeypatch):
     "line",
     [
         "| 4 | 4 | 8 | 4 |", "|  |  | loss_mse | 7.5 |", "| (4, 6.25) | 14 |", "| (3, 1) (4, 6.25) | 22 |",
-        "exactly 2/15 for all four points", "too far above 1/32", "All hold.", "all 4 nodes of a ring hold 4.99",
+        "exactly 2/15 for all four points", "too far above 1/32", "All passed.", "all 4 nodes of a ring have 4.99",
     ],
 )  # fmt: skip
 def test_what_it_says(line):
@@ -44,4 +44,4 @@ def test_what_it_says(line):
 def test_a_column_that_is_not_normal_is_called_so(monkeypatch):
     shifted = workloads_page.columns_of(workloads_page.multivariate()) + np.array([[0], [0.5], [0], [0]])
     monkeypatch.setattr(workloads_page, "columns_of", lambda _: shifted)
-    assert "**Not all hold**" in workloads_page.page()
+    assert "**Not all passed**" in workloads_page.page()

@@ -1,4 +1,4 @@
-"""The runner of `fixtures.faults` notices whatever is not as a fault states."""
+"""The runner of `fixtures.faults` notices every difference from what a fault states."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ while True: signal.pause()
 
 
 def fault(script: str = "echo spoken", **changed: object) -> Fault:
-    """A watch of a shell that trains nothing, and what is to be said of it."""
+    """A watch of a shell that trains nothing, and the expected report."""
     stated = {"verdict": (OPEN,), "code": (), "says": ("^spoken UNDECIDED",)} | changed
     return Fault("name", ("watch", "--", "bash", "-c", script), **stated)
 
 
 @pytest.fixture
 def differences(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What differs after a fault. Nobody waits for what never ends."""
+    """Differences after a fault, without waiting for processes that never end."""
     monkeypatch.setattr(trial, "PATIENCE", 0.1)
 
     def found(one: Fault) -> list[str]:
@@ -67,7 +67,7 @@ def differences(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         (fault(sent=(Sent(SIGTERM),)), ["it ended before it told 'ready'"]),
         (
             fault("echo Traceback; echo ' File \"/conformance/watch/reading.py\", line 1'", says=()),
-            ["it prints a traceback of ours"],
+            ["it prints a traceback of conformance"],
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_differs_is_said(differences: Callable[..., list[str]], one: Fault,
 def test_what_survives_is_said_and_ended(
     differences: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
-    """Even if it has taken the variable that marks it out of its environment."""
+    """Even if it removed its marker variable from its environment."""
     sent: list[tuple[int, int]] = []
     one = fault(f"{start} >&- 2>&- & echo spoken")
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda handle, number: sent.append((os.dup(handle), number)))
@@ -92,7 +92,7 @@ def test_what_survives_is_said_and_ended(
 
 
 def test_signals_are_sent_when_they_are_due(differences: Callable[..., list[str]]) -> None:
-    """Here to the process that has told, and then to the front."""
+    """Here to the process that reported, and then to the front."""
     sent = (Sent(SIGUSR1, "told"), Sent(SIGTERM, "front", "again"))
     one = Fault("name", ("watch", "--", "{python}", "tells.py"), (OPEN,), (143,), {"tells.py": TELLS}, sent=sent)
     assert differences(one) == []
@@ -103,14 +103,14 @@ def test_what_a_machine_does_not_permit_is_listed(capsys: pytest.CaptureFixture[
     assert commit([fault(), fault(within=forbidden)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "UNAVAILABLE name: not here"
-    assert printed[-1].startswith("2 faults: 1 as stated, 0 not, 1 unavailable here; ")
+    assert printed[-1].startswith("2 faults: 1 as stated, 0 differ, 1 unavailable here; ")
 
 
 def test_each_that_differs_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert commit([fault(code=(0,))]) == 1
     line, last = capsys.readouterr().out.splitlines()
     assert line == "name: the exit code is 4, stated: 0"
-    assert last.startswith("1 faults: 0 as stated, 1 not, 0 unavailable here; ")
+    assert last.startswith("1 faults: 0 as stated, 1 differ, 0 unavailable here; ")
 
 
 def test_those_that_share_a_command_are_judged_by_their_own_cases(tmp_path: Path) -> None:
@@ -159,6 +159,6 @@ def test_there_are_enough_and_each_states_something() -> None:
     ],
 )
 def test_how_a_watched_command_ends(name: str) -> None:
-    """Signals are its own first, and nothing that it has started outlives its end. The other faults take longer."""
+    """It gets signals first, and no process of its outlives it. The other faults take longer."""
     [named] = [one for one in every() if one.name == name]
     assert commit([named]) == 0

@@ -1,4 +1,4 @@
-"""What the tests of framework adapters share: the verdicts of a whole run, and single cases.
+"""Shared by the tests of framework adapters: the verdicts of a whole run, and single cases.
 
 nox's session `tests` leaves this folder out: each file here belongs to the session of its framework.
 """
@@ -24,8 +24,8 @@ from .published import judged_by_command
 
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[CaseRecord]:
-    """The cases of the module's TARGET, or several, that have a verdict, run by the command line: all, or those of its
-    CASES; as many at a time as the machine has cores, or its PROCESSES.
+    """The judged cases of the module's TARGET, or several, by the command line: all, or its CASES; in its PROCESSES, or
+    one process per core.
     """
     module, folder = request.module, tmp_path_factory.mktemp("results")
     return judged_by_command(folder, module.TARGET, getattr(module, "CASES", ()), getattr(module, "PROCESSES", None))
@@ -33,7 +33,7 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def caught() -> Iterator[Callable[[str], None]]:
-    """Hold that a mutant on Ray gets the verdict, and breaks the laws, that it names."""
+    """Asserts that a mutant on Ray gets the verdict, and breaks the laws, that it names."""
     servers = Servers()
 
     def assert_caught(name: str) -> None:
@@ -47,7 +47,7 @@ def caught() -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str], str]:
-    """Write a trainer to a file; the result is its target."""
+    """Writes a trainer to a file; returns its target."""
 
     def write_trainer(source: str) -> str:
         path = tmp_path / "trainer.py"
@@ -59,7 +59,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def run() -> Callable[[str, Case], tuple[RankOutcome, ...]]:
-    """Run one case, in which every rank must come to its end."""
+    """Runs one case, in which every rank must finish."""
 
     def run_case(target: str, case: Case) -> tuple[RankOutcome, ...]:
         with ForkServer(target, backend=case.backend) as server:

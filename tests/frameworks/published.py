@@ -1,4 +1,4 @@
-"""The verdicts of cases, for which reasons, and in which of several right ways: of a run and of a published report."""
+"""Verdicts of cases with their reasons and behaviours, from a run and from a published report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from conformance.results import read_results
 from conformance.results.records import CaseRecord
 
 REPORTS = Path(__file__).parents[2] / "reports"
-#: Verdicts of cases that were not run.
+#: Verdicts of cases that did not run.
 NONE = ("UNSUPPORTED", "UNAVAILABLE")
 
 
 def judged_by_command(
     folder: Path, target: str, cases: Iterable[str], processes: int | None = None
 ) -> list[CaseRecord]:
-    """The cases that have a verdict, by `conformance run`: all, or these; as many at a time as the machine has cores,
-    or ``processes``."""
+    """The cases with a verdict, by `conformance run`: all, or these; in one process per core,
+    or in ``processes``."""
     command = [sys.executable, "-m", "conformance", "run", *target.split(), "--output", str(folder)]
     command += [word for case in cases for word in ("--case", case)]
     command += ["--processes", str(processes)] if processes else []
@@ -35,19 +35,19 @@ Reasons = tuple[str, tuple[str, ...], frozenset[str], frozenset[str]]
 
 
 def reasons(case: CaseRecord) -> Reasons:
-    """The verdict, the known bugs that explain the numbers, the laws that are broken, and what it does otherwise."""
+    """The verdict, the known bugs that explain the numbers, the broken laws, and the behaviours."""
     laws, ways = (one.law for one in case.findings), (one.way for one in case.behaviour)
     return case.verdict, case.explained_by, frozenset(laws), frozenset(ways)
 
 
 def published(name: str, ids: Collection[str]) -> dict[str, Reasons]:
-    """Those of these cases in the report of a framework."""
+    """The reasons of these cases in a framework's report."""
     return {case.id: reasons(case) for case in _cases(name) if case.id in ids}
 
 
 def telling(name: str) -> list[str]:
-    """Few cases of the report of a framework that together show all of it: each workload, backend in each precision,
-    number of ranks and of micro-batches, way to be resumed, law, and each of the reasons."""
+    """A few cases of a framework's report that together cover it: each workload, backend in each precision,
+    number of ranks and of micro-batches, way of resuming, law, and reason."""
     left = {case.id: set(_shown(case)) for case in _cases(name)}
     found = []
     while any(left.values()):
@@ -68,6 +68,6 @@ def _shown(case: CaseRecord) -> Iterator[tuple[object, ...]]:
 
 @cache
 def _cases(name: str) -> list[CaseRecord]:
-    """Those that have a verdict in the report of a framework."""
+    """The cases with a verdict in a framework's report."""
     found = read_results(REPORTS / f"{name.replace('_', '-')}.jsonl").cases
     return [case for case in found if case.verdict not in NONE]

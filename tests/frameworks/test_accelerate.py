@@ -1,4 +1,4 @@
-"""What the adapter for Accelerate does not declare."""
+"""Why the adapter for Accelerate does not support fp16."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FP16_ON_A_CPU = """
 
 
 def test_fp16_on_a_cpu_is_float32(run, write):
-    """Which is why the adapter does not declare fp16."""
+    """So the adapter does not support fp16."""
     [rank] = run(write(FP16_ON_A_CPU), Case("single", 1, 1, "fp16", "overflow"))
     assert set(rank.output.splitlines()) == {"forward in torch.float32"}
     assert {event["scale"] for event in rank.events if event["event"] == "step"} == {None}

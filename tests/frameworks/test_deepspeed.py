@@ -1,4 +1,4 @@
-"""DeepSpeed conforms in all of ZeRO's stages, whatever its settings."""
+"""DeepSpeed conforms in all of ZeRO's stages, with all settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conformance.suite.servers import Servers
 
 ADAPTER = "conformance.frameworks.deepspeed"
 TARGET = " ".join(f"{ADAPTER}:zero_{stage}" for stage in range(4))
-REFUSED = "DeepSpeed refuses fp16 here, as this CPU has no instructions for it (AVX512-FP16)"
+REFUSED = "DeepSpeed refuses fp16 here, because this CPU has no instructions for it (AVX512-FP16)"
 CASES = (
     "deepspeed-w2-acc2-fp32-momentum",
     "deepspeed-w2-acc2-bf16-momentum",
@@ -32,14 +32,14 @@ def test_every_case_passes(judged):
 
 
 def test_the_memory_of_the_optimizers_state(judged):
-    """Ten parameters of 18 elements, in fp32: all in stage 0, else half, filled up to pairs, or each by itself."""
+    """Ten parameters of 18 elements, in fp32: all in stage 0, else half, padded to pairs together or each."""
     traffic = {case.trainer: case.traffic for case in judged if case.id == "deepspeed-w2-acc2-fp32-many-shards"}
     kept = {name: (found.state, {rank.state for rank in found.ranks}) for name, found in traffic.items()}
     assert kept == {"zero_0": (72, {72}), "zero_1": (72, {40}), "zero_2": (72, {40}), "zero_3": (72, {44})}
 
 
 def test_traffic_is_as_the_formula_says(judged):
-    """Also with a short window, or where ranks start apart."""
+    """Also with a short window, or with ranks that start from different weights."""
     off = [
         (case.trainer, case.id, rank.reduced, rank.expected_reduced)
         for case in judged

@@ -1,4 +1,4 @@
-"""What is done wrong with DeepSpeed, and by it, is caught; what is done otherwise and right passes."""
+"""Bugs in the use of DeepSpeed, and in DeepSpeed, are caught; unusual correct uses pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fixtures.kill import is_caught
 from fixtures.kill import judged as judged_specimen
 from fixtures.specimens import specimens
 
-#: Seconds; DeepSpeed takes some to begin, on a loaded machine.
+#: Seconds; DeepSpeed starts slowly on a loaded machine.
 TIME_LIMIT = 60.0
 MUTANTS = specimens("mutants/on_deepspeed")
 VARIANTS = specimens("variants/on_deepspeed")
@@ -42,19 +42,19 @@ FP16 = """
 
 
 def test_fp16_in_stage_0(write, servers):
-    """Known: the loss is not scaled, and `initialize` makes the state of the optimizer by a step."""
+    """Known: the loss is not scaled, and `initialize` creates the optimizer's state by a step."""
     cases = [f"deepspeed-w2-acc2-fp16-{workload}" for workload in ("momentum", "two-groups-clip")]
     target = write(FP16.format(stage=0))
     results = [run_case(item, servers, TIME_LIMIT) for item in collect(servers, [target], [], cases)]
     assert [case.verdict for case in results] == ["FAIL (numerics)"] * 2
     headlines = {case.workload: case.headline for case in results}
     assert headlines["momentum"] == "step 0, rank 0: the gradient of weight[0] is 0.0625, expected 2"
-    assert headlines["two-groups-clip"].startswith("a step with gradients of zero changed the weights before training")
+    assert headlines["two-groups-clip"].startswith("a step with zero gradients changed the weights before training")
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_fp16_where_it_is_not_refused(stage, write, servers):
-    """Skipped steps and the loss scale are seen. When the scale grows, DeepSpeed divides by the new one already."""
+    """Skipped steps and the loss scale are seen. When the scale grows, DeepSpeed divides by the new one too early."""
     target = write(FP16.format(stage=stage))
     cases = [f"deepspeed-w2-acc2-fp16-{workload}" for workload in ("momentum", "overflow-in-part", "growing-scale")]
     results = [run_case(item, servers, TIME_LIMIT) for item in collect(servers, [target], [], cases)]

@@ -1,4 +1,4 @@
-"""What DeepSpeed's ranks send is what a formula says in each stage, and none is said where it is in doubt."""
+"""DeepSpeed's traffic agrees with the formula of each stage; in doubt there is no formula."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.verdict.judge import judge
 from conformance.verdict.traffic import traffic
 
 ADAPTER = "conformance.frameworks.deepspeed"
-#: Seconds; DeepSpeed takes some to begin, on a loaded machine.
+#: Seconds; DeepSpeed starts slowly on a loaded machine.
 TIME_LIMIT = 60.0
 
 
@@ -33,7 +33,7 @@ SIZES = [
 
 @pytest.mark.parametrize("stage", range(4))
 def test_traffic_by_hand(stage):
-    """A row of three weights and a bias. Parts are filled up: to pairs of both together, or each by itself."""
+    """A row of three weights and a bias. Shards are padded to pairs: of both together, or of each."""
     for case, run in zip(SIZES, recorded(f"{ADAPTER}:zero_{stage}", *SIZES), strict=True):
         share = {2: (0, 2, 2, 2 + 1), 3: (0, 2, 2, 1 + 1)}[case.world_size][stage]
         averaged = case.world_size * share if stage == 3 else 4
@@ -107,7 +107,7 @@ def test_gradients_averaged_in_each_micro_batch_by_hand(write):
 
 
 def test_the_recorder_gathers_nothing():
-    """In stage 3, looking a parameter up may gather it: only DeepSpeed does so, for the modules that go forward."""
+    """In stage 3, reading a parameter may gather it: only DeepSpeed does so, for the modules of the forward."""
     [run] = recorded(f"{ADAPTER}:zero_3", SHARDS)
     [engine], forwards = run.ranks[0].of(Zero), run.ranks[0].of(Forward)
     gathers = run.ranks[0].between(Collective, after=engine, before=forwards[0])

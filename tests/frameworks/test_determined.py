@@ -1,4 +1,4 @@
-"""The adapter for Determined conforms in all that it declares, but for five things that are Determined's."""
+"""The adapter for Determined conforms in all that it supports, except five behaviours of Determined."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TARGET = "conformance.frameworks.determined"
 
 CASES = telling("determined")
 
-# Those of apex, which needs CUDA, of shards, of checkpoints, of schedules by epoch, and the one of a gradient norm that
-# is only looked at.
+# Laws of apex, which needs CUDA, shards, checkpoints, schedules by epoch, and the one of a gradient norm that
+# is only observed.
 NOT_CHECKED = {
     *("apex/delay-unscale", "apex/one-optimizer", "apex/step-in-skip-synchronize", "apex/synchronize-in-scale-loss"),
     *("ddp/wrap-after-apex", "amp/unscale-before-inspection", "clip/norm-of-all-shards"),
@@ -23,7 +23,7 @@ NOT_CHECKED = {
     "save/one-writer",
 }
 
-# A trial that differs from the adapter's in what `{methods}` says; the loop around it is the adapter's own.
+# The adapter's trial with other methods, `{methods}`, in the adapter's loop.
 TRIAL = """
     from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ AUTOMATIC = """
             self.context.step_optimizer(self.optimizer, self.task.clip_ if self.task.clip else None)
             return {"loss": loss}
 """
-# What `use_amp` takes from torch.cuda.amp, for the CPU.
+# Names that `use_amp` takes from torch.cuda.amp, for the CPU.
 AMP_OF_THE_CPU = """
         amp = SimpleNamespace(GradScaler=task.grad_scaler, autocast=task.autocast)
         _experimental.amp = _pytorch_context.amp = amp
@@ -108,7 +108,7 @@ APEX = """
 
 @pytest.fixture
 def trial(write):
-    """Write a trainer whose trial has other methods; the result is its target."""
+    """Writes a trainer whose trial has other methods; returns its target."""
 
     def write_trial(methods, before="pass"):
         return write(TRIAL.replace("{methods}", methods.strip()).replace("{before}", before.strip()))
@@ -118,7 +118,7 @@ def trial(write):
 
 @pytest.fixture
 def crash():
-    """Run one case, in which rank 0 must raise; the result is what it raised."""
+    """Runs one case, in which rank 0 must raise; returns its error."""
 
     def run_case(target, case):
         with ForkServer(target, backend=case.backend) as server:
@@ -141,7 +141,7 @@ def test_every_law_of_its_guide_was_checked_and_but_for_one_holds(judged):
 
 
 def test_use_amp_on_a_cpu_is_float32(run, trial):
-    """Which is why the adapter brings its own scaler and autocast."""
+    """So the adapter uses its own scaler and autocast."""
     [rank] = run(trial(AUTOMATIC), Case("single", 1, 1, "fp16", "momentum"))
     assert "loss_scaled" not in {event["event"] for event in rank.events}
     assert {event["scale"] for event in rank.events if event["event"] == "step"} == {None}
@@ -149,7 +149,7 @@ def test_use_amp_on_a_cpu_is_float32(run, trial):
 
 @pytest.mark.parametrize(("backend", "world_size"), [("single", 1), ("ddp", 2)])
 def test_use_amp_keeps_its_laws_where_it_has_amp(run, trial, backend, world_size):
-    """In every window: scale each loss, unscale, clip, step, update; and never the other way round."""
+    """In every window: scale each loss, unscale, clip, step, update; never in another order."""
     case = Case(backend, world_size, 2, "fp16", "clip-value")
     watched = ("loss_scaled", "backward_begin", "unscale", "clip", "scaler_step", "step", "update")
     window = ["loss_scaled", "backward_begin"] * 2 + ["unscale", "clip", "scaler_step", "step", "update"]
@@ -158,7 +158,7 @@ def test_use_amp_keeps_its_laws_where_it_has_amp(run, trial, backend, world_size
 
 
 def test_the_guides_update_in_every_batch_fails_under_aggregation(crash, trial):
-    """Which is why the adapter updates the scaler once a window."""
+    """So the adapter updates the scaler once per window."""
     message = crash(trial(UPDATE_IN_EVERY_BATCH), Case("single", 1, 2, "fp16", "momentum"))
     assert message == "AssertionError: No inf checks were recorded prior to update."
 
@@ -167,13 +167,13 @@ def test_the_guides_update_in_every_batch_fails_under_aggregation(crash, trial):
     ("mode", "frequency", "steps"),
     [
         ("STEP_EVERY_OPTIMIZER_STEP", 1, 1),
-        # It says "every N optimizer steps", and counts micro-batches: with 2 of them a step, every second is every one.
+        # It says "every N optimizer steps" but counts micro-batches: with 2 per step, N = 2 means every step.
         ("STEP_EVERY_OPTIMIZER_STEP", 2, 1),
         ("STEP_EVERY_BATCH", 1, 2),
     ],
 )
 def test_how_often_a_schedule_steps_in_a_window_of_two(run, trial, mode, frequency, steps):
-    """Which is why the adapter takes the first."""
+    """So the adapter uses the first."""
     target = trial(SCHEDULED.format(mode=mode, frequency=frequency))
     [rank] = run(target, Case("single", 1, 2, "fp32", "momentum"))
     scheduled = [event for event in rank.events if event["event"] == "schedule" and not event["initial"]]

@@ -1,4 +1,4 @@
-"""What the adapter for PyTorch-Ignite does not declare."""
+"""Why the adapter for PyTorch-Ignite does not support fp16."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ AMP_ON_A_CPU = """
 
 
 def test_amp_mode_on_a_cpu_is_float32(run, write):
-    """Which is why the adapter does not declare fp16."""
+    """So the adapter does not support fp16."""
     [rank] = run(write(AMP_ON_A_CPU), Case("single", 1, 1, "fp16", "overflow"))
     assert {line for line in rank.output.splitlines() if line.startswith("forward")} == {"forward in torch.float32"}

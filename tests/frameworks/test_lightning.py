@@ -1,4 +1,4 @@
-"""What Lightning does by its defaults, and the adapter otherwise; and the callback."""
+"""Defaults of Lightning that the adapter changes, and the callback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGET = "conformance.frameworks.lightning"
 # Of Lightning, about few workers, and of torch, about Lightning.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# The Trainer by its defaults, but for what is quiet. It gets a loader over all samples in order.
+# The Trainer with its defaults, except output. It gets a loader over all samples in order.
 PLAIN = """
     import lightning as L
     from conformance import Task, trainer
@@ -44,7 +44,7 @@ PLAIN = """
 
 
 def test_sixteen_mixed_on_a_cpu_is_bfloat16(run, write):
-    """Which is why the adapter hands over the plugin that "16-mixed" stands for."""
+    """So the adapter passes the plugin behind "16-mixed"."""
     target = write(PLAIN.format(precision="16-mixed"))
     [rank] = run(target, Case("single", 1, 1, "fp16", "momentum"))
     seen = {line for line in rank.output.splitlines() if line.startswith("forward in")}
@@ -53,7 +53,7 @@ def test_sixteen_mixed_on_a_cpu_is_bfloat16(run, write):
 
 @pytest.mark.parametrize(("backend", "world_size", "in_order"), [("single", 1, True), ("ddp", 2, False)])
 def test_ranks_read_a_loader_shuffled_that_one_process_reads_in_order(run, write, backend, world_size, in_order):
-    """Which is why the adapter brings this rank's own loader."""
+    """So the adapter passes this rank's own loader."""
     case = Case(backend, world_size, 1, "fp32", "momentum")
     ranks = run(write(PLAIN.format(precision="32-true")), case)
     forwards = [next(event for event in rank.events if event["event"] == "forward") for rank in ranks]

@@ -1,4 +1,4 @@
-"""DistributedSGD conforms in every path and precision, a mutant does not, and nothing of Ray is left."""
+"""DistributedSGD conforms on every path in every precision, a mutant does not, and no Ray process is left."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from conformance.runner.rank.environment import base_environment
 from conformance.verdict.judge import judge
 
 TARGET = "conformance.frameworks.ray"
-# One for each path, because Ray takes seconds for each. `conformance run` has them all.
+# One per path, because Ray takes seconds for each. `conformance run` runs them all.
 CASES = (
     "ray-w2-fp32-momentum",
     "ray-w2-acc2-fp16-overflow",
     "ray-w3-acc2-bf16-momentum",
     "ray-w4-fp32-momentum",
 )
-# A second one would have a server and a cluster of its own, for half of them.
+# A second process would have its own server and cluster, for half of the cases.
 PROCESSES = 1
 
-# As in /proc/net/tcp and tcp6: the state, and 127.0.0.1 in the byte order of this machine and as an IPv6 address.
+# As in /proc/net/tcp and tcp6: the state, and 127.0.0.1 in this machine's byte order and as an IPv6 address.
 LISTEN = "0A"
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
@@ -79,7 +79,7 @@ def test_mutant_is_caught(caught):
 
 
 def test_a_replica_that_dies_is_named_and_nothing_of_the_cluster_is_left(write):
-    """And while the cluster is there, it listens on loopback only."""
+    """While the cluster runs, it listens only on loopback."""
     case = Case("ray", 2, 1, "fp32", "momentum")
     with ForkServer(write(ONE_DIES), backend="ray") as server:
         outcome = server.run(case.spec(), time_limit=60.0)
@@ -96,7 +96,7 @@ def test_a_replica_that_dies_is_named_and_nothing_of_the_cluster_is_left(write):
 
 
 def listening():
-    """The addresses, as /proc has them, at which this process and all below it listen."""
+    """The addresses, as in /proc, at which this process and its descendants listen."""
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
     sockets = {f"socket:[{row[9]}]": row[1].split(":")[0] for row in rows if row[3] == LISTEN}
@@ -121,7 +121,7 @@ def open_files(pid):
 
 
 def commands():
-    """The command lines of all processes, their arguments parted by zero bytes."""
+    """The command lines of all processes, their arguments separated by zero bytes."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Ray Train's TorchTrainer conforms with accumulation, and a loop that leaves `prepare_model` out does not."""
+"""Ray Train's TorchTrainer conforms with accumulation; a loop without `prepare_model` does not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 
 TARGET = "conformance.frameworks.ray_train"
-# Few, because Ray Train starts some seven processes for each. `conformance run` has them all.
+# Few, because Ray Train starts about seven processes for each. `conformance run` runs them all.
 CASES = ("ray-train-w2-acc2-fp16-overflow", "ray-train-w2-acc2-fp32-momentum-resumed-at-3")
-# A second one would have a server and a cluster of its own, for half of them.
+# A second process would have its own server and cluster, for half of the cases.
 PROCESSES = 1
 
 ONE_RAISES = """
@@ -38,7 +38,7 @@ def test_mutant_is_caught(caught):
 
 
 def test_a_worker_that_raises_is_named(write):
-    """And not those that Ray Train ends because of it."""
+    """Not those that Ray Train ends because of it."""
     case = Case("ray-train", 2, 1, "fp32", "momentum")
     with ForkServer(write(ONE_RAISES), backend="ray-train") as server:
         judgement = judge(case, server.run(case.spec(), time_limit=60.0))

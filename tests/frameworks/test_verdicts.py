@@ -1,6 +1,6 @@
-"""Each adapter of a framework gets the verdicts, for the reasons, that its published report has.
+"""Each framework adapter gets the verdicts and reasons of its published report.
 
-Which of them are known not to conform, docs/frameworks.md says. nox's sessions run one framework each.
+docs/frameworks.md lists the known failures. Each nox session runs one framework.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random correct programs give no alarm, and no random edit of one goes unnoticed: some of what `nox -s fuzz` tries."""
+"""Random correct programs pass, and every random edit of one is noticed: a small part of `nox -s fuzz`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fixtures.programs.tally import Tally, report
 from fixtures.programs.trial import Result, Trials
 
 PASS = Result("PASS (exact)", "", ())
-#: Two ranks are enough here; the session tries three and four as well.
+#: Two ranks are enough here; the session also tries three and four.
 PLACES = (("single", 1), ("ddp", 2), ("horovod", 2))
-#: Judging costs more than running, and most of it once for each case.
+#: Judging costs more than running, mostly once per case.
 QUICK = ("sgd", "weighted", "overflow", "clip-norm")
 ALL = st.one_of([programs(*place) for place in PLACES])
 CLIP, UNSCALE, UPDATE = op("clip", by="task"), op("unscale"), op("update")
@@ -31,7 +31,7 @@ NOT_LAST = block("but_in", [FROM], what="window", number=5)
 
 
 class Always:
-    """Trials of which the outcome is known."""
+    """Trials with a known outcome."""
 
     def __init__(self, result) -> None:
         self.result = result
@@ -136,7 +136,7 @@ def test_a_broken_should_is_an_alarm_unless_the_program_means_it(textbook: Progr
 
 
 def test_what_goes_unnoticed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Harmless edits by name, and those that are not with a program."""
+    """Harmless edits by name, others with a program."""
     monkeypatch.setattr(session, "alone", lambda program: PASS)
     tally = Tally()
     try_edits(ALL, Always(PASS), tally, 40, seed=0)
@@ -187,7 +187,7 @@ def test_what_is_less_than_the_error_bound_has_to_show_where_numbers_are_exact(
 
 
 def test_what_an_edit_changes(textbook: Program) -> None:
-    """By symbols alone, without a run."""
+    """Only by symbols, without a run."""
 
     def of(kind: str, what: str) -> Change:
         return change(textbook, find(textbook, kind, what))
@@ -206,7 +206,7 @@ def test_what_an_edit_changes(textbook: Program) -> None:
 
 
 def _with(ops: Sequence[Op], name: str, *instead: Op, **settings: object) -> list[Op]:
-    """``ops`` with others in place of the one of that name, wherever it is; or with other settings of it."""
+    """``ops`` with others instead of the one of that name, anywhere; or with other settings of it."""
     result: list[Op] = []
     for one in ops:
         if one.name == name:
@@ -219,7 +219,7 @@ def _with(ops: Sequence[Op], name: str, *instead: Op, **settings: object) -> lis
 
 
 def _other(program: Program, add: Sequence[Op] = (), **instead: Sequence[Op]) -> Program:
-    """``add`` at the end of the setup, and others in place of the operations of these names."""
+    """The program with ``add`` at the end of the setup, and other operations instead of these names."""
     window: Sequence[Op] = program.window
     for name, ops in instead.items():
         window = _with(window, name, *ops)
@@ -284,7 +284,7 @@ def test_a_function_of_its_own_gets_its_own_forward(textbook: Program) -> None:
 
 
 def test_half_an_unscale_changes_what_is_clipped_and_else_nothing(textbook: Program) -> None:
-    """The scaler's step unscales what nobody has unscaled."""
+    """The scaler's step unscales gradients that are still scaled."""
 
     def halved(program: Program) -> Change:
         window = tuple(one.with_(first=True) if one.name == "unscale" else one for one in program.window)
@@ -326,14 +326,14 @@ def on_horovod(textbook: Program) -> Program:
 
 
 def test_horovod_may_wait_for_more_backwards_than_come_but_not_for_fewer(textbook: Program) -> None:
-    """What still waits is averaged by `synchronize`."""
+    """`synchronize` averages the gradients that still wait."""
     horovod = on_horovod(textbook)
     assert change(horovod, find(horovod, "change", "distribute, passes +1")) is Change.NONE
     assert change(horovod, find(horovod, "change", "distribute, passes -1")) is Change.SOME
 
 
 def test_an_unscale_while_horovod_averages_changes_who_knows_what(textbook: Program) -> None:
-    """Before the averages have begun, and after they have ended, it would be all the same."""
+    """Before the averages start, and after they end, it would make no difference."""
     horovod = on_horovod(textbook)
     assert change(horovod, horovod) is Change.NONE
     assert change(horovod, find(horovod, "swap", "synchronize and unscale")) is Change.SOME

@@ -159,7 +159,7 @@ LOOPS |= {
         "x = read().view(-1, 1)\n",
     ),
 }
-#: And what a person has to look at.
+#: Code that the user has to check.
 CHECKED = {
     "click": (
         f"@click.command()\ndef cli(n):\n    pass\n{LOOP}cli()",
@@ -171,25 +171,25 @@ CHECKED = {
         f"@hydra.main(config_path='c')\ndef main(cfg):\n    pass\n{LOOP}main()",
         "this reads the command line",
     ),
-    "two inputs": ("for x, y in loader:\n    l(model(x, y), y).backward()", "takes inputs (m, n) alone"),
-    "two outputs": ("for x, y in loader:\n    a, b = model(x)\n    l(a, y).backward()", "takes inputs (m, n) alone"),
-    "dict of outputs": ("for x, y in loader:\n    o = model(x)\n    o['loss'].backward()", "takes inputs (m, n) alone"),
+    "two inputs": ("for x, y in loader:\n    l(model(x, y), y).backward()", "takes only inputs (m, n)"),
+    "two outputs": ("for x, y in loader:\n    a, b = model(x)\n    l(a, y).backward()", "takes only inputs (m, n)"),
+    "dict of outputs": ("for x, y in loader:\n    o = model(x)\n    o['loss'].backward()", "takes only inputs (m, n)"),
     "pairs of a function": (
         "def get(s):\n    pass\nwhile True:\n    X, Y = get('t')\n    f(model(X), Y).backward()",
-        "make this `X, Y = next(batches, (None, None))`, and `batches = iter(TASK.dataloader())` before the loop",
+        "write `X, Y = next(batches, (None, None))` here, and `batches = iter(TASK.dataloader())` before the loop",
     ),
     "rate by hand": (
         LOOP + "for g in opt.param_groups:\n    g['lr'] = f(i)",
-        "learning rates are the task's: leave this",
+        "the task sets learning rates: remove this",
     ),
     "parameters of a part": (
         LOOP + "SGD(model.head.parameters())",
-        "no `head`: take `model.parameters()`, all of them",
+        "no `head`: use `model.parameters()`, with one optimizer",
     ),
     "three of a batch": ("for x, y, z in loader:\n    l(model(x), y).backward()", "a batch of the task is a pair"),
     "attribute": (LOOP + "model.head.weight", "the task's model has no `head`"),
-    "reshaped": ("for x, y in loader:\n    mse_loss(model(x) + x.view(-1), y).backward()", "pass them as they are"),
-    "two models": ("net = Net()\nmodel = Net()\n" + LOOP, "the task has one model"),
+    "reshaped": ("for x, y in loader:\n    mse_loss(model(x) + x.view(-1), y).backward()", "pass them unchanged"),
+    "two models": ("net = Net()\nmodel = Net()\n" + LOOP, "the task has only one model"),
     "closures": ("opt = torch.optim.LBFGS(model.parameters())\n" + LOOP, "LBFGS itself is not judged"),
     "epoch's schedule": (
         "for e in range(9):\n    for x, y in d:\n        f(model(x)).backward()\n    sched.step()",
@@ -225,11 +225,11 @@ def test_styles(style, tmp_path):
         assert line in text[at:], line
         at = text.index(line, at)
     assert found.missing == []
-    # Every line that was changed has a comment above it, and all others are as they were.
+    # Every changed line has a comment above it; all others are unchanged.
     lines = text.splitlines()
     before = {line.strip() for line in script.read_text().splitlines()}
     body = lines[lines.index("from conformance import Task, trainer") + 1 :]
-    entry = next(k for k, line in enumerate(body) if "declare what the script can do" in line)
+    entry = next(k for k, line in enumerate(body) if "list only what the script supports" in line)
     new = [k for k, line in enumerate(body[:entry]) if line.strip() not in before and "# conformance:" not in line]
     assert all("# conformance:" in body[k - 1] for k in new), [body[k] for k in new]
 
@@ -298,10 +298,10 @@ def test_what_is_not_found_is_said(init, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"print('hello')", "nothing in it makes an optimizer or goes backward"),
-        (b"", "nothing in it makes an optimizer or goes backward"),
+        (b"print('hello')", "found no optimizer and no backward in it"),
+        (b"", "found no optimizer and no backward in it"),
         (b"def f(:\n", "s.py:1: SyntaxError"),
-        (b"\xff\xfe\x00", "no text in UTF-8"),
+        (b"\xff\xfe\x00", "it is not UTF-8 text"),
         (b"x = '\x00'", "s.py"),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_script_without_a_call_says_so(tmp_path):
     with pytest.raises(NoScript):
         written(tmp_path, "import torch\n")
     text, _ = written(tmp_path, "def fit(model):\n    model(x).backward()\n")
-    assert text.endswith("    # conformance: CHECK: call the training of the script here\n")
+    assert text.endswith("    # conformance: CHECK: call the script's training here\n")
 
 
 def test_a_step_that_functions_make_is_to_be_reported(tmp_path):

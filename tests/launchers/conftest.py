@@ -1,4 +1,4 @@
-"""Two hosts on one machine: two processes that a launcher could have started, which meet on loopback."""
+"""Two hosts on one machine: two processes, as a launcher would start them, that connect over loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.runner.front.client import shared
 
 LIMIT = 600
 
-#: `{inside}` runs in each rank, with the process group up.
+#: `{inside}` runs in each rank, after the process group is initialised.
 TEMPLATE = """
 import os, signal, time
 from pathlib import Path
@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write(folder):
-    """Write a trainer to a file in the current folder; the result is its target."""
+    """Writes a trainer to a file in the current folder; returns its target."""
 
     def write_trainer(name, inside):
         Path(name).write_text(TEMPLATE.format(inside=textwrap.indent(textwrap.dedent(inside), " " * 4)))
@@ -67,7 +67,7 @@ def write(folder):
 
 @dataclass(frozen=True)
 class Ended:
-    """What the processes of a launch left behind, in the order of their nodes."""
+    """The exit codes and outputs of a launch's processes, in the order of their nodes."""
 
     codes: list[int]
     outs: list[str]
@@ -79,7 +79,7 @@ class Ended:
 
     @property
     def cases(self):
-        """By trainer and id."""
+        """The results by trainer and case id."""
         return {(line["trainer"], line["id"]): line for line in self._lines("case")}
 
     def _lines(self, kind):
@@ -89,7 +89,7 @@ class Ended:
 
 @pytest.fixture
 def run():
-    """Start commands side by side, each with its environment, and wait for all."""
+    """Starts commands in parallel, each with its environment, and waits for all."""
     processes: list[subprocess.Popen[str]] = []
 
     def started(commands, environments):
@@ -108,8 +108,8 @@ def run():
 
 @pytest.fixture
 def port():
-    """A free one, below those that the system gives away by itself: a launcher takes it seconds later, and until then
-    a test beside this one may be given any of those."""
+    """A free port below the ephemeral ones. A launcher opens it seconds later, and until then the system may give any
+    ephemeral port to a parallel test."""
     while True:
         number = SystemRandom().randrange(20_000, 32_768)
         with socket.socket() as probe, suppress(OSError):
@@ -119,7 +119,7 @@ def port():
 
 @pytest.fixture
 def torchrun(run, port):
-    """`conformance run` on two nodes that two torchruns have started."""
+    """`conformance run` on two nodes, each started by a torchrun."""
 
     def called(*arguments):
         options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.2", f"--master-port={port}"]
@@ -132,7 +132,7 @@ def torchrun(run, port):
 
 @pytest.fixture
 def srun(run, port):
-    """`conformance run` in two processes with the variables that srun sets, on machines of different names."""
+    """`conformance run` in two processes with srun's variables, on machines with different names."""
 
     def called(*arguments):
         command = [sys.executable, "-m", "conformance", "run", "--launcher", "torchrun", *arguments]
@@ -154,7 +154,7 @@ def srun(run, port):
 
 @pytest.fixture
 def horovodrun(run):
-    """`conformance run` in two processes that horovodrun has started, on hosts of two names."""
+    """`conformance run` in two processes started by horovodrun, on hosts with two names."""
 
     def called(*arguments):
         launcher = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]

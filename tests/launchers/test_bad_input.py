@@ -1,4 +1,4 @@
-"""A launch that cannot be: one line that says why, and exit code 2."""
+"""Launches with bad input end with one line of error and exit code 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOROVODRUN = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "{port}",
 }
 ONE = ["ddp", "--case", "ddp-w2-fp32-momentum"]
-#: By what is wrong: the launcher, its variables, other arguments, and the whole line; PORT is a free one.
+#: For each problem: the launcher, its variables, other arguments, and the whole line; PORT is a free port.
 LINES = {
     "not started by torchrun": (
         *("torchrun", {}, []),
@@ -28,7 +28,7 @@ LINES = {
         *("horovodrun", {}, []),
         r"--launcher horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_HOSTNAME, .*",
     ),
-    "a rank that is no number": (
+    "a rank that is not a number": (
         *("torchrun", TORCHRUN | {"RANK": "first"}, []),
         r"RANK is 'first', but must be a whole number; the launcher sets it",
     ),
@@ -44,7 +44,7 @@ LINES = {
         *("horovodrun", HOROVODRUN, []),
         r"cannot reach horovodrun's rendezvous at 127\.0\.0\.1:PORT.*",
     ),
-    "a process that does not come": (
+    "a process that does not connect": (
         *("torchrun", TORCHRUN, []),
         r".*(of 2 processes connected within 1 s; missing ranks: 1|missing ranks: 0, 1)",
     ),
@@ -58,7 +58,7 @@ LINES = {
     "no case of that world size": (
         *("torchrun", TORCHRUN | {"WORLD_SIZE": "1"}, ONE),
         (
-            r"none of the chosen cases can be run; for example ddp-w2-fp32-momentum: "
+            r"none of the selected cases can run; for example ddp-w2-fp32-momentum: "
             r"torchrun started 1 process, and this case needs 2"
         ),
     ),

@@ -1,4 +1,4 @@
-"""Who connects while the processes of a launch are gathered: agents, and others who must not hold them up."""
+"""The front gathers the agents of a launch; foreign callers must not delay them."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("sent", FOREIGN)
-def test_a_caller_that_is_no_agent_keeps_no_agent_waiting(front, sent):
+def test_a_foreign_caller_delays_no_agent(front, sent):
     with call(front, sent), call(front, hello(1)), call(front, hello(0)):
         front.gather(LIMIT)
         assert [agent.name for agent in front.agents] == ["host-0", "host-1"]
 
 
-def test_a_line_without_end_is_cut_off(front):
+def test_a_caller_with_an_endless_line_is_dropped(front):
     with call(front, b"x" * (1 << 17)) as foreign, call(front, hello(1)), call(front, hello(0)):
         front.gather(LIMIT)
         with pytest.raises(TimeoutError):
             front.callers.next(monotonic())
-        # Closed with bytes unread, or after all of them.
+        # The connection may be closed with or without unread bytes.
         with suppress(ConnectionResetError):
             assert foreign.recv(1) == b""
 
 
-def test_many_idle_callers_make_room(front):
+def test_the_oldest_of_many_idle_callers_is_dropped(front):
     with ExitStack() as idle:
         callers = []
         for _ in range(300):
@@ -70,12 +70,12 @@ def test_many_idle_callers_make_room(front):
             assert callers[0].recv(1) == b""
 
 
-def test_the_address_of_a_front_travels_as_text():
+def test_the_address_of_a_front_as_text():
     address = FrontAddress("::1", 7, TOKEN)
     assert FrontAddress.parse(str(address)) == address
 
 
-def test_what_keeps_an_agent_away(front):
+def test_an_agent_that_fails(front):
     failure = encode({"token": TOKEN, "failure": "host-1: torch cannot be imported"})
     with (
         call(front, b""),

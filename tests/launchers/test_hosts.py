@@ -1,4 +1,4 @@
-"""What holds for several hosts: who failed first, and which cases they can have."""
+"""Several hosts: the first failure, and the cases that they can run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = {"failed": 0, "raised": True}
 
 @pytest.mark.parametrize(("messages", "kept"), [([LATE, FAILED], []), ([FAILED, LATE], ["raised"])])
 def test_an_exception_counts_if_it_came_first(messages, kept):
-    """A host whose ranks hang stops them, and ranks on other hosts raise because of that: it is a HANG all the same."""
+    """A host stops its hanging ranks, and ranks on other hosts raise because of that: this is still a HANG."""
     starter: Any = SimpleNamespace(name="host")
     server: Any = SimpleNamespace()
     raises, hangs = (NodeMember(starter, server, [rank]) for rank in range(2))
@@ -41,6 +41,6 @@ def hosts(*names):
 
 def test_on_several_machines_no_case_is_resumed():
     """Checkpoints need one folder for all ranks."""
-    assert "one folder for checkpoints" in hosts("one", "other").why_not(CASE)
+    assert "shared checkpoint folder" in hosts("one", "other").why_not(CASE)
     assert hosts("one", "one").why_not(CASE) is None
     assert hosts("one", "other").why_not(Case("ddp", 2, 1, "fp32", "momentum")) is None

@@ -1,4 +1,4 @@
-"""Whole runs on two hosts, which are two launched processes on loopback: what holds, what fails, what dies."""
+"""Whole runs on two hosts, which are two launched processes on loopback: passes, failures and lost hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def train(job: Job) -> None:
 """
 CASES = ("ddp-w2-fp64-momentum", "ddp-w2-acc2-fp16-clip-value", "ddp-w2-acc2-fp32-sgd")
 
-#: The agent is the first command of ours above the rank.
+#: The agent is the first `conformance run` above the rank.
 KILLS_ITS_AGENT = """
 if task.rank == 1:
     pid = os.getpid()
@@ -73,12 +73,10 @@ def test_a_host_that_is_lost_ends_the_run(srun, write):
     ended = srun(write("lost.py", KILLS_ITS_AGENT), *chosen("ddp-w2-fp32-momentum", "ddp-w2-fp32-sgd"))
     assert ended.codes == [3, -9], ended.errs
     [case] = ended.cases.values()
-    assert (case["verdict"], case["headline"]) == ("CRASH", "lost the connection to our process on host-b")
+    assert (case["verdict"], case["headline"]) == ("CRASH", "lost the connection to host-b")
     [line] = ended.errs[0].splitlines()
     assert line.startswith("conformance: the harness failed: ")
-    assert line.endswith(
-        "lost the connection to our process on host-b (rank 1 of the launch); what follows was not run"
-    )
+    assert line.endswith("lost the connection to host-b (rank 1 of the launch); the remaining cases were not run")
 
 
 def test_a_trainer_that_launches_its_workers(srun):
@@ -95,7 +93,7 @@ def test_a_trainer_that_launches_its_workers(srun):
 
 
 def test_a_trainer_is_imported_once_on_each_host(srun, write):
-    """For all its backends."""
+    """One import serves all its backends."""
     target = write("twice.py", "")
     source = Path(target).read_text().replace('["ddp"], ', '["ddp", "ring"], ')
     Path(target).write_text(source + '\nopen("imports", "a").write(os.environ["SLURMD_NODENAME"] + "\\n")\n')

@@ -6,8 +6,8 @@
         backend="ddp", world_size=2,
     )
 
-Each event gets what every event has: rank, seq, time, a line of its own in train.py (its place in the list, from 1),
-and window and micro-batch. A forward with ``window=k`` opens window k; one without belongs to the window before.
+Each event gets the common fields: rank, seq, time, its own line in train.py (its place in the list, from 1),
+and window and micro-batch. A forward with ``window=k`` opens window k; others belong to the current window.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SPEC = {
     "scaler": None,
 }
 
-#: Plausible values of fields, of events of some kinds and of any other; what has none here is null, zero or empty.
+#: Plausible values of fields, for all events and for events of some kinds; other fields are null, zero or empty.
 PLAUSIBLE = {
     "parameters": [0, 1],
     "trainable": [0, 1],
@@ -90,7 +90,7 @@ OF_KIND = {
     "schedule": {"optimizer": 0},
     "raised": {"type": "RuntimeError", "message": "something"},
 }
-#: These count as the events of a rank come.
+#: Counters over the events of a rank.
 COUNTED = ("forward", "step", "backward", "forwards")
 
 
@@ -103,7 +103,7 @@ def _defaults(kind):
 
 
 def _is_given(kind, field):
-    """Whether events by hand have a field: not if it may be left out and nothing is plausible for it."""
+    """Whether events by hand have a field: not if it is optional and has no plausible value."""
     return is_required(KINDS[kind], field) or field in PLAUSIBLE
 
 
@@ -116,7 +116,7 @@ DEFAULTS = {kind: _defaults(kind) for kind in KINDS}
 
 
 def whole(line):
-    """The line with the fields of its kind, all of them and no others; what is missing is null, zero or empty."""
+    """The line with exactly the fields of its kind; missing ones are null, zero or empty."""
     kind = KINDS[line["event"]]
     plain = get_type_hints(kind)
     fields = [name for name in hints(kind) if name in line or is_required(kind, name)]
@@ -128,7 +128,7 @@ TWO = {"accumulation": 2, "micro_batch_size": 1, "orders": [[[[0], [1], [2], [3]
 
 
 def event(kind, /, **fields):
-    """One event; what is not given has a plausible value."""
+    """One event; fields that are not given have plausible values."""
     return {"event": kind, **copy.deepcopy(DEFAULTS[kind]), **fields}
 
 
@@ -137,7 +137,7 @@ def forward(window=None, **fields):
 
 
 def backward(**fields):
-    """A whole backward pass: its beginning and its end, with what is given for either."""
+    """A whole backward pass: its beginning and its end, with the given fields of either."""
     begin = {name: value for name, value in fields.items() if name in DEFAULTS["backward_begin"]}
     end = {name: value for name, value in fields.items() if name not in begin}
     return [event("backward_begin", **begin), event("backward_end", **end)]
@@ -157,7 +157,7 @@ def clear(**fields):
 
 
 def hold(optimizer, *parameters, **fields):
-    """An optimizer of these parameters is made."""
+    """Creates an optimizer of these parameters."""
     return event("optimizer", optimizer=optimizer, parameters=[*parameters], trainable=[*parameters], **fields)
 
 
@@ -175,7 +175,7 @@ def right(samples, factor=1.0):
 
 
 def a_run(*ranks, **changes):
-    """A run of these ranks' events (lists may be nested), each of which finished unless it raised."""
+    """A run of these ranks' events (lists may be nested); each rank finished unless it raised."""
     spec = {**copy.deepcopy(SPEC), "world_size": len(ranks), **changes}
     [order] = spec["orders"]
     if len(order) < len(ranks):

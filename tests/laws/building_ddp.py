@@ -41,7 +41,7 @@ def both(*events, **changes):
 
 
 def started(rank):
-    """It starts from weights of its own."""
+    """Starts from its own weights."""
     return event("start", weights=[float(rank), 0.0])
 
 

@@ -1,4 +1,4 @@
-"""Questions to what the laws say of a run."""
+"""Helpers for the results of laws on a run."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ def broken_of(chapters, run):
 
 
 def the(run, id):
-    """What became of one law."""
+    """The result of one law."""
     return next(one for one in check(run) if one.law.id == id)
 
 
 def checked(run, id):
-    """On how many windows a law was checked."""
+    """The number of windows that a law was checked on."""
     return the(run, id).checked
 
 
 def all_checked(chapter, run):
-    """On how many windows each law of a chapter was checked."""
+    """The number of windows that each law of a chapter was checked on."""
     return {one.law.id: one.checked for one in check(run) if one.law.chapter == chapter}
 
 
 def found(run, id):
-    """The first finding: each event of a trace by hand has a line of its own, so there is one for each window."""
+    """The first finding: each event of a trace by hand has its own line, so each window has a finding."""
     return the(run, id).findings[0]
 
 
 def the_finding(run, id):
-    """The only one."""
+    """The only finding."""
     [finding] = the(run, id).findings
     return finding
 
@@ -49,7 +49,7 @@ def laws_of(chapter):
 
 
 def tables(breaking, allowed, *chapters):
-    """Two tests: each run of ``breaking`` breaks the law under which it is listed, and no other of these chapters; none
+    """Two tests: each run of ``breaking`` breaks only its law among those of these chapters; none
     of ``allowed`` breaks any. Runs are made when they are called."""
     runs = [
         pytest.param(law, run, id=f"{law}: {name}") for law, named in breaking.items() for name, run in named.items()

@@ -122,7 +122,7 @@ BREAKING = {
 #: What breaks no law of the chapter.
 ALLOWED = {
     "the textbook": lambda: alone(windows([], [])),
-    "a penalty of its own root": lambda: alone(forward(0), backward(root=9), backward(root=8, forwards=[0]), step()),
+    "a penalty with its own root": lambda: alone(forward(0), backward(root=9), backward(root=8, forwards=[0]), step()),
     "a loss of weights alone": lambda: alone(forward(0), backward(root=9), backward(root=8, forwards=[]), step()),
     "a backward for its own norm, cleared": lambda: alone(
         forward(0), backward(root=9), clear(), backward(root=9, forwards=[0]), step()
@@ -180,7 +180,7 @@ ALLOWED = {
     "a penalty": lambda: alone(
         HELD, micro_batch(0), step(), clear(), micro_batch(1), backward(root=9, gradients="some"), step()
     ),
-    "gradients that no optimizer holds": lambda: alone(
+    "gradients without an optimizer": lambda: alone(
         hold(0, 0), micro_batch(0), step(), clear(parameters=[0]), micro_batch(1, **SOME), step()
     ),
     # The only backward is that of another model.
@@ -196,7 +196,7 @@ ALLOWED = {
     "an evaluation before the first window": lambda: after_an_evaluation("none")[0],
     "an evaluation between two": lambda: after_an_evaluation("none")[1],
     "the same samples backward again": lambda: same_samples_again([0, 1]),
-    "Horovod's optimizer, which has a law of its own": lambda: alone(
+    "Horovod's optimizer, which has its own law": lambda: alone(
         hold(0, 0, 1, horovod=True, backward_passes_per_step=1), micro_batch(0), clear(), step(), backend="horovod"
     ),
     # Such as in Megatron's main gradients, which are wrong here for another reason.
@@ -238,11 +238,11 @@ def test_one_scale_counts():
 @pytest.mark.parametrize(
     ("law", "name", "told"),
     [
-        ("acc/step-after-all-backwards", "never", "holds none of the model's parameters"),
+        ("acc/step-after-all-backwards", "never", "has none of the model's parameters"),
         ("acc/one-scale-per-window", "it changes", "scale 1024 → 512"),
-        ("acc/cleared-between-windows", "only a part", "cleared only others"),
-        ("acc/cleared-between-windows", "an evaluation before the first window", "belong to no micro-batch"),
-        ("acc/cleared-between-windows", "an evaluation between two", "belong to no micro-batch"),
+        ("acc/cleared-between-windows", "only a part", "cleared only other parameters"),
+        ("acc/cleared-between-windows", "an evaluation before the first window", "of no micro-batch"),
+        ("acc/cleared-between-windows", "an evaluation between two", "of no micro-batch"),
     ],
 )
 def test_what_is_told(law, name, told):
@@ -266,7 +266,7 @@ def test_the_second_window_is_named(law, name):
 def test_what_an_evaluation_adds_to_is_the_rest_of_a_window():
     aside = [ASIDE, backward(forwards=[9], gradients="some")]
     run = alone(HELD, micro_batch(0), step(), aside, micro_batch(1, **SOME), step())
-    assert "the gradients of window 0, which step" in found(run, "acc/cleared-between-windows").broken.however
+    assert "the gradients of window 0, which step" in found(run, "acc/cleared-between-windows").broken.observed
 
 
 def test_a_part_cleared_inside_a_window_leaves_the_others():

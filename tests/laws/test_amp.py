@@ -19,7 +19,7 @@ def on_outputs(gradients):
 
 
 def around_all(*between, **fields):
-    """Two windows in one region of autocast, and what is between them."""
+    """Two windows in one region of autocast, with events between them."""
     windows = [[forward(at, computes="bfloat16"), backward(), step(), event("zero_grad")] for at in (0, 1)]
     return [event("autocast_enter", **fields), windows[0], *between, windows[1], event("autocast_exit")]
 
@@ -121,7 +121,7 @@ ALLOWED = {
     "an unscaled backward that was cleared": lambda: a_run(
         [forward(0), backward(), event("zero_grad"), scaled(None), unscale(), taken()]
     ),
-    "a penalty in float32 beside it": lambda: a_run(
+    "a penalty in float32 next to it": lambda: a_run(
         [
             forward(0, computes="bfloat16"),
             forward(computes="float32", micro_batch=0),
@@ -130,7 +130,7 @@ ALLOWED = {
         ],
         precision="bf16",
     ),
-    "no telling what it is computed in": lambda: a_run([forward(0), backward(), step()], precision="bf16"),
+    "an unknown type": lambda: a_run([forward(0), backward(), step()], precision="bf16"),
     "float32 where it was asked for": lambda: a_run([forward(0, computes="float32"), backward(), step()]),
     "a scale of the trainer's own, taken off where nobody sees it": lambda: a_run(
         [forward(0, computes="float16"), on_outputs([S * one for one in AT_OUTPUTS]), step()], **FP16

@@ -35,7 +35,7 @@ class TestAveragedOnce:
     @pytest.mark.parametrize(
         ("factor", "cause"),
         [
-            (2.0, "adding up the 2 micro-batches without dividing by 2"),
+            (2.0, "summing the 2 micro-batches without dividing by 2"),
             (0.5, "dividing by the 2 micro-batches twice"),
         ],
     )
@@ -47,9 +47,9 @@ class TestAveragedOnce:
     @pytest.mark.parametrize(
         ("factor", "cause"),
         [
-            (3.0, "adding up the 3 ranks without dividing by 3"),
+            (3.0, "summing the 3 ranks without dividing by 3"),
             (1 / 3, "dividing by the 3 ranks twice"),
-            (3 / 2, "dividing by the 2 micro-batches twice and adding up the 3 ranks without dividing by 3"),
+            (3 / 2, "dividing by the 2 micro-batches twice and summing the 3 ranks without dividing by 3"),
         ],
     )
     def test_ranks(self, factor, cause):
@@ -63,13 +63,13 @@ class TestAveragedOnce:
 
     def test_samples(self):
         run = a_run([event("start"), micro_batch(0), step(gradients=right([0, 1], factor=2.0))])
-        assert "adding up the 2 samples of a micro-batch" in found(run, self.ID).broken.contradiction
+        assert "summing the 2 samples of a micro-batch" in found(run, self.ID).broken.contradiction
 
     def test_nominal_length(self):
         short = [micro_batch(1), step(gradients=right([2], factor=0.5))]
         run = a_run([self.accumulated(right([0, 1])), short], **{**TWO, "orders": [[[[0], [1], [2]]]]})
         assert broken(run) == {self.ID}
-        assert "dividing by 2 where the window has 1 micro-batch" in found(run, self.ID).broken.contradiction
+        assert "dividing by 2 although the window has 1 micro-batch" in found(run, self.ID).broken.contradiction
         assert found(run, self.ID).window == 1
 
     def test_what_full_windows_rule_out_is_no_cause_in_a_short_one(self):
@@ -79,7 +79,7 @@ class TestAveragedOnce:
         shares = [[[0], [1], [4]], [[2], [3], [5]]]
         run = a_run(rank, rank, backend="ddp", samples=samples, **{**TWO, "orders": [shares]})
         told = found(run, self.ID).broken.contradiction
-        assert "dividing by 2 where the window has 1 micro-batch" in told
+        assert "dividing by 2 although the window has 1 micro-batch" in told
         assert "dividing by the 2 ranks twice" not in told
 
     def test_what_the_clip_saw(self):

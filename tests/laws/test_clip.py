@@ -84,7 +84,7 @@ BREAKING = {
         "the first by its own norm": lambda: shards(1 / 3, None, gradients=(1.0, 0.5)),
         "the second by its own norm": lambda: shards(None, 1 / 4, gradients=(-0.5, -1.0)),
         "all by the largest of their norms": lambda: by_largest(0.25),
-        "all by the largest, of which one is hidden": lambda: by_largest(None),
+        "all by the largest, one of them hidden": lambda: by_largest(None),
     },
 }
 
@@ -94,7 +94,7 @@ ALLOWED = {
     "a loss averaged for a log": lambda: ranks(*[[average(), clip(), average(of=None, elements=1, bytes=4)]] * 2),
     "weights broadcast": lambda: ranks(*[[average(), clip(), average(op="broadcast_", of="parameters")]] * 2),
     "gradients gathered for a log": lambda: ranks(*[[average(), clip(), average(op="allgather_")]] * 2),
-    "before Horovod averages, which has a law of its own": lambda: ranks(
+    "before Horovod averages, which has its own law": lambda: ranks(
         *([clip(gradients=own), average(via="horovod")] for own in APART), backend="horovod"
     ),
     "each before the step of its optimizer": lambda: a_run(
@@ -111,7 +111,7 @@ ALLOWED = {
     "by value and by norm": lambda: alone(clip(kind="value", norm=None), clip(), step()),
     "the norm read first": lambda: alone(clip(threshold="inf"), clip(), step()),
     "a parameter without a gradient": lambda: alone(clip(0), step(gradients=[1.0, None])),
-    "a parameter that no optimizer holds": lambda: alone(clip(0), step(), first=hold(0, 0)),
+    "a parameter without an optimizer": lambda: alone(clip(0), step(), first=hold(0, 0)),
     "a large model": lambda: alone(clip(0), step(gradients=None), first=hold(0, 0)),
     "a frozen parameter": lambda: alone(clip(0), step(), first=event("optimizer", parameters=[0, 1], trainable=[0])),
     "one parameter by hand": lambda: alone(clip(0), event("gradient_change", parameters=[1]), step()),
@@ -121,7 +121,7 @@ ALLOWED = {
     "shards of zeros, which show no factor": lambda: shards(0.2, None, gradients=(1.0, 0.0)),
     "shards with a factor unknown": lambda: shards(0.2, "nan", gradients=(0.6, 0.8)),
     "shards that overflow": lambda: shards(0.2, 0.3, gradients=("inf", 1.0)),
-    "shards of which one is multiplied": lambda: shards(2.0, None),
+    "shards with one multiplied": lambda: shards(2.0, None),
     "shards that are multiplied apart, not clipped": lambda: shards(0.5, 0.25, gradients=(0.5, 1.0)),
     "shards clipped by value": lambda: shards(1 / 3, 1 / 4, kind="value"),
     "shards as they are": lambda: shards(None, None),
@@ -157,7 +157,7 @@ def test_after_the_step_of_its_optimizer():
     [
         ("clip/after-sync", "clipped apart", "the norm 2 on rank 0 and 1 on rank 1"),
         ("clip/once-per-window", "for each micro-batch", "clipped twice"),
-        ("clip/all-parameters", "a generator used up", "was given no parameters"),
+        ("clip/all-parameters", "a generator used up", "got no parameters"),
         ("clip/all-parameters", "a parameter left out", "left out bias"),
     ],
 )

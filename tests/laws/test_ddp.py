@@ -87,7 +87,7 @@ ALLOWED = {
         accumulation=2,
     ),
     "without accumulation": lambda: both(WRAP, FIRST, SECOND),
-    "the flag in place of no_sync": lambda: both(WRAP, ddp(0, syncs=False), local(), ddp(), averaging(), step()),
+    "the flag instead of no_sync": lambda: both(WRAP, ddp(0, syncs=False), local(), ddp(), averaging(), step()),
     "one rank alone": lambda: a_run([forward(0), backward(), step()]),
     "averaged by hand": lambda: both(forward(0), backward(), ALL_REDUCE, event("gradient_change", factor=0.5), step()),
     "averaged by hand, in two parts": lambda: ranks(
@@ -153,7 +153,7 @@ def test_what_cannot_be_told_is_not_checked():
 def test_a_missing_average_names_what_one_rank_alone_gets():
     run = BREAKING["ddp/all-reduce-every-window"]["to one rank only"]()
     told = the_finding(run, "ddp/all-reduce-every-window").broken
-    assert "gave the result to one rank alone, which did not pass it on" in told.contradiction
+    assert "gave the result to only one rank, which did not pass it on" in told.contradiction
 
 
 def test_what_one_rank_gets_and_passes_on_is_shared():
@@ -194,8 +194,8 @@ def test_a_missing_average_names_the_last_one_and_the_no_sync():
     run = BREAKING["ddp/all-reduce-every-window"]["before the last backward"]()
     told = the_finding(run, "ddp/all-reduce-every-window").broken
     assert "backward (train.py:8) ran inside `no_sync()`, entered at train.py:6" in told.contradiction
-    assert "the last before was allreduce (gradients, 8 B) (train.py:4)" in told.contradiction
-    assert told.effect == "In window 0 the ranks step apart: rank 0 along (1) and rank 1 along (2) of weight[0]."
+    assert "the last average was allreduce (gradients, 8 B) (train.py:4)" in told.contradiction
+    assert told.effect == "In window 0, rank 0 steps with gradient (1), rank 1 with (2) of weight[0]."
     assert [event.event for event in told.shows] == ["collective", "no_sync_enter", "backward_begin", "step"]
 
 
@@ -221,7 +221,7 @@ def test_nobody_waits(exchanged, field, law):
     """For what writes where the step reads, or for the buffer that is copied there."""
     seen = run(*exchanged, **{field: place(*exchanged)})
     assert broken_of({"ddp"}, seen) == {law}
-    assert "nobody waited for" in the_finding(seen, law).broken.however
+    assert "no wait for" in the_finding(seen, law).broken.observed
 
 
 def test_one_of_two_is_waited_for():

@@ -128,7 +128,7 @@ ALLOWED = {
     "unequal shares gathered": lambda: ranks(
         lambda rank: [event("collective", op="allgather_", elements=rank + 1, bytes=4 * rank + 4), FIRST]
     ),
-    "a group of its own": lambda: ranks(lambda rank: [event("collective", group=[rank], op=f"op{rank}"), FIRST]),
+    "a group of one rank": lambda: ranks(lambda rank: [event("collective", group=[rank], op=f"op{rank}"), FIRST]),
     "Horovod's own order": lambda: ranks(
         lambda rank: [
             [forward(0), backward()],
@@ -203,8 +203,9 @@ def test_ranks_that_part_are_told_once():
 
 def test_what_is_not_averaged_is_named():
     broken = the_finding(ranks(lambda rank: of_own(rank, 0), **SHARES), "ddp/average-each-parameter").broken
-    assert "the gradient of bias must be averaged" in broken.must
-    assert "it was (-2) on rank 0 and (-6) on rank 1, as the samples of each rank alone make it" in broken.however
+    assert broken.expected == "the gradient of bias averaged over the ranks"
+    assert broken.observed.startswith("(-2) on rank 0 and (-6) on rank 1 at step ")
+    assert ", each from the rank's own samples, despite allreduce" in broken.observed
 
 
 def test_elements_that_are_wrong_on_all_ranks_alike_are_not_explained_by_a_missing_average():
@@ -219,8 +220,8 @@ def test_an_average_that_one_rank_lacks_is_not_told_to_be_its_own():
         **SHARES,
         samples={"x": [[1.0], [2.0], [0.0], [0.0]], "y": [2.0, 4.0, 6.0, 8.0], "weight": [1.0] * 4},
     )
-    however = the_finding(run, "ddp/identical-weights").broken.however
-    assert "the gradient of weight[0] is (-1.75) on rank 0 and (–) on rank 1" in however
+    observed = the_finding(run, "ddp/identical-weights").broken.observed
+    assert "the gradient of weight[0] is (-1.75) on rank 0 and (–) on rank 1" in observed
     assert broken(run) == {"ddp/identical-weights"}
 
 
@@ -232,9 +233,9 @@ def test_how_ranks_part_is_told():
                 step(gradients=[1.0 + factor * rank, 2.0 + 2.0 * rank], weights=[float(rank), 0.0]),
             ]
         )
-        return the_finding(run, "ddp/identical-weights").broken.however
+        return the_finding(run, "ddp/identical-weights").broken.observed
 
-    assert "(2, 4) on rank 1, which is 2 times that in every element" in parted(1.0)
+    assert "(2, 4) on rank 1, 2x in every element" in parted(1.0)
     assert "in every element" not in parted(2.0)
     assert "rank 0 clipped its gradients (train.py:5) and rank 1 did not" in parted(2.0, event("clip"))
 
@@ -245,9 +246,9 @@ def test_a_hang_is_explained_by_the_rank_that_did_not_come():
     finding = the_finding(run, "ddp/same-collectives")
     assert finding.window == 1
     assert finding.broken.contradiction == (
-        "Every rank must issue the same collectives in the same order, because a collective needs all of its 2 ranks. "
-        "However, rank 0 entered allreduce (gradients, 8 B) (train.py:8), and rank 1 never reached it; its last "
-        "action was zero grad (train.py:6): a contradiction."
+        "Expected: the same collectives in the same order on every rank. Observed: rank 0 entered allreduce "
+        "(gradients, 8 B) (train.py:8), but rank 1 never reached it; its last action was zero grad (train.py:6). Why: "
+        "a collective needs all of its 2 ranks."
     )
     assert [(event.rank, event.event) for event in finding.broken.shows] == [(1, "zero_grad"), (0, "collective")]
 
@@ -279,10 +280,10 @@ def test_a_window_left_out_by_one_rank_explains_its_hang():
 def test_weights_that_begin_apart_are_named_unless_all_do():
     def told(last):
         run = ranks(lambda rank: [event("start", weights=[float(rank), last * rank]), FIRST])
-        return the_finding(run, "ddp/equal-start").broken.however
+        return the_finding(run, "ddp/equal-start").broken.observed
 
-    assert told(0.0).endswith("rank 0 began with (0) and rank 1 with (1) of weight[0]")
-    assert told(2.0).endswith("rank 0 began with (0, 0) and rank 1 with (1, 2)")
+    assert told(0.0).endswith("rank 0 started from (0), rank 1 from (1) of weight[0]")
+    assert told(2.0).endswith("rank 0 started from (0, 0), rank 1 from (1, 2)")
 
 
 def test_ranks_that_begin_with_shards_do_not_begin_apart():

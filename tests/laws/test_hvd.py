@@ -139,10 +139,10 @@ ALLOWED = {
             [inside(step(parameters=[0])), inside(step(optimizer=1, parameters=[1]))],
         ]
     ),
-    "clipping what is another optimizer's": lambda: ranks(
+    "clipping another optimizer's parameters": lambda: ranks(
         lambda rank: [made(parameters=[0]), one(0), event("clip", parameters=[1]), explicit()]
     ),
-    "clearing what is another optimizer's": lambda: ranks(
+    "clearing another optimizer's parameters": lambda: ranks(
         lambda rank: [made(parameters=[0]), one(0), event("zero_grad", parameters=[1], optimizer=1), explicit()]
     ),
     "another optimizer's scaler": lambda: both(one(0), event("unscale", optimizer=1), explicit()),
@@ -187,7 +187,7 @@ def test_nothing_is_checked_without_horovods_optimizer(name):
 def test_a_sum_that_is_summed_again_is_told_with_its_factor():
     finding = the_finding(BREAKING["hvd/step-in-skip-synchronize"]["plain step"](), "hvd/step-in-skip-synchronize")
     assert finding.ranks == (0, 1)
-    assert finding.broken.effect == "Summed over 2 ranks twice, the gradients are 2 times too large."
+    assert finding.broken.effect == "The sum over 2 ranks is taken twice: gradients are 2x too large."
     assert [event.event for event in finding.broken.shows] == ["synchronize", "collective", "synchronize", "collective"]
 
 
@@ -197,7 +197,7 @@ def test_an_overflow_that_one_rank_finds_is_told():
         return [OPTIMIZER, one(0), event("scaler_step"), found, event("skip") if rank else plain(), raised()]
 
     told = the_finding(ranks(build), "hvd/synchronize-before-unscale").broken
-    assert told.effect == "In window 0 rank 1 found an overflow and rank 0 none: their steps differ."
+    assert told.effect == "In window 0, rank 1 found an overflow and rank 0 did not: their steps differ."
     assert "scaler step (train.py:6) came before synchronize within step (train.py:8)" in told.contradiction
 
 

@@ -1,4 +1,4 @@
-"""What the laws make of messages from rank to rank, and of ranks for which a parameter server steps."""
+"""The laws on messages from rank to rank, and on ranks whose parameter server steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def served(*work, server=None, reply=REPLY, arrived=LATER, again="none", backend
     """A server that works too, and a worker, for two windows.
 
     work: what the worker does in its first window. server, reply: what the server does in its first, and how it sends
-    the weights. arrived: the weights that the worker then holds after each. again: its gradients before the second.
+    the weights. arrived: the weights that the worker has after each. again: its gradients before the second.
     """
     serving = server or [forward(0, weights=WEIGHTS), backward(), CAME, step(weights=LATER[0])]
     then = [forward(1, weights=LATER[0]), backward(), CAME, step(weights=LATER[1]), reply]
@@ -49,7 +49,7 @@ broken = partial(broken_of, CHAPTERS)
 
 
 class TestMessages:
-    """Gradients that are sent are gradients that are averaged."""
+    """Sent gradients count as averaged."""
 
     def test_bring_gradients_together(self):
         run = ring(lambda rank: [micro_batch(0), EXCHANGE, step()])
@@ -72,7 +72,7 @@ class TestMessages:
         run = ring(lambda rank: [micro_batch(0), EXCHANGE, micro_batch(gradients="some"), stepped(rank)], **TWO)
         assert "ddp/all-reduce-every-window" in broken(run)
         told = the_finding(run, "ddp/all-reduce-every-window").broken
-        assert "the last before was send to rank 1 (gradients, 8 B)" in told.contradiction
+        assert "the last average was send to rank 1 (gradients, 8 B)" in told.contradiction
 
     def test_after_the_clip(self):
         def clip(rank):
@@ -91,7 +91,7 @@ class TestMessages:
         assert broken(ring(lambda rank: window(event("unscale"), *EXCHANGE))) == {"amp/unscale-after-sync"}
 
     def test_may_agree_on_an_overflow(self):
-        """A flag between `unscale_` and the gradients tells of it."""
+        """A flag between `unscale_` and the gradients reports it."""
         taken = [event("scaler_step"), step(scale=1024.0), event("update")]
         scaled = [forward(0), event("loss_scaled"), backward(scaled=1024.0), event("unscale")]
         assert broken(ring(lambda rank: [scaled, TOTAL, EXCHANGE, taken])) == set()

@@ -57,7 +57,7 @@ def test_a_rank_has_no_window_for_which_it_has_no_data():
 
 @pytest.mark.parametrize(("held", "is_stepped"), [([0], True), ([1], False), ([], True)])
 def test_whether_the_weights_of_a_rank_are_stepped_by_hand(held, is_stepped):
-    """By those that it holds, of which the first one changes; one that holds none has nothing to step."""
+    """A rank is judged by its own weights, the first of which changes; a rank without any has nothing to step."""
     shown = [forward(0, weights=[1.0, 1.0]), backward(), event("finished", weights=[2.0, 1.0])]
     assert a_run([event("shards", held=held), *shown], backend="fsdp2").ranks[0].steps_by_hand == is_stepped
 
@@ -67,7 +67,7 @@ def test_whether_the_weights_of_a_rank_are_stepped_by_hand(held, is_stepped):
     [([[0], [1], []], True), ([[0, 1], [], []], False), ([[0, 1], [0, 1], []], False), ([[0], [0, 1], []], False)],
 )
 def test_whether_others_own_all_that_is_stepped(owned, is_left_out):
-    """Each its own; one that steps for all, or for itself, leaves the last rank with nothing that it must not step."""
+    """Each its own; a rank that steps for all, or for itself, leaves nothing for the last rank."""
     ranks = [[hold(0, *own), forward(0), backward(), step(parameters=own)] if own else [forward(0)] for own in owned]
     run = a_run(*ranks, backend="zero-redundancy")
     assert [rank.owns_nothing for rank in run.ranks] == [False, is_left_out and not owned[1], is_left_out]

@@ -13,9 +13,9 @@ def save(path):
     return event("save", path=path)
 
 
-@pytest.mark.parametrize("beside", [[], [event("collective")]])
-def test_ranks_write_one_file_at_the_same_time(beside):
-    run = a_run([TRAIN, beside, save("all.pt")], [TRAIN, beside, save("own.pt"), save("all.pt")], backend="ddp")
+@pytest.mark.parametrize("others", [[], [event("collective")]])
+def test_ranks_write_one_file_at_the_same_time(others):
+    run = a_run([TRAIN, others, save("all.pt")], [TRAIN, others, save("own.pt"), save("all.pt")], backend="ddp")
     assert broken_of({"save"}, run) == {LAW}
 
 

@@ -66,7 +66,7 @@ BREAKING = {
             micro_batch(0), event("skip"), clear(), CALL, CALL, taken(1, 0.125)
         ),
         "never": lambda: by_step(taken(0, 0.5), taken(1, 0.5)),
-        "made anew": lambda: by_step(taken(0, 0.5, CALL, ANEW), taken(1, 0.5)),
+        "created again": lambda: by_step(taken(0, 0.5, CALL, ANEW), taken(1, 0.5)),
         "the second group's rate for the first": lambda: of_groups(0.125, [0]),
         "the first group's rate for the second": lambda: of_groups(0.25, [1]),
     },
@@ -84,9 +84,9 @@ ALLOWED = {
     "twice, and the rates are right": lambda: by_step(
         taken(0, 0.5, CALL, CALL), taken(1, 0.25, CALL), taken(2, 0.0625), **FLAT
     ),
-    # It goes on at the rate that it had come to, however the scheduler got there.
+    # It resumes at the current rate, however the scheduler got there.
     "resumed": lambda: by_step(CALL, CALL, taken(2, 0.125, CALL), taken(3, 0.0625), resumed_at=2),
-    # Of the skipped step nothing is known any more.
+    # The skipped step is unknown after the resume.
     "resumed after a skipped step": lambda: by_step(CALL, taken(2, 0.25, CALL), **RESUMED_FP16),
     "on after a skipped step": lambda: by_step(taken(0, 0.5, CALL), SKIPPED, CALL, taken(2, 0.125)),
     "not on after a skipped step": lambda: by_step(taken(0, 0.5, CALL), SKIPPED, taken(2, 0.25)),
@@ -127,32 +127,32 @@ def test_steps_that_keep_a_law_count(law, run, count):
     [
         (STEP, "for each micro-batch", "stepped twice"),
         (STEP, "twice before a step whose rate is the same", "stepped twice"),
-        (STEP, "twice before a step whose rate is the same", "Step 2 uses the learning rate 0.125."),
+        (STEP, "twice before a step whose rate is the same", "Step 2 uses the learning rate 0.125 instead of "),
         (STEP, "ahead after a resume", "before the first step after the resume"),
-        (STEP, "twice for a skipped step", "was no step"),
-        (STEP, "made anew", "a new scheduler began at step 0 again"),
+        (STEP, "twice for a skipped step", "in between: step skipped by the scaler"),
+        (STEP, "created again", "a new scheduler started from step 0"),
         (STEP, "the first group's rate for the second", "has the learning rate 0.125."),
         (EPOCH, "for each step", "stepped once"),
     ],
 )
 def test_what_is_told(law, name, told):
     broken = found(BREAKING[law][name](), law).broken
-    assert told in f"{broken.because}. {broken.contradiction} {broken.effect}"
+    assert told in f"{broken.contradiction} {broken.effect}"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("never", "step"), ("made anew", "schedule")])
+@pytest.mark.parametrize(("name", "kind"), [("never", "step"), ("created again", "schedule")])
 def test_the_event_that_breaks_the_law_is_named(name, kind):
     assert found(BREAKING[STEP][name](), STEP).broken.event.event == kind
 
 
-def test_a_skipped_step_that_is_taken_all_the_same():
+def test_a_skipped_step_that_is_taken_anyway():
     """The schedule may have advanced when the scaler skipped it."""
     forced = [micro_batch(1), event("skip"), CALL, step(lr=0.125), clear()]
     assert STEP not in broken(by_step(taken(0, 0.5, CALL), forced))
 
 
 def test_a_window_in_which_only_another_optimizer_steps():
-    """The step that is missing is another matter."""
+    """Another law reports the missing step."""
     first = [micro_batch(0), step(), step(optimizer=1), clear(), *BOTH]
     alone = [micro_batch(1), step(lr=0.25), clear(), *BOTH]
     last = [micro_batch(2), step(lr=0.125), step(optimizer=1, lr=0.125), clear()]

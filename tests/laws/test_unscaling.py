@@ -148,11 +148,11 @@ def test_a_contradiction_has_the_numbers_and_lines_of_the_run():
     run = a_run([scaled(0), CLIPPED, unscale(), taken()], clip=CLIP)
     told = the_finding(run, "amp/unscale-before-clip").broken
     assert told.contradiction == (
-        "`unscale_` must come before `clip_grad_norm_`, because clipping compares the norm with 1 while gradients "
-        "still carry the factor 1024. However, clip norm 1 (saw 4096) (train.py:5) came before unscale ÷ 1024 "
-        "(train.py:6): a contradiction."
+        "Expected: `unscale_` before `clip_grad_norm_`. Observed: clip norm 1 (saw 4096) (train.py:5) came before "
+        "unscale ÷ 1024 (train.py:6). Why: clipping compares the norm with 1, but gradients still carry the loss scale "
+        "1024."
     )
-    assert told.effect == (
-        "The unscaled gradients are in effect clipped at 0.000976562; their norm becomes 0.000976562 instead of 1."
+    assert (
+        told.effect == "The effective threshold is 0.000976562 instead of 1; the norm becomes 0.000976562 instead of 1."
     )
     assert [event.event for event in told.shows] == ["clip", "unscale"]

@@ -45,13 +45,13 @@ def test_no_false_alarm(variant, servers):
 
 @pytest.mark.parametrize("law", [law.id for law in laws()])
 def test_every_law_has_a_mutant(law):
-    """For a SHOULD a correct variant may do: it breaks the law, and its numbers are right."""
+    """A correct variant may show a SHOULD: it breaks the law, and its numbers are correct."""
     assert [specimen.name for specimen in [*MUTANTS, *VARIANTS] if law in specimen.laws]
 
 
 @pytest.mark.parametrize("law", [law.id for law in laws() if law.latent])
 def test_harm_that_right_numbers_hide_is_shown_by_another_run(law):
-    """A law that fails right numbers has a mutant whose numbers, or whose end, are wrong for breaking it."""
+    """A law that fails correct numbers has a mutant whose numbers, or whose end, are wrong because of it."""
     assert [mutant.name for mutant in MUTANTS if law in mutant.laws and mutant.expected not in ("PASS", "FAIL (law)")]
 
 
@@ -66,7 +66,7 @@ def test_catalogue_is_large_enough():
         ("own_order_epoch_not_restored", "single-acc2-fp32-own-order-resumed-at-4", OTHER_ORDER),
         ("resumed_without_epoch", "single-acc2-fp32-many-tensors-resumed-at-4", OTHER_ORDER),
         ("resumed_without_epoch", "ddp-w2-acc2-fp32-many-tensors-resumed-at-4", OTHER_ORDER),
-        # What is drawn twice is not due to a resume.
+        # Samples drawn twice are not due to a resume.
         ("own_order_with_replacement", "single-acc2-fp32-own-order", "all samples read"),
     ],
 )

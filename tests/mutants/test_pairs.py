@@ -1,4 +1,4 @@
-"""Pairs of releases: each is complete, and names cases and laws that there are. `nox -s history` runs them."""
+"""Pairs of releases: each is complete, and names existing cases and laws. `nox -s history` runs them."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_pair_is_read(tmp_path):
     ("text", "line"),
     [
         (MESSAGE.replace("Right: nothing==1.1\n", ""), "`Right: ...` is missing"),
-        (MESSAGE.replace("==1.1", ">=1.1"), "`nothing>=1.1` is no release"),
-        (MESSAGE.replace("Expected", "Verdict"), "not `Verdict: FAIL (numerics)`"),
+        (MESSAGE.replace("==1.1", ">=1.1"), "`nothing>=1.1` is not a release"),
+        (MESSAGE.replace("Expected", "Verdict"), "but has `Verdict: FAIL (numerics)`"),
     ],
 )
 def test_a_pair_that_cannot_be_read_is_refused(tmp_path, text, line):

@@ -1,4 +1,4 @@
-"""Mutants and variants as patches: what is read and written out, and that a patch which does not fit is refused."""
+"""Mutants and variants as patches: they are read and written out; a patch that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATCH = f"{MESSAGE}\n@@\n     for batch in task.dataloader():\n+        clip()\n
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes a mutant beside the base; the result is its path."""
+    """Writes a mutant next to the base; returns its path."""
     monkeypatch.setattr(specimens, "BASES", (tmp_path,))
     (tmp_path / "base.py").write_text(BASE)
 
@@ -76,10 +76,10 @@ def hunk(text):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (hunk("-        walk()"), "a hunk must match exactly once, and the base has this 0 times:\n            walk()"),
-        (hunk("-        step()"), "a hunk must match exactly once, and the base has this 2 times:\n            step()"),
+        (hunk("-        walk()"), "a hunk must match exactly once, but matches 0 times:\n            walk()"),
+        (hunk("-        step()"), "a hunk must match exactly once, but matches 2 times:\n            step()"),
         (hunk("-        clip()\n@@\n-    for batch in task.dataloader():"), "this comes too late:\n        for batch"),
-        (hunk("         clip()\n-        step()"), "the base has this 0 times"),
+        (hunk("         clip()\n-        step()"), "a hunk must match exactly once, but matches 0 times"),
     ],
 )
 def test_a_patch_that_does_not_fit_its_base_is_refused(write, text, line):
@@ -94,16 +94,16 @@ def test_a_patch_that_does_not_fit_its_base_is_refused(write, text, line):
     [
         (hunk("         clip()"), "a hunk changes nothing"),
         (hunk("-        clip()\n+        clip()"), "a hunk changes nothing"),
-        (hunk("+        walk()"), "a hunk only adds; keep a line beside it"),
-        (hunk("clip()"), "a line of a hunk begins with `-`, `+` or a space, and this one does not: clip()"),
-        (MESSAGE, "it has no hunk, which begins with a line `@@`"),
-        (PATCH.replace("Base: base", "Base: other"), "`Base: other` is no reference trainer"),
+        (hunk("+        walk()"), "a hunk only adds; keep a neighbouring line"),
+        (hunk("clip()"), "a line of a hunk must start with `-`, `+` or a space: clip()"),
+        (MESSAGE, "no hunk: start one with a line `@@`"),
+        (PATCH.replace("Base: base", "Base: other"), "`Base: other` is neither a reference trainer"),
         (PATCH.replace("Base: base\n", ""), "`Base: NAME` is missing"),
         (PATCH.replace("Cases: single-batched-fp32-sgd\n", ""), "`Cases: ID, ...` is missing"),
-        (PATCH.replace("\nExpected: CRASH", ""), "a mutant has to be caught"),
+        (PATCH.replace("\nExpected: CRASH", ""), "a mutant must be caught"),
         (
             PATCH.replace("Expected", "Verdict"),
-            "Laws, Cause, Time limit); not `Verdict: CRASH`",
+            "Laws, Cause, Time limit), but has `Verdict: CRASH`",
         ),
         (PATCH.replace("Base: base", "Base: base\nBase: base"), "each once"),
     ],

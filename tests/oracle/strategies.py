@@ -46,9 +46,9 @@ def dyadic_sgd(draw: st.DrawFn) -> SGD:
 
 @st.composite
 def dyadic_jobs(draw: st.DrawFn) -> Job:
-    """Small dyadic numbers, with residuals in the first step that are multiples of what is divided by.
+    """Small dyadic numbers, with residuals in the first step that are multiples of the divisors.
 
-    Nothing keeps later steps exact, so that certificates hold and fail at all stages.
+    Nothing keeps later steps exact, so certificates pass and fail at all stages.
     """
     world, accumulation, size = draw(shapes())
     numbers = random.Random(draw(st.integers(0, 2**32)))

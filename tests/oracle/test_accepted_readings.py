@@ -32,7 +32,7 @@ def run(reading):
 
 
 def accepted(asked, *ways, **more):
-    """The readings of a problem, of which these must be the first, each named by its ways."""
+    """The readings of a problem, which must start with these, each named by its ways."""
     found = readings(asked, **more)
     assert [" & ".join(reading.ways) for reading in found][: len(ways) or None] == list(ways or [""])
     return found
@@ -76,7 +76,7 @@ def test_an_uneven_window_counts_samples_or_micro_batches(shape):
 
 
 def test_a_mean_of_means_by_hand():
-    """Six samples, of which a rank reads four and then two."""
+    """Six samples; a rank reads four and then two."""
     batch = tuple(Sample((Fraction(n),), Fraction(0)) for n in range(6))
     workload = Workload("uneven", SGD(Fraction(1)), Linear(1), batches=(batch + batch[:2], batch), start=(Fraction(1),))
     asked = Problem(workload, Layout.of(workload, 1, 2), PRECISIONS["fp64"])
@@ -162,7 +162,7 @@ def test_only_who_declares_it_adds_a_short_window_to_the_next_one(number, of_lef
 
 
 def test_a_batch_that_was_filled_up_counts_what_was_repeated():
-    """Repeating each of its rows makes the numbers of a mean of means: then it is only read as what it is."""
+    """Repeating each of its rows gives the numbers of a mean of means: then there is only one reading."""
     asked = problem("uneven-batch", 1, 2)
     filled = filled_up(asked, asked.windows[-1].samples[8:])
     ways = ["last_batch=use & uneven_window=by samples", "last_batch=pad"]
@@ -248,7 +248,7 @@ def test_after_a_skipped_step_the_schedule_of_one_group_may_be_that_of_the_windo
 
 @pytest.mark.parametrize(("name", "skips"), [("overflow", set()), ("overflow", {5}), ("overflow-clip", {2})])
 def test_a_skip_that_no_schedule_shows_leaves_nothing_to_choose(name, skips):
-    """No step was skipped, none came after it, or there is no schedule; a clip by norm has two readings of its own."""
+    """No step was skipped, none came after it, or there is no schedule; a clip by norm has its own two readings."""
     assert {reading.ways for reading in readings(problem(name, 1, 2, precision="fp16"), skips=skips)} == {()}
 
 

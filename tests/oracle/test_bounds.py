@@ -45,7 +45,7 @@ def optimizers(draw):
 
 @st.composite
 def real_jobs(draw):
-    """Random doubles, of which no format but the widest holds one."""
+    """Random doubles, which only the widest format represents."""
     world, accumulation, size = draw(shapes())
     numbers = random.Random(draw(st.integers(0, 2**32)))
     features, weighted = draw(st.integers(1, 4)), draw(st.booleans())

@@ -90,7 +90,7 @@ def test_q6_q7_and_q8_rates_that_fit_and_are_far_too_low_and_far_too_high(data, 
 
 @pytest.mark.parametrize("lr", [0.001, 0.016, 0.064, 0.256])
 def test_q9_a_thousand_iterations(lr):
-    """Over an epoch the error is multiplied with the product of (1 - 2 lr x^2): that decides what becomes of it."""
+    """Over an epoch, the error is multiplied by the product of (1 - 2 lr x^2), which decides its future."""
     shrinks = prod(1 - 2 * Fraction(lr) * x**2 for x, _ in NOISY_LINE)
     settled = by_hand(one_by_one(NOISY_LINE), lr, 4)[-1][0] / (1 - shrinks)
     last = train(one_by_one(NOISY_LINE), lr, 1000)[-1].weights

@@ -1,4 +1,4 @@
-"""The catalogue of faults: each changes what it says, and each is told from the right answer somewhere."""
+"""Faults of the catalogue: each changes the named decision, and somewhere differs visibly from the correct answer."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_torchs_optimizers_stay_in_the_bound(spec, fmt, source, flags, steps):
 @settings(max_examples=100)
 @given(adamw(), formats, seeds, st.integers(1, 7))
 def test_scalars_in_tensors_stay_in_their_bound(spec, fmt, source, steps):
-    """As a step that is compiled has them, so has one that is differentiable."""
+    """Compiled steps have them, and so do differentiable ones."""
     symbols = Symbols()
     rule = AdamWRuleOfTensors(spec, fmt, Ledger())
     parameter = numbers(source, DTYPES[fmt.name])

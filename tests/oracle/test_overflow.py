@@ -29,7 +29,7 @@ REPRESENTATIVE = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 1)]
 
 @st.composite
 def large_jobs(draw):
-    """One window of large numbers, somewhere around what fp16 holds."""
+    """One window of large numbers, around the range of fp16."""
     world, accumulation, size = draw(shapes(16))
     numbers = random.Random(draw(st.integers(0, 2**32)))
     x_size, y_size, w_size = (2.0 ** draw(st.integers(low, high)) for low, high in ((-3, 9), (-2, 12), (-3, 8)))
@@ -124,7 +124,7 @@ def test_one_sample(sample, verdict):
 
 
 def test_what_the_forward_pass_rounds_away_does_not_overflow_for_certain():
-    """49984 + 12 is 49984 in fp16, so that the residual of 12 is none, however large the loss scale is."""
+    """49984 + 12 is 49984 in fp16, so the residual of 12 vanishes at any loss scale."""
     batches = ((Sample((Fraction(1), Fraction(1)), Fraction(49984)),),)
     start, scale = (Fraction(49984), Fraction(12)), LossScale(Fraction(2**14))
     workload = Workload("cancelling", SGD(Fraction(1)), Linear(2), batches=batches, start=start, scale=scale)

@@ -1,4 +1,4 @@
-"""The textbook and what is kept between its windows, apart from the numbers that training gives."""
+"""The textbook and its state between windows, apart from the numbers of training."""
 
 from __future__ import annotations
 

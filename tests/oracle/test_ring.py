@@ -14,7 +14,7 @@ from tools.ring import contributions, played, schedule
 
 @pytest.mark.parametrize("world_size", range(1, 9))
 def test_every_rank_ends_with_every_gradient_once_in_every_segment(world_size):
-    """And between the phases with the sum of its own one. In each step it sends one segment to the next rank."""
+    """And between the phases with the sum of its own segment. In each step it sends one segment to the next rank."""
     everyone, states, steps = tuple(range(world_size)), contributions(world_size), schedule(world_size)
     assert states[-1] == ((everyone,) * world_size,) * world_size
     between = states[world_size - 1]
@@ -48,7 +48,7 @@ def test_it_sums(pieces):
 
 
 def test_the_order_of_addition_differs_by_segment_and_not_by_rank():
-    """So floating-point sums differ between segments, and all ranks hold the same ones."""
+    """So floating-point sums differ between segments, and all ranks have the same sums."""
     *_, final = played([[0.1, 0.1, 0.1], [0.2, 0.2, 0.2], [0.3, 0.3, 0.3]], add)
     assert len(set(final)) == 1
     assert len({Fraction(value) for value in final[0]}) == 2

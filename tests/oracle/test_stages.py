@@ -203,7 +203,7 @@ def test_a_certified_constant_may_be_merged_in_the_dtype(factors, fmt):
         constant = constant * factor.numerator if factor >= 1 else constant / factor.denominator
         right *= factor
     divisor = odd_part(right.denominator)
-    # k * divisor times the constant is k times the rest of it, which adds bits of its own.
+    # k * divisor times the constant is k times the rest of it, which adds further bits.
     rest = right * divisor
     k = quotients(fmt, divisor)
     k = k[k <= 2**fmt.p // rest.numerator]

@@ -45,7 +45,7 @@ def test_known_numbers():
 
 
 def test_shards():
-    """By hand: 4 ranks with at most 2 of 7 floats each, gathered twice in 16 bits; and pairs that hold 4 of them."""
+    """By hand: 4 ranks with at most 2 of 7 floats each, gathered twice in 16 bits; and pairs with 4 of them."""
     four = Split(share=2, copies=1, gathers=Fraction(2), width=2)
     assert expected("fsdp2", 4, 7, 4, four) == (Expected(0, 0, 2 * 2 * 2 + 4 * 2 * 4),) * 4
     pairs = Split(share=4, copies=2, gathers=Fraction(2), width=2)

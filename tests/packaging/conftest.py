@@ -22,7 +22,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The wheel that is under test, as nox says; outside nox, one that is built now."""
+    """The wheel under test, by nox; outside nox, a new one."""
     path = os.environ.get("CONFORMANCE_WHEEL")
     if path is None:
         folder = tmp_path_factory.mktemp("wheel")
@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 
 @pytest.fixture(scope="session")
 def sessions(root: Path) -> list[str]:
-    """The names of nox's sessions, in the order in which `nox` runs them."""
+    """The names of nox's sessions, in running order."""
     command = [sys.executable, "-m", "nox", "--list-sessions", "--json"]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     return [entry["session"] for entry in json.loads(listed.stdout)]
@@ -43,7 +43,7 @@ def sessions(root: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def optional_sessions(root: Path) -> list[str]:
-    """Those that only run when they are named."""
+    """Sessions that run only when named."""
     command = [sys.executable, "-m", "nox", "--list"]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     return re.findall(r"^- (\S+)", listed.stdout, re.MULTILINE)

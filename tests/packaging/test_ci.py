@@ -1,4 +1,4 @@
-"""The files for CI systems: their commands, run as they are written, let a right trainer pass and stop a wrong one."""
+"""The files for CI systems: their commands, run as written, pass a correct trainer and stop a wrong one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRONG = RIGHT.replace("        optimizer.zero_grad()\n", "")
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A search path with a pip that finds all requirements of this package installed, and installs beside them."""
+    """A search path with a pip that finds this package's requirements installed, and installs into another folder."""
     environment = tmp_path_factory.mktemp("job")
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     [site] = environment.glob("lib/python*/site-packages")
@@ -42,13 +42,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with a trainer, and nothing else."""
+    """A folder with only a trainer."""
     (tmp_path / "my_trainer.py").write_text(RIGHT)
     return tmp_path
 
 
 def run(line: str, folder: Path, root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A line as a job has it run."""
+    """Runs a line as a job does."""
     github = {"GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "GITHUB_ACTION_PATH": str(root)}
     command = ["bash", "-eo", "pipefail", "-c", line]
     env = os.environ | github | environment
@@ -56,7 +56,7 @@ def run(line: str, folder: Path, root: Path, **environment: str) -> subprocess.C
 
 
 def lines(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The commands of a file's only job, or of an action, with the environment that it gives them."""
+    """The commands of a file's only job, or of an action, with their environment."""
     content: dict[str, Any] = yaml.safe_load(file.read_text())
     if "runs" in content:
         given = {f"inputs.{name}": one.get("default", "my_trainer.py") for name, one in content["inputs"].items()}
@@ -93,7 +93,7 @@ def test_a_wrong_trainer_is_stopped(project: Path, root: Path, programs: str) ->
 
 
 def test_actions_are_pinned_by_hash(root: Path) -> None:
-    """A tag can be moved to other code. Pages name our own action by its branch: no file can contain its own hash."""
+    """A tag can be moved to other code. Pages name our action by its branch: no file can contain its own hash."""
     files = [*root.glob(".github/workflows/*.yml"), *root.glob("*.yml"), *root.glob("docs/**/*.yml")]
     files += [root / "README.md", *root.glob("docs/**/*.md")]
     used = [line for file in files for line in re.findall(r"^[- ]*uses: *(.+)$", file.read_text(), re.MULTILINE)]

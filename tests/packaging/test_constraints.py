@@ -1,4 +1,4 @@
-"""Every install goes through constraints.txt, and it pins what is asked for."""
+"""Every install uses constraints.txt, which pins all requirements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_oldest_that_the_project_allows_is_pinned_too(root: Path) -> None:
     oldest = pinned_in(root / "constraints-oldest.txt")
     project: dict[str, Any] = nox.project.load_toml(root / "pyproject.toml")["project"]
     bounds = {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, project["dependencies"])}
-    # Versions are equal whether or not they end on zeros.
+    # Trailing zeros of versions are ignored.
     assert {name: Version(bound.removeprefix(">=")) for name, bound in bounds.items()} == {
         name: oldest[name] for name in bounds
     }

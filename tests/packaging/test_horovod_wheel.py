@@ -1,4 +1,4 @@
-"""The Horovod builder reuses what fits, refuses in one line, and publishes nothing that failed."""
+"""The Horovod builder reuses a fitting wheel, refuses in one line, and publishes no failed build."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def builder(root: Path) -> ModuleType:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """An environment with an empty cache, a compiler and make, of which the last two do nothing."""
+    """An environment with an empty cache, and a compiler and make that do nothing."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("g++", "make"):

@@ -1,4 +1,4 @@
-"""nox offers the sessions that the README names, and CI runs all of them that it can."""
+"""nox has the sessions that the README names, and CI runs all that it can."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:
 
 
 def test_tests_run_last(sessions: list[str]) -> None:
-    """So that a run of everything ends on their summary."""
+    """So a run of everything ends with their summary."""
     assert sessions[-1] == "tests"
 
 
@@ -81,7 +81,7 @@ def test_github_takes_its_matrix_from_nox(root: Path, sessions: list[str]) -> No
 
 @pytest.fixture(scope="module")
 def noxfile(root: Path) -> ModuleType:
-    """Loaded once: it registers its sessions."""
+    """The noxfile, loaded once, as it registers its sessions."""
     spec = importlib.util.spec_from_file_location("noxfile", root / "noxfile.py")
     assert spec is not None
     assert spec.loader is not None
@@ -92,7 +92,7 @@ def noxfile(root: Path) -> ModuleType:
 
 @pytest.mark.parametrize(("words", "at_a_time"), [([], "2"), (["-s", "ddp"], "None")])
 def test_a_plain_run_has_two_sessions_at_a_time(root: Path, words: list[str], at_a_time: str) -> None:
-    """The output of a session that is named comes as it is written, and is not kept until its end."""
+    """The output of a named session appears immediately, not at its end."""
     code = "import nox, runpy; runpy.run_path('noxfile.py'); print(nox.options.parallel)"
     command = [sys.executable, "-c", code, *words]
     # `-c` is the program's name here.
@@ -108,14 +108,14 @@ def test_the_tests_run_alone(noxfile: ModuleType) -> None:
 def test_a_run_builds_one_wheel_for_all_its_sessions(
     noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for those that ask for it at the same time; the next run builds another, and removes it."""
+    """Also for sessions that need it at the same time; the next run builds another, and removes it."""
     built = []
 
     class Session:
         def run_install(self, *command: str) -> None:
             folder = Path(command[command.index("--wheel-dir") + 1])
             built.append(folder.name)
-            # Whoever does not wait finds nothing yet.
+            # A session that does not wait finds nothing yet.
             time.sleep(0.2)
             folder.mkdir(parents=True)
             (folder / "ours.whl").touch()
@@ -130,7 +130,7 @@ def test_a_run_builds_one_wheel_for_all_its_sessions(
 
 
 def environment(folder: Path, files: dict[str, str]) -> Path:
-    """Something like a virtual environment: these files in its site-packages."""
+    """An imitation of a virtual environment: these files in its site-packages."""
     site = folder / "lib/python3.11/site-packages"
     site.mkdir(parents=True)
     (folder / "bin").mkdir()
@@ -141,7 +141,7 @@ def environment(folder: Path, files: dict[str, str]) -> Path:
 
 
 def test_torch_is_linked_from_a_neighbour_that_has_it(noxfile: ModuleType, tmp_path: Path) -> None:
-    """All of it, with what was compiled and with scripts of the new environment's own; and nothing else."""
+    """All of it, with compiled files and the new environment's own scripts; and nothing else."""
     record = "torch/a.py,,\ntorch-2.dist-info/RECORD,,\nhelper.py,,\n../../../bin/torchrun,,\n"
     files = {
         "torch/a.py": "1",
@@ -152,9 +152,9 @@ def test_torch_is_linked_from_a_neighbour_that_has_it(noxfile: ModuleType, tmp_p
     }
     theirs = environment(tmp_path / "ddp", files | {"other/b.py": "4", "torchmetrics-1.dist-info/RECORD": "other/b.py"})
     environment(tmp_path / "lint", {"torch/a.py": "not compiled", "torch-2.dist-info/RECORD": "torch/a.py"})
-    # As of a process that is compiling it now.
+    # As from a process that is compiling it now.
     (theirs / "torch/__pycache__/a.pyc.140234").touch()
-    # As after an attempt that was interrupted.
+    # As after an interrupted attempt.
     ours = environment(tmp_path / "ring", {"torch/a.py": "1", "helper.py": "3"})
     for _ in range(2):
         noxfile.link("torch", tmp_path / "ring")

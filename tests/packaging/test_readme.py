@@ -1,4 +1,4 @@
-"""What the pages ask a newcomer to type exists, and what the README shows is what happens."""
+"""Commands on the pages exist, and the README's examples work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def commands() -> Iterator[list[str]]:
 
 def script(name: str) -> str:
     found = shutil.which(name, path=str(Path(sys.executable).parent))
-    assert found is not None, f"{name} is not installed beside {sys.executable}"
+    assert found is not None, f"{name} is not installed next to {sys.executable}"
     return found
 
 
@@ -64,7 +64,7 @@ def help_of(*command: str) -> str:
 
 
 def options_of(words: list[str]) -> list[str]:
-    """Those of the command itself: after `--` comes another one."""
+    """The command's own options: after `--` comes another command."""
     words = words[: words.index("--")] if "--" in words else words
     return [word.split("=")[0] for word in words if word.startswith("--")]
 
@@ -80,11 +80,11 @@ def check_nox(words: list[str], sessions: list[str]) -> None:
 
 
 def check_pytest(words: list[str], sessions: list[str]) -> None:
-    # The suite has its own options only where it is named.
+    # The suite has its options only where it is named.
     suite = words[:2] if "--pyargs" in words else []
     shown = help_of(script("pytest"), *suite)
     assert [option for option in options_of(words) if option not in shown] == []
-    # A recipe runs what its diff adds.
+    # A recipe runs code that its diff adds.
     added = re.findall(r"^\+\+\+ b/(\S+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     missing = [word for word in words if word.startswith("tests/") and not (ROOT / word).exists()]
     assert [word for word in missing if word not in added] == []
@@ -98,7 +98,7 @@ def check_python(words: list[str], sessions: list[str]) -> None:
 
 
 def check_pip(words: list[str], sessions: list[str]) -> None:
-    """In a clone, what is pinned; elsewhere, this package and its extras."""
+    """In a clone, pinned requirements; elsewhere, this package and its extras."""
     extras = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
     released = ["trainer-conformance", *(f"trainer-conformance[{extra}]" for extra in extras)]
     assert words[:3] == ["install", "-c", "constraints.txt"] or (
@@ -135,7 +135,7 @@ def test_command_exists(words: list[str], sessions: list[str], optional_sessions
 
 
 def test_options_that_the_docs_name_in_a_sentence_exist() -> None:
-    """Those of our own commands and of our pytest suite."""
+    """Options of our commands and of our pytest suite."""
     shown = " ".join(help_of(script("conformance"), command) for command in COMMANDS)
     known = {*re.findall(r"--[\w-]+", shown + help_of(script("pytest"), "--pyargs", "conformance.suite"))}
     text = "".join((ROOT / page).read_text() for page in (*DOCS, "README.md"))
@@ -157,9 +157,9 @@ def test_the_two_commands_are_there() -> None:
 
 
 def test_example_trainer_conforms(tmp_path: Path) -> None:
-    """In every precision and layout that it declares, and wherever one of its lines can matter.
+    """In every precision and layout that it supports, and wherever one of its lines can matter.
 
-    The reference trainers, which are the same loop, are judged in all cases.
+    The reference trainers have the same loop, and are judged in all cases.
     """
     [example] = [block for block in fenced("README.md", "python") if "@trainer" in block]
     (tmp_path / "my_trainer.py").write_text(example)
@@ -170,7 +170,7 @@ def test_example_trainer_conforms(tmp_path: Path) -> None:
 
 
 def test_the_lines_for_a_resume_work(tmp_path: Path) -> None:
-    """Put into the README's example, before, at and after its loop."""
+    """Inserted into the README's example, before, at and after its loop."""
     [example] = [block for block in fenced("README.md", "python") if "@trainer" in block]
     [lines] = [block for block in fenced("docs/adapter.md", "python") if "resume_from" in block]
     before, after = lines.split("        ...\n")
@@ -186,7 +186,7 @@ def test_the_lines_for_a_resume_work(tmp_path: Path) -> None:
         assert example.count(old) == 1
         example = example.replace(old, new)
     (tmp_path / "my_trainer.py").write_text(example)
-    # Without a part of the state that these have, the others would pass.
+    # Without a part of the state that these cases have, the others would pass.
     parts = (f"resumed_at=3,workload={name}" for name in ("adamw", "growing-scale", "two-groups"))
     cases = [word for pattern in ("resumed_at=4", *parts) for word in ("--case", pattern)]
     command = [script("conformance"), "run", "my_trainer.py", *cases]

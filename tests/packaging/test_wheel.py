@@ -1,4 +1,4 @@
-"""The wheel holds the package, all of it, and nothing else; and it is what the tests run against."""
+"""The wheel contains exactly the package, and the tests run against it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
 
 
 def test_links_of_the_page_on_pypi_are_absolute(wheel: zipfile.ZipFile, root: Path) -> None:
-    """Into the repository, where the README's lead."""
+    """To the repository, like the README's."""
     [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = email.message_from_bytes(wheel.read(name))
     links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
@@ -59,7 +59,7 @@ def test_wheel_declares_the_command_and_the_plugin(wheel: zipfile.ZipFile) -> No
 
 
 def test_imported_package_is_the_installed_one(root: Path) -> None:
-    """A checkout on the import path would be tested in place of the wheel, and nobody would notice."""
+    """A checkout on the import path would be tested instead of the wheel, unnoticed."""
     imported = Path(conformance.__file__)
     distribution = importlib.metadata.distribution("trainer-conformance")
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")

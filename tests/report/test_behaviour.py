@@ -36,7 +36,7 @@ def test_what_costs_the_user_something_and_is_not_declared_is_a_warning(read, pa
     cases = [doing("last_window=carry", id=name) for name in ("a", "b")]
     text = " ".join(printed(read(cases), width=80).split())
     assert "! drops a short last window and leaves its gradients behind" in text
-    assert 'declare `@trainer(last_window="carry")`' in text
+    assert 'If this is intended, add `@trainer(last_window="carry")`' in text
     assert "2 cases, such as a." in text
     assert "Conforming All 2 judged cases hold. 1 warning, under Behaviour." in text
     content = page(cases)

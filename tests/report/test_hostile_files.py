@@ -114,12 +114,12 @@ WRONG = {"step": 0, "quantity": "weights", "parameter": "w", "expected": 1, "obs
 @pytest.mark.parametrize(
     ("cases", "said"),
     [
-        ([passed(), passed()], "line 3 has the case ddp-w2-acc2-fp32-line of ddp a second time"),
+        ([passed(), passed()], "line 3 repeats the case ddp-w2-acc2-fp32-line of ddp"),
         ([passed(unjudged="Traceback ...")], "line 2 says PASS (exact), but it was not judged"),
         ([passed(findings=[BROKEN_MUST])], "line 2 says PASS (exact), but it broke a/b"),
         (
             [passed(guards=[{"name": "shards differ", "holds": False, "expected": "", "observed": ""}])],
-            "line 2 says PASS (exact), but the guard 'shards differ' does not hold",
+            "line 2 says PASS (exact), but the guard 'shards differ' failed",
         ),
         ([passed(first_difference=WRONG)], "line 2 says PASS (exact), but its numbers are wrong"),
     ],
@@ -142,7 +142,7 @@ def test_a_footer_that_does_not_fit_the_plan(
     wrong = text.replace('"complete":' + str(planned == 1).lower(), '"complete":' + str(complete).lower())
     code, out, err = reported(wrong)
     assert (code, out) == (2, "")
-    assert f"{planned} cases were planned, and 1 are in the file" in err
+    assert f"{planned} cases were planned, but 1 are in the file" in err
 
 
 def test_the_report_of_other_results_is_removed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

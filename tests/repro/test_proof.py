@@ -1,4 +1,4 @@
-"""A script is kept only if it ends as the case did, and shows the same value."""
+"""A script is kept only if it ends as the case did and shows the same value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts for mutants of each kind show them, and show nothing of the right trainer. `nox -s reproduced` runs more."""
+"""Scripts fail for mutants of each kind, and pass for the correct trainer. `nox -s reproduced` runs more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fixtures.reproduced import cases_by_id, covering, right, tried
 from fixtures.specimens import named
 
 MUTANTS = named("mutants")
-#: One for each thing that a script looks at, and for each way in which it starts.
+#: One for each quantity that a script checks, and for each way of starting.
 SHOWN = [
     ("engine_forgets_momentum", "single-acc2-fp32-decay"),
     ("join_context_averages_every_micro_batch", "ddp-w2-acc2-fp32-uneven-ranks"),
@@ -27,13 +27,17 @@ def test_shown_and_no_longer_once_it_is_right(mutant, case):
 @pytest.mark.parametrize(
     ("mutant", "case", "why"),
     [
-        ("own_order_unseen", "single-acc2-fp32-own-order", "nothing is proved about it: the order of the samples is"),
+        ("own_order_unseen", "single-acc2-fp32-own-order", "the case is undecided: the order of the samples is"),
         (
             "own_order_gradients_summed",
             "ddp-w2-acc2-fp32-own-order",
-            "no script knows which samples the trainer should",
+            "a script cannot know which samples the trainer should",
         ),
-        ("no_sync_around_backward_only", "ddp-w2-acc2-fp32-momentum", "its weights and gradients are those of a right"),
+        (
+            "no_sync_around_backward_only",
+            "ddp-w2-acc2-fp32-momentum",
+            "weights and gradients are correct, so a script has",
+        ),
     ],
 )
 def test_what_is_declined_says_why(mutant, case, why):

@@ -1,4 +1,4 @@
-"""The text of a script: it holds what its trainer uses of the case, and nothing of ours."""
+"""The text of a script: it contains the parts of the case that its trainer uses, and no code of this package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def written(case, text=None, windows=1, package="", shows=None):
 
 
 def namespace(text):
-    """What a script defines. It is not run."""
+    """The definitions of a script, which is not run."""
     found: dict = {"__name__": "script"}
     exec(compile(text, "script", "exec"), found)
     return found
@@ -87,7 +87,7 @@ def test_a_script_has_only_what_its_trainer_uses():
 
 
 def test_ranks_meet_on_loopback_alone():
-    """`horovod.run` listens on all interfaces, whichever are named to it."""
+    """`horovod.run` listens on all interfaces, even if others are named."""
     under_horovod = written(Case("horovod", 2, 1, "fp32", "momentum"))
     assert "horovod.run(" not in under_horovod
     assert 'RendezvousHTTPServer(("127.0.0.1", 0)' in under_horovod and '"GLOO_IFACE": "lo"' in under_horovod
@@ -152,9 +152,12 @@ def test_a_case_is_cut_inside_an_epoch_and_after_one():
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("from conformance.cli import main as task_main", "uses main of conformance.cli, which a script"),
-        ("from conformance import enter as task_main", "uses enter of conformance, which a script"),
-        ("from .mine import task_main", "is no part of a package: name the trainer as package.module:function"),
+        (
+            "from conformance.cli import main as task_main",
+            "uses main of conformance.cli, which is not available in a script",
+        ),
+        ("from conformance import enter as task_main", "uses enter of conformance, which is not available in a script"),
+        ("from .mine import task_main", "is not in a package: name the trainer as package.module:function"),
     ],
 )
 def test_what_a_script_cannot_have_is_said(line, why):
@@ -218,7 +221,7 @@ def test_training_that_does_not_end_runs_in_processes_with_a_limit():
     ],
 )
 def test_what_is_shown_otherwise_than_by_numbers(shows, case, has):
-    """The names that such a script mentions are all defined: ruff finds no other in it."""
+    """All names in such a script are defined: ruff finds no other."""
     text = written(case, shows=shows)
     assert has in text
     assert "conformance" not in text

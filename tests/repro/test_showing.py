@@ -1,4 +1,4 @@
-"""What a script shows: the first wrong step, what raises or hangs, and nothing where nothing is proved."""
+"""What a script shows: the first wrong step, an error or a hang; nothing for an undecided case."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def box(value, radius=Fraction(0)):
 
 
 def own(attempts, **more):
-    """What is known of a rank that made these."""
+    """The record of a rank with these attempts."""
     known = {"raised": None, "averaged_early": False, "scalars_in_tensors": False, "trained": None}
     return SimpleNamespace(steps=tuple(attempts), attempts=tuple(attempts), **known | {"final_weights": None} | more)
 
@@ -41,14 +41,14 @@ def attempt(window, weights, gradients=None, seen_in=None):
 
 
 def rank(*weights, gradients=(1.0,) * WINDOWS):
-    """One that takes a step in each window, after which it has these weights."""
+    """A rank with a step in each window, and these weights after it."""
     steps = enumerate(zip(weights, gradients, strict=True))
     attempts = [attempt(window, (weight,), (gradient,)) for window, (weight, gradient) in steps]
     return own(attempts, final_weights=weights[-1:])
 
 
 def answer(*weights, radius=Fraction(0), name=""):
-    """All gradients are 1."""
+    """An answer whose gradients are all 1."""
     steps = (Step(window, box(1.0, radius), box(weight, radius)) for window, weight in enumerate(weights))
     return Answer(name, tuple(steps))
 
@@ -62,7 +62,7 @@ def judgement(*ranks, verdict="FAIL (numerics)"):
 
 
 def right_judgement(verdict):
-    """Of one rank that does all as it should."""
+    """The judgement of one correct rank."""
     right = Recurrence(PROBLEM).run()
     attempts = [
         attempt(one.window, tuple(map(float, one.weights.center)), tuple(map(float, one.gradient.center)))
@@ -99,7 +99,7 @@ def test_the_first_wrong_step_and_then_the_last():
     ids=["one rank alone", "no steps", "a step not taken", "two steps in each window", "gradients alone"],
 )
 def test_what_is_wrong_first(ranks, first):
-    """Of two steps in each window, both are of the window of their forwards."""
+    """With two steps in each window, both belong to the window of their forwards."""
     assert numbers(*ranks)[0] == first
 
 
@@ -132,8 +132,8 @@ def test_answers_that_differ_by_rounding_are_as_one():
     ("found", "problem", "why"),
     [
         (right_judgement("FAIL (law)"), PROBLEM, "a script has nothing to compare: the headline"),
-        (right_judgement("INCONCLUSIVE"), PROBLEM, "nothing is proved about it: the headline"),
-        (judgement(), PROBLEM, "no numbers show it: the headline"),
+        (right_judgement("INCONCLUSIVE"), PROBLEM, "the case is undecided: the headline"),
+        (judgement(), PROBLEM, "no numbers show the failure: the headline"),
         (judgement(), Case("single", 1, 1, "fp32", "own-order").problem, "which samples the trainer should have read"),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_process_that_dies_or_leaves(exit, raised, says):
 
 
 def test_the_right_answer_takes_no_trainers_word_for_what_is_skipped():
-    """One that steps with gradients that overflow would be right if its steps were those to take."""
+    """A trainer that steps with overflowing gradients would be correct if its own steps counted as expected."""
     problem = Case("single", 1, 1, "fp16", "overflow").problem
     right = Recurrence(problem).run()
     assert right.skips

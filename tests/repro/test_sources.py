@@ -1,4 +1,4 @@
-"""What a script copies of a source: statements with their comments, without our decorator, names and annotations."""
+"""Statements copied from a source: with their comments, without our decorator, names and annotations."""
 
 from __future__ import annotations
 

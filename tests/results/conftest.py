@@ -1,4 +1,4 @@
-"""A synthetic run with every verdict: its cases, its file, and what the reader makes of it."""
+"""A synthetic run with every verdict: its cases, its file, and the results that the reader returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture
 def one_case() -> Case:
-    """A case that holds, to change."""
+    """A passing case, to change."""
     return synthetic.passing("ddp", "ddp", 2, 2, "fp32", "line")
 
 
@@ -41,13 +41,13 @@ def results_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def results(results_file: Path) -> Results:
-    """That file, read."""
+    """The contents of that file."""
     return read_results(results_file)
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Results]:
-    """Writes these cases to a file and reads it again."""
+    """Writes these cases to a file, and reads it."""
 
     def written(cases: list[Case], planned: int | None = None) -> Results:
         synthetic.write(tmp_path / "results.jsonl", cases, planned)

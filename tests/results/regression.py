@@ -1,4 +1,4 @@
-"""Trajectories for results files: a linear regression in exact rationals, right or with a bug put in."""
+"""Trajectories for results files: a linear regression in exact rationals, correct or with a bug."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Case = dict[str, Any]
 
 
 def trajectory(steps: int, bug: Bug = lambda gradient, step: gradient) -> list[tuple[list[float], Gradient]]:
-    """Weights after, and gradient in, each step of SGD on the mean squared error, with `bug` put in."""
+    """Weights after, and gradient in, each step of SGD on the mean squared error, with `bug`."""
     weights, found = [F(0), F(0), F(0)], []
     for step in range(steps):
         errors = [
@@ -30,7 +30,7 @@ def trajectory(steps: int, bug: Bug = lambda gradient, step: gradient) -> list[t
 
 
 def steps_of(count: int, bits: int, bug: Bug | None = None, bounded: bool = False) -> list[Case]:
-    """The `steps` of a case whose right answer is `trajectory(count)`."""
+    """The `steps` of a case whose correct answer is `trajectory(count)`."""
     right, seen = trajectory(count), trajectory(count, bug) if bug else trajectory(count)
     rows = []
     for k, ((expected, gradient), (observed, other)) in enumerate(zip(right, seen, strict=True)):

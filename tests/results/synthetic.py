@@ -1,4 +1,4 @@
-"""A results file as a run would leave it: every verdict, plausible numbers, small enough to look at."""
+"""A small results file as a run would write it, with every verdict and plausible numbers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def ranks_of(world: int, steps: int, **extra: object) -> list[Case]:
 
 
 def traffic_of(world: int) -> Case | None:
-    """A gradient of three floats, all of it handed to all-reduce."""
+    """The traffic of three gradient elements, all passed to all-reduce."""
     none = {"sent": 0, "received": 0, "other": 2.5, "expected_sent": 0, "expected_received": 0}
     one = {**none, "reduced": 12, "ring": 24 * (world - 1) / world, "expected_reduced": 12}
     return {"gradient": 12, "ranks": [one] * world} if world > 1 else None
 
 
 def passing(trainer: str, backend: str, world: int, accumulation: int, precision: str, workload: str) -> Case:
-    """A case that holds: exact, or bounded for the workload that rounds."""
+    """A passing case: exact, or bounded for the workload that rounds."""
     path = backend if world == 1 else f"{backend}-w{world}"
     path += f"-acc{accumulation}" if accumulation > 1 else ""
     bits, bounded = PRECISIONS[precision], workload.startswith("adamw")
@@ -89,7 +89,7 @@ def passing(trainer: str, backend: str, world: int, accumulation: int, precision
 
 
 def failing(case: Case, bug: Bug, known: str | None, verdict: str = "FAIL (numerics)") -> Case:
-    """`case` as a trainer with `bug` would leave it."""
+    """`case` with a trainer that has `bug`."""
     rows = steps_of(len(case["steps"]), PRECISIONS[case["precision"]], bug)
     first = next(row for row in rows if any(row["error"]))
     i = next(i for i, error in enumerate(first["error"]) if error)
@@ -102,13 +102,13 @@ def failing(case: Case, bug: Bug, known: str | None, verdict: str = "FAIL (numer
 
 
 def idle(case: Case, verdict: str, reason: str) -> Case:
-    """`case` as it is recorded when it is not run."""
+    """`case` as recorded when it does not run."""
     empty: Case = {"certificate": None, "power": None, "guards": [], "steps": [], "ranks": [], "seconds": None}
     return case | empty | {"verdict": verdict, "headline": reason, "skips": [], "scales": [], "behaviour": []}
 
 
 def references() -> Iterator[Case]:
-    """The reference trainers: all right, Horovod not installed."""
+    """The reference trainers: all correct, Horovod not installed."""
     for workload in WORKLOADS:
         for precision in PRECISIONS:
             for world, accumulation in ((1, 1), (1, 2), (1, 3)):
@@ -134,7 +134,7 @@ LAWS = [
 
 
 def finding(level: str) -> Case:
-    """A broken law of that level."""
+    """A finding: a broken law of that level."""
     text = next(law for law in LAWS if law["level"] == level)
     return {
         **text,
@@ -157,7 +157,7 @@ def moment(rank: int, time: float, event: str, label: str, line: int | None, **m
 
 
 def timeline(ranks: int = 2) -> Case:
-    """Both ranks clip too early; rank 1 has one more thing to do, and meets the other in an all-reduce."""
+    """Both ranks clip too early; rank 1 has one more event, and meets the other in an all-reduce."""
     moments, joined = [], []
     for rank in range(ranks):
         late = rank / 10
@@ -173,7 +173,7 @@ def timeline(ranks: int = 2) -> Case:
 
 
 def my_loop() -> Iterator[Case]:
-    """A trainer of a user's own with several bugs."""
+    """A user's trainer with several bugs."""
 
     def base(world: int, accumulation: int, precision: str, workload: str) -> Case:
         case = passing("my_loop", "ddp", world, accumulation, precision, workload)
@@ -212,7 +212,7 @@ def my_loop() -> Iterator[Case]:
         "findings": [finding("MUST"), finding("SHOULD")],
         "timeline": timeline(),
     }
-    yield law | {"notes": ["The numbers agree all the same: no gradient was long enough to be clipped."]}
+    yield law | {"notes": ["The numbers are still correct: no gradient was long enough to be clipped."]}
     lost = failing(base(2, 1, "bf16", "line"), lambda g, k: g if k < 2 else [v + F(1, 8) for v in g], None)
     lost["steps"][4]["observed"][0] = lost["steps"][4]["error"][0] = lost["steps"][4]["ulp"][0] = float("nan")
     lost["guards"][2] |= {"holds": False, "observed": "ranks 0 and 1 read the same 6 samples"}
@@ -220,12 +220,12 @@ def my_loop() -> Iterator[Case]:
 
 
 def all_cases() -> list[Case]:
-    """About 150 cases with every verdict."""
+    """About 150 cases, with every verdict."""
     return [*references(), *my_loop()]
 
 
 def mutants() -> list[Case]:
-    """Two rows of the table mutant x check, one not caught."""
+    """Two rows of the table of mutants and checks, one not caught."""
     return [
         {"mutant": "sum_over_ranks", "what": "the all-reduce sums and nobody divides", "caught": True,
          "verdicts": {"ddp-w2-fp32-line": "FAIL (numerics)", "single-fp32-line": "PASS (exact)"},
@@ -236,7 +236,7 @@ def mutants() -> list[Case]:
 
 
 def write(path: Path, cases: list[Case] | None = None, planned: int | None = None) -> None:
-    """Writes a results file with these cases; with more `planned` than there are, it is one that was
+    """Writes a results file with these cases; with more `planned` than given, it is that of a run that was
     stopped.
     """
     cases = all_cases() if cases is None else cases

@@ -1,4 +1,4 @@
-"""The results file: what is written is read; a cut file is marked; every other fault is one clear line."""
+"""The results file: reading returns what was written; a cut file is marked; other faults give one clear line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_run_that_was_interrupted_has_no_footer(tmp_path: Path, one_case: Case
 
 
 def test_a_run_that_was_cut_off_is_marked_at_every_length(results_file: Path, tmp_path: Path) -> None:
-    """However many bytes are lost at the end, the cases before are read, and the run is not complete."""
+    """Wherever the file is cut, the cases before are read, and the run is not complete."""
     whole = results_file.read_bytes()
     header = whole.index(b"\n") + 1
     path = tmp_path / "cut.jsonl"
@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_before_all_cases_is_not_complete(read: Callable[
      ("HANG", False), ("UNAVAILABLE", False), ("UNSUPPORTED", False)],
 )  # fmt: skip
 def test_what_conforms(read: Callable[..., Results], one_case: Case, verdict: str, conforming: bool) -> None:
-    """A run in which nothing was judged proves nothing."""
+    """A run in which nothing was judged does not conform."""
     certificate = {"exact": verdict != "PASS (bounded)"}
     assert read([one_case | {"verdict": verdict, "certificate": certificate}]).conforming is conforming
 
@@ -127,18 +127,18 @@ def test_another_schema_version(results_file: Path, tmp_path: Path) -> None:
     [
         (lambda lines: [*lines[:3], "{broken\n", *lines[3:]], "line 4 is not JSON"),
         (lambda lines: [*lines[:3], '{"kind":"law"}\n', *lines[3:]],
-         'line 4 has the kind "law", but should have one of header, case, mutants, footer'),
+         'line 4 has the unknown kind "law"; expected one of header, case, mutants, footer'),
         (lambda lines: [*lines, lines[1]], "comes after the footer"),
         (lambda lines: [*lines[:3], lines[0], *lines[3:]], 'line 4 is a second line of the kind "header"'),
-        (lambda lines: [*lines[:2], *lines[3:]], "the footer counts 152 cases"),
+        (lambda lines: [*lines[:2], *lines[3:]], "the footer does not match the cases in the file (it counts 152)"),
         (lambda lines: [lines[0], lines[1].replace('"verdict":', '"verdit":', 1), *lines[2:]],
          "line 2: the line has an unknown field verdit; did you mean verdict?"),
         (lambda lines: [lines[0], lines[1].replace("PASS (exact)", "PASS", 1), *lines[2:]],
-         'line 2: the field verdict is "PASS", but should be `UNSUPPORTED`, '),
+         'line 2: the field verdict is "PASS", expected `UNSUPPORTED`, '),
         (lambda lines: [lines[0], lines[1].replace('"observed":"', '"observed":["a",', 1), *lines[2:]],
          "line 2 is not JSON"),
         (lambda lines: [lines[0], lines[1].replace('"error":[', '"error":["a",', 1), *lines[2:]],
-         'line 2: the field steps[0].error[0] is "a", but should be number or null'),
+         'line 2: the field steps[0].error[0] is "a", expected number or null'),
     ],
 )  # fmt: skip
 def test_a_damaged_file(
@@ -153,14 +153,14 @@ def test_a_damaged_file(
     ("change", "message"),
     [
         ({"verdict": "OK"}, r"field verdict is .*OK"), ({"extra": 1}, "unknown field extra"),
-        ({"steps": 3}, "field steps is 3, but should be list of Step"), ({"id": None}, "field id is null"),
-        ({"notes": "text"}, "field notes is .*, but should be list of strings"),
-        ({"skips": [0, 1.5]}, r"field skips\[1\] is 1.5, but should be integer"),
+        ({"steps": 3}, "field steps is 3, expected list of Step"), ({"id": None}, "field id is null"),
+        ({"notes": "text"}, "field notes is .*, expected list of strings"),
+        ({"skips": [0, 1.5]}, r"field skips\[1\] is 1.5, expected integer"),
         ({"laws": {"a/b": "c"}}, r"field laws\['a/b'\] is "),
-        ({"steps": [3]}, r"field steps\[0\] is 3, but should be Step"),
+        ({"steps": [3]}, r"field steps\[0\] is 3, expected Step"),
         ({"power": {}}, "field power.value is missing"),
         ({"power": {"value": 1, "txt": ""}}, "field power has an unknown field txt; did you mean text"),
-        ({"output": "a" * 80}, "unknown field output"), ({"id": ["a" * 80]}, r'"aaa[^b]*\.\.\., but'),
+        ({"output": "a" * 80}, "unknown field output"), ({"id": ["a" * 80]}, r'"aaa[^b]*\.\.\., expected'),
     ],
 )  # fmt: skip
 def test_what_is_no_record(one_case: Case, change: Case, message: str) -> None:
@@ -170,11 +170,11 @@ def test_what_is_no_record(one_case: Case, change: Case, message: str) -> None:
 
 
 def test_a_file_that_cannot_be_opened_and_one_that_cannot_be_written(tmp_path: Path) -> None:
-    """No file stays open."""
+    """Afterwards no file is open."""
     with pytest.raises(ResultsError, match="cannot write"):
         ResultsWriter(tmp_path / "none" / "r.jsonl", HEADER)
     before = os.listdir("/proc/self/fd")
-    # What was caught keeps the writer from being collected, which would close its file as well.
+    # The caught error keeps the writer alive, whose collection would also close the file.
     with pytest.raises(OSError, match="No space left on device") as caught:
         ResultsWriter("/dev/full", HEADER)
     assert os.listdir("/proc/self/fd") == before, caught

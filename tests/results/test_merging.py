@@ -1,4 +1,4 @@
-"""Results of several runs in one file, and what cannot be put together."""
+"""Results of several runs merged into one file, and files that cannot be merged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_command_writes_results_and_a_report(halves, tmp_path, capsys):
 
 
 def test_the_output_may_be_one_of_the_inputs(halves, tmp_path):
-    """It is replaced by whole results, and by nothing where they cannot be put together."""
+    """It is replaced by the merged results, or left unchanged if they cannot be merged."""
     first = halves[0].rename(tmp_path / "conformance-results.jsonl")
     before = first.read_text()
     assert main(["merge", str(first), str(first), "--output", str(tmp_path)]) == 2

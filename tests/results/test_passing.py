@@ -1,4 +1,4 @@
-"""A record that says PASS is refused unless it holds all that passing proves, by each command that reads results."""
+"""Each command that reads results refuses a PASS without all evidence of passing."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Case], Callable[[Case], object], st
     "a weight that was not seen": (exact, in_step("observed", first(None)), "the weights after step 2 are wrong"),
     "half a gradient": (exact, in_step("gradient_observed", first(None)), "the gradients in step 2 are wrong"),
     "ragged": (exact, in_step("observed", lambda vector: vector[1:]),
-               "step 2 has 2 numbers in observed, and the case has 3 parameters"),
+               "step 2 has 2 numbers in observed, but the case has 3 parameters"),
     "too long": (exact, in_step("ulp", lambda vector: [*vector, 0.0]),
-                 "step 2 has 4 numbers in ulp, and the case has 3 parameters"),
+                 "step 2 has 4 numbers in ulp, but the case has 3 parameters"),
     "empty": (exact, in_step("observed", lambda vector: []),
-              "step 2 has 0 numbers in observed, and the case has 3 parameters"),
+              "step 2 has 0 numbers in observed, but the case has 3 parameters"),
     "wrong weight": (exact, in_step("observed", more(2**-30)), "the weights after step 2 are wrong"),
     "wrong gradient": (exact, in_step("gradient_observed", more(2**-30)), "the gradients in step 2 are wrong"),
     "an error": (exact, in_step("error", more(2**-30)), "the weights after step 2 are wrong"),
@@ -77,9 +77,9 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Case], Callable[[Case], object], st
                             "its certificate says that backward is not exact"),
     "no power": (exact, lambda case: case.update(power=None), "it has no power"),
     "little power": (bounded, lambda case: case["power"].update(value=1.0),
-                     "its power is 1: a known bug would pass, too"),
+                     "its power is 1: a known bug would also pass"),
     "power of nan": (exact, lambda case: case["power"].update(value="nan"),
-                     "its power is nan: a known bug would pass, too"),
+                     "its power is nan: a known bug would also pass"),
     "no ranks": (exact, lambda case: case.update(ranks=[]), "it has no ranks"),
     "a rank twice": (exact, lambda case: case["ranks"][1].update(rank=0), "its ranks are not one each from 0"),
     "a rank that is missing": (exact, lambda case: case["ranks"].pop(0), "its ranks are not one each from 0"),
@@ -104,7 +104,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Case], Callable[[Case], object], st
 
 @pytest.fixture(params=CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def contradiction(request: pytest.FixtureRequest) -> tuple[Case, str]:
-    """A case that does not show what its verdict says, and what is said of it."""
+    """A case that contradicts its verdict, and the error."""
     make, change, said = request.param
     case = copy.deepcopy(make())
     change(case)
@@ -116,7 +116,7 @@ def test_a_pass_that_contradicts_itself(read: Callable[..., Results], contradict
     with pytest.raises(ResultsError, match="line 2 says PASS") as caught:
         read([case])
     assert str(caught.value).endswith(f", but {said}")
-    # It is about passing: a case that failed may have any evidence.
+    # Only a pass is checked: a failed case may have any evidence.
     assert read([case | {"verdict": "CRASH"}]).failed == 1
 
 
@@ -135,7 +135,7 @@ def test_commands_that_read_results(
 
 
 def test_gradients_that_could_not_be_seen(read: Callable[..., Results]) -> None:
-    """They are null, or were left out."""
+    """They are null or absent."""
     case = exact()
     for step in case["steps"]:
         step |= {"gradient_observed": [None] * 3, "gradient_error": []}

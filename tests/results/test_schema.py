@@ -1,4 +1,4 @@
-"""The descriptions of a results file agree: the records, and schema.json and SCHEMA.md, which are written from them."""
+"""The descriptions of a results file agree: the records, and schema.json and SCHEMA.md, generated from them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_schema_is_written_from_the_records() -> None:
 
 
 def test_reader_and_schema_refuse_the_same_values(results_file: Path) -> None:
-    """Every place of a line is given values of every kind: either both take the line, or none does."""
+    """With values of every kind in every place of a line, both accept the line or both refuse it."""
     lines = [json.loads(line) for line in results_file.read_text().splitlines()]
     full = next(line for line in lines if line.get("first_difference") and line["trainer"] == "my_loop")
     apart = next(line for line in lines if line.get("diverged"))

@@ -1,4 +1,4 @@
-"""What the runner's tests share: small trainers in files, a small case, a look at the process tree."""
+"""Fixtures of the runner's tests: small trainers in files, a small case, the process tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from conformance.runner.front.client import ForkServer, shared
 
 LIMIT = 60.0
-# The textbook loop that most of these tests vary; `{inside}` runs in each rank, with the process group up.
+# The textbook loop that most tests vary; `{inside}` runs in each rank, after the process group is initialised.
 TEMPLATE = """
 import os, signal, sys, threading
 from contextlib import nullcontext
@@ -69,7 +69,7 @@ def zygote_is_ended():
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a trainer to a file; the result is its target."""
+    """Writes a trainer to a file; returns its target."""
     numbers = itertools.count()
 
     def write_trainer(inside="", before="", *, template=TEMPLATE):
@@ -83,13 +83,13 @@ def write(tmp_path):
 
 @pytest.fixture
 def horovod(write):
-    """Write a trainer for Horovod to a file; the result is its target."""
+    """Writes a trainer for Horovod to a file; returns its target."""
     return lambda inside="": write(inside, template=HOROVOD)
 
 
 @pytest.fixture
 def ran(make_spec):
-    """Run one case of a trainer on a server of its own: of two ranks, or of one where the backend is single."""
+    """Runs one case of a trainer on a new server, by default with two ranks, or one if the backend is single."""
 
     def run(target, backend="ddp", world_size=None, limit=LIMIT):
         with ForkServer(target, backend) as server:
@@ -100,13 +100,13 @@ def ran(make_spec):
 
 @pytest.fixture
 def alone(write, ran):
-    """Run one case with this in its only rank, which is the result."""
+    """Runs one case with this code in its only rank; returns the rank."""
     return lambda inside="", before="": ran(write(inside, before), "single").ranks[0]
 
 
 @pytest.fixture
 def make_spec():
-    """A case of one feature per rank's share, three steps long, exact in every precision."""
+    """Makes the spec of a case of three steps, exact in every precision."""
 
     def make(backend="ddp", world_size=2, accumulation=1):
         count = world_size * accumulation * 2

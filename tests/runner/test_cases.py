@@ -1,4 +1,4 @@
-"""Cases that go well: every rank runs, delivers in full, and leaves."""
+"""Successful cases: every rank runs, delivers and leaves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(task: Task) -> None:
     dist.all_reduce(reduced)
     print(reduced.tolist())
 """
-# As frameworks do that always have one; also a second time.
+# Some frameworks always create a group, even for one process, and again.
 GROUP_OF_ONE = """
 for _ in range(2):
     dist.init_process_group("gloo")
@@ -62,7 +62,7 @@ def test_every_rank_delivers(write, ran, backend, world_size):
 
 
 def test_accumulation_reaches_the_same_weights(write, make_spec, ran):
-    """Two ranks read in one micro-batch each what one rank reads in two."""
+    """Two ranks with one micro-batch each read the same samples as one rank with two."""
     target = write()
     with ForkServer(target, "single") as single:
         alone = single.run(make_spec("single", 1, accumulation=2), LIMIT)
@@ -102,12 +102,12 @@ def test_process_groups_that_a_trainer_sets_up(write, ran, inside, template, bac
     assert {(rank.finished, rank.output) for rank in outcome.ranks} == {(True, printed)}
 
 
-def test_values_that_are_not_finite_arrive_as_text(alone):
+def test_non_finite_values_arrive_as_text(alone):
     assert alone("with torch.no_grad(): model.weight.fill_(float('nan'))").events[-1]["weights"] == ["nan"]
 
 
 def test_much_evidence_and_much_output(write, make_spec):
-    """More than a pipe holds, and more than is kept of what was printed."""
+    """More than fits into a pipe, and more output than is kept."""
     spec = make_spec("single", 1)
     spec["steps"], spec["epochs"] = 2000, [0] * 2000
     with ForkServer(write("for line in range(20000): print('line', line)"), "single") as server:

@@ -1,4 +1,4 @@
-"""Children: their ends are noticed and they leave nothing behind, with descriptors of processes and without."""
+"""Children's ends are noticed and they leave nothing behind, with and without pidfds."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def hang():
     return 0
 
 
-def test_one_that_leaves():
+def test_a_child_that_leaves():
     child = Child(lambda: 3)
     assert os.waitstatus_to_exitcode(child.end(None)) == 3
     assert child.poll() == child.status == child.end()
     assert child.descriptor is None
 
 
-def test_one_that_is_killed_with_what_it_has_started():
+def test_a_child_is_killed_with_everything_it_started():
     read, write = os.pipe()
 
     def body():
@@ -58,7 +58,7 @@ def test_a_child_is_killed_after_the_patience():
     assert os.waitstatus_to_exitcode(child.end(0.01)) == -signal.SIGKILL
 
 
-def test_its_end_can_be_waited_for():
+def test_a_childs_end_can_be_waited_for():
     child = Child(lambda: 0)
     if child.descriptor is not None:
         select.select([child.descriptor], [], [])

@@ -1,4 +1,4 @@
-"""Nothing stays behind: no process, no zombie, no descriptor, however a case or the front process ends."""
+"""No process, zombie or descriptor stays behind, for every end of a case or of the front process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with ForkServer({target!r}, "ddp") as server:
 
 @pytest.fixture
 def open_descriptors(descendants):
-    """How many descriptors this process and each one below it has open; a zombie has none."""
+    """Counts open descriptors of this process and its descendants; a zombie has none."""
 
     def count():
         processes = {os.getpid(): Path("/proc/self"), **descendants(os.getpid())}
@@ -41,14 +41,14 @@ def open_descriptors(descendants):
 
 
 def idle(open_descriptors):
-    """What a process that has imported torch, and no trainer yet, has open."""
+    """The open descriptors after the import of torch and before that of a trainer."""
     shared.close()
     shared.get()
     return open_descriptors()
 
 
 def assert_settles(open_descriptors, before):
-    """A process that imports a trainer ends when its last client has gone, and nobody waits for that."""
+    """Wait for the original state, because an importer ends asynchronously after its last client."""
     end = monotonic() + LIMIT
     while (now := open_descriptors()) != before and monotonic() < end:
         pass
@@ -56,11 +56,11 @@ def assert_settles(open_descriptors, before):
 
 
 def test_thirty_cases_leave_nothing_behind(write, make_spec, open_descriptors, tmp_path, monkeypatch):
-    # Of its own: tests beside it have files in the one for all.
+    # A separate folder, because parallel tests have files in the common one.
     (folder := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    # The next process that imports torch is started with that folder.
+    # The next zygote is started with that folder.
     shared.close()
     target = write(
         """
@@ -80,8 +80,8 @@ def test_thirty_cases_leave_nothing_behind(write, make_spec, open_descriptors, t
     assert os.listdir(folder) == []
 
 
-def test_a_client_that_is_gone_leaves_no_checkpoints(write, make_spec, tmp_path):
-    """It was killed, or it would have removed them itself."""
+def test_a_killed_client_leaves_no_checkpoints(write, make_spec, tmp_path):
+    """Otherwise it would have removed them itself."""
     (folder := tmp_path / "checkpoints").mkdir()
     (folder / "0.pt").touch()
     os.mkfifo(gate := tmp_path / "gate")
@@ -89,12 +89,12 @@ def test_a_client_that_is_gone_leaves_no_checkpoints(write, make_spec, tmp_path)
     life = {"stop_after": 1, "stop_inside": 0, "checkpoint_dir": str(folder), "save_after": [], "resume_from": None}
     with ForkServer(target, "single") as server:
         server.channel().send({"spec": {**make_spec("single", 1), "life": life}, "time_limit": LIMIT})
-        # The rank does the same.
+        # The rank opens its end, too.
         gate.read_text()
     assert not folder.exists()
 
 
-# Only a helper that has answered is past its loader, which opens libraries and closes them again.
+# Once the helper has answered, its loader no longer opens and closes libraries.
 HELPER = """
 import subprocess
 helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -107,9 +107,9 @@ helper.stdout.read(1)
 @pytest.mark.parametrize(
     ("inside", "before"),
     [("if task.rank == 1: os.abort()\nthreading.Event().wait()", ""), ("", HELPER)],
-    ids=["ranks that fail", "what the import started stays"],
+    ids=["ranks that fail", "a helper of the import stays"],
 )
-def test_a_case_leaves_all_as_it_was(write, make_spec, open_descriptors, inside, before):
+def test_a_case_leaves_no_descriptors(write, make_spec, open_descriptors, inside, before):
     with ForkServer(write(inside, before), "ddp") as server:
         opened = open_descriptors()
         server.run(make_spec("ddp"), LIMIT)
@@ -121,7 +121,7 @@ def test_a_case_leaves_all_as_it_was(write, make_spec, open_descriptors, inside,
     ["", "raise ValueError", "os._exit(3)", "threading.Thread(target=threading.Event().wait, daemon=True).start()"],
 )
 def test_a_process_that_the_import_started_ends_with_the_run(write, tmp_path, then):
-    """Also in a session of its own, and if the import fails or its process cannot be forked."""
+    """Also in its own session, and if the import fails or its process cannot be forked."""
     started = tmp_path / "pid"
     target = write(
         "",
@@ -153,8 +153,8 @@ def test_servers_leave_nothing_behind(write, open_descriptors):
 
 
 @pytest.mark.parametrize("where", ["inside", "before"])
-def test_a_front_process_that_is_killed_takes_all_with_it(write, make_spec, descendants, tmp_path, where):
-    """Killed while the ranks train, or while the server imports the trainer."""
+def test_a_killed_front_process_ends_all_its_descendants(write, make_spec, descendants, tmp_path, where):
+    """Killed while the ranks train, or during the trainer's import."""
     import json
 
     os.mkfifo(fifo := tmp_path / "here")
@@ -163,7 +163,7 @@ def test_a_front_process_that_is_killed_takes_all_with_it(write, make_spec, desc
     pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     with subprocess.Popen([sys.executable, "-c", script]) as front:
         try:
-            # Both ranks write, so the pipe stays open: one that cannot write ends.
+            # The pipe stays open until both ranks have written, because a rank that cannot write ends.
             arrived, _, _ = select.select([pipe], [], [], LIMIT)
             assert arrived
             processes = [os.pidfd_open(pid) for pid in descendants(front.pid)]
@@ -179,7 +179,7 @@ def test_a_front_process_that_is_killed_takes_all_with_it(write, make_spec, desc
 
 def test_an_interrupted_import_is_not_waited_for(write, monkeypatch):
     def wait(*_):
-        raise AssertionError("a trainer that is still imported has no server to wait for")
+        raise AssertionError("during the import there is no server to wait for")
 
     target = write("", f"os.kill({os.getpid()}, signal.SIGINT)\nthreading.Event().wait()")
     shared.get()
@@ -189,7 +189,7 @@ def test_an_interrupted_import_is_not_waited_for(write, monkeypatch):
 
 
 def test_an_interrupted_case_is_ended(write, make_spec, open_descriptors, tmp_path):
-    """Ctrl-C reaches the front process only."""
+    """Ctrl-C reaches only the front process."""
     front = str(os.getpid())
     target = write(f"os.kill({front}, signal.SIGINT)\nthreading.Event().wait()")
     before = idle(open_descriptors)

@@ -1,4 +1,4 @@
-"""Ranks that close, replace, truncate or write to descriptors that they have not opened: ours are among those."""
+"""Ranks that close, replace, truncate or write to descriptors of the harness."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from conformance.runner.front.client import ForkServer, Outcome, RankOutcome, Ru
 
 LIMIT = 60.0
 
-# All descriptors of the process but its input and output, while one that lists them may close.
+# All descriptors of the process except input and output; the one of the listing is closed by then.
 OTHERS = "descriptors = [int(name) for name in os.listdir('/proc/self/fd') if int(name) > 2]"
 SUPPRESS = "from contextlib import suppress"
 
 
 @pytest.fixture
 def run(write, make_spec):
-    """Run a case of one rank with this in it; one of another trainer then still runs on the same zygote."""
+    """Runs a case with this code in its only rank; then checks that another trainer still runs on the same zygote."""
 
     def run_case(inside, before="", *, time_limit=LIMIT):
         with ForkServer(write(inside, before), "single") as server:
@@ -28,8 +28,8 @@ def run(write, make_spec):
 
 
 @pytest.mark.parametrize("then", ["", "threading.Event().wait()"], ids=["ends", "hangs"])
-def test_files_of_its_own_get_nothing_of_ours(run, tmp_path, then):
-    """The descriptors of ours have become those of its files: neither evidence nor a stack goes there."""
+def test_the_harness_does_not_write_to_a_trainers_files(run, tmp_path, then):
+    """The trainer's files reuse the harness's descriptors, but get no evidence and no stack."""
     outcome = run(
         f"""
         os.closerange(3, 4096)
@@ -40,14 +40,14 @@ def test_files_of_its_own_get_nothing_of_ours(run, tmp_path, then):
     )
     (rank,) = outcome.ranks
     assert (rank.finished, outcome.timed_out) == (False, bool(then))
-    assert then or rank.exit.startswith("rank 0 closed or replaced file descriptors that it had not opened")
+    assert then or rank.exit.startswith("rank 0 closed or replaced file descriptors it had not opened")
     files = list(tmp_path.glob("own-*"))
     assert len(files) == 64
     assert [file.name for file in files if file.stat().st_size] == []
 
 
-def test_one_that_closes_all_finishes_its_own_work(run, tmp_path):
-    """Nothing of ours raises into it."""
+def test_a_rank_that_closes_all_descriptors_finishes_its_work(run, tmp_path):
+    """The harness does not raise into it."""
     outcome = run(
         f"""
         os.closerange(3, 4096)
@@ -65,19 +65,19 @@ def test_one_that_closes_all_finishes_its_own_work(run, tmp_path):
     "how",
     ["os.ftruncate(one, 0)", *(f"os.write(one, {line})" for line in ("b'x'", "b'{}\\n'", "b'[' * 100_000 + b'\\n'"))],
 )
-def test_evidence_that_was_changed_is_malformed(run, how):
+def test_changed_evidence_is_malformed(run, how):
     outcome = run(f"{OTHERS}\nfor one in descriptors:\n    with suppress(OSError): {how}", SUPPRESS)
     (rank,) = outcome.ranks
     assert not rank.finished
     assert rank.exit.startswith("the evidence of rank 0 has ")
-    assert rank.exit.endswith("or truncated it")
+    assert rank.exit.endswith("a file descriptor it had not opened")
     assert list(rank.events) == []
 
 
 @pytest.mark.parametrize("written", ["x", "{}\n", "[" * 100_000 + "\n"])
 @pytest.mark.parametrize("kind", ["S_ISREG", "S_ISFIFO"])
 def test_malformed_evidence_ends_the_case(write, ran, kind, written):
-    """Nobody waits for ranks that would wait for each other until the time limit."""
+    """The harness does not let the ranks wait for each other until the time limit."""
     target = write(
         f"""
         import stat
@@ -93,11 +93,11 @@ def test_malformed_evidence_ends_the_case(write, ran, kind, written):
     outcome = ran(target)
     zero, one = outcome.ranks
     assert not outcome.timed_out
-    assert one.exit.startswith("the evidence of rank 1 has a ")
+    assert one.exit.startswith("the evidence of rank 1 has an invalid ")
     assert (zero.after, one.after) == (1, None)
 
 
-def test_events_of_a_kind_that_does_not_exist_are_malformed(make_spec):
+def test_events_of_an_unknown_kind_are_malformed(make_spec):
     magic = {"event": "magic", "rank": 0, "seq": 0, "time": 0.0, "where": None}
     rank = RankOutcome(0, [magic], True, "exited 0", "", None)
     (found,) = Outcome((rank,), 1.0, timed_out=False).placed(make_spec("single", 1)).ranks
@@ -105,7 +105,7 @@ def test_events_of_a_kind_that_does_not_exist_are_malformed(make_spec):
     assert found.exit.startswith("the evidence of rank 0 has event 0 of rank 0: 'magic' is not a kind of event")
 
 
-def test_what_a_rank_forks_is_not_the_rank(run):
+def test_a_process_forked_by_a_rank_is_not_recorded(run):
     outcome = run(
         """
         if not os.fork():
@@ -126,8 +126,8 @@ def test_what_a_rank_forks_is_not_the_rank(run):
 @pytest.mark.parametrize(
     ("end", "code"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("raise ValueError('in the child')", 1), ("return", 0)]
 )
-def test_what_a_rank_forks_leaves_as_python_would(run, end, code):
-    """It does not wait until the rank may leave."""
+def test_a_process_forked_by_a_rank_exits_as_in_plain_python(run, end, code):
+    """It does not wait for the release of the rank."""
     outcome = run(
         f"""
         if not (child := os.fork()):
@@ -140,7 +140,7 @@ def test_what_a_rank_forks_leaves_as_python_would(run, end, code):
     assert [event["event"] for event in rank.events].count("raised") == 0
 
 
-def test_a_full_disk_is_the_harness_failing(run):
+def test_a_full_disk_is_a_failure_of_the_harness(run):
     full = """
         import stat
         def write(descriptor, data, write=os.write):
@@ -155,11 +155,11 @@ def test_a_full_disk_is_the_harness_failing(run):
 
 
 @pytest.mark.parametrize("where", ["inside", "before"])
-def test_a_rank_that_limits_its_files(run, where):
+def test_a_rank_that_lowers_its_file_size_limit(run, where):
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))"
     (rank,) = run(**{"inside": "", where: limit}).ranks
     assert not rank.finished
-    assert rank.exit.startswith("rank 0 limited the size of its files (RLIMIT_FSIZE)")
+    assert rank.exit.startswith("rank 0 lowered its file size limit (RLIMIT_FSIZE)")
 
 
 @pytest.mark.parametrize("clock", ["lambda: 0.0", "lambda: 'noon'", "None"])
@@ -171,7 +171,7 @@ def test_a_rank_that_patches_the_clock(write, ran, clock):
     assert (zero.after, one.after) == (1, None)
 
 
-def test_one_that_floods_the_pipe_for_its_notices(run):
+def test_a_rank_that_floods_the_pipe_for_notices(run):
     outcome = run(
         f"""
         {OTHERS}
@@ -184,4 +184,4 @@ def test_one_that_floods_the_pipe_for_its_notices(run):
         SUPPRESS,
     )
     assert not outcome.timed_out
-    assert outcome.ranks[0].exit.startswith("the evidence of rank 0 has a notice that is not one of ours: 'xxxx")
+    assert outcome.ranks[0].exit.startswith("the evidence of rank 0 has an invalid notice: 'xxxx")

@@ -1,4 +1,4 @@
-"""The launch variables: enough for each framework to find its rank."""
+"""The launch variables are those by which each framework finds its rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DDP = {"case": "ddp-w4", "backend": "ddp", "world_size": 4}
 HVD = {**DDP, "backend": "horovod"}
 TWO_HOSTS = {"hosts": ["a", "a", "b", "b"]}
 HERE, THERE = NodeShare((), port=1234), NodeShare((), "192.0.2.1", 1234, "eth7")
-#: The case, the rank, its share, and what must be in its environment.
+#: The case, the rank, its share, and variables of its environment.
 SEEN = [
     (SINGLE, 0, HERE, "MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1"),
     (DDP, 3, HERE, "MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 RANK=3 LOCAL_RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4"),
@@ -27,7 +27,7 @@ SEEN = [
 
 
 @pytest.mark.parametrize(("spec", "rank", "share", "wanted"), SEEN)
-def test_ranks_see_what_their_launcher_sets_and_nothing_of_another(spec, rank, share, wanted):
+def test_ranks_have_the_variables_of_only_their_launcher(spec, rank, share, wanted):
     environment = rank_environment(spec, rank, share)
     assert {f"{name}={value}" for name, value in environment.items()} >= set(wanted.split())
     other = "RANK" if spec["backend"] == "horovod" else "HOROVOD"
@@ -43,5 +43,5 @@ def test_another_launcher_is_not_inherited(name):
     assert name not in base_environment({name: "1"})
 
 
-def test_what_the_user_set_is_inherited():
+def test_the_users_variables_are_inherited():
     assert base_environment({"ACCELERATE_USE_CPU": "true"})["ACCELERATE_USE_CPU"] == "true"

@@ -1,4 +1,4 @@
-"""Ranks that raise, leave, die, hang or abort: what is reported of each, and that the next case still runs."""
+"""Ranks that raise, leave, die, hang or abort are reported, and the next case still runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT = 60.0
 
 @pytest.fixture
 def run(write, make_spec):
-    """Run a two-rank case with this in each rank; a second one on the same server ends alike."""
+    """Runs a case with this code in both ranks, and checks that a second run on the same server ends alike."""
 
     def run_case(inside, time_limit=LIMIT, before=""):
         with ForkServer(write(inside, before), "ddp") as server:
@@ -30,8 +30,8 @@ def run(write, make_spec):
 @pytest.mark.parametrize(
     ("is_known", "exit"), [(True, "exited 1 before it finished"), (False, "killed after rank 0 failed")]
 )
-def test_a_rank_that_raises_beside_other_machines(write, make_spec, is_known, exit):
-    """Its end makes its peers raise, so it stays until the front knows that it was the first."""
+def test_a_rank_that_raises_in_a_run_on_several_machines(write, make_spec, is_known, exit):
+    """Its end would make its peers raise, so it stays until the front knows that it was the first."""
     with ForkServer(write("raise ValueError"), "single") as server:
         front = server.channel()
         front.send({"spec": make_spec("single", 1), "time_limit": LIMIT, "share": asdict(NodeShare([0]))})
@@ -93,12 +93,12 @@ def test_an_exception_that_cannot_be_shown(alone, before, inside):
         ("async generator", "async def trains(task): yield"),
     ],
 )
-def test_a_function_that_returns_what_has_not_run(alone, kind, before):
-    """Its declaration cannot show it, if it wraps an async or generator function."""
+def test_a_function_that_returns_a_coroutine_or_generator(alone, kind, before):
+    """A wrapper of an async or generator function looks like a plain function."""
     rank = alone("return trains(task)", before)
     last = rank.events[-1]
     assert (last["event"], last["type"]) == ("raised", "TypeError")
-    assert last["message"].startswith(f"the trainer's function returned a {kind}, of which nothing has run")
+    assert last["message"].startswith(f"the trainer's function returned a {kind}, which has not run")
     assert "never awaited" not in rank.output
 
 
@@ -128,7 +128,7 @@ def test_leaving_in_the_middle_is_not_finishing(alone, code):
     ],
 )
 def test_a_rank_that_dies(run, inside, exit, before, printed):
-    """Of our own code's failure the last line says why; one case is of a kernel that does not report ends."""
+    """After a failure of the harness's code, the last line gives the reason. One case has no pidfds."""
     outcome = run(f"if task.rank == 0: {inside}", before=before)
     zero, one = outcome.ranks
     assert (zero.finished, zero.exit, zero.after) == (False, exit, None)
@@ -175,8 +175,8 @@ def write_in_a_process(path, text):
         "threading.Thread(target=write_in_a_process, args=('{}', 'whole')).start()",
     ],
 )
-def test_what_python_waits_for_when_it_exits(alone, tmp_path, start):
-    """Not for daemons, and not for ever for a server that it ends itself."""
+def test_a_rank_waits_for_threads_and_processes_like_python_at_exit(alone, tmp_path, start):
+    """But not for daemons, nor forever for a server that Python ends itself."""
     rank = alone(
         f"""
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -189,15 +189,15 @@ def test_what_python_waits_for_when_it_exits(alone, tmp_path, start):
     assert (tmp_path / "written").read_text() == "whole"
 
 
-def test_what_never_ends_is_named(run):
+def test_a_thread_that_never_ends_is_named(run):
     outcome = run(
         "if task.rank == 1: threading.Thread(target=threading.Event().wait, name='writer').start()", time_limit=3.0
     )
     zero, one = outcome.ranks
     assert (outcome.timed_out, zero.finished, one.finished) == (True, True, False)
     assert one.exit == (
-        "killed at the time limit of 3 s after its function had returned, as Python waits for threads and processes "
-        "that are no daemons before it exits, here for writer"
+        "killed at the time limit of 3 s after its function had returned: at exit, Python waits for non-daemon threads "
+        "and processes, here writer"
     )
 
 
@@ -213,7 +213,7 @@ def build(lock):
 
 
 def test_a_rank_that_dies_in_a_build_leaves_no_lock(write, make_spec, tmp_path):
-    """The next one would wait for it until its time limit."""
+    """The next rank would wait for it until its time limit."""
     lock = tmp_path / "lock"
     target = write(f"assert build({str(lock)!r}) and os.path.exists({str(lock)!r})\nos._exit(3)", BUILD)
     with ForkServer(target, "single") as server:
@@ -225,17 +225,17 @@ def test_a_rank_that_dies_in_a_build_leaves_no_lock(write, make_spec, tmp_path):
 
 def test_a_rank_that_waits_for_a_lock(run, tmp_path):
     (lock := tmp_path / "lock").touch()
-    # As one that is left over from a build that was killed long ago.
+    # Like a lock left over from an old, killed build.
     os.utime(lock, (0.0, 0.0))
     outcome = run(f"build({str(lock)!r})", before=BUILD, time_limit=1.0)
     assert outcome.timed_out
-    why = f"killed at the time limit of 1 s while it waited for the lock of a build of a torch extension, {lock}"
+    why = f"killed at the time limit of 1 s while it waited for the build lock of a torch extension, {lock}"
     assert all(why in rank.exit for rank in outcome.ranks)
     assert lock.exists()
 
 
-def test_a_rank_that_prints_without_end_fills_no_disk(run):
-    """What it prints goes nowhere that grows, and the end of it is kept."""
+def test_a_rank_that_prints_forever_fills_no_disk(run):
+    """Its output goes into no file, and only its end is kept."""
     outcome = run(
         """
         import stat
@@ -251,7 +251,7 @@ def test_a_rank_that_prints_without_end_fills_no_disk(run):
     )
     zero, one = outcome.ranks
     assert outcome.timed_out
-    # Where it is asked for its stack in the midst of a line, Python may leave the rest of that line out.
+    # If the request for its stack interrupts a line, Python may omit the rest of that line.
     assert one.output.strip("y\n") == ""
     assert zero.output.endswith("the last line\n")
     assert (len(zero.output), len(one.output)) == (20_000, 20_000)
@@ -279,7 +279,7 @@ def test_a_rank_that_aborts_after_it_delivered(run):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_case_whose_server_died_is_run_again_once(write, make_spec, tmp_path, times):
-    """The system may have killed it for its memory. One that dies twice is replaced for the next case."""
+    """The system may have killed it for lack of memory. A server that dies twice is replaced for the next case."""
     for number in range(times):
         (tmp_path / f"armed-{number}").touch()
     target = write(
@@ -297,8 +297,8 @@ def test_a_case_whose_server_died_is_run_again_once(write, make_spec, tmp_path, 
         assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
 
 
-def test_a_rendezvous_that_dies_is_the_harness_failing(ran, write):
-    """That is no fault of the trainer."""
+def test_a_rendezvous_that_dies_is_a_failure_of_the_harness(ran, write):
+    """It is not the trainer's fault."""
     target = write(
         """
         children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()

@@ -1,5 +1,5 @@
-"""Which GPUs ranks can use: those of the machine, unless their backend was built without CUDA; and how they are found
-without starting CUDA in a process that others are forked from."""
+"""Ranks can use the GPUs of the machine, unless their backend was built without CUDA. Processes that fork count GPUs
+without starting CUDA."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_a_backend_without_cuda_uses_none(trainer, monkeypatch):
 
 @pytest.fixture
 def cuda_build(monkeypatch):
-    """A torch that says that it is built with CUDA."""
+    """A torch that claims to be built with CUDA."""
     monkeypatch.setattr(torch.version, "cuda", "13.2")
 
 
 @pytest.mark.usefixtures("cuda_build")
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_child_asks_how_many_there_are(count, monkeypatch):
-    """Without NVML torch asks the CUDA runtime, after which no fork can use CUDA."""
+def test_a_child_counts_the_gpus(count, monkeypatch):
+    """Without NVML, torch asks the CUDA runtime, after which no fork can use CUDA."""
     us = os.getpid()
 
     def device_count():
@@ -55,7 +55,7 @@ def test_a_torch_that_cannot_count_gpus_has_none(monkeypatch):
 @pytest.mark.usefixtures("cuda_build")
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("is_spoilt", [False, True])
-def test_where_there_is_no_gpu_a_fork_loses_nothing_of_cuda(is_spoilt, count, monkeypatch):
+def test_without_a_gpu_forks_are_safe_for_cuda(is_spoilt, count, monkeypatch):
     """Many trainers call `torch.cuda.is_available()` on import, after which children cannot use CUDA."""
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

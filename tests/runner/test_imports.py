@@ -1,4 +1,4 @@
-"""Trainers that cannot be imported, or whose backend is missing: one clear line, whatever the import does."""
+"""Trainers that cannot be imported, or whose backend is missing, end with one clear line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from conformance.runner.front.client import ForkServer, TrainerError, Unavailable
 
-#: By kind, what an import does, and what is said of it.
+#: The code of an import, and its error.
 TROUBLE = {
     "raises": ("raise ValueError('bad day')", r":\d+: ValueError: bad day"),
     "raises what no handler expects": ("raise type('Unusual', (BaseException,), {})('day')", r":\d+: Unusual: day"),
@@ -18,10 +18,10 @@ TROUBLE = {
     "misspelt": ("def :", r":\d+: SyntaxError"),
     "ends the process": ("print('goodbye'); os._exit(3)", r".*ended the process \(exited 3\).*goodbye"),
     "crashes": ("import ctypes; ctypes.string_at(0)", r".*process \(killed by SIGSEGV\) at .*trainer_0\.py:\d+$"),
-    "hangs": ("threading.Event().wait()", r".*did not end within 2 s at .*trainer_0\.py:\d+"),
+    "hangs": ("threading.Event().wait()", r".*took longer than 2 s at .*trainer_0\.py:\d+"),
     "hangs deaf": (
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); threading.Event().wait()",
-        r".*did not end within 2 s$",
+        r".*took longer than 2 s$",
     ),
 }
 
@@ -53,8 +53,8 @@ def replace():
 
 
 @pytest.mark.parametrize("where", ["import", "rank"])
-def test_a_trainer_that_replaces_what_our_processes_use(write, make_spec, where):
-    """They use the originals; what an import has replaced is replaced in the ranks."""
+def test_a_trainer_that_replaces_functions_the_harness_needs(write, make_spec, where):
+    """The harness uses the originals; the ranks have the import's replacements."""
     before, inside = {"import": ("replace()", ""), "rank": ("", "replace()\n")}[where]
     inside += "assert os.waitpid is replaced and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN"
     with ForkServer(write(inside, REPLACES + before), "single") as server:
@@ -63,24 +63,24 @@ def test_a_trainer_that_replaces_what_our_processes_use(write, make_spec, where)
             assert (rank.finished, rank.exit) == (True, "exited 0"), rank.events[-1]
 
 
-def test_a_working_folder_that_is_gone(alone):
+def test_a_removed_working_folder(alone):
     rank = alone("", "import tempfile\nos.chdir(folder := tempfile.mkdtemp())\nos.rmdir(folder)")
     assert rank.finished
     assert [event for event in rank.events if event["event"] == "observer_failed"] == []
 
 
-def test_what_an_import_prints_is_not_ours_to_show(write, capfd):
+def test_the_output_of_an_import_is_not_shown(write, capfd):
     with ForkServer(write("", "print('loading'); print('warning', file=sys.stderr)"), "ddp"):
         pass
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_an_import_prints_fills_no_disk(write):
-    """Only the end is kept, although a program that it has started prints for ever."""
+def test_the_output_of_an_import_fills_no_disk(write):
+    """Only the end is kept, although a program that the import has started prints forever."""
     endless = """
         import stat, subprocess
         print("x" * 10_000_000, flush=True)
-        # The last thing that is printed is known, however late the program starts that goes on.
+        # The last output is known even if the endless program starts late.
         subprocess.run("yes goodbye | head -c 8000000", shell=True)
         subprocess.Popen(["yes", "goodbye"])
         files = [os.stat(f"/proc/self/fd/{number}") for number in (1, 2)]
@@ -95,13 +95,13 @@ def test_what_an_import_prints_fills_no_disk(write):
         pass
 
 
-def test_a_file_that_is_not_there():
+def test_a_missing_file():
     with pytest.raises(TrainerError, match=r"nowhere\.py"), ForkServer("nowhere.py", "ddp"):
         pass
 
 
 @pytest.mark.parametrize("on_import", [False, True])
-def test_a_requirement_that_is_missing(tmp_path, on_import):
+def test_a_missing_requirement(tmp_path, on_import):
     above, inside = ("import no_such_framework", "...") if on_import else ("", "import no_such_framework")
     (path := tmp_path / "needs.py").write_text(
         f"{above}\nfrom conformance import Task, trainer\n"
@@ -127,7 +127,7 @@ def test_horovod_that_cannot_be_imported(write, horovod, tmp_path, monkeypatch, 
 
 
 def test_loopback_that_is_down(write, make_spec):
-    """A network namespace begins so; cases of one process run in it."""
+    """As in a new network namespace; cases of one process still run."""
     new_user, new_network = 0x10000000, 0x40000000
     target = write("", f"import ctypes\nassert not ctypes.CDLL(None).unshare({new_user | new_network})")
     reason = r"^the loopback interface is down: connecting to 127.0.0.1 fails \(Network is unreachable\).*set lo up$"
@@ -143,8 +143,8 @@ def test_the_front_process_does_not_import_torch():
     assert printed.stdout == "False\n"
 
 
-def test_a_folder_of_the_user_s_hides_no_module(tmp_path, write):
-    """Users run this from a checkout of torch or Horovod, too."""
+def test_a_users_folder_hides_no_module(tmp_path, write):
+    """Users may run this from a checkout of torch or Horovod."""
     (tmp_path / "json.py").write_text("raise ImportError('not the one you want')")
     script = f"""
 import sys

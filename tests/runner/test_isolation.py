@@ -1,4 +1,4 @@
-"""One case, one trainer or the surroundings do not reach into the next; only loopback is listened on."""
+"""Cases, trainers and the environment do not affect later ones; processes listen only on loopback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.runner.front.client import ForkServer
 
 LIMIT = 60.0
 
-# Every socket that a process below the server listens on, as [address in hexadecimal, process].
+# Every listening socket of a process below the server, as [address in hexadecimal, process].
 LISTENERS = """
 import glob, json, os
 
@@ -71,7 +71,7 @@ def test_a_case_starts_afresh(write, make_spec):
     assert outputs.pop().startswith("[] False 1 ")
 
 
-def test_two_servers_side_by_side(write, make_spec):
+def test_two_servers_in_parallel(write, make_spec):
     def run(server):
         return [server.run(make_spec("ddp"), LIMIT).ranks[1].output for _ in range(3)]
 
@@ -83,7 +83,7 @@ def test_two_servers_side_by_side(write, make_spec):
         assert list(pool.map(run, [left, right])) == [["left\n"] * 3, ["right\n"] * 3]
 
 
-def test_the_folder_and_the_search_path_are_the_front_process_s(write, ran, tmp_path, monkeypatch):
+def test_ranks_have_the_front_processs_folder_and_search_path(write, ran, tmp_path, monkeypatch):
     (folder := tmp_path / "elsewhere").mkdir()
     (folder / "only_here.py").write_text("name = 'found'")
     target = write("print(only_here.name, os.getcwd())", "import only_here")
@@ -94,7 +94,7 @@ def test_the_folder_and_the_search_path_are_the_front_process_s(write, ran, tmp_
 
 
 def test_descriptors_of_the_harness_are_closed_in_ranks(alone):
-    """A rank has three streams, the pipe and the two files that it reports through, the release, and the listing."""
+    """A rank has three streams, its pipe and two files for reports, the release, and the listing itself."""
     assert int(alone("print(len(os.listdir('/proc/self/fd')))").output) == 3 + 4 + 1
 
 
@@ -108,7 +108,7 @@ def test_ddp_listens_on_loopback_only(write, ran):
 
 
 def test_horovod_listens_on_loopback_only(write, ran):
-    """Its ranks listen until they have met, so rank 0 looks around before it joins rank 1."""
+    """Its ranks listen until they have connected, so rank 0 checks before it connects to rank 1."""
     outcome = ran(write(before=LISTENERS, template=HOROVOD), "horovod")
     assert all(rank.finished for rank in outcome.ranks), outcome
     # Gloo may add a line about a peer that left first.

@@ -1,4 +1,4 @@
-"""A rank is killed in the write that would make a file too large, once a checkpoint is whole."""
+"""After a complete checkpoint, a rank is killed in the write that would make a file too large."""
 
 from multiprocessing import get_context
 
@@ -9,7 +9,7 @@ from conformance.runner.rank.killing import KILLED, LARGEST, _FirstFile, killed_
 
 
 def train(folder, spec, rank, saves):
-    """Steps four times, and saves after some of them; evidence goes to a file of its own."""
+    """Steps four times, and saves after some steps; evidence goes to a separate file."""
     with open(folder.parent / "evidence", "wb", buffering=0) as evidence:
         send = killed_in_save(lambda event: evidence.write(b"." * 3 * LARGEST), spec, rank)
         (folder / "settings").write_text("none")
@@ -28,13 +28,13 @@ def how_it_ended(target, *arguments):
 
 
 def ended(folder, rank=0, saves=(2, 4), **changes):
-    """How a process ended that trains, in which the case has it save after two windows and after four."""
+    """How a training process ended, which should save after two windows and after four."""
     folder.mkdir()
     life = {"checkpoint_dir": str(folder), "save_after": [2, 4]}
     return how_it_ended(train, folder, {"resumed": "killed", "life": life, **changes}, rank, saves)
 
 
-def test_it_leaves_the_beginning_of_the_second_checkpoint(tmp_path):
+def test_it_leaves_the_start_of_the_second_checkpoint(tmp_path):
     assert ended(tmp_path / "saved") == KILLED
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "saved").iterdir()}
     assert sizes == {"settings": 4, "2.pt": 3 * LARGEST, "4.pt": LARGEST}
@@ -47,18 +47,18 @@ def test_no_other_process_is_killed(tmp_path, changes):
 
 
 @pytest.mark.parametrize(("saves", "how"), [((), "exited"), ((4,), "exited"), ((2,), "exited"), ((1, 2, 3), KILLED)])
-def test_only_when_a_checkpoint_is_there_to_go_on_from(tmp_path, saves, how):
+def test_it_is_killed_only_if_there_is_a_checkpoint_to_resume_from(tmp_path, saves, how):
     assert ended(tmp_path / "saved", saves=saves) == how
 
 
 def train_in_files(folder, spec, files):
-    """Steps three times, and writes the files after the last two: of each one name, or two to rename."""
+    """Steps three times, and writes and renames these files after the last two steps."""
     send = killed_in_save(lambda event: None, spec, 0)
     for step in range(1, 4):
         send({"event": "step", "optimizer": 0})
         for name in files if step > 1 else ():
             (folder / "new").write_bytes(str(step).encode() * 3 * LARGEST)
-            # As an observer may tell of each file.
+            # An observer may note each file.
             send({"event": "save"})
             (folder / "new").rename(folder / name)
 
@@ -80,7 +80,7 @@ def test_it_is_killed_between_two_files(tmp_path, files, how, left):
 
 
 def test_a_file_is_not_whole_while_it_is_open(tmp_path):
-    """Nor is it the first one of the next checkpoint that the last one has ended with."""
+    """Nor is the last file of a checkpoint the first file of the next one."""
     whole, first = [], _FirstFile(tmp_path, lambda: whole.append(True))
     with (tmp_path / "some").open("wb") as file:
         file.write(b"w" * 2 * LARGEST)

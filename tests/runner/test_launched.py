@@ -1,4 +1,4 @@
-"""Trainers that launch their workers themselves: what comes back from each, and what is reported when one fails."""
+"""Trainers that launch their workers themselves: the results of workers, and reports of failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.trace.events import check_all
 
 LIMIT = 60.0
 
-# Workers are forked from the driver, which has torch: the sessions of frameworks have workers that start from nothing.
+# Workers are forked from the driver, which has imported torch, unlike the workers of frameworks' sessions.
 TEMPLATE = """
 import multiprocessing, os, signal, tempfile, threading
 from contextlib import contextmanager
@@ -57,7 +57,7 @@ def work(ticket, rank, folder):
             optimizer.step()
 """
 
-# One worker that is both ranks, by turns.
+# One worker that is both ranks in turn.
 BY_TURNS = """
 import conformance
 from conformance import Job, trainer
@@ -97,8 +97,8 @@ class Replica:
 
 @pytest.fixture
 def serve(tmp_path):
-    """A server of the template's trainer with this in each worker, and that in the driver after it started them.
-    ``instead``: of what stands first in the template, something else."""
+    """Starts a server of the template's trainer, with ``inside`` in each worker, and ``driver`` in the driver after it
+    started them. ``instead``: a text of the template and its replacement."""
     with ExitStack() as stack:
 
         def start(inside="", driver="", template=TEMPLATE, instead=("", "")):
@@ -118,7 +118,7 @@ def run(serve, make_spec):
     return run_case
 
 
-def test_what_the_driver_forks_does_not_wait_as_the_driver_does(run):
+def test_a_process_forked_by_the_driver_does_not_wait_like_the_driver(run):
     forks = "if not (child := os.fork()): return\nassert os.waitpid(child, 0)[1] == 0"
     assert [rank.finished for rank in run(driver=forks).ranks] == [True, True]
 
@@ -141,7 +141,7 @@ def test_each_worker_is_a_rank(serve, make_spec):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_worker_that_is_several_ranks_by_turns(run):
+def test_a_worker_that_is_several_ranks_in_turn(run):
     rows = []
     for number, rank in enumerate(run(template=BY_TURNS).ranks):
         assert rank.finished
@@ -155,7 +155,7 @@ def test_a_worker_that_is_several_ranks_by_turns(run):
 
 @pytest.mark.parametrize(("template", "number"), [(TEMPLATE, "rank"), (BY_TURNS, "self.task.rank")])
 def test_a_worker_that_raises(run, template, number):
-    """Also where one worker is all ranks, in its turn."""
+    """Also if one worker is all ranks in turn."""
     zero, one = run(f'if {number} == 1: raise ValueError("no such luck")', template=template).ranks
     raised = one.events[-1]
     assert (raised["event"], raised["type"], raised["message"]) == ("raised", "ValueError", "no such luck")
@@ -171,8 +171,8 @@ def test_a_worker_that_dies(run):
 
 
 @pytest.mark.parametrize("fails", ["os.kill(os.getpid(), signal.SIGKILL)", 'raise ValueError("no such luck")'])
-def test_a_worker_that_fails_comes_before_the_peers_that_raise_then(run, fails):
-    """The server, which rank 1 stops for a while, learns of both at once."""
+def test_a_worker_that_fails_counts_as_earlier_than_its_peers(run, fails):
+    """The server, which rank 1 stops temporarily, gets both reports at once."""
     zero, one = run(f"""
         if rank == 1:
             import subprocess, time
@@ -198,7 +198,7 @@ def test_a_worker_that_hangs_is_ended_and_its_stack_reported(run):
 
 
 def test_a_worker_that_writes_into_its_connection(run):
-    """Its peer waits for it, and nobody for that."""
+    """Its peer waits for it, but the harness does not wait for the peer."""
     outcome = run(r"""
         if rank == 1:
             import stat
@@ -211,7 +211,7 @@ def test_a_worker_that_writes_into_its_connection(run):
         threading.Event().wait()
     """)
     assert not outcome.timed_out
-    assert outcome.ranks[1].exit.startswith("the evidence of rank 1 has something among its events that is none")
+    assert outcome.ranks[1].exit.startswith("the evidence of rank 1 has a message that is not an event")
     assert [rank.after for rank in outcome.ranks] == [1, None]
 
 
@@ -242,12 +242,12 @@ def test_a_driver_that_declines_the_case(run):
         (("worker.start()", "threading.Event().wait()"), "killed because it had not started after 2 s"),
         (
             ("with tempfile.TemporaryDirectory() as folder:", "if not threading.Event().wait():"),
-            "session had not begun",
+            "session had not started",
         ),
     ],
     ids=["the driver before a worker enters", "the session"],
 )
-def test_what_hangs_before_there_are_ranks(run, instead, said):
+def test_a_hang_before_any_rank_has_started(run, instead, said):
     outcome = run(time_limit=2.0, instead=instead)
     assert outcome.timed_out
     assert all(said in rank.exit for rank in outcome.ranks)
@@ -262,7 +262,7 @@ def test_a_driver_that_returns_too_early(run):
         )
 
 
-def test_a_run_has_failed_when_the_function_raises_after_its_workers_finished(run):
+def test_a_run_fails_if_the_function_raises_after_its_workers_finished(run):
     raises = (
         'for worker in workers:\n    worker.join()\nraise RuntimeError("cannot fetch the result:\\n  the disk is full")'
     )
@@ -299,7 +299,7 @@ def test_the_session_lasts_for_all_cases_and_ends_with_the_server(serve, make_sp
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_session_that_cannot_begin(run):
+def test_a_session_that_cannot_start(run):
     outcome = run(instead=(FOLDER, "with open('/no/such') as folder:"))
     [exit] = {rank.exit for rank in outcome.ranks}
     assert exit.startswith("the trainer's session raised FileNotFoundError")

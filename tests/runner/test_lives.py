@@ -1,4 +1,4 @@
-"""A case that is resumed runs twice, and leaves no folder behind."""
+"""A resumed case runs twice, and leaves no folder behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWICE = {**SPEC, "resumed": "twice"}
 
 
 def outcome(*, finished=True, exit="exited 0", output="", windows=()):
-    """Of a rank that has started, and stepped in these windows."""
+    """The outcome of a rank that has started, and stepped in these windows."""
     events = [{"event": "started", "rank": 0, "seq": 0, "pid": 1, "window": None}]
     events += [{**events[0], "event": "step", "seq": seq, "window": at} for seq, at in enumerate(windows, start=1)]
     rank = RankOutcome(0, events, finished, exit, output, None)
@@ -23,7 +23,7 @@ def outcome(*, finished=True, exit="exited 0", output="", windows=()):
 
 
 class Runs:
-    """Runs nothing, and remembers what it was asked for."""
+    """Returns these outcomes, and remembers the lives that it was asked to run."""
 
     def __init__(self, *outcomes):
         self.outcomes = list(outcomes)
@@ -41,14 +41,14 @@ class Runs:
         return self.outcomes.pop(0)
 
 
-def test_a_case_that_runs_through_runs_once():
+def test_a_case_without_a_resume_runs_once():
     through = outcome()
     run = Runs(through)
     assert run_case(run, {"case": "some", "resumed_at": None}, 7.0) is through
     assert run.lives == [None]
 
 
-def test_a_resumed_case_runs_up_to_the_stop_and_from_there():
+def test_a_resumed_case_runs_up_to_the_stop_and_from_it():
     run = Runs(outcome(output="one\n", exit="aborted after it delivered: SIGABRT"), outcome(output="two\n"))
     both = run_case(run, SPEC, 7.0)
     first, second = run.lives
@@ -91,7 +91,7 @@ def test_a_case_is_resumed_twice_from_one_checkpoint():
     assert both.earlier.ranks[0].output == "one\ntwo\n"
 
 
-def test_what_the_first_run_that_is_resumed_does_to_the_checkpoint():
+def test_changes_of_the_checkpoint_by_the_first_resume():
     def alter(spec, time_limit):
         found = run(spec, time_limit)
         if len(run.lives) == 2:
@@ -106,7 +106,7 @@ def test_what_the_first_run_that_is_resumed_does_to_the_checkpoint():
 
 
 @pytest.mark.parametrize("exit", ["killed by SIGXFSZ", "killed by SIGKILL", "exited 0"])
-def test_a_case_is_resumed_if_it_was_killed_as_it_should_be(exit):
+def test_a_case_is_resumed_only_if_it_was_killed_as_planned(exit):
     killed = outcome(finished=exit == "exited 0", exit=exit, windows=(2, 3))
     run = Runs(killed, outcome())
     found = run_case(run, {**SPEC, "resumed": "killed"}, 7.0)
@@ -118,13 +118,13 @@ def test_a_case_is_resumed_if_it_was_killed_as_it_should_be(exit):
         assert found is killed
 
 
-@pytest.mark.parametrize(("goes_on_at", "kept"), [([3], [2]), ([4], [2, 3]), ([5], [2]), ([], [2])])
-def test_after_a_kill_between_files_it_may_go_on_from_either_checkpoint(goes_on_at, kept):
+@pytest.mark.parametrize(("resumed", "kept"), [([3], [2]), ([4], [2, 3]), ([5], [2]), ([], [2])])
+def test_after_a_kill_between_files_it_may_resume_from_either_checkpoint(resumed, kept):
     killed = outcome(finished=False, exit="killed by SIGXFSZ", windows=(2, 3))
-    run = Runs(killed, outcome(windows=goes_on_at))
+    run = Runs(killed, outcome(windows=resumed))
     found = run_case(run, {**SPEC, "resumed": "killed-between-files"}, 7.0)
     assert (run.lives[0]["stop_after"], run.lives[0]["save_after"]) == (None, [3, 4])
-    assert [event["window"] for event in found.ranks[0].events] == [None, *kept, None, *goes_on_at]
+    assert [event["window"] for event in found.ranks[0].events] == [None, *kept, None, *resumed]
 
 
 def test_no_folder_for_checkpoints(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""What is kept of a rank that was stopped: what it reported before, and no exception that stopping its peers caused."""
+"""The outcome of a stopped rank has its earlier reports, but no exception caused by the stop of its peers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RAISED = {
 
 @pytest.fixture(params=["process", "worker"])
 def rank(request):
-    """A rank that has started and raised, of which nothing has been read."""
+    """A rank that has started and raised, before any of its reports are read."""
     yield from forked() if request.param == "process" else entered()
 
 
@@ -73,8 +73,8 @@ def end(rank):
         continue
 
 
-def test_an_exception_that_comes_after_a_rank_was_stopped_is_not_its_failure(rank):
-    """It raises because its peers were stopped a moment before."""
+def test_an_exception_after_a_rank_was_stopped_is_not_its_failure(rank):
+    """It raises because its peers were stopped just before."""
     rank.kill(LIMIT)
     end(rank)
     outcome = rank.outcome(None)
@@ -82,7 +82,7 @@ def test_an_exception_that_comes_after_a_rank_was_stopped_is_not_its_failure(ran
     assert (rank.failure, outcome.exit) == (None, f"killed {LIMIT}")
 
 
-def test_an_exception_that_comes_before_is(rank):
+def test_an_exception_before_a_rank_was_stopped_is_its_failure(rank):
     rank.read()
     rank.kill("after rank 0 failed")
     end(rank)
@@ -92,8 +92,8 @@ def test_an_exception_that_comes_before_is(rank):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_rank_builds_as_long_as_it_has_the_lock_or_waits_for_it(tmp_path, waits):
-    """So long the time limit of its case does not count, see `test_supervision`."""
+def test_a_rank_builds_while_it_has_the_lock_or_waits_for_it(tmp_path, waits):
+    """Meanwhile the time limit of its case does not count, see `test_supervision`."""
     baton = FileBaton(str(tmp_path / "lock"))
     descriptors = Descriptors()
     hold, release = descriptors.pipe()

@@ -1,4 +1,4 @@
-"""The warm pool: ranks that stay up from run to run, and are replaced when one of them fails."""
+"""The warm pool: ranks that continue from run to run, and are replaced when one of them fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(task: Task) -> None:
 
 @pytest.fixture
 def target(write):
-    """Fails in the way that the name of the case asks for, on rank 1."""
+    """A trainer whose rank 1 fails in the way named by the case."""
     return write(
         """
         what = task._spec["case"] if task.rank == 1 else ""
@@ -59,8 +59,8 @@ def without_time(events):
     return [{key: value for key, value in event.items() if key not in ("time", "pid")} for event in events]
 
 
-def test_every_run_is_whole_and_in_the_same_processes(target, make_spec, descendants):
-    """And knows nothing of the one before, which was in another precision."""
+def test_every_run_is_complete_and_in_the_same_processes(target, make_spec, descendants):
+    """An earlier run in another precision has no effect."""
     with Pool(target, "ddp", 2) as pool:
         first = pool.run({**make_spec("ddp"), "precision": "fp64"}, LIMIT)
         second, third = (pool.run(make_spec("ddp"), LIMIT) for _ in range(2))
@@ -83,7 +83,7 @@ def test_every_run_is_whole_and_in_the_same_processes(target, make_spec, descend
         ("hangs", 2.0, "SIGKILL"),
     ],
 )
-def test_a_rank_that_fails_costs_the_pool_its_ranks(target, make_spec, what, limit, exit):
+def test_a_failed_rank_makes_the_pool_replace_all(target, make_spec, what, limit, exit):
     with Pool(target, "ddp", 2) as pool:
         before = pool.run(make_spec("ddp"), LIMIT)
         failed = pool.run({**make_spec("ddp"), "case": what}, limit)
@@ -95,7 +95,7 @@ def test_a_rank_that_fails_costs_the_pool_its_ranks(target, make_spec, what, lim
     assert not set(pids(before)) & set(pids(after))
 
 
-def test_a_rank_that_died_between_two_runs_does_not_keep_the_others_from_theirs(target, make_spec):
+def test_a_rank_that_died_between_two_runs_does_not_block_the_others(target, make_spec):
     with Pool(target, "ddp", 2) as pool:
         zero, _ = pids(pool.run(make_spec("ddp"), LIMIT))
         process = os.pidfd_open(zero)

@@ -1,4 +1,4 @@
-"""What the zygote does before it forks changes nothing that a trainer could see."""
+"""The zygote's work before it forks changes nothing visible to a trainer."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def _printed(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 
-def test_warming_up_leaves_torch_as_it_was():
+def test_warming_up_does_not_change_torch():
     assert _printed(STATE.format(between=WARM)) == "True\n"
     assert _printed(STATE.format(between="torch.rand(1)")) == "False\n"
 
 
 def test_after_warming_up_a_forked_child_can_train():
-    """Autograd refuses to where the parent ran a backward."""
+    """Autograd would refuse to if the parent had run a backward."""
     train = "(torch.ones(1, requires_grad=True) * 2).sum().backward(); os._exit(7)"
     program = f"import os, torch; {WARM}; pid = os.fork()\nif not pid: {train}\nprint(os.waitpid(pid, 0)[1] >> 8)"
     assert _printed(program) == "7\n"
 
 
 def test_warming_up_never_asks_for_gpus():
-    """An autocast of torch 2.6 does, even on the CPU, and where there is no NVML that starts CUDA."""
+    """An autocast of torch 2.6 does, even on the CPU, which starts CUDA without NVML."""
     program = """
 import torch
 
@@ -57,7 +57,7 @@ torch.autocast.__init__ = asking(torch.autocast.__init__)
 
 
 def test_after_warming_up_a_recorder_changes_no_class():
-    """That would be done anew in each rank."""
+    """Otherwise each rank would pay for that again."""
     program = """
 import torch
 from conformance.trace.recorder import Recorder
@@ -76,7 +76,7 @@ with Recorder(print) as recorder:
     assert _printed(program.format(between="from conformance.runner.rank import preparing")).splitlines()[-1] == "False"
 
 
-def test_memory_keeps_what_is_in_it_when_it_is_gathered():
+def test_gathering_memory_keeps_its_contents():
     pattern = bytes(range(256)) * (1 << 15)
     held = bytearray(pattern)
     gather_memory()

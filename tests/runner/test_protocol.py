@@ -1,4 +1,4 @@
-"""Messages: whole lines of strict JSON, with descriptors beside them, whatever pieces they arrive in."""
+"""Messages are lines of strict JSON, with descriptors, and may arrive in any pieces."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_plain_values_arrive_as_they_were(message):
 @given(
     st.lists(st.dictionaries(st.text(), VALUES)), st.dictionaries(st.text().filter("many".__ne__), VALUES, min_size=1)
 )
-def test_messages_within_a_message_stay_as_they_came(messages, others):
+def test_messages_within_a_message_are_unchanged(messages, others):
     lines = Lines([to_json(message) for message in messages])
     assert list(lines) == messages
     assert list(lines[1:]) == messages[1:]
-    assert json.loads(lines.beside(others, "many")) == {"many": messages, **others}
+    assert json.loads(lines.within(others, "many")) == {"many": messages, **others}
 
 
-def test_floats_that_are_not_finite_are_text():
+def test_non_finite_floats_are_text():
     message = {"weights": [1.0, float("nan"), [float("inf")]], "scale": float("-inf")}
     assert json.loads(encode(message)) == {"weights": [1.0, "nan", ["inf"]], "scale": "-inf"}
 
@@ -104,7 +104,7 @@ def test_a_connection_lost_by_keepalive_has_disconnected():
         assert Channel(lost).receive(timeout=60.0) is None
 
 
-def test_asking_whether_the_other_end_has_disconnected_leaves_the_socket_as_it_was(ends):
+def test_a_check_for_a_disconnect_keeps_the_socket_blocking(ends):
     """Another thread, or a forked process, may be sending over the same socket."""
     left, right = ends
     assert not left.hung_up

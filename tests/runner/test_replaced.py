@@ -1,4 +1,4 @@
-"""Trainers that replace functions which the recorder calls: it calls the originals, or says what was replaced."""
+"""The recorder calls original functions even if a trainer replaces them, or reports the replacement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def broken(*arguments, **options):
 """
 REPLACEMENTS = {
     "raises": "torch.Tensor.tolist = torch.Tensor.numpy = torch.Tensor.flatten = broken",
-    "makes up": "torch.Tensor.tolist = lambda self: [0.0]",
+    "falsifies": "torch.Tensor.tolist = lambda self: [0.0]",
     "is nothing": "torch.Tensor.flatten = torch.Tensor.untyped_storage = None",
     "of its memory": "torch.UntypedStorage.data_ptr = torch.UntypedStorage.nbytes = broken",
     "of files": "os.getcwd = os.path.abspath = os.path.isfile = broken",
@@ -25,16 +25,16 @@ REPLACEMENTS = {
 
 
 def recorded(server, spec):
-    """What the recorder read."""
+    """The events and weights that the recorder read."""
     (rank,) = server.run(spec, LIMIT).ranks
     assert (rank.finished, rank.exit) == (True, "exited 0"), (rank.exit, rank.output)
     return [(event["event"], event.get("weights")) for event in rank.events]
 
 
 @pytest.mark.parametrize("how", REPLACEMENTS)
-def test_what_an_import_replaces(write, make_spec, how):
+def test_replacements_on_import(write, make_spec, how):
     spec = make_spec("single", 1)
-    # What these are to the trainer's own code does not matter: this one uses none of them.
+    # The trainer's own code uses none of these.
     with (
         ForkServer(write(), "single") as plain,
         ForkServer(write("", REPLACED + REPLACEMENTS[how]), "single") as server,
@@ -42,8 +42,8 @@ def test_what_an_import_replaces(write, make_spec, how):
         assert recorded(server, spec) == recorded(plain, spec)
 
 
-def test_the_trainer_s_own_calls_are_of_its_replacement(write, ran):
-    """Also those in a call that the recorder surrounds."""
+def test_the_trainers_own_calls_reach_its_replacement(write, ran):
+    """Also calls within a function that the recorder observes."""
     before = """
     tolist, read = torch.Tensor.tolist, []
     torch.Tensor.tolist = lambda self: read.append(1) or tolist(self)
@@ -63,16 +63,16 @@ def test_the_trainer_s_own_calls_are_of_its_replacement(write, ran):
     assert rank.output == "2\n"
 
 
-def test_what_is_replaced_in_the_midst_is_named(write, ran):
-    """Nobody looks for that while it trains."""
+def test_a_replacement_during_training_is_named(write, ran):
+    """The recorder does not look for replacements during training, so the observer fails."""
     (rank,) = ran(write("torch.Tensor.tolist = broken", REPLACED), "single").ranks
     [failed, *_] = [event for event in rank.events if event["event"] == "observer_failed"]
     assert failed["replaced"] == ["torch.Tensor.tolist"]
 
 
 @pytest.mark.parametrize("name", ["len", "isinstance", "getattr", "id", "type", "next", "str", "issubclass"])
-def test_what_is_built_in_and_replaced_in_the_midst_is_named(write, make_spec, name):
-    """Neither what reports that a rank raised nor what switches an observer off calls it."""
+def test_a_builtin_replaced_during_training_is_named(write, make_spec, name):
+    """The code that reports an exception or switches an observer off does not call it."""
     with ForkServer(
         write(f"builtins.{name} = broken\nlen([]), next(iter([1])), issubclass(int, int)", REPLACED), "single"
     ) as server:

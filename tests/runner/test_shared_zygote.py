@@ -1,4 +1,4 @@
-"""One process imports torch for several workers, and forks the servers of all."""
+"""One process imports torch for several workers, and forks all their servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of_the_front(monkeypatch):
 
 @pytest.fixture
 def joined(process):
-    """What a worker has that knows the address of the process."""
+    """The `Shared` of a worker that knows the address of the process."""
     joined = Shared()
     joined.join(process.address)
     yield joined
@@ -45,7 +45,7 @@ def joined(process):
 
 @pytest.fixture
 def rank(joined, write, make_spec):
-    """The only rank of a case that runs on it, with this inside and that at import."""
+    """Runs a case on it, with ``inside`` in the only rank and ``before`` on import; returns the rank."""
 
     def run(inside="", before=""):
         with ForkServer(write(inside, before), "single", starter=joined.get) as server:
@@ -56,7 +56,7 @@ def rank(joined, write, make_spec):
 
 @pytest.fixture
 def refused(joined, write, rank):
-    """An import that ends for this reason costs its trainer only."""
+    """Checks that an import fails for this reason, and that other trainers still run."""
 
     def expect(before, why):
         zygote = joined.get()
@@ -69,7 +69,7 @@ def refused(joined, write, rank):
 
 
 def test_workers_connect_to_it(process, descendants):
-    """Without a process for each of them."""
+    """No worker needs its own process."""
     first, second = (ZygoteClient(process.address) for _ in range(2))
     assert not descendants(process._process.pid)
     assert first.versions == second.versions
@@ -86,33 +86,33 @@ def test_its_servers_have_the_environments_of_their_workers(rank, monkeypatch):
 
 
 def test_the_error_when_it_has_ended(write):
-    """A worker that has joined it has not started it, and does not know how it ended."""
+    """A worker that has only joined it does not know how it ended."""
     joined = Shared()
     joined.join((process := ZygoteProcess()).address)
     before = joined.get()
     process.close()
-    with pytest.raises(ZygoteLost, match=r"^the process that imports torch ended$"):
+    with pytest.raises(ZygoteLost, match=r"^the process that imports torch died$"):
         before.serve(write(), "single", spawn=None, limit=LIMIT)
     assert not before.running
     before.close()
 
 
-# Kills the process that its server was forked from.
+# Kills the parent of its server.
 KILL = "os.kill(int(open(f'/proc/{SERVER}/stat').read().rpartition(')')[2].split()[1]), signal.SIGKILL)"
 
 
-def test_an_importer_that_is_killed_during_a_case_loses_none(rank):
+def test_an_importer_killed_during_a_case(rank):
     assert rank(KILL.replace("SERVER", "os.getppid()")).finished
     assert rank().finished
 
 
-def test_an_importer_that_is_killed_when_a_server_has_died(rank):
+def test_an_importer_and_its_server_killed_during_a_case(rank):
     killed = rank(f"{KILL.replace('SERVER', 'os.getppid()')}; os.kill(os.getppid(), signal.SIGKILL)")
     assert not killed.finished
-    assert killed.exit == "the trainer's server died (the process that had imported the trainer has ended)"
+    assert killed.exit == "the trainer's server died (the process that imported the trainer died)"
 
 
-def test_what_imports_torch_is_replaced_when_it_is_killed_during_an_import(write, make_spec, tmp_path):
+def test_a_zygote_killed_during_an_import_is_replaced(write, make_spec, tmp_path):
     joined = Shared()
     joined.join((process := ZygoteProcess()).address)
     flag = tmp_path / "armed"
@@ -127,7 +127,7 @@ def test_what_imports_torch_is_replaced_when_it_is_killed_during_an_import(write
 
 
 def test_workers_share_the_import_of_a_trainer(process, write, make_spec, monkeypatch, tmp_path):
-    """What pytest says of a worker is in its ranks all the same; where anything else differs, each has an import."""
+    """Ranks still have pytest's variables of their worker; any other difference means a separate import."""
     imports = tmp_path / "imports"
     target = write(
         "print(os.environ['PYTEST_XDIST_WORKER'], os.environ.get('OF_THE_FRONT'))",
@@ -156,8 +156,8 @@ def test_workers_share_the_import_of_a_trainer(process, write, make_spec, monkey
         own.close()
 
 
-def test_what_an_import_has_changed_is_imported_again(joined, write):
-    """An importer ends with the last client of it, before that client can ask again."""
+def test_a_changed_trainer_is_imported_again(joined, write):
+    """An importer ends with its last client, before that client can ask again."""
     target = Path(write())
     for number in range(5):
         target.write_text(target.read_text() + f"\nassert {number} < 3\n")
@@ -186,24 +186,24 @@ for number in range(3, 100):
         WRITES.format(line=b"{"),
     ],
 )
-def test_an_import_that_writes_to_descriptors_of_ours(refused, trouble):
-    why = "importing it closed, or wrote to, file descriptors that it had not opened$"
+def test_an_import_that_writes_to_descriptors_of_the_harness(refused, trouble):
+    why = "import closed or wrote to file descriptors it had not opened$"
     refused(f"from contextlib import suppress\n{trouble}", why)
 
 
-def test_an_import_that_writes_what_an_importer_says(rank):
-    """At a time when none says that."""
+def test_an_import_that_writes_messages_of_an_importer(rank):
+    """They come at a time when no importer sends such messages."""
     line = b'{"idle": 0}\n{"imported": 7}\n{}\n'
     assert rank("", f"from contextlib import suppress\n{WRITES.format(line=line)}").finished
 
 
 def test_an_import_that_forks(rank):
-    """What it has forked serves nobody."""
+    """The forked process serves nobody."""
     assert rank("", "os.fork()").finished
 
 
-def test_an_importer_that_is_killed_once(joined, rank, tmp_path):
-    """The system may have done it; other clients wait for it too."""
+def test_an_importer_killed_once_is_restarted(joined, rank, tmp_path):
+    """The system may have killed it, and other clients wait for it too."""
     (flag := tmp_path / "armed").touch()
     before = joined.get()
     assert rank(
@@ -213,14 +213,14 @@ def test_an_importer_that_is_killed_once(joined, rank, tmp_path):
     assert joined.get() is before
 
 
-def test_an_importer_that_is_killed_is_noticed_although_its_child_lives(refused):
-    """The child has inherited its descriptors."""
+def test_a_killed_importer_is_noticed_although_its_child_lives(refused):
+    """The child has inherited the importer's descriptors."""
     fork = "if not os.fork(): os.setsid(); signal.pause()"
     refused(f"{fork}\nos.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL")
 
 
-def test_an_import_after_which_its_process_fails(refused):
-    why = "the process that had imported it ended, twice: memory may be short, or the import limits that process or "
+def test_an_import_that_breaks_its_process(refused):
+    why = "the process that imported it died twice: memory is short, or the import limits the process or "
     refused("import json; json.JSONDecoder.decode = None", why)
 
 
@@ -246,7 +246,7 @@ def test_why_torch_cannot_be_imported(tmp_path, monkeypatch):
     process.close()
 
 
-def test_a_folder_for_temporary_files_whose_name_is_too_long_for_a_socket(tmp_path, monkeypatch):
+def test_a_temporary_folder_with_a_name_too_long_for_a_socket(tmp_path, monkeypatch):
     (folder := tmp_path / ("long-" * 30)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     process = ZygoteProcess()
@@ -257,7 +257,7 @@ def test_a_folder_for_temporary_files_whose_name_is_too_long_for_a_socket(tmp_pa
     assert not list(folder.iterdir())
 
 
-def test_a_process_whose_front_was_killed_leaves_no_folder(tmp_path):
+def test_a_zygote_whose_front_was_killed_leaves_no_folder(tmp_path):
     script = (
         "from conformance.runner.front.client import shared; shared.get(); print(shared.get()._process._process.pid)"
     )
@@ -276,7 +276,7 @@ def test_a_process_whose_front_was_killed_leaves_no_folder(tmp_path):
     assert not list(tmp_path.glob("conformance-*"))
 
 
-def test_one_of_a_worker_s_own_that_died_is_replaced(write, ran):
+def test_a_workers_own_zygote_that_died_is_replaced(write, ran):
     before = shared.get()
     assert shared.get() is before
     process = os.pidfd_open(pid := before._process._process.pid)

@@ -1,4 +1,4 @@
-"""Trainers whose import makes forking unsafe run in fresh interpreters, and the server says why."""
+"""Trainers whose import makes forks unsafe run in fresh interpreters, and the server reports why."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_a_thread_started_on_import(write, make_spec):
     target = write("print(weather.is_alive(), sys.argv)", THREAD)
     with ForkServer(target, "ddp") as server:
         assert server.why_slow == (
-            f"{target} takes seconds a case, because each rank is a fresh Python that imports torch again: a fork "
-            "would be unsafe after its import, with 1 thread running (weather). Start threads inside its function, not "
-            "on import."
+            f"{target} takes seconds per case, because each rank starts a fresh Python that imports torch: forks are "
+            "unsafe after its import, with 1 thread running (weather). Start threads inside its function, not on "
+            "import."
         )
         outcome = server.run(make_spec("ddp"), LIMIT)
     for rank in outcome.ranks:
@@ -44,7 +44,7 @@ def test_a_thread_started_on_import(write, make_spec):
 
 @pytest.mark.parametrize("before", ["", THREAD], ids=["fork", "spawn"])
 def test_ranks_collect_garbage(write, make_spec, before):
-    """Their ancestors do without while they import."""
+    """Their ancestors switch collection off during imports."""
     target = write("import gc; print(gc.isenabled())", before)
     with ForkServer(target, "single") as server:
         assert (server.why_slow is None) == (not before)
@@ -61,7 +61,7 @@ def __getattr__(name):
 
 @pytest.mark.parametrize("before", ["", THREAD], ids=["fork", "spawn"])
 def test_a_server_that_is_never_ready_is_killed(write, before):
-    """Looking up the trainer's function waits for ever, after an import that did not."""
+    """The lookup of the trainer's function waits forever, after a successful import."""
     target = f"{write('', before + NEVER)}:never"
     why = r"py:never: not ready after 5 s; the trainer's server died \(killed by SIGKILL\)$"
     with pytest.raises(TrainerError, match=why), ForkServer(target, "single", import_limit=5.0):

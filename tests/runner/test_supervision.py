@@ -1,4 +1,4 @@
-"""When to wait for ranks, to stop them and to release them: the state machine, by a clock that the tests set."""
+"""The state machine that waits for ranks, stops and releases them, with the tests' own clock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from conformance.runner.case.supervision import DRIVER, Failure, Limits, Stop, Supervision
 
 LIMITS = Limits(run=60.0, start=120.0, build=600.0, grace=2.0, leave=5.0)
-#: Two ranks. Each line has a time in seconds, what happens then > the actions that follow > what is known from there.
+#: Two ranks. Each line: a time in seconds, events > the resulting actions > the state afterwards.
 SCENARIOS = {
-    "they deliver, and leave together": """
+    "both deliver and leave together": """
         1 >
         10 0 started, 1 started > AllStarted
         20 0 delivered >
@@ -40,12 +40,12 @@ SCENARIOS = {
         122 > stop 0: after rank 1 failed""",
     "one does not start": """
         120 0 started > stop 0 1 late: because it had not started after 120 s""",
-    "a failure leaves the other one a moment": """
+    "the other rank has a grace period after a failure": """
         0 0 started, 1 started > AllStarted
         6 1 dies > FirstFailure 1 False
         7.9 >
         8 > stop 0: after rank 1 failed > timed_out False""",
-    "a failure before the other one has started leaves it no longer": """
+    "the grace period is the same before the other rank has started": """
         1 1 dies > FirstFailure 1 False
         2 0 started > AllStarted
         3 > stop 0: after rank 1 failed""",
@@ -65,20 +65,20 @@ SCENARIOS = {
         1 1 dies as driver > FirstFailure {DRIVER} False
         3 > stop 0: after the trainer's function failed""",
 }
-#: The same where other machines have more ranks, of which the front tells.
+#: The same with more ranks on other machines, about which the front reports.
 ELSEWHERE = {
-    "they wait for the others": """
+    "ranks wait for the other machines": """
         0 0 started, 1 started > AllStarted
         1 0 delivered, 1 delivered > AllFinished
         50 >
         51 may_leave = True > Release
         55.9 >
         56 > stop 0 1: because it did not leave after it delivered""",
-    "a failure elsewhere leaves them a moment": """
+    "ranks have a grace period after a failure elsewhere": """
         0 0 started, 1 started > AllStarted
         1 failed_elsewhere = 3 >
         3 > stop 0 1: after rank 3 failed""",
-    "a failure that the front reports counts before those here": """
+    "a failure reported by the front counts as earlier": """
         1 0 started, 1 dies, failed_elsewhere = 3 > AllStarted, FirstFailure 1 False > first_failed 3""",
     "the front gives up": """
         0 0 started, 1 started > AllStarted
@@ -108,7 +108,7 @@ class Rank:
 
 
 @pytest.mark.parametrize("name", [*SCENARIOS, *ELSEWHERE])
-def test_what_is_to_be_done(name):
+def test_supervision(name):
     ranks = [Rank(0), Rank(1)]
     supervision = Supervision(ranks, LIMITS, 60.0, 0.0, may_leave=name in SCENARIOS)
     for line in (SCENARIOS | ELSEWHERE)[name].strip().splitlines():

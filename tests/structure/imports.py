@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """For each module below `package` the modules of it that it imports: anywhere in the file, for types alone too."""
+    """For each module below `package`, those that it imports: anywhere in the file, also only for types."""
     files = {_module(file, package): file for file in package.rglob("*.py")}
     return {name: set(_imported(name, file, files)) - {name} for name, file in files.items()}
 
@@ -43,7 +43,7 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def room(module: str, names: tuple[str, ...]) -> str | None:
-    """The longest of `names` that `module` is or lies in."""
+    """The longest of `names` that is `module` or contains it."""
     inside = [name for name in names if module == name or module.startswith(f"{name}.")]
     return max(inside, key=len, default=None)
 

@@ -1,4 +1,4 @@
-"""The package is a house: each import runs down, and no files import each other in a circle."""
+"""The package has layers: each import goes down, and no files import each other in a circle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .imports import circles, imports, room
 
 PACKAGE = Path(conformance.__file__).parent
 
-#: From the ground up. Rooms on one floor do not know each other.
+#: From the lowest layer up. Packages on one layer do not import each other.
 FLOORS = (
     (
         "conformance.workloads.precision",
@@ -33,7 +33,7 @@ FLOORS = (
     ("conformance.runner.case",),
     ("conformance.runner.zygote", "conformance.runner.front"),
     ("conformance.runner",),
-    # The names that a trainer imports.
+    # Names that trainers import.
     ("conformance",),
     ("conformance.trainers", "conformance.frameworks", "conformance.results"),
     ("conformance.verdict",),
@@ -53,7 +53,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_every_file_has_a_floor(graph):
-    """`conformance` itself is one file: its packages are named one by one."""
+    """`conformance` itself is one file: each of its packages is named."""
     packages = {module.split(".")[1] for module in graph if "." in module}
     assert packages == {name.split(".")[1] for name in FLOOR if "." in name}
 
@@ -74,7 +74,7 @@ def test_no_files_import_each_other_in_a_circle(graph):
 
 
 def test_an_import_upward_and_a_circle_would_be_found(tmp_path):
-    """Of each kind of import statement one closes the circle."""
+    """Each kind of import statement closes the circle once."""
     package = tmp_path / "house"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""A message is written to be read by people: no code decides anything by what its words are."""
+"""Messages are for people: no code decides by their words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import conformance
 
 PACKAGE = Path(conformance.__file__).parent
 
-#: Attributes that hold a sentence: of records, judgements, findings, laws, cards and facts.
+#: Attributes with a sentence: of records, judgements, findings, laws, cards and facts.
 SENTENCES = frozenset(
     {"headline", "contradiction", "however", "says", "title", "detail", "details", "effect", "advice"}
 )
-#: A law says its level in the sentence, by one of these words: the only ones that are data.
+#: A law states its level in the sentence by one of these words: the only words that are data.
 LEVELS = ("MUST", "SHOULD")
-#: What looks into a text.
+#: Methods that look into a text.
 SEARCHES = frozenset({"search", "match", "fullmatch", "findall", "finditer", "sub", "split", "partition", "rpartition"})
 SEARCHES |= frozenset({"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "count", "replace"})
 

@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: What a copy that has the diff of a recipe must answer for.
+#: Code that must run in a copy with the diff of a recipe.
 SHOWN = {
     "trainer": """
         from conformance.adapter.loading import stated
@@ -103,7 +103,7 @@ SHOWN = {
 
 
 def recipes() -> dict[str, str]:
-    """The one diff of each section "Add a ..."."""
+    """The diff of each section "Add a ..."."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     found = {}
     for title, body in re.findall(r"^## Add an? (.*?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
@@ -125,7 +125,7 @@ def test_recipe(name, tmp_path):
     for changed in re.findall(r"^--- a/(\S+)", RECIPES[name], re.MULTILINE):
         (tmp_path / changed).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / changed, tmp_path / changed)
-    # Where CI builds in a folder of the clone, git would take the clone for the diff's repository.
+    # If CI builds in a folder of the clone, git would use the clone as the diff's repository.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "PYTHONPATH": str(tmp_path)}
     subprocess.run(["git", "apply", "-"], input=RECIPES[name], cwd=tmp_path, env=environment, text=True, check=True)
     command = [sys.executable, "-c", dedent(SHOWN[name])]

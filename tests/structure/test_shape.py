@@ -1,4 +1,4 @@
-"""Each file and function is small enough to read, and large enough to be worth finding; its name is its own."""
+"""Files and functions are small enough to read, files large enough to be worth finding, and file names unique."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import conformance
 
 PACKAGE = Path(conformance.__file__).parent
-#: Fewer lines belong into the file where one would look for them.
+#: Fewer lines belong in the file where readers would look for them.
 SHORTEST = 25
 #: Lines of code in a function, without its docstring, comments and empty lines.
 LONGEST = 60
@@ -20,12 +20,12 @@ PACKAGES = {folder.name for folder in PACKAGE.iterdir() if any(folder.rglob("*.p
 
 
 def files(package: str) -> list[Path]:
-    """Without the doors of packages."""
+    """All files except `__init__.py`."""
     return [file for file in sorted((PACKAGE / package).rglob("*.py")) if file.stem != "__init__"]
 
 
 def functions(file: Path) -> Iterator[tuple[str, int]]:
-    """Each with its lines of code."""
+    """Each function with its lines of code."""
     lines = file.read_text(encoding="utf-8").splitlines()
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -48,5 +48,5 @@ def test_no_function_is_long(package):
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_each_stem_is_used_once(package):
-    """In the package; a trainer or a framework has its name in all of them."""
+    """Within its package; a trainer or framework has its name in several."""
     assert [stem for stem, count in Counter(file.stem for file in files(package)).items() if count > 1] == []

@@ -1,4 +1,4 @@
-"""Trainers in files, and the command line in this process or in one of its own."""
+"""Trainers in files, and the command line in this process or in its own."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def write(folder: Path) -> Callable[..., str]:
-    """Write a trainer to a file in the current folder; the result is its target."""
+    """Writes a trainer to a file in the current folder; returns its target."""
     numbers = itertools.count()
 
     def write_trainer(before: str = "", inside: str = "", *, name: str | None = None) -> str:
@@ -97,7 +97,7 @@ def write(folder: Path) -> Callable[..., str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a call of the command line left behind."""
+    """The result of a command line: its exit code and output."""
 
     code: int
     out: str
@@ -105,7 +105,7 @@ class Ended:
 
     @property
     def line(self) -> str:
-        """The one line that it said on standard error."""
+        """Its only line on standard error."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         return lines[0]
@@ -115,7 +115,7 @@ class Ended:
 def conformance(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Ended]:
-    """Call the command line in this process, one case at a time unless ``-n`` says otherwise."""
+    """Calls the command line in this process, one case at a time unless ``-n`` is given."""
     monkeypatch.setattr(engine, "PAUSE", NEVER)
 
     def called(*arguments: str) -> Ended:
@@ -143,7 +143,7 @@ def cases(folder: Path) -> Callable[..., dict[tuple[str, str], dict[str, Any]]]:
 
 
 class Command:
-    """`conformance` in a process group of its own, as a terminal would start it, and all processes behind it."""
+    """`conformance` in its own process group, as a terminal would start it, with all its processes."""
 
     def __init__(self, arguments: tuple[str, ...], **more: Any) -> None:
         self._mark = f"CONFORMANCE_TEST={uuid.uuid4()}"
@@ -162,7 +162,7 @@ class Command:
         return Ended(self.process.returncode, out or "", err or "")
 
     def handles(self) -> list[int]:
-        """A descriptor for each process of this run, ready to read once that process is gone."""
+        """A descriptor for each process of this run, ready to read once that process has ended."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -175,11 +175,11 @@ class Command:
 
 @pytest.fixture
 def as_from_a_terminal() -> Iterator[None]:
-    """What is started inherits no ignored signals: `nohup` ignores SIGHUP, and the `&` of a script SIGINT."""
+    """New processes inherit no ignored signals: `nohup` ignores SIGHUP, and the `&` of a script SIGINT."""
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ignored = [number for number in ending if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
-        # It still does nothing here, but a new program gets a signal's default in place of a handler.
+        # It still does nothing here, but a new program gets a signal's default instead of a handler.
         signal.signal(number, lambda *_: None)
     yield
     for number in ignored:
@@ -188,7 +188,7 @@ def as_from_a_terminal() -> Iterator[None]:
 
 @pytest.fixture
 def command(folder: Path, as_from_a_terminal: None) -> Iterator[Callable[..., Command]]:
-    """Start the command line in a process of its own."""
+    """Starts the command line in its own process."""
     started: list[Command] = []
 
     def start(*arguments: str, **more: Any) -> Command:
@@ -203,7 +203,7 @@ def command(folder: Path, as_from_a_terminal: None) -> Iterator[Callable[..., Co
 
 @pytest.fixture
 def all_gone() -> Callable[[list[int]], bool]:
-    """Whether all processes behind these handles end; waits for them."""
+    """Waits for the processes of these handles; returns whether all ended."""
 
     def wait(handles: list[int]) -> bool:
         gone = []
@@ -217,7 +217,7 @@ def all_gone() -> Callable[[list[int]], bool]:
 
 @pytest.fixture
 def gate(folder: Path) -> Path:
-    """A named pipe at which a trainer can wait, by opening it, until the test does so too."""
+    """A named pipe: a trainer that opens it waits until the test opens it too."""
     path = folder / "gate"
     os.mkfifo(path)
     return path

@@ -1,4 +1,4 @@
-"""From a trainer's loop to the terminal: what it does silently, what it declares, and how much it declares."""
+"""Behaviour of a trainer on the terminal: undeclared and declared choices, and the number of supported cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT = "single-acc2-fp32-short-window"
 
 @pytest.fixture
 def run_in_words(conformance, write):
-    """Run a trainer that drops the last window; the result is the exit code and the words that were printed."""
+    """Runs a trainer that drops the last window; returns the exit code and the printed words."""
 
     def run(*more, **declares):
         path = write(inside="if len(window) < task.accumulation: break", name="mine.py")
@@ -29,7 +29,7 @@ def run_in_words(conformance, write):
 def test_what_is_done_silently_is_a_warning_and_how_much_is_declared_is_said(run_in_words):
     code, words = run_in_words()
     assert code == 0
-    assert "! drops a short last window Its samples train nothing. If that is meant, declare" in words
+    assert "! drops a short last window Its samples train nothing. If this is intended, add" in words
     assert "The one judged case holds. 1 more was not run and proves nothing. 1 warning, under Behaviour." in words
     assert 'id="behaviour"' in Path("conformance-report.html").read_text(encoding="utf-8")
     said = re.search(r"mine declares (\d+) of the (\d+) cases that a single trainer can have; (.*?)\.", words)
@@ -48,5 +48,5 @@ def test_what_is_declared_is_said_without_a_warning(run_in_words):
 def test_what_is_declared_and_done_otherwise_is_a_failure(run_in_words):
     code, words = run_in_words(last_window="step")
     assert code == 1
-    assert 'FAIL (law) the trainer declares last_window="step", but drops a short last window' in words
+    assert 'FAIL (law) the trainer sets last_window="step", but drops a short last window' in words
     assert "1 warning" not in words

@@ -1,4 +1,4 @@
-"""Optimizers that clip inside their own step: right ones pass, and those that do not clip fail."""
+"""Optimizers that clip inside their own step: correct ones pass, and those that do not clip fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clipping(torch.optim.SGD):
 
 
 class Fused(torch.optim.SGD):
-    \"\"\"Steps by what it clips, which it shows nobody.\"\"\"
+    \"\"\"Steps by clipped gradients that it keeps to itself.\"\"\"
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -1,4 +1,4 @@
-"""`[tool.conformance]`: what it may say, what is wrong in it, and that the command line wins."""
+"""`[tool.conformance]`: its options, mistakes in it, and the precedence of the command line."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def test_a_nearer_file_without_the_table_does_not_count(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("backends = 'ddp'", "backends: no such option; did you mean 'backend'?"),
-        ("colour = 1", "colour: no such option; it is one of trainer, backend, case"),
-        ("backend = 'dpd'", "backend: there is no backend 'dpd'; did you mean 'ddp'?"),
+        ("backends = 'ddp'", "backends: unknown option; did you mean 'backend'?"),
+        ("colour = 1", "colour: unknown option; use one of trainer, backend, case"),
+        ("backend = 'dpd'", "backend: unknown backend 'dpd'; did you mean 'ddp'?"),
         ("case = 3", "case: 3 is not a text or a list of texts"),
         ("case = []", "case: [] is not a text or a list of texts"),
         ("thorough = 'yes'", "thorough: 'yes' is neither true nor false"),
         ("time-limit = 'long'", "time-limit: \"'long'\" is not a time limit; write seconds"),
         ("time-limit = true", "time-limit: 'True' is not a time limit; write seconds"),
         ("time-limit = -1", "time-limit: '-1' is not a time limit; write seconds"),
-        ("processes = 0", "processes: 0 is not a number of processes; write a whole number from 1"),
+        ("processes = 0", "processes: 0 is not a number of processes; write a whole number of at least 1"),
         ("output = ''", "output: '' is not a text; write it in quotes"),
         (
             "expected-failures = ['x']",
@@ -92,9 +92,9 @@ def test_a_nearer_file_without_the_table_does_not_count(folder, monkeypatch):
             "expected-failures = {x = ''}",
             'expected-failures: x has no reason; write "x" = "why it is expected to fail"',
         ),
-        ("watch = 'ranks=sum'", "watch: 'ranks=sum' is not understood; write expect = {ranks = \"sum\"}"),
-        ("watch = {expect = 'ranks=sum'}", "watch: {'expect': 'ranks=sum'} is not understood; write expect = "),
-        ("watch = {expected = {ranks = 'sum'}}", "watch: {'expected': {'ranks': 'sum'}} is not understood"),
+        ("watch = 'ranks=sum'", "watch: 'ranks=sum' is not valid; write expect = {ranks = \"sum\"}"),
+        ("watch = {expect = 'ranks=sum'}", "watch: {'expect': 'ranks=sum'} is not valid; write expect = "),
+        ("watch = {expected = {ranks = 'sum'}}", "watch: {'expected': {'ranks': 'sum'}} is not valid"),
         ("watch = {expect = {ranks = 2}}", "watch: 2 is not a text; write it in quotes"),
     ],
 )
@@ -150,7 +150,7 @@ def test_the_command_line_wins(folder):
 
 
 def test_the_whole_command_is_recorded(folder):
-    """So that a run can be resumed only under the configuration that it had."""
+    """So a run can be resumed only with its own configuration."""
     read("[tool.conformance]\ntrainer = 'mine.py'\ntime-limit = 30\n")
     assert _configured(["run", "--case", "x"])[1] == [
         "run", "--case", "x", "--trainer=mine.py", "--time-limit=30.0",
@@ -163,7 +163,7 @@ def test_without_a_table_there_are_the_defaults(folder):
 
 
 def test_a_run_and_pytest_end_alike(conformance, write, cases, pytester):
-    """A failure that is expected lets neither fail, and one that is not there any more lets both."""
+    """Neither fails for an expected failure; both fail if it no longer occurs."""
     target = write(inside="if task.accumulation == 3: model.weight.data += 1", name="mine.py")
     chosen = ["single-acc2-fp32-momentum", "single-acc3-fp32-momentum"]
     table = f'[tool.conformance]\ntrainer = "{target}"\ncase = {chosen}\n[tool.conformance.expected-failures]\n'
@@ -178,11 +178,11 @@ def test_a_run_and_pytest_end_alike(conformance, write, cases, pytester):
     ended = conformance("run")
     assert ended.code == 1
     holds, nothing = ended.err.splitlines()
-    assert holds.startswith("conformance: mine:single-acc2-fp32-momentum holds, though a failure is expected; remove")
-    assert nothing.startswith("conformance: no case has the id or the cause acc/none; correct or remove")
+    assert holds.startswith("conformance: mine:single-acc2-fp32-momentum passed, but a failure is expected; remove")
+    assert nothing.startswith("conformance: no case has the id or problem acc/none; correct or remove")
     result = pytester.runpytest_inprocess(*pytest_run)
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["no case has the id or the cause acc/none; *"])
+    result.stdout.fnmatch_lines(["no case has the id or problem acc/none; *"])
 
 
 def test_other_commands_have_the_defaults(folder):

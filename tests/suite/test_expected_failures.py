@@ -1,4 +1,4 @@
-"""Failures that a project expects: what stands for a case, and what is wrong of an expectation."""
+"""Failures that a project expects: names that match a case, and expectations that were not met."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_those_that_fail_are_counted_and_those_that_hold_are_wrong(results):
     assert found.cases == 1
     [line] = found.wrong
     assert line == (
-        f"{passes.trainer}:{passes.id} holds, though a failure is expected; remove "
+        f"{passes.trainer}:{passes.id} passed, but a failure is expected; remove "
         f'"{passes.trainer}:{passes.id}" from [tool.conformance.expected-failures] in p.toml'
     )
 
@@ -43,7 +43,7 @@ def test_what_matches_nothing_is_wrong_unless_a_part_was_run(results):
     nothing = Configuration(Path("p.toml"), {}, {"acc/none": "why"})
     assert judged(results.cases, nothing, whole=False).wrong == ()
     [line] = judged(results.cases, nothing, whole=True).wrong
-    assert line.startswith("no case has the id or the cause acc/none; correct or remove")
+    assert line.startswith("no case has the id or problem acc/none; correct or remove")
 
 
 def test_what_does_not_run_is_neither(results):

@@ -1,4 +1,4 @@
-"""What `conformance run` leaves in its folder: paths from there, no secrets, nothing written through a link."""
+"""Files of `conformance run` in its folder: paths relative to it, no secrets, nothing written through a link."""
 
 import fcntl
 import json
@@ -27,7 +27,7 @@ def test_nothing_is_written_through_symbolic_links(conformance, write, folder):
 
 
 def test_a_trainer_is_named_from_the_folder_of_the_run(conformance, write, folder):
-    """Also on the lines that run a case again, and where --resume compares both runs."""
+    """Also in the commands to rerun a case, and when --resume compares both runs."""
     target = str(folder / write(before="raise ValueError", name="sub/mine.py"))
     ended = conformance("run", target, "--case", CASE, "--traces", str(folder / "traces"), *FORMATS)
     assert f"conformance run sub/mine.py --case {CASE}" in ended.out
@@ -45,7 +45,7 @@ def test_a_trainer_is_named_from_the_folder_of_the_run(conformance, write, folde
 
 
 def test_a_secret_in_the_command_is_in_no_file(conformance, write):
-    """The header is the only place where a run keeps its whole command line."""
+    """Only the header contains the whole command line of a run."""
     ended = conformance("run", write(), "--case", CASE, "--traces", "https://me:s3cret@host/traces", *FORMATS)
     assert ended.code == 0
     assert "REDACTED" in Path("conformance-results.jsonl").read_text()
@@ -88,7 +88,7 @@ def test_a_lock_on_the_folder_stops_no_run(folder):
     run = RunFolder(folder)
     run.own.write_text("results")
     run.remove_report()
-    # Nobody else is inside.
+    # No other process uses it.
     with run.placing(), (folder / ".conformance-lock").open() as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)

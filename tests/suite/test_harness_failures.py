@@ -1,4 +1,4 @@
-"""What is nobody's fault but the harness's, or the machine's: exit code 3 and one line."""
+"""Failures of the harness or the machine: exit code 3 and one line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_torch_cannot_be_imported(command, folder, processes):
 
 
 def test_the_disk_is_full(command, folder):
-    """A limit on the size of files stands for it: not even the header fits."""
+    """Simulated by a limit on the size of files: not even the header fits."""
     Path("conformance-results.jsonl").write_text("earlier results\n")
 
     def no_room():
@@ -78,7 +78,7 @@ def test_the_disk_is_full(command, folder):
 
 
 def test_the_disk_becomes_full(command, folder):
-    """It is said once, although the footer cannot be written either."""
+    """Reported once, although the footer cannot be written either."""
 
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -110,7 +110,7 @@ def test_the_folder_is_removed_before_there_are_results(conformance, folder):
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_process_of_ours_is_killed_in_a_case(conformance, write, cases, processes):
-    """It costs the case its verdict; one line says which case and why."""
+    """The case loses its verdict; one line says which case and why."""
     target = write(KILLS_THE_RENDEZVOUS)
     ended = conformance("run", target, "--case", "ddp-w2-fp32-momentum", "--case", CASE, "-n", processes)
     assert ended.code == 3
@@ -123,7 +123,7 @@ def test_a_process_of_ours_is_killed_in_a_case(conformance, write, cases, proces
 
 @pytest.mark.parametrize("where", ["suite.running.judge", "suite.running.record", "runner.outcome.placed"])
 def test_a_bug_of_ours_in_one_case(conformance, write, cases, monkeypatch, where):
-    """It costs this case its verdict, which shows the traceback; and the other case nothing."""
+    """This case is not judged, and shows the traceback; the other case is unaffected."""
     module, _, name = f"conformance.{where}".rpartition(".")
     working = getattr(import_module(module), name)
 
@@ -138,7 +138,7 @@ def test_a_bug_of_ours_in_one_case(conformance, write, cases, monkeypatch, where
     assert (ended.code, ended.err) == (1, "")
     found = {id: case["verdict"] for (_, id), case in cases().items()}
     assert found == {CASE: "PASS (exact)", OTHER: "INCONCLUSIVE"}
-    said = "the harness failed, so the trainer cannot be judged: ZeroDivisionError: a bug of ours; this is a mistake of"
+    said = "the harness failed, so the trainer cannot be judged: ZeroDivisionError: a bug of ours; this is a bug in"
     assert said in " ".join(ended.out.split())
     assert "Conforming" not in ended.out
     page = html.unescape(Path("conformance-report.html").read_text())
@@ -147,7 +147,7 @@ def test_a_bug_of_ours_in_one_case(conformance, write, cases, monkeypatch, where
 
 
 def test_a_law_that_raises(conformance, write, cases, monkeypatch):
-    """It costs the case in which it raises this one law, which terminal and report say; and the other case nothing."""
+    """In that case only this law is not checked, as terminal and report say; the other case is unaffected."""
 
     def judges(window):
         if len(window.forwards) > 1:
@@ -169,11 +169,11 @@ def test_a_law_that_raises(conformance, write, cases, monkeypatch):
 
 
 def test_an_observer_that_raises(conformance, write, cases):
-    """It costs the case in which it raises the verdict, which shows the traceback; and the other case nothing."""
+    """The case in which it raises is not judged, and shows the traceback; the other case is unaffected."""
     ended = conformance("run", write(HURTS_AN_OBSERVER), "--case", CASE, "--case", OTHER)
     assert (ended.code, ended.err) == (1, "")
     assert {id: case["verdict"] for (_, id), case in cases().items()} == {CASE: "PASS (exact)", OTHER: "INCONCLUSIVE"}
-    said = "the recorder's part `forward` failed in rank 0 and was switched off, so the trainer cannot be judged"
+    said = "the recorder's part `forward` failed in rank 0, so the trainer cannot be judged"
     assert f"{said}: LookupError: a bug of ours" in " ".join(ended.out.split())
     page = html.unescape(Path("conformance-report.html").read_text())
     assert "Traceback (most recent call last)" in page
@@ -181,7 +181,7 @@ def test_an_observer_that_raises(conformance, write, cases):
 
 
 def test_the_folder_for_temporary_files_is_removed(command, write, cases):
-    """By a rank, which also ends its server: all other cases have their verdicts."""
+    """By a rank, which also ends its server: all other cases get their verdicts."""
     Path("temporary").mkdir()
     target = write(
         """

@@ -1,4 +1,4 @@
-"""A trainer's modules are imported once a run, however many processes run cases, on however many backends."""
+"""A trainer's modules are imported once per run, for any number of processes and backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CASES = ["--case", "single-batched-fp32-momentum", "--case", "ddp-w2-fp32-moment
 
 @pytest.mark.parametrize(("then", "code"), [("", 0), ("raise ValueError('bad day')", 2)])
 def test_an_import(command, write, then, code):
-    """Whether it succeeds or fails, and for all trainers of a file."""
+    """Whether it succeeds or fails, once for all trainers of a file."""
     target = Path(write())
     source = target.read_text()
     another = source[source.index("@trainer") :].replace("def train(", "def another(")

@@ -1,4 +1,4 @@
-"""A run that is stopped loses nothing that was finished, and leaves no process behind."""
+"""A stopped run loses no finished case, and leaves no process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.report import html
 FIRST, SECOND, BLOCKED, NEVER = (f"single-{path}-fp32-momentum" for path in ("batched", "acc2", "acc3", "acc4"))
 CHOSEN = [word for case in (FIRST, SECOND, BLOCKED, NEVER) for word in ("--case", case)]
 
-#: The server of the rank goes on.
+#: The server of the rank survives.
 KILLS_ANCESTORS = """
 if task.accumulation == 4:
     def parent_of(pid):
@@ -26,7 +26,7 @@ if task.accumulation == 4:
         os.kill(ancestor, 9)
 """
 
-#: The processes that run the cases, which xdist starts in the folder of the run.
+#: Kills the processes that run the cases, which xdist starts in the folder of the run.
 KILLS_WORKERS = """
 if task.accumulation == 3 and not os.path.exists("calm"):
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -56,18 +56,18 @@ def processes_below():
 
 @pytest.fixture
 def temporary(tmp_path_factory):
-    """The folder for temporary files of a run."""
+    """A run's folder for temporary files."""
     return tmp_path_factory.mktemp("temporary")
 
 
 @pytest.fixture
 def blocked(write, gate, command, temporary):
-    """A run whose first two cases are finished, and whose third is in the middle of training."""
+    """A run with two finished cases and a third in the middle of training."""
 
     def start(processes: str = "1"):
         target = write(f"if task.accumulation == 3: open({str(gate)!r}).read()", name="waits.py")
         run = command("run", target, *CHOSEN, "-n", processes, env={"TMPDIR": str(temporary)})
-        # Opening it waits for the trainer to do the same.
+        # Opening it waits until the trainer opens it.
         return run, os.open(gate, os.O_WRONLY)
 
     return start
@@ -78,19 +78,19 @@ def lines(file="conformance-results.jsonl"):
 
 
 def unblock():
-    """From now on nothing blocks the third case; a rank that waits goes on when the gate is closed."""
+    """Unblocks the third case; a waiting rank continues when the gate is closed."""
     Path("gate").unlink()
     Path("gate").write_text("")
 
 
 def resumed(conformance, *more):
-    """What `--resume` does with the killed run, now that nothing blocks its third case."""
+    """Resumes the killed run, with its third case unblocked."""
     unblock()
     return conformance("run", "waits.py", *CHOSEN, "--resume", *more)
 
 
 def test_killed_and_resumed(blocked, all_gone, conformance, temporary):
-    """It prints and leaves nothing. What was finished is kept and not run again; earlier results stay until there are
+    """It prints and leaves nothing. Finished cases are kept and not rerun; earlier results stay until there are
     newer ones, but no report."""
     Path("conformance-results.jsonl").write_text("earlier results\n")
     Path("conformance-report.html").write_text("Conforming")
@@ -145,7 +145,7 @@ def test_workers_of_a_run_that_is_killed_print_and_leave_nothing(blocked, all_go
 def test_interrupted_and_resumed(blocked, all_gone, conformance, temporary, sent, processes):
     run, gate = blocked(processes)
     handles = run.handles()
-    # As a terminal does on Ctrl-C, and when it is closed.
+    # As by a terminal on Ctrl-C, or when it is closed.
     os.killpg(run.process.pid, sent)
     ended = run.ended()
     assert all_gone(handles)
@@ -167,7 +167,7 @@ def test_interrupted_and_resumed(blocked, all_gone, conformance, temporary, sent
         assert f"INCOMPLETE: the run was cut off: {len(cases)} of 4 cases" in ended.out
         assert conformance("report", "conformance-results.jsonl").code == 1
     else:
-        # The worker with the blocked case was faster than the other one.
+        # The worker with the blocked case was faster than the other.
         assert ended.line == "conformance: interrupted before the first case finished"
     if processes == "1":
         assert [case["id"] for case in cases] == [FIRST, SECOND]
@@ -195,7 +195,7 @@ def test_interrupted_before_it_begins(conformance, write, monkeypatch, sent):
 
     target = write()
     monkeypatch.setattr("conformance.cli.run.RunFolder", killed)
-    # Under nohup it would be ignored.
+    # It would be ignored under nohup.
     before = signal.signal(sent, signal.SIG_DFL)
     ended = conformance("run", target)
     signal.signal(sent, before)
@@ -203,7 +203,7 @@ def test_interrupted_before_it_begins(conformance, write, monkeypatch, sent):
 
 
 def test_interrupted_twice(conformance, write, monkeypatch):
-    """The second time while workers end: what was finished is in the report all the same."""
+    """The second time while workers end: finished cases are still in the report."""
     runs = pytest.main
 
     def interrupted(*arguments, **options):
@@ -218,7 +218,7 @@ def test_interrupted_twice(conformance, write, monkeypatch):
 
 
 def test_interrupted_while_the_report_is_written(conformance, write, monkeypatch):
-    """There is nothing left to stop."""
+    """Nothing is left to stop."""
     renders = html.render_html
 
     def interrupted(*arguments):
@@ -234,7 +234,7 @@ def test_interrupted_while_the_report_is_written(conformance, write, monkeypatch
 
 @pytest.mark.parametrize("victim", ["the process that imports torch", "the importer", "the servers", "the workers"])
 def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
-    """As the system does when memory runs out."""
+    """As by the system when memory runs out."""
     run, gate = blocked("2" if victim == "the workers" else "1")
     unblock()
     children, *generations = processes_below(run.process.pid)
@@ -252,7 +252,7 @@ def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
 
 
 def test_workers_that_are_killed_each_time(write, conformance):
-    """By one case: it has no verdict, all others have theirs, and the run can be resumed."""
+    """By one case: it has no verdict, all others do, and the run can be resumed."""
     target = write(KILLS_WORKERS, name="waits.py")
     ended = conformance("run", target, *CHOSEN, "-n", "2")
     assert ended.code == 3
@@ -271,7 +271,7 @@ def test_workers_that_are_killed_each_time(write, conformance):
 
 
 def test_what_servers_are_forked_from_is_killed_at_the_end(write, conformance):
-    """By the last case: what follows is only that all processes end."""
+    """By the last case: only the end of all processes follows."""
     ended = conformance("run", write(KILLS_ANCESTORS, name="waits.py"), *CHOSEN)
     assert (ended.code, ended.err) == (0, "")
     assert [case["id"] for case in lines()[1:-1]] == [FIRST, SECOND, BLOCKED, NEVER]
@@ -304,7 +304,7 @@ def test_what_cannot_be_resumed(blocked, conformance, write):
 
 
 def cut_off(count):
-    """As if the run had been killed after so many cases."""
+    """Cuts the results as if the run had been killed after ``count`` cases."""
     whole = Path("conformance-results.jsonl").read_text().splitlines(keepends=True)
     Path("conformance-results.jsonl").write_text("".join(whole[: 1 + count]))
     return lines()[1:]
@@ -312,7 +312,7 @@ def cut_off(count):
 
 @pytest.mark.parametrize("changes", ["edited", "gone", "new"])
 def test_a_changed_file_has_the_cases_run_again(conformance, write, changes):
-    """Of the trainers that import it; what others finished is kept."""
+    """Cases of trainers that import it; finished cases of others are kept."""
     mine, other = write("try: import helper\nexcept ImportError: pass", name="mine/a.py"), write(name="other.py")
     helper = Path("mine/helper.py")
     if changes != "new":
@@ -354,7 +354,7 @@ def test_a_trainer_that_changed_may_have_other_cases(conformance, write):
 
 
 def test_what_is_no_run_that_was_killed(conformance, write):
-    """It only has the name of one."""
+    """A file that only has the name of one."""
     Path("conformance-unfinished-1.jsonl").mkdir()
     os.mkfifo("conformance-unfinished-2.jsonl")
     Path("conformance-unfinished-3.jsonl").symlink_to("conformance-unfinished-3.jsonl")
@@ -365,7 +365,7 @@ def test_what_is_no_run_that_was_killed(conformance, write):
 
 
 def test_two_runs_in_one_folder(blocked, conformance, write):
-    """Neither destroys the results of the other, and each report is that of the results beside it."""
+    """Neither destroys the results of the other, and each report belongs to the results next to it."""
     run, gate = blocked()
     other = conformance("run", write(name="other.py"), "--case", FIRST)
     assert (other.code, other.err) == (0, "")

@@ -1,4 +1,4 @@
-"""What is collected, and which servers that takes."""
+"""Collected items, and the servers that they start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.suite.servers import Servers
 
 
 class Counted(Servers):
-    """Servers that tell which of them were asked for."""
+    """Servers that record requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ def test_every_reference_trainer_is_asked_for_what_it_declares():
 
 
 def test_every_trainer_of_the_package_that_is_no_frameworks_is_one_of_the_reference_trainers():
-    """A bare `conformance run` runs them."""
+    """`conformance run` without arguments runs them."""
     modules = pkgutil.iter_modules(trainers.__path__)
     assert set(REFERENCE) == {module.name for module in modules}
 
 
 class Refusing(Servers):
-    """Servers of a machine that refuses bf16."""
+    """Servers on a machine that refuses bf16."""
 
     def get(self, target, backend):
         server = super().get(target, backend)
@@ -66,7 +66,7 @@ def test_a_precision_that_the_machine_refuses_is_unavailable():
 
 
 class WithGpus(Servers):
-    """Servers of a machine with so many GPUs."""
+    """Servers on a machine with ``devices`` GPUs."""
 
     def __init__(self, devices: int) -> None:
         super().__init__()
@@ -80,11 +80,11 @@ class WithGpus(Servers):
 
 @pytest.mark.parametrize(("devices", "reach"), [(1, 1), (2, 2), (3, 3)])
 def test_messages_of_a_gpu_need_one_for_each_rank(devices, reach):
-    """On one H100 the cases of all three paths with messages aborted in gloo, and those of DDP passed."""
+    """On one H100 the cases of all three message-passing paths aborted in gloo, while those of DDP passed."""
     servers = WithGpus(devices)
     items = [item for item in collect(servers, ["ring", "ddp"], [], []) if item.case.device == "cuda"]
     servers.close()
     unavailable = {(item.case.backend, item.case.world_size) for item in items if item.verdict == "UNAVAILABLE"}
     assert unavailable == {("ring", world_size) for world_size in (2, 3, 4) if world_size > reach}
     [reason, *_] = [item.reason for item in items if item.verdict == "UNAVAILABLE"]
-    assert f"{'is one' if devices == 1 else f'are {devices}'}" in reason
+    assert f"only {'one is' if devices == 1 else f'{devices} are'} available" in reason

@@ -1,4 +1,4 @@
-"""`conformance list`, the bare command, and what a shell completes."""
+"""`conformance list`, the bare command, and shell completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.workloads.registry import STANDARD
 
 @pytest.fixture
 def listed(conformance, monkeypatch):
-    """The first words of the lines that `conformance list` prints."""
+    """The first words in the lines of `conformance list`."""
     monkeypatch.setenv("COLUMNS", "300")
 
     def run(*arguments: str) -> list[str]:
@@ -53,7 +53,7 @@ def test_of_several_trainers_each_case_names_its_own(listed):
 def test_cases_that_there_are_not(conformance):
     ended = conformance("list", "cases", "batched", "--case", "sinlge")
     assert ended.code == 2
-    assert ended.line == "conformance: no case sinlge is planned for these trainers; did you mean 'single'?"
+    assert ended.line == "conformance: no case matches sinlge for these trainers; did you mean 'single'?"
 
 
 def test_a_bare_command_prints_help(conformance):

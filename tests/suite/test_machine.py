@@ -1,4 +1,4 @@
-"""What the header of a results file says that results depend on, and what a trainer imports, which is not imported."""
+"""Versions and files in the header of a results file, found from a trainer's imports without importing them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_versions_of_what_a_trainer_imports(folder: Path) -> None:
-    """Also inside a function, and in a module of its own; nothing that is not installed, and nothing else."""
+    """Also in a function, and in its own module; nothing that is not installed, and nothing else."""
     (folder / "own").mkdir()
     (folder / "own" / "loop.py").write_text("from rich.text import Text\nimport is_not_there\nimport mine\n")
     (folder / "mine.py").write_text(
@@ -72,7 +72,7 @@ LOOP = {
             "sub/mine.py", {"sub/mine.py": "import beside\nfrom loop import steps\n", "sub/beside.py": "",
                             "beside.py": "", "sub/loop/__init__.py": "import loop.steps\n"} | {
                 f"sub/{name}": text for name, text in LOOP.items()
-            }, {"sub/mine.py", "sub/beside.py"}, id="beside the trainer",
+            }, {"sub/mine.py", "sub/beside.py"}, id="next to the trainer",
         ),
         pytest.param(
             "package/mine.py", {"package/__init__.py": "import loop\n", "package/mine.py": "from .beside import x\n",
@@ -90,7 +90,7 @@ LOOP = {
     ],
 )  # fmt: skip
 def test_all_files_of_the_user_that_are_run(folder: Path, target: str, files: dict[str, str], found: set[str]) -> None:
-    """Of packages, relative imports and imports inside of functions; nothing that is installed, and nothing else."""
+    """Files of packages, relative imports and imports in functions; nothing installed, and nothing else."""
     written(folder, LOOP | files)
     [names] = sources([target]).values()
     within = "sub/" if "sub/loop/late.py" in files else ""
@@ -99,7 +99,7 @@ def test_all_files_of_the_user_that_are_run(folder: Path, target: str, files: di
 
 
 def test_an_editable_install_is_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder on the path, or a finder of its own; what is installed in full is known by its version."""
+    """By a folder on the path, or its own finder; installed copies are known by their version."""
     site, source = folder / "site-packages", folder / "source"
     written(site, {"installed.py": "import deeper\n", "deeper.py": ""})
     written(source, {"ours/__init__.py": "import rich, installed\n", "apart/__init__.py": "from . import part\n"})

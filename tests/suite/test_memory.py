@@ -1,4 +1,4 @@
-"""What a process that judges one case after another keeps of their evidence: nothing, once a case is reported."""
+"""A process that judges many cases keeps no evidence of a reported case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST, SECOND = (f"single-{path}-fp32-momentum" for path in ("batched", "acc2"))
 
 
 class Looks:
-    """Notes after each case which of these exist, and which items keep a result."""
+    """Notes after each case which of these objects exist, and which items keep a result."""
 
     def __init__(self):
         self.items, self.found = [], []

@@ -1,4 +1,4 @@
-"""A trainer that hangs in case after case is not waited for until the last one."""
+"""After a few hangs in a row, a trainer's other cases are not run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_few_identical_hangs_are_enough():
 
 
 def test_others_are_run():
-    """Another backend, hangs in several places, and a trainer that ended in between."""
+    """After hangs on another backend, in several places, or with a case in between that ended."""
     assert lost([HERE] * ENOUGH, OTHER) is None
     assert lost([HERE, THERE] * ENOUGH) is None
     assert lost([HERE, HERE, None, HERE, HERE]) is None

@@ -1,11 +1,11 @@
-"""``pytest --pyargs conformance.suite``: one item a case, with readable ids, markers, reasons and one clear message."""
+"""``pytest --pyargs conformance.suite``: one item per case, with readable ids, markers, reasons and a clear message."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-# A run within this process forgets what it has imported, and numpy cannot be imported twice.
+# A run in this process forgets its imports, and numpy cannot be imported twice.
 import numpy  # noqa: F401
 import pytest
 
@@ -102,9 +102,7 @@ def test_two_workers(pytester, write):
     assert said[f"mine:{PASSES}"] == []
     [(tag, _, text)] = said[f"mine:{FAILS}"]
     assert tag == "failure"
-    assert text.splitlines()[0].startswith(
-        "FAIL (numerics): the weights are not those that the optimizer's steps have left: "
-    )
+    assert text.splitlines()[0].startswith("FAIL (numerics): the weights changed outside the optimizer's steps: ")
     assert text.splitlines()[-1] == f"again: conformance run {mine} --case {FAILS}"
     assert "Traceback" not in text
 
@@ -113,7 +111,7 @@ def test_two_workers(pytester, write):
         "UNAVAILABLE: a_framework_nobody_has is not installed; install it with: pip install a_framework_nobody_has"
     )
     assert skipped[f"mine:{unsupported}"] == (
-        "UNSUPPORTED: the trainer does not declare the layout samples (it declares: batched, accumulated)"
+        "UNSUPPORTED: not supported by this trainer: layout samples (supported: batched, accumulated)"
     )
     assert f"mine:{cuda}" in said
     result.stdout.fnmatch_lines(["SKIPPED * UNAVAILABLE: *pip install a_framework_nobody_has"])
@@ -133,7 +131,7 @@ def test_a_time_limit_that_is_none(pytester):
 
 
 def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):
-    """On any machine: it is never left out, and never passed without having run."""
+    """On any machine: it is never omitted, and never passed without running."""
     conformance("run", write(name="mine.py"), "--case", f"cuda-{PASSES}")
     result = cases()["mine", f"cuda-{PASSES}"]
     if result["verdict"] == "UNAVAILABLE":
@@ -145,11 +143,11 @@ def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):
 
 
 def test_what_costs_the_user_and_is_not_declared_is_a_warning(pytester):
-    """Once for all cases, seen whatever filters there are; no filter makes it an error."""
+    """Once for all cases, with any warning filters; no filter makes it an error."""
     target = Path("mine.py")
     target.write_text(file_of("short_window_dropped").read_text().replace('last_window="drop",', ""))
     selected = [f"--case=single-acc2-{precision}-short-window" for precision in ("fp32", "fp64")]
     result = pytester.runpytest_inprocess(*SUITE, "-W", "error", "--trainer", target, *selected)
     result.assert_outcomes(passed=2, warnings=2)
-    told = "mine drops a short last window. Its samples train nothing. If that is meant, declare"
+    told = "mine drops a short last window. Its samples train nothing. If this is intended, add"
     assert result.stdout.str().count(told) == 1

@@ -1,4 +1,4 @@
-"""`conformance repro`: a script runs alone and shows the failure, and with the right trainer it exits with 0."""
+"""`conformance repro`: a standalone script shows the failure; with the correct trainer it exits with 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.results import read_results
 from fixtures.written import file_of
 
 CASE = "single-acc2-fp16-clip-value"
-#: The line of the mutant, in the right order.
+#: The line of the mutant, in the correct order.
 WRONG = "        task.clip_(model.parameters())\n        scaler.unscale_(optimizer)\n"
 RIGHT = "        scaler.unscale_(optimizer)\n        task.clip_(model.parameters())\n"
 
@@ -52,7 +52,7 @@ def test_a_message_that_no_file_can_hold(conformance, write):
             ("single-batched-fp32", "batched"),
             "no case has the id single-batched-fp32; conformance list cases lists them",
         ),
-        (("no-such-case", "batched"), "no case no-such-case is planned"),
+        (("no-such-case", "batched"), "no case matches no-such-case"),
         (("no-such-case",), "conformance-results.jsonl"),
     ],
 )

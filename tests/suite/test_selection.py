@@ -1,4 +1,4 @@
-"""What ``--case`` selects: ids, their beginnings, patterns, values of fields; and what is said if there are none."""
+"""``--case`` selects cases by id, start of ids, pattern or values of fields; if none match, an error says why."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ def test_none(pattern):
 @pytest.mark.parametrize(
     ("pattern", "told"),
     [
-        ("ddp-w2-fp32-momentun", "no case ddp-w2-fp32-momentun is planned for these trainers; did you mean "),
-        ("dpp-w2", "no case dpp-w2 is planned for these trainers; did you mean 'ddp-w2'?"),
-        ("worldsize=2", "--case worldsize=2: cases have no field 'worldsize'; did you mean 'world_size'?"),
-        ("x=2", "--case x=2: cases have no field 'x'; it is one of backend, layout, world_size, accumulation, "),
+        ("ddp-w2-fp32-momentun", "no case matches ddp-w2-fp32-momentun for these trainers; did you mean "),
+        ("dpp-w2", "no case matches dpp-w2 for these trainers; did you mean 'ddp-w2'?"),
+        ("worldsize=2", "--case worldsize=2: unknown field 'worldsize'; did you mean 'world_size'?"),
+        ("x=2", "--case x=2: unknown field 'x'; use one of backend, layout, world_size, accumulation, "),
         ("precision=fp61", "no case of these trainers has precision=fp61; did you mean 'fp64'?"),
-        ("world_size=9", "no case of these trainers has world_size=9; it is one of 1, 2, 3, 4"),
+        ("world_size=9", "no case of these trainers has world_size=9; use one of 1, 2, 3, 4"),
         (
             "backend=single,world_size=2",
-            "cases with each of these values, but none with all of them",
+            "each of these values has cases, but no case of these trainers has all of them",
         ),
     ],
 )

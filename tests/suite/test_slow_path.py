@@ -1,11 +1,11 @@
-"""Trainers whose ranks cannot be forked: a run says so before anything else, why, and what to do; its report too."""
+"""Trainers whose ranks cannot be forked: run and report say so first, with the reason and what to do."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-# A run within this process forgets what it has imported, and numpy cannot be imported twice.
+# A run in this process forgets its imports, and numpy cannot be imported twice.
 import numpy  # noqa: F401
 import pytest
 
@@ -15,8 +15,8 @@ import threading
 threading.Thread(target=threading.Event().wait, name="weather", daemon=True).start()
 """
 NOTE = (
-    "{} takes seconds a case, because each rank is a fresh Python that imports torch again: a fork would be unsafe "
-    "after its import, with 1 thread running (weather). Start threads inside its function, not on import."
+    "{} takes seconds per case, because each rank starts a fresh Python that imports torch: forks are unsafe after its "
+    "import, with 1 thread running (weather). Start threads inside its function, not on import."
 )
 
 

@@ -1,4 +1,4 @@
-"""`conformance smoke`: one case for each backend and precision, in this process, and no file."""
+"""`conformance smoke`: one case per backend and precision, in this process, without a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conformance.cases.matrix import plan
 from conformance.cli.smoke import chosen
 from conformance.suite.items import Item
 
-#: It steps as it likes, and not as the case asks.
+#: Steps with its own settings instead of the case's.
 OTHER_OPTIMIZER = """
 import torch
 from conformance import Task, trainer
@@ -100,7 +100,7 @@ def test_bad_input(conformance):
 
 
 def test_what_init_writes_works(conformance, folder):
-    """From scratch, and for scripts of several styles."""
+    """From scratch, and for scripts in several styles."""
     scripts = Path(__file__).parents[1] / "init" / "scripts"
     adapters = ["my_trainer.py"]
     assert conformance("init").code == 0

@@ -1,4 +1,4 @@
-"""What lies about in a user's folder, terminal or project does not disturb a run, nor does the plugin disturb them."""
+"""A user's folder, terminal and project do not disturb a run, nor does the plugin disturb them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASE = "single-batched-fp32-momentum"
 
 
 def test_foreign_files_and_options(command, write):
-    """Modules that hide installed ones, the pytest settings of the project, options of the user's own."""
+    """Modules that hide installed ones, the project's pytest settings, the user's own options."""
     for name in ("conftest", "random", "types", "torch", "numpy", "pytest", "jinja2"):
         Path(f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')\n")
     Path("pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
@@ -59,7 +59,7 @@ def read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
     except OSError:
-        # Linux says so when nobody has the other end any more.
+        # Linux raises this when the other end is closed.
         return b""
 
 
@@ -72,7 +72,7 @@ def test_no_progress_bar_elsewhere(conformance, write):
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
 def test_nobody_reads_or_nothing_is_open(command, write, closed):
-    """The report is written and the exit code is right, whatever becomes of what is printed."""
+    """The report is written and the exit code is correct, even if the output is lost."""
     descriptors = {"stdout": [1], "stderr": [2], "both": [0, 1, 2]}[closed]
 
     def close():
@@ -113,7 +113,7 @@ def test_the_plugin_loads_nothing_heavy():
 
 
 def test_the_front_process_never_imports_torch(write, command):
-    """pytest, the CLI, the oracle, the verdict and the report do without."""
+    """pytest, the CLI, the oracle, the verdict and the report do not import it."""
     target = write()
     code = (
         "import sys; from conformance.cli import main; "
@@ -143,9 +143,9 @@ def test_options_of_other_projects_do_not_clash(pytester):
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_folder_for_temporary_files_that_others_use(command, write, tmp_path_factory, processes):
-    """A run needs nothing that is there, such as the folder of another user's pytest, and leaves nothing."""
+    """A run needs nothing there, such as the folder of another user's pytest, and leaves nothing."""
     folder = tmp_path_factory.mktemp("temporary")
-    # Pytest can use this no more than the folder of another user.
+    # Pytest cannot use this, like the folder of another user.
     (folder / f"pytest-of-{getpass.getuser()}").touch()
     before = list(folder.iterdir())
     ended = command("run", write(), "--case", CASE, "-n", processes, env={"TMPDIR": str(folder)}).ended()
@@ -154,7 +154,7 @@ def test_a_folder_for_temporary_files_that_others_use(command, write, tmp_path_f
 
 
 def test_a_long_path_to_temporary_files(command, write, tmp_path):
-    """No socket can have an address in there."""
+    """No socket can have an address there."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     ended = command("run", write(), "--case", CASE, "-n", "2", env={"TMPDIR": str(folder)}).ended()

@@ -1,4 +1,4 @@
-"""``conformance run --traces`` writes what ranks did, and ``conformance trace`` shows it."""
+"""``conformance run --traces`` writes the traces of ranks, and ``conformance trace`` shows them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SUITE = ("--pyargs", "conformance.suite", "-p", "no:cacheprovider")
 
 @pytest.fixture
 def traced(conformance, write):
-    """The folder of a case's trace."""
+    """The folder with the trace of a case."""
     ended = conformance("run", write(name="mine.py"), "--case", CASE, "--traces", "traces")
     assert ended.code == 0, ended.err
     return Path("traces", "mine", CASE)
 
 
 def test_from_the_run_to_the_terminal(traced, conformance, write):
-    """And what is wrong in a call: one line, exit code 2, and nothing is run or written."""
+    """Also mistakes in a call: one line, exit code 2, and nothing is run or written."""
     plan, ranks = file.read(traced)
     assert (plan["case"], len(ranks)) == (CASE, 2)
     assert [events[-1]["event"] for events in ranks] == ["finished"] * 2
@@ -63,7 +63,7 @@ def test_pytest_writes_them_too(pytester, write):
 
 
 def test_damaged_files(conformance, traced):
-    """One line, whatever is wrong with them."""
+    """Each damage gives one line."""
     file = Path(traced, "rank0.jsonl")
     whole = file.read_text()
     for before, after, said in (

@@ -1,4 +1,4 @@
-"""Trainers that fail in every way: each gets its verdict and a headline that says where, and the run goes on."""
+"""Trainers that fail in every way: each gets its verdict and a headline that says where, and the run continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.results import read_results
 CASE = "single-batched-fp32-momentum"
 DDP = "ddp-w2-acc2-fp32-momentum"
 
-#: name: (before, inside, case, verdict, what the headline begins with)
+#: name: (before, inside, case, verdict, start of the headline)
 WRONG = {
     "raises": (
         "raise ValueError('not\\ntoday')",
@@ -50,7 +50,7 @@ WRONG = {
 
 
 def test_wrong_trainers(conformance, write, cases):
-    """Those of one case in one run: the run goes on after each of them."""
+    """Trainers with the same case in one run, which continues after each."""
     for asked in (CASE, DDP):
         names = [name for name, (_, _, case, _, _) in WRONG.items() if case == asked]
         targets = [write(*WRONG[name][:2], name=f"{name}.py") for name in names]
@@ -123,7 +123,7 @@ def test_the_command_that_is_printed_runs_that_one_case_again(conformance, write
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_names_of_files(conformance, write, cases, processes):
-    """A colon, which also parts a function from its file, and bytes that are no UTF-8."""
+    """A colon, which also separates a function from its file, and bytes that are not UTF-8."""
     names = ("with:colon.py", os.fsdecode(b"no-utf8-\xff\xc3.py"))
     for name in names:
         write(name=name)
@@ -150,12 +150,12 @@ def test_what_is_not_declared_is_listed_and_never_passed(conformance, write, cas
     ended = conformance("run", target, "--backend", "horovod")
     [(_, result)] = cases().items()
     assert (result["verdict"], ended.code) == ("UNSUPPORTED", 1)
-    assert result["headline"] == "the trainer does not declare the backend horovod (it declares: single, ddp)"
+    assert result["headline"] == "not supported by this trainer: backend horovod (supported: single, ddp)"
     assert "Nothing was judged" in ended.out
 
 
 def test_conforming(conformance, write, cases):
-    """In the working folder, which is the trainers' too; and rendered again from the file."""
+    """In the working folder, which is also the trainers'; and rendered again from the file."""
     target = write(f"assert os.getcwd() == {os.getcwd()!r}, os.getcwd()", name="mine.py")
     ended = conformance("run", target, "--case", CASE, "--output", "new/folder")
     assert (ended.code, ended.err) == (0, "")

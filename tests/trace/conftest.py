@@ -1,4 +1,4 @@
-"""Recording in this process."""
+"""Fixtures that record in this process."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ class Recording:
         self.task = Task(spec, 0, self.recorder)
 
     def of_kind(self, kind):
-        """In their places in the plan."""
+        """The events of a kind, placed in the plan."""
         return [event for event in placed(self.spec, 0, self.events) if event["event"] == kind]
 
     def kinds(self, *wanted):
-        """The kinds of all events in their places in the plan, or of those that are of a wanted kind."""
+        """The kinds of all placed events, or of those of a wanted kind."""
         kinds = [event["event"] for event in placed(self.spec, 0, self.events)]
         return [kind for kind in kinds if not wanted or kind in wanted]
 
 
 @pytest.fixture
-def record():
-    """Starts recorders, and takes off what a test left on. No observer fails, unless a test says `may_fail`."""
+def record(monkeypatch):
+    """Starts recorders, and stops them after the test. Observers must not fail, unless a test sets `may_fail`.
+
+    Monkeypatching ends later: a recorder puts back the functions that it found.
+    """
     running = []
 
     def start(**changes):
@@ -51,8 +54,8 @@ def record():
 
 
 @pytest.fixture
-def begun(record):
-    """As `record`, with the task's model."""
+def with_model(record):
+    """`record` that also returns the task's model."""
 
     def start(**changes):
         recording = record(**changes)

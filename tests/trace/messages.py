@@ -1,4 +1,4 @@
-"""Ranks that send each other messages, in two and two."""
+"""Trainers of two ranks that send each other messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def carries(task):
     exchange(vector, torch.zeros(3))
     vector += 1.0
     exchange(vector[:1], vector[1:2])
-    # A forward later it is no copy any more, whatever was sent from its memory before.
+    # After the next forward it no longer counts as a copy.
     backward(task, model)
     exchange(vector, torch.zeros(3))
     dist.destroy_process_group()
@@ -64,7 +64,7 @@ def carries(task):
 
 @trainer(backends=["ring"])
 def reuses(task):
-    """Two buffers at one address, the one after the other."""
+    """Two buffers, one after the other at the same address."""
     dist.init_process_group(task.collective_backend)
     model = task.model()
     backward(task, model)

@@ -1,9 +1,8 @@
-"""apex.amp. Apex is not there where these tests run: PyPI does not have it, and its amp needs a GPU.
+"""Tests the apex.amp observer against a stand-in, because PyPI lacks apex and its amp needs a GPU.
 
-So these are tests of the observer against a stand-in. Its modules, functions and signatures have the names of the real
-ones, as they are in NVIDIA/apex at commit e13873debc4699d39c6861074b9a3b2a02327f92 (apex/amp/__init__.py, handle.py,
-frontend.py, _initialize.py, _process_optimizer.py, _amp_state.py); it scales the loss, unscales gradients and skips
-steps, as far as these tests need it.
+The stand-in's modules, functions and signatures are those of NVIDIA/apex at commit
+e13873debc4699d39c6861074b9a3b2a02327f92 (apex/amp/__init__.py, handle.py, frontend.py, _initialize.py,
+_process_optimizer.py, _amp_state.py). It scales the loss, unscales gradients and skips steps as these tests need.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ MODULES = {
 
 @pytest.fixture(autouse=True)
 def standin(tmp_path, monkeypatch):
-    """Apex can be imported, and is forgotten afterwards."""
+    """Makes the stand-in importable during a test."""
     for path, text in MODULES.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(textwrap.dedent(text))
@@ -114,7 +113,7 @@ def standin(tmp_path, monkeypatch):
 
 
 def trained(recording, amp, *, several=False, enabled=True, **how):
-    """One window of two micro-batches, with `amp` or what has its functions; the model."""
+    """Trains one window of two micro-batches with `amp` or an object with its functions; returns the model."""
     model = recording.task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
     model, optimizer = amp.initialize(model, [optimizer] if several else optimizer, enabled=enabled)
@@ -126,7 +125,7 @@ def trained(recording, amp, *, several=False, enabled=True, **how):
 
 @pytest.mark.parametrize("delays", [True, False])
 def test_what_is_noted(record, delays):
-    """Entered and left, with what the call said; apex's own unscaling is no change of gradients by hand."""
+    """Both events have the call's arguments; apex's own unscaling is no change of gradients by hand."""
     recording = record(accumulation=2 if delays else 1, size=4 if delays else 8, steps=1)
     from apex import amp
 
@@ -147,7 +146,7 @@ def test_what_is_noted(record, delays):
 
 
 def test_a_skip(record):
-    """Seen when the step is asked for, though no step of torch runs, and once; the next step is a real one."""
+    """A skip is noted once, at the step call, although no torch step runs; the next step is a real one."""
     recording = record(size=8, steps=1)
     from apex import amp
 
@@ -175,7 +174,7 @@ def test_a_skip(record):
 
 
 def test_two_overflows_before_one_step(record):
-    """Without `delay_unscale` each pass of a window may overflow; one step is skipped."""
+    """Without `delay_unscale`, each pass of a window may overflow, but only one step is skipped."""
     recording = record(accumulation=2, size=4, steps=1)
     from apex import amp
 
@@ -201,8 +200,8 @@ def test_it_changes_nothing(record):
     assert recording.kinds("scale_loss_enter") == ["scale_loss_enter"]
 
 
-def test_names_that_were_imported_before(record):
-    """A trainer has `scale_loss` itself in its module long before anything is recorded."""
+def test_names_imported_before_the_recorder_starts(record):
+    """A trainer may import `scale_loss` itself long before anything is recorded."""
     from apex.amp import initialize, scale_loss
 
     class Amp:
@@ -215,7 +214,7 @@ def test_names_that_were_imported_before(record):
 
 
 def test_disabled(record):
-    """Then apex does nothing: it initialises nothing, and there is no scale."""
+    """A disabled apex initialises nothing and has no scale."""
     recording = record(size=8, steps=1)
     from apex import amp
 
@@ -229,8 +228,8 @@ def test_disabled(record):
     ("is_initialized", "error", "kinds"),
     [(False, RuntimeError, []), (True, MemoryError, ["scale_loss_enter"])],
 )
-def test_errors_pass_as_they_would_without_a_recorder(record, is_initialized, error, kinds):
-    """Apex's own before `initialize`, when nothing was entered; and the trainer's inside."""
+def test_errors_propagate_unchanged(record, is_initialized, error, kinds):
+    """Apex's own error before `initialize`, and the trainer's error inside."""
     recording = record()
     from apex import amp
 

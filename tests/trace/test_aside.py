@@ -1,4 +1,4 @@
-"""What the trainer is in does not notice the recorder, nor the recorder it."""
+"""The trainer's modes and transforms do not see the recorder, nor the recorder them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def around(original, doubler, tensor):
 
 @pytest.fixture(autouse=True)
 def observed():
-    """Failures of ours raise."""
+    """Nobody reports failures, so errors of the recorder raise."""
     assert failures._report is None
     with replaced(Doubler, "double", around):
         yield
 
 
 @pytest.mark.parametrize("mode", [Dispatches, Functions])
-def test_a_mode_sees_what_the_trainer_does(mode):
+def test_a_mode_sees_only_the_trainers_calls(mode):
     with mode() as entered:
         Doubler().double(torch.ones(2))
         torch.neg(torch.ones(2))
@@ -63,7 +63,7 @@ def test_a_mode_sees_what_the_trainer_does(mode):
     assert "sin" not in seen and "cos" not in seen
 
 
-def test_several_modes_come_back_in_their_order():
+def test_several_modes_are_restored_in_order():
     with ExitStack() as stack:
         modes = [stack.enter_context(mode()) for mode in (Dispatches, Functions, Dispatches)]
         stack.enter_context(torch.device("meta"))
@@ -74,18 +74,18 @@ def test_several_modes_come_back_in_their_order():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
-def test_a_trace_holds_what_the_trainer_does():
+def test_a_trace_has_only_the_trainers_calls():
     graph = torch.jit.trace(Doubler().double, torch.ones(2)).graph
     assert {node.kind() for node in graph.nodes()} == {"prim::Constant", "aten::mul"}
 
 
-def test_transforms_apply_to_what_the_trainer_does():
+def test_transforms_apply_to_the_trainers_calls():
     batch = torch.ones(3, 2)
     assert torch.equal(torch.func.vmap(Doubler().double)(batch), 2 * batch)
     assert torch.equal(torch.func.jacrev(Doubler().double)(batch[0]), 2 * torch.eye(2))
 
 
-def test_the_originals_are_put_back_for_a_while():
+def test_the_originals_are_put_back_temporarily():
     ours = Doubler.double
     with originals():
         assert Doubler.double is not ours
@@ -93,7 +93,7 @@ def test_the_originals_are_put_back_for_a_while():
     assert Doubler.double is ours
 
 
-def test_what_the_trainer_has_put_there_stays(monkeypatch):
+def test_the_trainers_replacement_stays(monkeypatch):
     monkeypatch.setattr(Doubler, "double", lambda self, tensor: tensor)
     theirs = Doubler.double
     with originals():

@@ -1,4 +1,4 @@
-"""The windows of ranks that are not equally fast are joined, one of each rank."""
+"""Windows of ranks of different speed are joined, one per rank."""
 
 import pytest
 
@@ -6,29 +6,29 @@ from conformance.trace.assembler import Assembler
 
 
 class Letters:
-    """Windows of lower-case letters, each ended by a capital one."""
+    """Windows of lower-case letters, each ended by a capital letter."""
 
     def __init__(self):
-        self.begun = ""
+        self.open = ""
 
     def feed(self, event):
-        self.begun += event
+        self.open += event
         return self.end() if event.isupper() else ()
 
     def end(self):
-        ended, self.begun = self.begun, ""
+        ended, self.open = self.open, ""
         return (ended,) if ended else ()
 
 
 def assembler(ranks):
-    """Of windows that are joined by the letter that ends them."""
+    """An assembler whose windows have their last letter as key."""
     made = Assembler(ranks, lambda window: window[-1])
     made.cuts.update((rank, Letters()) for rank in range(ranks))
     return made
 
 
 def fed(made, *events):
-    """What is joined once each rank has had its events."""
+    """The joined windows after each rank got its events."""
     for rank, own in enumerate(events):
         assert "".join(made.feed(rank, own)) == own.rstrip("ab")
     return list(made.joined())
@@ -39,7 +39,7 @@ def ended(made, *ranks):
         assert list(made.end(rank)) == []
 
 
-def test_windows_wait_for_those_of_slower_ranks():
+def test_windows_wait_for_slower_ranks():
     made = assembler(2)
     assert fed(made, "aSbS", "") == []
     assert made.ahead(0) == 2
@@ -47,20 +47,20 @@ def test_windows_wait_for_those_of_slower_ranks():
     assert (made.ahead(0), made.ahead(1)) == (1, 0)
 
 
-def test_the_nth_of_one_key_are_joined_whatever_comes_between():
+def test_the_nth_windows_of_a_key_are_joined_in_any_order_of_keys():
     assert fed(assembler(2), "aSbT", "bTaS") == [("S", ("aS", "aS")), ("T", ("bT", "bT"))]
 
 
 @pytest.mark.parametrize(
     ("over", "joined"), [(1, [("S", ("aS", "bS")), ("S", ("aaS", None))]), (0, [("S", ("aS", "bS"))])]
 )
-def test_one_that_is_over_keeps_nobody_waiting(over, joined):
+def test_no_rank_waits_for_one_that_has_ended(over, joined):
     made = assembler(2)
     ended(made, over)
     assert fed(made, "aSaaS", "bS") == joined
 
 
-def test_they_are_joined_once_another_is_over():
+def test_windows_are_joined_once_the_others_have_ended():
     made = assembler(3)
     assert fed(made, "", "", "aS") == []
     ended(made, 0, 1)
@@ -68,7 +68,7 @@ def test_they_are_joined_once_another_is_over():
     assert list(made.joined()) == []
 
 
-def test_one_that_has_not_begun_is_waited_for_until_all_are_over():
+def test_all_wait_for_a_rank_that_has_not_started_until_all_have_ended():
     made = assembler(2)
     del made.cuts[1]
     assert [*made.feed(0, "aS"), *made.joined()] == ["aS"]
@@ -78,7 +78,7 @@ def test_one_that_has_not_begun_is_waited_for_until_all_are_over():
     assert list(made.joined()) == [("S", ("aS", None))]
 
 
-def test_what_is_open_ends_with_its_rank():
+def test_an_open_window_ends_with_its_rank():
     made = assembler(1)
     assert list(made.feed(0, "aSa")) == ["aS"]
     assert list(made.end(0)) == ["a"]

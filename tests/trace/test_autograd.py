@@ -1,4 +1,4 @@
-"""Backward passes: the forwards, the loss scale, the gradients that they add to; clearing and clipping."""
+"""Backward passes: their forwards, loss scale and earlier gradients; clearing and clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .places import here
 
 
 class Training:
-    """A model, and losses of it."""
+    """A recording with a model and its losses."""
 
     def __init__(self, recording):
         self.recording = recording
@@ -50,7 +50,7 @@ def test_a_backward(training):
 
 
 def test_the_forwards_that_it_went_through(training):
-    """Several, none, or those of long ago."""
+    """Several, none, or old ones."""
     losses = [training.loss() for _ in range(3)]
     (losses[0] + losses[2]).backward(retain_graph=True)
     torch.nn.Parameter(torch.ones(1)).sum().backward()
@@ -84,7 +84,7 @@ def test_the_same_graph_again_has_the_same_root(training):
     assert training.begins("root") == [0, 0, 1, 2, 3]
 
 
-def test_of_a_gradient_edge(training):
+def test_a_backward_of_a_gradient_edge(training):
     edge = torch.autograd.graph.get_gradient_edge(training.loss())
     torch.autograd.backward(edge)
     assert training.ends("forwards") == [[0]]
@@ -101,8 +101,8 @@ def test_gradients_before_it(training):
 
 
 @pytest.mark.parametrize("owner", ["task", "copy"])
-def test_gradients_before_it_where_masters_are_stepped(training, owner):
-    """What the masters have is not what the backward adds to."""
+def test_gradients_before_it_if_masters_are_stepped(training, owner):
+    """Backwards do not add to the gradients of masters."""
     copy = copy_of(training.model)
     masters = training.model if owner == "task" else copy
     training.model = copy if owner == "task" else training.model
@@ -120,7 +120,7 @@ def test_gradients_before_it_where_masters_are_stepped(training, owner):
     assert training.begins("gradients") == ["none", "some", "none", "some", "zero"]
 
 
-def test_frozen_parameters_have_no_say(training):
+def test_frozen_parameters_are_ignored(training):
     training.model.bias.requires_grad_(False)
     training.model.bias.grad = torch.ones(1)
     training.loss().backward()
@@ -141,7 +141,7 @@ def test_recomputation_is_no_forward(training, use_reentrant):
 
 @pytest.mark.parametrize("is_scaled", [True, False])
 def test_an_error_in_it(training, is_scaled):
-    """The factor of a freed graph cannot be read any more; torch's own error is what the trainer gets."""
+    """The factor of a freed graph cannot be read, and the trainer gets torch's own error."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.ones(1))
     loss = training.loss() * 1024.0 if is_scaled else training.loss()
@@ -169,7 +169,7 @@ def test_an_error_in_it(training, is_scaled):
         pytest.param(lambda scaler, loss: loss, None, id="not at all"),
     ],
 )
-def test_the_scale_that_the_loss_carried(training, scaled, expected):
+def test_the_scale_of_the_loss(training, scaled, expected):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.ones(1))
     scaled(scaler, training.loss()).backward()
@@ -177,7 +177,7 @@ def test_the_scale_that_the_loss_carried(training, scaled, expected):
 
 
 def test_a_scale_of_one(training):
-    """The scaler's own is known for what it is; by hand it is nothing."""
+    """A scale of 1 counts if the scaler applied it, but not as a factor by hand."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     scaler.scale(training.loss()).backward()
     (training.loss() * 1.0).backward()
@@ -185,7 +185,7 @@ def test_a_scale_of_one(training):
 
 
 def test_no_graph_is_kept_alive(training):
-    """A node of it is gone as soon as the trainer lets go of the loss."""
+    """A node is freed as soon as the trainer drops the loss."""
 
     class Identity(torch.autograd.Function):
         @staticmethod
@@ -216,7 +216,7 @@ def test_hooks_are_gone_with_the_recorder(training):
 
 
 def test_gradients_without_a_backward(training):
-    """torch.autograd.grad, through forwards of the model; not through other graphs, nor within a backward."""
+    """torch.autograd.grad counts through forwards of the model, but not through other graphs or within a backward."""
     losses = [training.loss() for _ in range(2)]
     torch.autograd.grad(losses[1], list(training.model.parameters()))
     place = here(-1)
@@ -240,7 +240,7 @@ def cleared(recording):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_an_optimizers(recording, kind):
+def test_zero_grad_of_an_optimizer(recording, kind):
     model = recording.task.model()
     optimizer = kind(model.parameters(), lr=0.1)
     optimizer.zero_grad()
@@ -253,7 +253,7 @@ def test_an_optimizers(recording, kind):
 
 
 @pytest.mark.usefixtures("group")
-def test_a_modules(recording):
+def test_zero_grad_of_a_module(recording):
     model = recording.task.model()
     torch.nn.Sequential(model).zero_grad()
     model.zero_grad(set_to_none=False)
@@ -261,8 +261,8 @@ def test_a_modules(recording):
     assert cleared(recording) == [("model", None, [0, 1], to_none) for to_none in (True, False, True)]
 
 
-def test_others(recording):
-    """Of other models, and of one optimizer of several."""
+def test_zero_grad_of_other_models(recording):
+    """It is ignored. An optimizer of a part of the model is not."""
     model = recording.task.model()
     other = torch.nn.Linear(3, 3)
     other.zero_grad()
@@ -271,8 +271,8 @@ def test_others(recording):
     assert cleared(recording) == [("optimizer", 0, [1], True)]
 
 
-def test_an_optimizer_that_does_it_itself(recording):
-    """It is seen by what it does."""
+def test_an_optimizer_with_its_own_zero_grad(recording):
+    """Its effect counts as clearing by hand."""
 
     class Own(torch.optim.SGD):
         def zero_grad(self, set_to_none=True):
@@ -289,7 +289,7 @@ def test_an_optimizer_that_does_it_itself(recording):
 
 @pytest.fixture
 def model(recording):
-    """With gradients 3, 0, 4: of norm 5."""
+    """The task's model with gradients 3, 0, 4, of norm 5."""
     model = recording.task.model()
     model.weight.grad = torch.tensor([[3.0, 0.0]])
     model.bias.grad = torch.tensor([4.0])
@@ -301,7 +301,7 @@ def model(recording):
 @pytest.mark.parametrize(
     ("clip", "expected", "bias"),
     [
-        # This one was imported by name when the recorder was not on yet.
+        # This function was imported by name before the recorder started.
         pytest.param(lambda held: clip_grad_norm_(held, 2.5), ("norm", 2.5, 2.0, 5.0), 2.0, id="by norm"),
         pytest.param(
             lambda held: torch.nn.utils.clip_grad_norm_(parameters=held, max_norm=1, norm_type="inf"),
@@ -316,7 +316,7 @@ def model(recording):
             lambda held: clip_grads_with_norm_(held, 2.5, total_norm=torch.tensor(10.0)),
             ("norm", 2.5, None, 10.0),
             1.0,
-            id="with a norm that is known",
+            id="with a known norm",
         ),
     ],
 )
@@ -361,6 +361,6 @@ def test_gradients_that_are_not_finite(recording, model):
     assert clip["norm"] == "inf"
 
 
-def test_an_empty_generator_is_warned_of(recording):
+def test_torch_still_warns_of_an_empty_generator(recording):
     with pytest.warns(UserWarning, match="empty generator"):
         clip_grad_norm_((parameter for parameter in ()), 1.0)

@@ -1,4 +1,4 @@
-"""Collectives and messages of torch.distributed, and the handles that nobody waits for."""
+"""Collectives and messages of torch.distributed, and handles that nobody waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def operations(recording):
 
 @pytest.mark.usefixtures("group")
 def test_ddps_all_reduces_are_seen(record):
-    """They are issued in C++, and none under `no_sync`."""
+    """DDP issues them in C++, and none under `no_sync`."""
     recording = record()
     model = DistributedDataParallel(recording.task.model())
     construction = operations(recording)
@@ -41,7 +41,7 @@ def test_ddps_all_reduces_are_seen(record):
 
 @pytest.mark.usefixtures("group")
 def test_collectives_still_do_their_work(record):
-    """With autograd and without; with one tensor and with several; the payload is what the rank puts in."""
+    """With and without autograd, with one or several tensors. The payload is the rank's input."""
     recording = record()
     x = torch.tensor([1.0, 2.0, 3.0])
     dist.all_reduce(x)
@@ -69,8 +69,8 @@ def test_collectives_still_do_their_work(record):
 
 
 @pytest.mark.usefixtures("group")
-def test_what_a_collective_is_noted_with(record):
-    """Elements and bytes of what the rank puts in, the reduction, the ranks of the group."""
+def test_the_fields_of_a_collective(record):
+    """Elements and bytes of the rank's input, the reduction, the ranks of the group."""
     recording = record()
     dist.all_reduce(torch.ones(3, dtype=torch.float64), op=dist.ReduceOp.MAX)
     dist.broadcast(torch.ones(2), src=0, group=dist.new_group([0]))
@@ -83,13 +83,13 @@ def test_what_a_collective_is_noted_with(record):
     assert [event.get("integers") for event in recording.of_kind("collective")] == [None, None, True, True, True]
     assert [broadcast[name] for name in told] == ["broadcast_", 8, 2, None, [0], "c10d", None, None]
     assert reduced["where"][0].endswith("test_collectives.py")
-    assert reduced["where"][2] == "test_what_a_collective_is_noted_with"
+    assert reduced["where"][2] == "test_the_fields_of_a_collective"
 
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("make", ["before", "inside"])
 def test_inference_mode(record, make):
-    """Neither the mode hides a collective nor that the tensor was made in it."""
+    """Collectives are seen in the mode, also for tensors made in it."""
     recording = record()
     x = torch.ones(3)
     with torch.inference_mode():
@@ -109,8 +109,8 @@ def test_sparse_tensors(record):
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("as_view", [False, True])
 def test_ddp_carries_parameters_and_gradients(record, as_view):
-    """In buffers of its own; the first broadcast of its construction carries sizes, and so does what finds unused
-    parameters."""
+    """DDP uses its own buffers. The first broadcast of its construction carries sizes, and its search for unused
+    parameters carries integers."""
     recording = record()
     model = DistributedDataParallel(
         recording.task.model(), find_unused_parameters=True, gradient_as_bucket_view=as_view
@@ -128,7 +128,7 @@ def test_ddp_carries_parameters_and_gradients(record, as_view):
 
 @pytest.mark.usefixtures("group")
 def test_ddps_communication_hooks_carry_gradients(record):
-    """A hook in Python issues its collectives itself, here of compressed copies."""
+    """A Python hook issues collectives itself, here with compressed copies."""
     recording = record()
     model = DistributedDataParallel(recording.task.model())
     model.register_comm_hook(None, fp16_compress_hook)
@@ -171,9 +171,9 @@ def functionally(parameters):
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("average", [in_place, all_in_one, compressed, asynchronously, functionally])
-def test_averaging_by_hand(begun, average):
-    """It carries gradients, however it is done, and is not taken for a change of theirs by hand."""
-    recording, model = begun()
+def test_averaging_by_hand(with_model, average):
+    """Every way of averaging carries gradients and is no change of them by hand."""
+    recording, model = with_model()
     batch = next(iter(recording.task.dataloader()))
     recording.task.loss(model(batch.inputs), batch).backward()
     average(list(model.parameters()))
@@ -187,7 +187,7 @@ def test_averaging_by_hand(begun, average):
 
 
 @pytest.mark.usefixtures("group")
-def test_nothing_is_seen_after_the_recorder_has_left(record):
+def test_nothing_is_seen_after_the_recorder_has_ended(record):
     recording = record()
     recording.recorder.__exit__(None, None, None)
     dist.all_reduce(torch.ones(3))
@@ -203,14 +203,14 @@ def test_topology_is_that_of_the_process_group(record):
 
 
 def test_a_process_group_outlives_its_destruction(record, group):
-    """Freed by DDP's reducer, it would hang now and then."""
+    """If DDP's reducer frees it, the process sometimes hangs."""
     recording = record()
     dist.all_reduce(torch.ones(1))
     assert recording.recorder._groups == {dist.group.WORLD}
 
 
-def test_a_reduction_that_torch_keeps_from_python():
-    """As torch 2.6 does, by boxing it in an object without methods."""
+def test_a_reduction_that_torch_hides_from_python():
+    """torch 2.6 boxes it in an object without methods."""
     assert reduction(object()) == "unknown"
 
 
@@ -230,7 +230,7 @@ def messages(events):
 
 
 def test_every_way_to_send_and_to_receive():
-    """Blocking, not blocking, in a batch, of a tag, from anyone, and within a group of other numbers."""
+    """Blocking, asynchronous, in a batch, with a tag, from any rank, and in a group with other rank numbers."""
     for rank, events in enumerate(ranks("every_way")):
         found = messages(events)
         assert {event["via"] for event in found} == {"c10d"}
@@ -246,8 +246,8 @@ def test_every_way_to_send_and_to_receive():
         assert {event["phase"] for event in found} == {"construction"}
 
 
-def test_what_they_carry():
-    """Gradients and parameters by their memory, flat copies, and pieces of such a copy until the next forward."""
+def test_payloads_of_messages():
+    """Gradients and parameters by their memory, flat copies, and pieces of a copy until the next forward."""
     for events in ranks("carries"):
         told = [(event["event"], event["of"], event["elements"]) for event in messages(events)]
         assert told == [
@@ -259,8 +259,8 @@ def test_what_they_carry():
         ]  # fmt: skip
 
 
-def test_what_was_at_the_same_address_before_says_nothing():
-    """Memory that is given back is soon given out again."""
+def test_earlier_contents_of_an_address_do_not_matter():
+    """Freed memory is soon reused."""
     for events in ranks("reuses"):
         assert [(event["event"], event["of"]) for event in messages(events)] == [
             ("send", "parameters"), ("receive", None),
@@ -269,8 +269,8 @@ def test_what_was_at_the_same_address_before_says_nothing():
         ]  # fmt: skip
 
 
-def test_what_changes_gradients_meanwhile_is_told_with_the_messages_in_between():
-    """So that no law takes it for something that was done by hand to one rank's gradients."""
+def test_a_gradient_change_spans_the_messages_in_between():
+    """Otherwise a law would take it for a change by hand of one rank's gradients."""
     for events in ranks("averages"):
         [change] = [event for event in events if event["event"] == "gradient_change"]
         assert [event["event"] for event in messages(events) if change["since"] < event["seq"] < change["seq"]] == [
@@ -279,8 +279,8 @@ def test_what_changes_gradients_meanwhile_is_told_with_the_messages_in_between()
         ]
 
 
-def test_the_group_is_known_before_it_is_gone():
-    """A worker that never steps has left it when its function returns."""
+def test_the_topology_is_noted_before_the_group_is_destroyed():
+    """A worker that never steps has left the group when its function returns."""
     for rank, events in enumerate(ranks("averages")):
         [topology] = [event for event in events if event["event"] == "topology"]
         assert (topology["world_size"], topology["rank_reached"]) == (2, rank)
@@ -292,7 +292,7 @@ class Handle:
 
 
 def issue(handles, kinds, memory):
-    """What is issued, each with what the trainer gets: of its own, or as its kind says; it writes to `memory`."""
+    """Issues collectives of these kinds that write to `memory`; returns the trainer's handles."""
     issued = []
     for seq, kind in enumerate(kinds.split()):
         elsewhere = {
@@ -313,22 +313,22 @@ def issue(handles, kinds, memory):
     ("kinds", "waits", "here", "elsewhere"),
     [
         ("own view other", [], [0, 1], [2]),
-        # For an object, or for one of Horovod's numbers; once and again.
+        # Handles are objects, or Horovod's numbers; waiting again has no effect.
         ("own own", [0, 0], [1], []),
         ("number", [0, 0], [], []),
-        # A barrier ends what came before it in its group.
+        # A barrier ends the earlier collectives of its group.
         ("own group barrier own", [2], [1, 3], []),
-        # On a GPU streams decide.
+        # On a GPU, streams decide.
         ("gpu", [], [], []),
     ],
 )
-def test_what_nobody_has_waited_for(kinds, waits, here, elsewhere):
-    """What writes to the same memory, also through a view; not what is at the same address later."""
+def test_handles_that_nobody_has_waited_for(kinds, waits, here, elsewhere):
+    """Those that write to the same memory, also through a view, but not to a later tensor at the same address."""
     handles, memory = Handles(), torch.zeros(2)
     issued = issue(handles, kinds, memory)
     for which in waits:
         handles.waited(issued[which])
-    # The trainer has dropped one of its own.
+    # A handle that was never issued.
     handles.waited(Handle())
     expected = {"unfinished": here, "unfinished_elsewhere": elsewhere}
     assert handles.unfinished([memory]) == {name: found for name, found in expected.items() if found}
@@ -337,7 +337,7 @@ def test_what_nobody_has_waited_for(kinds, waits, here, elsewhere):
 
 
 def test_functional_collectives_are_waited_for_by_their_memory():
-    """Through any view of it, and all that write to it; not those whose handle the trainer got."""
+    """Waiting through any view ends all that write to the memory, except those with a handle of the trainer."""
     handles, memory = Handles(), torch.zeros(2)
     issue(handles, "functional functional own", memory)
     handles.waited_for(torch.zeros(2))
@@ -346,8 +346,8 @@ def test_functional_collectives_are_waited_for_by_their_memory():
     assert handles.unfinished([memory]) == {"unfinished": [2]}
 
 
-def test_what_was_not_noted_is_unknown():
-    """A backend may have operators that are not watched; a call that noted nothing has no number."""
+def test_a_collective_that_was_not_noted_is_unknown():
+    """A backend may have operators that are not watched, so a call may note nothing."""
     handles, memory = Handles(), torch.zeros(2)
     handles.noted(0)
     handles.issuing()

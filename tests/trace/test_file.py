@@ -1,4 +1,4 @@
-"""Trace files: what is written is read again, and what cannot be read is refused with one clear line."""
+"""Trace files are read as they were written; a damaged file is one clear line."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def test_round_trip(folder, spec, traces):
 
 
 def test_an_empty_trace(tmp_path):
-    """Of a rank that died before it said a word."""
+    """The trace of a rank that died before its first event."""
     file.write(tmp_path, make_spec(), [[]], VERSIONS)
     assert file.read(tmp_path) == (make_spec(), [[]])
 
 
-def test_it_is_written_anew(folder, spec):
+def test_a_trace_is_replaced(folder, spec):
     file.write(folder, spec, [[event(0, 0)], []], VERSIONS)
     assert file.read(folder) == (spec, [[event(0, 0)], []])
 
 
-def test_what_a_file_leads_to_elsewhere_stays(folder, spec, tmp_path):
+def test_the_target_of_a_link_stays_unchanged(folder, spec, tmp_path):
     elsewhere, place = tmp_path / "elsewhere", folder / "rank0.jsonl"
     elsewhere.write_text("mine")
     for link in (place.symlink_to, place.hardlink_to):
@@ -85,29 +85,29 @@ def test_what_a_file_leads_to_elsewhere_stays(folder, spec, tmp_path):
     [("ddp", "ddp"), ("my trainer", "my trainer"), ("a/b.py:train", "a%2Fb.py%3Atrain"), ("..", "%2E."), (".", "%2E")],
 )
 def test_folders(trainer, name):
-    """Of whatever name a trainer has: below the folder, and different for different names."""
+    """For any name of a trainer: below the folder, and different for different names."""
     assert file.folder_of(Path("traces"), trainer, "case") == Path("traces") / name / "case"
 
 
 def with_line(number, line):
-    """The text of a trace in which a line is another one."""
+    """Replaces a line in the text of a trace."""
     return lambda text: "\n".join(line if at == number else one for at, one in enumerate(text.split("\n"), 1))
 
 
 NO_TRACE = "{} is not a trace of trainer-conformance"
-#: What becomes of the text of a file, and what is said of it.
+#: Changes of a file's text, each with the error.
 DAMAGES = [
-    # Within a line, and between two lines.
-    (lambda text: text[:-10], "{} was cut off: 2 of 3 events are there"),
-    (lambda text: text[: text[:-1].rindex("\n") + 1], "{} was cut off: 2 of 3 events are there"),
+    # Truncated within a line, and between two lines.
+    (lambda text: text[:-10], "{} is truncated: it has 2 of 3 events"),
+    (lambda text: text[: text[:-1].rindex("\n") + 1], "{} is truncated: it has 2 of 3 events"),
     *(
-        (with_line(3, line), "{}: line 3 is not the event that belongs there")
+        (with_line(3, line), "{}: line 3 is not event 1")
         for line in ("{}", "no JSON", "[1]", '{"event": "step", "seq": 7}')
     ),
     (with_line(3, json.dumps(event(0, 1, colour="red"))), "{}: line 3: loss_scaled has an unknown field 'colour'"),
-    # A results file is among those that begin otherwise.
+    # Files without the header, including a results file.
     *(
-        (lambda _, text=text: text, f"{NO_TRACE}: it does not begin with the header of one")
+        (lambda _, text=text: text, f"{NO_TRACE}: the header is missing")
         for text in ("", "\n", "hello\n", "{}\n", "[]\n", '{"kind": "header", "schema": 1}\n')
     ),
     (lambda _: "\x89PNG\r\n", f"{NO_TRACE}: it is not ASCII text"),
@@ -134,13 +134,11 @@ def test_a_rank_of_another_case(folder, spec, traces):
     kept = (folder / "rank0.jsonl").read_text()
     file.write(folder, {**spec, "steps": 7}, traces, VERSIONS)
     (folder / "rank0.jsonl").write_text(kept)
-    assert complaint(folder) == f"{folder}: rank1.jsonl is of another case than rank0.jsonl"
+    assert complaint(folder) == f"{folder}: rank1.jsonl and rank0.jsonl are from different cases"
 
 
 def test_another_folder(folder, tmp_path):
     assert complaint(tmp_path / "nosuch") == f"{tmp_path / 'nosuch'}: no such folder"
-    assert complaint(tmp_path) == (
-        f"{tmp_path}: there is no rank0.jsonl in it; name the folder of one case, such as {folder}"
-    )
+    assert complaint(tmp_path) == (f"{tmp_path} has no rank0.jsonl; name the folder of one case, such as {folder}")
     (tmp_path / "empty").mkdir()
-    assert complaint(tmp_path / "empty") == f"{tmp_path / 'empty'}: there is no rank0.jsonl in it"
+    assert complaint(tmp_path / "empty") == f"{tmp_path / 'empty'} has no rank0.jsonl"

@@ -1,4 +1,4 @@
-"""Training forwards of the task's model, the samples in them, and how many threads compute at once."""
+"""Training forwards of the task's model, their samples, and several threads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def rows(recording):
     return [event["rows"] for event in recording.of_kind("forward")]
 
 
-def test_rows_are_indices_of_samples(begun):
-    recording, model = begun(size=3, steps=1)
+def test_rows_are_indices_of_samples(with_model):
+    recording, model = with_model(size=3, steps=1)
     for batch in recording.task.dataloader():
         model(batch.inputs)
     assert rows(recording) == [[0, 1, 2], [3, 4, 5], [6, 7]]
     assert [event["forward"] for event in recording.of_kind("forward")] == [0, 1, 2]
 
 
-def test_a_window_begins_with_its_weights(begun):
-    """Between two windows they may only change by a step; within one they are not listed again."""
-    recording, model = begun(size=2, steps=2, accumulation=2)
+def test_a_window_begins_with_its_weights(with_model):
+    """Within a window, unchanged weights are not listed again."""
+    recording, model = with_model(size=2, steps=2, accumulation=2)
     for window in recording.task.windows():
         for batch in window:
             model(batch.inputs)
@@ -49,11 +49,11 @@ TENTHS = [[0.1, 0.2], [0.3, 0.7]]
 @pytest.mark.parametrize(
     ("x", "inputs", "dtype", "expected"),
     [
-        # Indices are those of the distinct rows, in order of first appearance.
+        # Rows are numbered as distinct rows, in order of first appearance.
         ([[1, 0], [2, 0], [1, 0], [3, 0]], [[1, 0], [2, 0], [1, 0], [3, 0]], torch.float32, [0, 1, 0, 2]),
-        # A row of padding, say.
+        # An unknown row, such as padding.
         (X, [X[1], [0, 0]], torch.float32, [1, None]),
-        # A trainer in true half precision casts its batches, which may change their values.
+        # A trainer in pure half precision casts its batches, which may change their values.
         *((TENTHS, TENTHS[::-1], dtype, [1, 0]) for dtype in (torch.float64, torch.bfloat16, torch.float16)),
     ],
 )
@@ -65,8 +65,8 @@ def test_rows_are_found_among_the_samples(record, x, inputs, dtype, expected):
     assert rows(recording) == [expected]
 
 
-def test_forwards_that_no_gradient_can_reach_are_not_noted(begun):
-    recording, model = begun()
+def test_forwards_without_gradients_are_not_noted(with_model):
+    recording, model = with_model()
     batch = next(iter(recording.task.dataloader()))
     with torch.no_grad():
         model(batch.inputs)
@@ -75,7 +75,7 @@ def test_forwards_that_no_gradient_can_reach_are_not_noted(begun):
 
 
 def test_a_model_in_eval_mode_trains_too(record):
-    """As in fine-tuning, where dropout stays off. An evaluation is told by its gradients."""
+    """As in fine-tuning without dropout. Missing gradients mark an evaluation."""
     recording = record(size=4, steps=1)
     model = recording.task.model().eval()
     for batch in recording.task.dataloader():
@@ -87,22 +87,22 @@ def test_a_model_in_eval_mode_trains_too(record):
     assert [event["window"] for event in forwards if not event["extra"]] == [0, 1]
 
 
-def test_a_wrapped_model_is_noted_once(begun):
-    recording, model = begun(size=2, steps=1)
+def test_a_wrapped_model_is_noted_once(with_model):
+    recording, model = with_model(size=2, steps=1)
     batch = next(iter(recording.task.dataloader()))
     torch.nn.Sequential(model)(batch.inputs)
     assert rows(recording) == [[0, 1]]
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_copy_that_trains_is_the_model_unless_the_model_itself_does(begun, beside):
-    recording, model = begun(size=2, steps=1)
+@pytest.mark.parametrize("both", [False, True])
+def test_a_copy_that_trains_is_the_model_unless_the_model_itself_does(with_model, both):
+    recording, model = with_model(size=2, steps=1)
     batch = next(iter(recording.task.dataloader()))
     copy.deepcopy(model)(batch.inputs).sum().backward()
-    if beside:
+    if both:
         model(batch.inputs[:1]).sum().backward()
-    assert rows(recording) == [[0]] if beside else [[0, 1]]
-    assert [event["forwards"] for event in recording.of_kind("backward_end")] == ([[], [1]] if beside else [[0]])
+    assert rows(recording) == [[0]] if both else [[0, 1]]
+    assert [event["forwards"] for event in recording.of_kind("backward_end")] == ([[], [1]] if both else [[0]])
 
 
 def test_a_model_of_the_same_shapes_and_other_values_is_no_copy(record):
@@ -112,8 +112,8 @@ def test_a_model_of_the_same_shapes_and_other_values_is_no_copy(record):
     assert rows(recording) == []
 
 
-def test_the_model_carries_nothing_of_the_recorders(record):
-    """So that it can be copied, pickled and compiled like any other."""
+def test_the_model_has_no_hooks_of_the_recorder(record):
+    """So it can be copied, pickled and compiled as without a recorder."""
     model = record().task.model()
     plain = torch.nn.Linear(2, 1)
     assert {key: value for key, value in vars(model).items() if "hook" in key} == {
@@ -142,7 +142,7 @@ def test_a_class_and_its_base_are_one_forward():
 
 
 class Counted(torch.nn.Module):
-    """A parametrization that computes something else each time."""
+    """A parametrization with a different result on each call."""
 
     calls = 0
 
@@ -151,9 +151,9 @@ class Counted(torch.nn.Module):
         return original + self.calls
 
 
-def test_a_parametrization_computes_as_often_as_without_us(begun):
-    """It may draw random numbers, or go a step towards a norm. Both forwards use what it has computed for them."""
-    recording, model = begun()
+def test_the_recorder_causes_no_extra_call_of_a_parametrization(with_model):
+    """It may draw random numbers, or iterate towards a norm. Recorder and forward share one result."""
+    recording, model = with_model()
     weight = model.weight.flatten().tolist()
     torch.nn.utils.parametrize.register_parametrization(model, "weight", Counted(), unsafe=True)
     counted = model.parametrizations.weight[0]
@@ -165,7 +165,7 @@ def test_a_parametrization_computes_as_often_as_without_us(begun):
     assert shown == [[one + counted.calls - 1 for one in weight], [one + counted.calls for one in weight]]
 
 
-def test_so_does_one_inside():
+def test_nor_of_one_in_a_submodule():
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
     torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Counted(), unsafe=True)
     counted = model[0].parametrizations.weight[0]
@@ -177,9 +177,9 @@ def test_so_does_one_inside():
 
 
 @pytest.mark.parametrize("shape", [(4, 3), ()])
-def test_an_error_in_a_forward(begun, shape):
-    """Inputs of a wrong shape are the model's to refuse. The next one is noted all the same."""
-    recording, model = begun()
+def test_an_error_in_a_forward(with_model, shape):
+    """The model refuses inputs of a wrong shape. The next forward is noted as usual."""
+    recording, model = with_model()
     with pytest.raises(RuntimeError):
         model(torch.ones(shape))
     model(torch.ones(1, 2)).sum().backward()
@@ -187,9 +187,9 @@ def test_an_error_in_a_forward(begun, shape):
     assert recording.of_kind("backward_end")[0]["forwards"] == [1]
 
 
-def test_the_start(begun):
+def test_the_start(with_model):
     """The weights right before the first training forward, once."""
-    recording, model = begun()
+    recording, model = with_model()
     with torch.no_grad():
         model.bias.fill_(2.0)
         model(torch.ones(1, 2))
@@ -205,7 +205,7 @@ def test_the_start(begun):
 
 @pytest.mark.usefixtures("group")
 def test_the_wrapper_and_its_flag(record):
-    """The flag in the forward, and again in the backward, where it may be another."""
+    """The flag is noted in the forward and in the backward, because it may change in between."""
     recording = record()
     inner = recording.task.model()
     model = DistributedDataParallel(inner)
@@ -220,7 +220,7 @@ def test_the_wrapper_and_its_flag(record):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_it_computes_in(record, dtype):
+def test_the_dtype_in_which_it_computes(record, dtype):
     class Casting(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x.to(self.weight.dtype))
@@ -241,7 +241,7 @@ def test_what_it_computes_in(record, dtype):
 
 @pytest.mark.parametrize("both", [False, True])
 def test_of_several_models_of_the_tasks_those_that_are_stepped_train(record, both):
-    """Such as a student beside its teacher, or an actor beside its critic."""
+    """Such as a student and its teacher, or an actor and its critic."""
     recording = record()
     models = [recording.task.model(), recording.task.model()]
     held = [parameter for model in models[: 2 if both else 1] for parameter in model.parameters()]
@@ -281,7 +281,7 @@ def test_a_model_trains_while_another_thread_is_in_a_long_backward(record):
 
 
 def test_a_thread_that_python_did_not_start_works_for_all(record):
-    """As the threads of autograd's engine do on a GPU."""
+    """Like the threads of autograd's engine on a GPU."""
     recording, seen, ended = record().recorder, [], Event()
 
     def look():

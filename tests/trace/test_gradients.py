@@ -1,4 +1,4 @@
-"""Changes of gradients that no call of torch's accounts for."""
+"""Changes of gradients that no torch call explains."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def halve(parameter):
     parameter.grad.mul_(0.5)
 
 
-def halve_anew(parameter):
+def replace_by_half(parameter):
     parameter.grad = parameter.grad / 2
 
 
-def halve_the_data(parameter):
+def replace_data_by_half(parameter):
     parameter.grad.data = parameter.grad.data / 2
 
 
 class Training:
-    """Gradients of a watched model, changed by hand; `notice` has the recorder look at them."""
+    """Gradients of a watched model to change by hand; `notice` makes the recorder look at them."""
 
     def __init__(self, model, events):
         self.model = model
@@ -57,7 +57,7 @@ def large():
         yield Training(model, events)
 
 
-@pytest.mark.parametrize("change", [halve, halve_anew, halve_data, halve_the_data])
+@pytest.mark.parametrize("change", [halve, replace_by_half, halve_data, replace_data_by_half])
 def test_a_factor(small, change):
     small.backward()
     for parameter in small.model.parameters():
@@ -88,7 +88,7 @@ def test_no_factor(small):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_changed_once(small, value):
+def test_a_non_finite_gradient_is_one_change(small, value):
     small.backward()
     small.model.bias.grad.fill_(value)
     torch.nn.utils.clip_grad_value_(small.model.weight, 100.0)
@@ -97,14 +97,14 @@ def test_what_is_not_finite_is_changed_once(small, value):
     assert small.notice() == []
 
 
-def test_a_gradient_out_of_nothing(small):
+def test_a_new_gradient(small):
     small.model.bias.grad = torch.ones(1)
     [change] = small.notice()
     assert (change["parameters"], change["factor"]) == ([1], None)
 
 
-def test_nothing_changes_values(small):
-    """A copy of a gradient is no change, nor is zeroing what is zero."""
+def test_equal_values_are_no_change(small):
+    """Such as a copy of a gradient."""
     small.backward()
     small.model.weight.grad = small.model.weight.grad.clone()
     assert small.notice() == []
@@ -143,8 +143,8 @@ def test_zeroing_one_and_changing_another(small):
     assert (change["parameters"], change["factor"]) == ([1], 2.0)
 
 
-def test_what_comes_out_as_zero_is_not_cleared(small):
-    """Beside a gradient that becomes something else, such as by a decay; or where it was infinite, by `nan_to_num`."""
+def test_a_computed_zero_is_not_cleared(small):
+    """Zero next to other changed gradients, such as by a decay; or from infinity by `nan_to_num`."""
     small.backward()
     small.model.weight.grad -= small.model.weight.grad.clone()
     small.model.bias.grad += 1.0
@@ -159,9 +159,9 @@ def test_what_comes_out_as_zero_is_not_cleared(small):
     assert (change["event"], change["parameters"], change["factor"]) == ("gradient_change", [1], "nan")
 
 
-@pytest.mark.parametrize("change", [halve, halve_anew])
-def test_of_a_large_model(large, change):
-    """No values are read, so there is no factor."""
+@pytest.mark.parametrize("change", [halve, replace_by_half])
+def test_a_change_in_a_large_model(large, change):
+    """Its values are not read, so there is no factor."""
     large.backward()
     change(next(large.model.parameters()))
     [event] = large.notice()
@@ -170,8 +170,8 @@ def test_of_a_large_model(large, change):
     assert large.notice() == []
 
 
-def test_of_a_model_of_many_layers():
-    """Some parameters stand for all; what is not trained for none."""
+def test_a_change_in_a_model_of_many_layers():
+    """Some trained parameters stand for all."""
     events = []
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20)))
     model[:10].requires_grad_(False)
@@ -199,7 +199,7 @@ def test_gradients_before_a_backward_of_a_large_model(large):
 
 
 def test_sparse_gradients(record):
-    """Of an embedding: they have no address."""
+    """An embedding's sparse gradients have no address."""
     for size in (10, 5000):
         events = []
         with Recorder(events.append) as recorder:
@@ -215,9 +215,9 @@ def test_sparse_gradients(record):
         assert gradients == [[0, 1, 0, 1, *[0] * 6] if size == 10 else None] * 2
 
 
-def test_what_torch_does_is_accounted_for(begun):
+def test_torchs_own_changes_are_explained(with_model):
     """Backward, unscaling, clipping, a fused step, and clearing are no changes by hand."""
-    recording, model = begun()
+    recording, model = with_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0625, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for unscale in (True, False):
@@ -233,8 +233,8 @@ def test_what_torch_does_is_accounted_for(begun):
     assert [event["by"] for event in recording.of_kind("zero_grad")] == ["optimizer"] * 2
 
 
-def test_zeros_in_place_of_no_gradient_clear_nothing(begun):
-    recording, model = begun()
+def test_zeros_instead_of_no_gradient_clear_nothing(with_model):
+    recording, model = with_model()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     model.zero_grad()

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in the recorder, the trainer gets what it would have got without it."""
+"""Errors of the recorder do not change the trainer's results."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def test_the_original_runs_once_with_its_own_arguments(around, reported):
         assert Adder().add(1, two=2) == 3
         assert Adder.calls == 1
         assert reported == [(__name__, ZeroDivisionError)]
-        # It has been switched off, and is reported once.
+        # The observer is switched off, and reported only once.
         assert Adder().add(2, 2) == 4
     assert Adder.calls == 2
     assert len(reported) == 1
 
 
 @pytest.mark.parametrize("around", [before, after, finally_])
-def test_the_originals_error_is_what_the_trainer_sees(around, reported):
+def test_the_trainer_gets_the_originals_error(around, reported):
     with replaced(Adder, "add", around), pytest.raises(KeyError, match="two"):
         Adder().add(1, None)
     assert Adder.calls == 1
 
 
-def test_the_originals_error_alone_is_no_failure_of_ours(reported):
+def test_the_originals_error_is_no_failure_of_the_recorder(reported):
     with replaced(Adder, "add", lambda original, *args: original(*args)), pytest.raises(KeyError):
         Adder().add(1, None)
     assert reported == []
@@ -86,8 +86,8 @@ def fails(*args, **kwargs):
     raise ZeroDivisionError("on purpose")
 
 
-def test_a_training_step_goes_on_without_an_observer(record, monkeypatch):
-    """Everything that looks at gradients fails, and the weights are those of a run that nobody observes."""
+def test_a_training_step_continues_without_a_failed_observer(record, monkeypatch):
+    """Everything that looks at gradients fails, and training continues as without a recorder."""
     recording = record()
     recording.may_fail = True
     model = recording.task.model()
@@ -108,7 +108,7 @@ def test_a_training_step_goes_on_without_an_observer(record, monkeypatch):
 
 
 def test_nothing_is_read_while_a_cuda_graph_is_captured(monkeypatch):
-    """On a GPU a read then spoils the capture, for good."""
+    """On a GPU, a read would break the capture."""
     told = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))

@@ -1,4 +1,4 @@
-"""What is seen of Horovod, in real ranks."""
+"""Horovod as seen in real ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shown(events):
 
 
 def test_collectives_and_nested_steps():
-    """Each gradient is averaged by itself; Horovod's step and the one that it wraps are one."""
+    """Each gradient is averaged separately; Horovod's step and the step that it wraps count as one."""
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=1)
     for events in ranks("horovod", "horovod", spec):
         assert shown(events) == [
@@ -51,7 +51,7 @@ def test_collectives_and_nested_steps():
 
 
 def test_a_step_that_synchronizes():
-    """Averages that a short window has not begun are issued in it, compressed here."""
+    """The step issues the averages that a short window has not started, here compressed."""
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=1, precision="fp16-compression")
     for share in spec["orders"][0]:
         share.pop()
@@ -67,8 +67,8 @@ def test_a_step_that_synchronizes():
         assert [event["synchronizes"] for event in events if event["event"] == "step"] == [True]
 
 
-def test_horovod_that_is_imported_late():
-    """In the trainer's function, when the recorder is already on, and between the model and its broadcast."""
+def test_a_late_import_of_horovod():
+    """In the trainer's function, after the recorder has started, between the model and its broadcast."""
     [events] = ranks(f"{TRAINERS}:imports_horovod_late", "single", make_spec(steps=1))
     assert shown(events) == ["broadcast"] * 2 + ["forward", "synchronize", "step"]
     [optimizer] = [event for event in events if event["event"] == "optimizer"]
@@ -77,7 +77,7 @@ def test_horovod_that_is_imported_late():
 
 @pytest.mark.parametrize(("decay", "weights"), [(0.0, [0.5, -0.5, 0.25]), (0.5, [0.484375, -0.484375, 0.2421875])])
 def test_a_step_that_only_makes_optimizer_state(decay, weights):
-    """Horovod 0.28.1 steps on zeros to broadcast the state of a new optimizer, which decays the weights."""
+    """Horovod 0.28.1 steps with zero gradients to broadcast a new optimizer's state, which decays the weights."""
     spec = make_spec(world_size=2, size=4, steps=1, optimizer=sgd(weight_decay=decay))
     for events in ranks(f"{TRAINERS}:broadcasts_optimizer_state", "horovod", spec):
         assert [event["weights"] for event in events if event["event"] == "state_init"] == [weights]
@@ -85,16 +85,16 @@ def test_a_step_that_only_makes_optimizer_state(decay, weights):
 
 
 def test_a_process_group_that_is_destroyed_too_early():
-    """Without the recorder's hold on the group, about one such run in five hangs in torch 2.13."""
+    """If the recorder did not keep the group alive, about one such run in five would hang in torch 2.13."""
     spec = make_spec(world_size=2, size=4, backend="ddp")
     with ForkServer(f"{TRAINERS}:destroys_the_group_first", backend="ddp") as server:
         outcomes = [server.run(spec, time_limit=30.0) for _ in range(20)]
     assert [rank.exit for outcome in outcomes for rank in outcome.ranks] == ["exited 0"] * 40
 
 
-def test_nobody_waits_in_horovod_before_it_is_done():
-    """Where it would spin."""
+def test_horovods_wait_is_called_only_when_it_is_done():
+    """Earlier, it would spin."""
     answers, waited = iter([False, False, True]), []
     sleeping_until(lambda handle: next(answers))(waited.append, 7)
     assert waited == [7]
-    assert next(answers, "asked no more") == "asked no more"
+    assert next(answers, "no answer left") == "no answer left"

@@ -1,4 +1,4 @@
-"""The events of a rank that is stopped and resumed: two lives in one sequence, each placed in the plan by itself."""
+"""The events of a resumed rank: two lives in one sequence, each placed in the plan separately."""
 
 import pytest
 
@@ -12,7 +12,7 @@ ROWS = [[row for micro_batch in window for row in micro_batch] for window in Pla
 
 
 def life(*windows):
-    """A process that trains these windows."""
+    """The events of a process that trains these windows."""
     lines = [{"event": "started", "pid": 1}]
     for number, window in enumerate(windows):
         lines += [
@@ -31,7 +31,7 @@ def spec(**of_life):
 
 
 def until(*windows):
-    """A process that saves after so many windows."""
+    """The spec of a process that saves after these windows."""
     return spec(checkpoint_dir="/nowhere", save_after=list(windows))
 
 
@@ -51,18 +51,18 @@ def test_windows_before_a_kill():
 
 @pytest.mark.parametrize("trained", [[3, 4, 5], [0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [4, 5]])
 def test_windows_after_the_resume(trained):
-    """Those that its rows show, also where it has lost its place."""
+    """Its rows identify the windows, also if it has lost its position."""
     assert windows_of(spec(resume_from="/nowhere"), life(*trained)) == trained
 
 
-def test_rows_that_show_no_place_go_on_with_the_next_window():
+def test_unknown_rows_continue_with_the_next_window():
     lines = [
         {**line, "rows": [None] * len(line["rows"])} if line["event"] == "forward" else line for line in life(0, 1, 2)
     ]
     assert windows_of(spec(resume_from="/nowhere"), lines) == [3, 4, 5]
 
 
-def test_numbers_go_on_and_the_lives_can_be_told_apart():
+def test_numbers_continue_and_lives_can_be_separated_again():
     first, second = life(0), life(1)
     second[-1:] = [
         {**second[-1], "event": "gradient_change", "since": -1},

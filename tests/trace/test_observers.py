@@ -1,4 +1,4 @@
-"""Observers know nothing of each other; that they do not know the recorder, tests/structure holds."""
+"""Observers do not depend on each other; tests/structure checks that they do not import the recorder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODULES = {path: path.read_text(encoding="utf-8") for path in files("conformance
 
 
 def test_nothing_imports_an_observer():
-    """The recorder finds them by their folder."""
+    """The recorder finds observers by their folder."""
     names = sorted(path.stem for path in MODULES if path.parent.name == "observers" and path.stem != "__init__")
     assert [*recorder.OBSERVERS] == names
     assert [

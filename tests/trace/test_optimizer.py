@@ -1,4 +1,4 @@
-"""Optimizer steps: one event for each that was applied, with the gradients that the optimizer saw."""
+"""Optimizer steps: one event per applied step, with the gradients that the optimizer saw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .places import here
 
 
 def flat(model):
-    """Its weights, as events list them: weight first, then bias."""
+    """The model's weights as events list them: weight first, then bias."""
     return [*model.weight.flatten().tolist(), *model.bias.tolist()]
 
 
@@ -22,7 +22,7 @@ def gradients_of(model):
 
 
 class Stepping:
-    """A recording, and the task's model."""
+    """A recording with the task's model."""
 
     def __init__(self, recording):
         self.recording, self.task = recording, recording.task
@@ -33,7 +33,7 @@ class Stepping:
         self.task.loss((model or self.model)(batch.inputs), batch).backward()
 
     def step(self, optimizer=None):
-        """Backward and a step; the result is what was noted of all steps so far."""
+        """Runs a backward and a step; returns the events of all steps so far."""
         self.backward()
         (optimizer or self.task.optimizer(self.model.parameters())).step()
         return self.recording.of_kind("step")
@@ -45,7 +45,7 @@ def stepping(record):
 
 
 class Own(torch.optim.Optimizer):
-    """Has no learning rate, and a step that may average or clip."""
+    """An optimizer without a learning rate, whose step clips."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {})
@@ -57,7 +57,7 @@ class Own(torch.optim.Optimizer):
 
 
 class Nested(torch.optim.SGD):
-    """As Horovod's, whose `step` changes the gradients and then calls that of the class it wraps."""
+    """An optimizer like Horovod's, whose `step` changes the gradients and then calls that of the class it wraps."""
 
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
@@ -78,7 +78,7 @@ def test_a_step(stepping):
 
 
 def test_values_are_exact(stepping):
-    """A float32 is written as the float64 of the same value, and one that is not finite as a word."""
+    """A float32 is written as the float64 of the same value, a non-finite one as a word."""
     model = stepping.model
     optimizer = stepping.task.optimizer(model.parameters())
     stepping.recording.recorder.forwards = 1
@@ -89,14 +89,14 @@ def test_values_are_exact(stepping):
     assert step["weights"][1:] == ["nan", "inf"]
 
 
-def test_a_step_of_ones_own_shows_no_gradients(stepping):
-    """Nor a learning rate, where there is none."""
+def test_a_custom_step_shows_no_gradients(stepping):
+    """Nor a learning rate, if there is none."""
     [step] = stepping.step(Own(stepping.model.parameters()))
     assert (step["gradients"], step["weights"], step["lr"]) == (None, [0.375, -0.375, 0.125], None)
 
 
 def test_gradients_are_those_after_the_optimizers_own_pre_hooks(stepping):
-    """Torch calls the recorder's global hook before them."""
+    """Torch calls the recorder's global hook before these."""
     parameters = [*stepping.model.parameters()]
     optimizer = stepping.task.optimizer(parameters)
     optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(parameters, 0.125))
@@ -120,7 +120,7 @@ def test_a_step_without_gradients_is_idle(stepping):
 
 @pytest.mark.parametrize("own_steps", [False, True])
 def test_a_copy_counts_unless_the_tasks_own_parameters_are_stepped(stepping, own_steps):
-    """A framework may train a deep copy. In DiLoCo its step makes the gradient of an outer optimizer."""
+    """A framework may train a deep copy. In DiLoCo, its step computes the gradient of an outer optimizer."""
     model, local = stepping.model, copy.deepcopy(stepping.model)
     stepping.backward(local)
     torch.optim.SGD(local.parameters(), lr=1.0).step()
@@ -136,7 +136,7 @@ def test_a_copy_counts_unless_the_tasks_own_parameters_are_stepped(stepping, own
 
 @pytest.mark.parametrize(("features", "classes"), [(7, 1), (5, 3)])
 def test_another_models_optimizer_is_noted_once_and_ignored(stepping, features, classes):
-    """Also that of a head whose bias alone has a shape of the model's."""
+    """Also that of a head whose bias has a shape of the model."""
     other = torch.nn.Linear(features, classes)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_a_nested_step_is_one_step(stepping):
 
 @pytest.mark.parametrize(("kind", "positional"), [(torch.optim.SGD, True), (torch.optim.SGD, False), (Nested, True)])
 def test_with_a_closure_gradients_exist_only_after_it_ran(stepping, kind, positional):
-    """As with Lightning, which runs forward, backward and clipping in a closure that it gives to the step."""
+    """As in Lightning, which runs forward, backward and clipping in a closure of the step."""
     optimizer = kind(stepping.model.parameters(), lr=0.0625)
     calls = []
 
@@ -205,7 +205,7 @@ def test_parameters_in_groups_and_any_order(stepping):
 
 
 def test_an_interrupted_step_does_not_swallow_the_next(stepping):
-    """A step that raised never ends; the one after it is not nested in it."""
+    """A step that raised never ends; the next step is not nested in it."""
     optimizer = stepping.task.optimizer(stepping.model.parameters())
 
     def closure():
@@ -217,7 +217,7 @@ def test_an_interrupted_step_does_not_swallow_the_next(stepping):
 
 
 def test_a_step_before_the_first_forward_makes_state(stepping):
-    """Horovod's broadcast_optimizer_state steps on zeros so that there is a state to send."""
+    """Horovod's broadcast_optimizer_state steps with zero gradients to create a state to send."""
     optimizer = torch.optim.SGD(stepping.model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
     for parameter in stepping.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -227,7 +227,7 @@ def test_a_step_before_the_first_forward_makes_state(stepping):
 
 
 def test_a_step_on_zeros_after_another_is_a_step(stepping):
-    """Gradients that no backward made, and an optimizer for each parameter; the gradient of the bias is zero."""
+    """The gradients come without a backward, and each parameter has its optimizer; the gradient of the bias is zero."""
     for parameter in stepping.model.parameters():
         parameter.grad = torch.full_like(parameter, parameter.ndim - 1)
         stepping.task.optimizer([parameter]).step()
@@ -243,7 +243,7 @@ def test_a_step_on_zeros_that_autograd_has_computed_is_a_step(stepping):
     assert stepping.recording.kinds("step", "state_init") == ["step"]
 
 
-def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(stepping):
+def test_a_step_need_not_wait_for_another_optimizers_collective(stepping):
     stepping.backward()
     handles = stepping.recording.recorder.handles
     handles.noted(0)
@@ -287,7 +287,7 @@ def test_an_optimizer_is_noted_before_it_is_mentioned(stepping):
     assert stepping.recording.kinds("optimizer", "step", "zero_grad") == ["optimizer", "step", "zero_grad"]
 
 
-def test_an_optimizer_that_has_a_state_already(stepping):
+def test_an_optimizer_with_an_existing_state(stepping):
     optimizer = stepping.task.optimizer(stepping.model.parameters())
     stepping.recording.recorder.__exit__(None, None, None)
     stepping.step(optimizer)
@@ -310,7 +310,7 @@ def test_several_optimizers_of_one_model(stepping):
     assert [event["step"] for event in (first, second)] == [0, 1]
 
 
-def test_a_frameworks_wrapper_is_the_optimizer_in_it(stepping):
+def test_a_frameworks_wrapper_counts_as_its_inner_optimizer(stepping):
     Accelerator(cpu=True)
     wrapper = AcceleratedOptimizer(stepping.task.optimizer(stepping.model.parameters()))
     stepping.step(wrapper)
@@ -323,14 +323,14 @@ def test_a_frameworks_wrapper_is_the_optimizer_in_it(stepping):
 
 @pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
 def test_scalars_in_tensors(stepping, rate):
-    """The learning rate, say, or the bias corrections of a step that is compiled."""
+    """Such as the learning rate, or the bias corrections of a compiled step."""
     [step] = stepping.step(torch.optim.AdamW(stepping.model.parameters(), lr=rate))
     assert step.get("scalars_in_tensors", False) is isinstance(rate, torch.Tensor)
 
 
 @pytest.mark.parametrize("is_torchs", [True, False])
-def test_what_a_trainer_keeps_in_the_state_beside_an_algorithm_of_torchs(stepping, is_torchs):
-    """It is not read in a step. What another class reads is not known."""
+def test_a_trainers_own_entries_in_the_state(stepping, is_torchs):
+    """Steps of torch's classes do not read them; for other classes nothing is known."""
     kind = torch.optim.AdamW if is_torchs else type("Own", (torch.optim.AdamW,), {})
     optimizer = kind(stepping.model.parameters())
     stepping.step(optimizer)

@@ -1,4 +1,4 @@
-"""Functions that are replaced for a while, now or once their modules are imported."""
+"""Functions are replaced temporarily, now or once their modules are imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def twice(original, *args):
     return f"{original(*args)} {original(*args)}"
 
 
-def test_who_has_the_function_already_is_seen():
+def test_earlier_imports_of_the_function_are_covered():
     mine, before = greet, dict(vars(greet))
     cells = [cell.cell_contents for cell in greet.__closure__]
     with replaced_inside(greet, twice):
@@ -46,7 +46,7 @@ def test_it_is_put_back_after_an_error():
 
 
 @pytest.mark.parametrize("function", [len, twice, functools.partial(greet, "you")])
-def test_without_an_original_it_says_so(function):
+def test_without_an_original_it_raises(function):
     with pytest.raises(ValueError, match="keeps no original"), replaced_inside(function, twice):
         pass
 
@@ -57,7 +57,7 @@ class Greeting:
 
 
 @pytest.mark.parametrize("place", [lambda: replaced(Greeting, "to", twice), lambda: replaced_inside(greet, twice)])
-def test_a_seam_that_was_left_is_idle_and_found_again(place, monkeypatch):
+def test_a_seam_left_in_place_is_idle_and_reused(place, monkeypatch):
     monkeypatch.setattr(Greeting, "to", Greeting.to)
     monkeypatch.setattr(greet.__closure__[0], "cell_contents", greet.__wrapped__)
 
@@ -85,7 +85,7 @@ NAME = "imported_by_a_test"
 
 @pytest.fixture
 def acted(tmp_path, monkeypatch):
-    """The modules that were acted on; the module can be imported, and is forgotten afterwards."""
+    """The modules acted on so far. Makes the test's module importable during a test."""
     (tmp_path / f"{NAME}.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield []
@@ -93,7 +93,7 @@ def acted(tmp_path, monkeypatch):
 
 
 def acting(acted):
-    """Seams that only tell of which module they are, and when."""
+    """Seams that add their module to `acted` while they are entered."""
 
     @contextmanager
     def seam(module):
@@ -104,7 +104,7 @@ def acting(acted):
     return lambda module: [seam(module)]
 
 
-def test_later(acted):
+def test_an_import_after_the_seams(acted):
     with when_imported(NAME, acting(acted)):
         assert acted == []
         module = importlib.import_module(NAME)
@@ -114,15 +114,14 @@ def test_later(acted):
     assert module.value == 1
 
 
-def test_twice(acted):
-    """For two observers."""
+def test_seams_of_two_observers(acted):
     with when_imported(NAME, acting(acted)), when_imported(NAME, acting(acted)):
         module = importlib.import_module(NAME)
         assert acted == [module, module]
 
 
 def test_a_loader_that_other_modules_share(acted, tmp_path, monkeypatch):
-    """As pytest's own one for test files."""
+    """Like pytest's own loader of test files."""
 
     class Shared:
         loader = importlib.machinery.SourceFileLoader(NAME, str(tmp_path / f"{NAME}.py"))
@@ -137,14 +136,14 @@ def test_a_loader_that_other_modules_share(acted, tmp_path, monkeypatch):
         assert acted == [module]
 
 
-def test_already(acted):
+def test_an_import_before_the_seams(acted):
     module = importlib.import_module(NAME)
     with when_imported(NAME, acting(acted)):
         assert acted == [module]
 
 
-def test_looking_whether_it_is_there_does_not_use_it_up(acted):
-    """As frameworks do with Horovod before they import it."""
+def test_a_lookup_before_the_import(acted):
+    """As frameworks look for Horovod before they import it."""
     with when_imported(NAME, acting(acted)):
         assert importlib.util.find_spec(NAME) is not None
         assert acted == []
@@ -152,7 +151,7 @@ def test_looking_whether_it_is_there_does_not_use_it_up(acted):
         assert acted == [module]
 
 
-def test_the_module_is_what_it_would_be_without(acted):
+def test_the_module_looks_the_same_as_without_seams(acted):
     plain = importlib.import_module(NAME)
     del sys.modules[NAME]
     with when_imported(NAME, acting(acted)):
@@ -175,7 +174,7 @@ def test_nothing_stays(acted):
     assert acted == []
 
 
-def test_what_is_not_there(acted):
+def test_a_missing_module(acted):
     with when_imported("no_such_module_anywhere", acting(acted)), pytest.raises(ModuleNotFoundError):
         importlib.import_module("no_such_module_anywhere")
     assert acted == []

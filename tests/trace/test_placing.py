@@ -9,16 +9,16 @@ from conformance.trainers.accumulated import train as accumulated
 
 from ..trainers.tasks import make_spec, of_kind, train
 
-#: Of a rank, its windows, each with the rows of its micro-batches.
+#: The windows of a rank, each with the rows of its micro-batches.
 PLAN = "0+1 2+3 | 4+5 6+7 | 8"
 
 
 def lines(script):
-    """What a rank records.
+    """The lines that a rank records.
 
-    "0+1": a forward of these rows; "?" is one that is no sample, "()" that they are unknown. "<0+1": a backward through
-    the forwards with these numbers. "clear": gradients are cleared. "step". "w1": weights change to this without a step
-    of an optimizer's.
+    "0+1": a forward of these rows; "?": a row that is no sample, "()": unknown rows. "<0+1": a backward through the
+    forwards with these numbers. "clear": gradients are cleared. "step". "w1": weights change to this without a step of
+    an optimizer.
     """
     forward, weight = 0, 0.0
     for word in script.split():
@@ -42,7 +42,7 @@ def rows(word):
 
 
 def placed_from(plan, raw, *others):
-    """The events of rank 0, which should read the windows of this plan, in their places; other ranks read `others`."""
+    """The placed events of rank 0, which should read the windows of this plan; other ranks read `others`."""
     windows, *others = [[[*map(rows, window.split())] for window in one.split("|")] for one in (plan, *others)]
     spec = {
         "samples": {"x": [[float(row)] for row in range(30)]},
@@ -55,13 +55,13 @@ def placed_from(plan, raw, *others):
 
 
 def places_of(events):
-    """The places of the forwards; "-" for one that trains nothing."""
+    """The places of the forwards; "-" for one that does not train."""
     forwards = [event for event in events if event["event"] == "forward"]
     return " ".join("-" if event["extra"] else f"{event['window']}.{event['micro_batch']}" for event in forwards)
 
 
 PLACES = {
-    # As planned, and where samples are alike.
+    # As planned, also with equal samples.
     "as planned": (PLAN, "0+1 2+3 4+5 6+7 8", "0.0 0.1 1.0 1.1 2.0"),
     "equal samples": ("0+0 0+1 | 0 1", "0+0 0+1 0 1", "0.0 0.1 1.0 1.1"),
     "rows as planned, with steps inside windows": (
@@ -69,14 +69,14 @@ PLACES = {
         "0+1 <0 step 2+3 <1 step 4+5 <2 step 6+7 <3 step 8 <4 step",
         "0.0 0.1 1.0 1.1 2.0",
     ),
-    # Rows that are not of this rank's samples, or unknown.
+    # Rows of other ranks, or unknown.
     "samples of other ranks": (PLAN, "0+1 20+21 22+23 6+7 24 25", "0.0 0.1 1.0 1.1 2.0 3.0"),
     "samples of other ranks, forward twice": ("0 | 1 | 0", "20 20 <1 21 21 <3 20 20 <5", "- 0.0 - 1.0 - 2.0"),
-    "rows that cannot be told": (PLAN, "() () () ?+?", "0.0 0.1 1.0 1.1"),
+    "unknown rows": (PLAN, "() () () ?+?", "0.0 0.1 1.0 1.1"),
     # Not as planned.
     "a whole window at once": (PLAN, "0+1+2+3 4+5", "0.0 1.0"),
     "sample by sample": (PLAN, "0 1 2+3 4", "0.0 0.0 0.1 1.0"),
-    "one once more": (PLAN, "0+1 0+1 2+3 4+5", "0.0 0.0 0.1 1.0"),
+    "a micro-batch repeated": (PLAN, "0+1 0+1 2+3 4+5", "0.0 0.0 0.1 1.0"),
     "a micro-batch dropped": (PLAN, "0+1 4+5", "0.0 1.0"),
     "a window dropped": (PLAN, "0+1 8", "0.0 2.0"),
     "another order": (PLAN, "2+3 0+1 4+5", "0.1 0.0 1.0"),
@@ -84,9 +84,9 @@ PLACES = {
     "two windows at once": (PLAN, "0+1+2+3+4+5+6+7 8", "0.0 2.0"),
     "back to the beginning": (PLAN, "8 0+1", "2.0 2.0"),
     # Rows that recur.
-    "twice forward, once backward": ("0 | 1 | 0 | 1", "0 0 <1 1 1 <3 0 0 <4 1 1 <7", "- 0.0 - 1.0 2.0 - - 3.0"),
-    "twice forward, all windows alike": ("0 | 0 | 0", "0 0 <1 step 0 0 <2 step 0 <4", "- 0.0 1.0 - 2.0"),
-    "twice forward, micro-batches alike": ("0 0 | 0 1", "0 0 <0 0 0 <2 step 0 0 <5 1 <6", "0.0 - 0.1 - - 1.0 1.1"),
+    "two forwards, one backward": ("0 | 1 | 0 | 1", "0 0 <1 1 1 <3 0 0 <4 1 1 <7", "- 0.0 - 1.0 2.0 - - 3.0"),
+    "two forwards, all windows alike": ("0 | 0 | 0", "0 0 <1 step 0 0 <2 step 0 <4", "- 0.0 1.0 - 2.0"),
+    "two forwards, micro-batches alike": ("0 0 | 0 1", "0 0 <0 0 0 <2 step 0 0 <5 1 <6", "0.0 - 0.1 - - 1.0 1.1"),
     "two micro-batches alike before one backward": (
         "0 0 | 0 0 | 1",
         "0 0 <0+1 step 0 0 <2+3 step 1 <4",
@@ -98,18 +98,18 @@ PLACES = {
         "0.0 0.1 1.0 1.1 2.0",
     ),
     "two micro-batches before either backward": ("0 1 | 0 1", "0 1 <0 <1 step 0 1 <2+3", "0.0 0.1 1.0 1.1"),
-    "a penalty on a forward of its own": ("0 | 0", "0 0 <0+1 step 0 <2", "0.0 0.0 1.0"),
-    "once more after the backward": ("0 | 1 | 0", "0 <0 0 step 1 <2 1 step 0 <4", "0.0 - 1.0 - 2.0"),
-    "once more after the backward, and all windows alike": ("0 | 0", "0 <0 0 <1 step 0 <2", "0.0 0.0 1.0"),
-    "once more after the backward, and micro-batches alike": (
+    "a penalty on a separate forward": ("0 | 0", "0 0 <0+1 step 0 <2", "0.0 0.0 1.0"),
+    "repeated after the backward": ("0 | 1 | 0", "0 <0 0 step 1 <2 1 step 0 <4", "0.0 - 1.0 - 2.0"),
+    "repeated after the backward, all windows alike": ("0 | 0", "0 <0 0 <1 step 0 <2", "0.0 0.0 1.0"),
+    "repeated after the backward, micro-batches alike": (
         "0 0 | 1 1",
         "0 <0 0 <1 0 <2 0 <3 step 1 <4",
         "0.0 0.1 0.1 0.1 1.0",
     ),
-    "once more, and then not as planned": ("0 1+2 | 3 1", "0 1+2 0 1", "0.0 0.1 0.0 1.1"),
+    "repeated, then not as planned": ("0 1+2 | 3 1", "0 1+2 0 1", "0.0 0.1 0.0 1.1"),
     "gradients made without autograd": ("0 | 0", "0 step 0 step", "0.0 1.0"),
     "no step but new weights": ("0 | 0", "0 <0 w1 0 <1 w2", "0.0 1.0"),
-    "new weights where rows do not show the window": ("0 1 | 0 1", "-1 <0 -1 <1 w1 -1 <2 -1 <3 w2", "0.0 0.1 1.0 1.1"),
+    "new weights with unknown windows": ("0 1 | 0 1", "-1 <0 -1 <1 w1 -1 <2 -1 <3 w2", "0.0 0.1 1.0 1.1"),
     "weights moved between steps": ("0 | 0", "0 <0 w1 0 <1 w0 step 0 <2 step", "0.0 0.0 1.0"),
     "only the last loss backward": ("0 1 | 0 1", "0 1 <1 step 0 1 <3", "0.0 0.1 1.0 1.1"),
     "evaluations before, between and after": (
@@ -117,7 +117,7 @@ PLACES = {
         "0 1 2 3 0 <4 1 <5 step 0 1 2 3 2 <10 3 <11 step 0 3",
         "- - - - 0.0 0.1 - - - - 1.0 1.1 - -",
     ),
-    # Steps end windows where rows are not as planned.
+    # Steps end windows if rows are not as planned.
     "rows that equal other samples": (PLAN, "4+5 <0 1+? <1 step 0+1 <2 8 <3 step 2 <4 step", "0.0 0.1 1.0 1.1 2.0"),
     "each batch twice in one forward": (
         PLAN,
@@ -130,21 +130,21 @@ PLACES = {
         "0 <0 0+1 <1 2 <2 2+3 <3 step 4+5 <4 6+7 <5 step 8 <6 step",
         "0.0 0.0 0.1 0.1 1.0 1.1 2.0",
     ),
-    # Other rows of which no step uses the gradients.
+    # Forwards of other rows, whose gradients no step uses.
     "a warm-up": ("0 | 1", "? <0 clear 0 <1 step", "- 0.0"),
     "another model's loss after each step": ("0 | 1", "0 <0 step ? <1 clear 1 <2 step ? <3", "0.0 - 1.0 -"),
-    "other rows of which a step uses the gradients": ("0 | 1", "0 <0 ? <1 step 1 <2 step", "0.0 0.0 1.0"),
+    "other rows whose gradients a step uses": ("0 | 1", "0 <0 ? <1 step 1 <2 step", "0.0 0.0 1.0"),
     "a trainer without samples": ("0 | 1", "? <0 clear ? <1 step ? <2 step", "0.0 0.0 1.0"),
     "samples whose gradients are lost": ("0 | 1", "0 <0 clear 1 <1 step", "0.0 1.0"),
-    # Gradients that are cleared end windows where steps are missing.
+    # Clearing gradients ends windows if steps are missing.
     "rows of other ranks": (
         "0+1 2+3 | 4+5 6+7 | 8 15",
         "9+10+1 <0 step clear 11+12+5 <1 clear 13+14 <2 step",
         "0.0 1.0 2.0",
     ),
-    "rows that are none": ("0+1 2+3 | 4+5 6+7 | 8 15", "? <0 clear ? <1 step clear ? <2 step clear", "0.0 1.0 2.0"),
+    "foreign rows": ("0+1 2+3 | 4+5 6+7 | 8 15", "? <0 clear ? <1 step clear ? <2 step clear", "0.0 1.0 2.0"),
     "steps by hand": ("0+1 2+3 | 4+5 6+7 | 8 15", "9 <0 w1 clear 5 <1 clear 13 <2 clear w2", "0.0 1.0 2.0"),
-    # What goes backward beside the windows.
+    # Backwards outside the windows.
     "between windows": (
         PLAN,
         "0+1 <0 2+3 <1 step 6+7 <2 0+1 <3 4+5 <4 6+7 <5 step 8 <6 step",
@@ -175,7 +175,7 @@ def test_places(how):
 
 
 def test_a_rank_that_ended_early_was_about_to_train():
-    """What it forwarded last has had no time for a backward."""
+    """Its last forward had no time for a backward."""
     *raw, _ = lines("0 <0 step 1")
     assert places_of(placed_from("0 | 1", raw)) == "0.0 1.0"
 
@@ -192,21 +192,21 @@ def test_the_start_and_the_phase_wait_for_the_first_training_forward():
     assert found[2]["weights"] == found[3]["weights"] == [1.0]
 
 
-def test_every_epoch_has_windows_of_its_own():
+def test_every_epoch_has_its_own_windows():
     spec = make_spec(accumulation=2, size=3, steps=1, epochs=[0, 0])
     found = [(event["window"], event["micro_batch"]) for event in of_kind(train(accumulated, spec), "forward")]
     assert found == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0)]
 
 
-def test_samples_of_another_rank_are_read_for_it():
-    """In its own windows; those of another window are beside them."""
+def test_samples_read_for_another_rank():
+    """They train in that rank's window, but not in another one."""
     for first, place in (("4", "0.0"), ("6", "-")):
         raw = lines(f"{first} <0 0 <1 1 <2 step 2 <3 3 <4 step")
         assert places_of(placed_from("0 1 | 2 3", raw, "4 5 | 6 7")).split()[0] == place
 
 
-def test_windows_of_which_no_forward_was_seen():
-    """They begin with the first sign of gradients, and each backward is a micro-batch."""
+def test_windows_without_visible_forwards():
+    """They start with the first sign of gradients, and each backward is a micro-batch."""
     exchange, begin, step = {"event": "collective"}, {"event": "backward_begin"}, {"event": "step"}
     end = {"event": "backward_end", "forwards": []}
     window = [begin, end, begin, end, exchange, step]
@@ -219,7 +219,7 @@ def test_windows_of_which_no_forward_was_seen():
     assert [event["phase"] for event in found if event["event"] == "collective"] == ["construction", *["training"] * 2]
 
 
-def test_gradients_by_hand_begin_a_window():
+def test_gradients_by_hand_start_a_window():
     exchange = {"event": "collective", "of": "gradients"}
     raw = [{"event": "model"}, exchange, {"event": "step"}, {"event": "schedule"}, exchange, {"event": "step"}]
     found = placed_from("0 | 1", [*raw, {"event": "finished"}])
@@ -251,34 +251,34 @@ class TestRanksThatRunOutOfData:
     OTHERS = "4 | 5 | 6"
 
     def windows(self, *raw):
-        """The windows of what follows the second step, up to the end."""
+        """The windows of the events after the second step."""
         events = placed_from("0 | 1", raw, self.OTHERS)
         [second] = [event["seq"] for event in events if event["event"] == "step"][1:2]
         return [(event["event"], event["window"]) for event in events[second + 1 :]]
 
-    def begun(self):
+    def trained(self):
         return lines("0 <0 step 1 <1 step")
 
-    def test_what_answers_the_others_is_in_their_window(self):
-        *begun, finished = self.begun()
+    def test_answers_to_other_ranks_are_in_their_window(self):
+        *trained, finished = self.trained()
         answers = {"event": "collective", "of": "gradients"}
-        assert self.windows(*begun, {"event": "zero_grad"}, answers, finished) == [
+        assert self.windows(*trained, {"event": "zero_grad"}, answers, finished) == [
             ("zero_grad", 1),
             ("collective", 2),
             ("finished", 2),
         ]
 
-    def test_so_is_a_step_of_theirs_and_a_batch_that_is_read_again(self):
-        *begun, finished = self.begun()
+    def test_so_are_their_step_and_a_repeated_batch(self):
+        *trained, finished = self.trained()
         again = [{"event": "forward", "forward": 2, "rows": [1], "weights": [2.0]}]
         again += [{"event": "backward_end", "forwards": [2]}, {"event": "step", "weights": [3.0]}]
-        assert {window for _, window in self.windows(*begun, *again, finished)} == {2}
+        assert {window for _, window in self.windows(*trained, *again, finished)} == {2}
 
-    def test_where_no_rank_goes_on_the_end_is_in_the_last_window(self):
-        events = placed_from("0 | 1", self.begun(), "4 | 5")
+    def test_if_no_rank_continues_the_end_is_in_the_last_window(self):
+        events = placed_from("0 | 1", self.trained(), "4 | 5")
         assert events[-1]["window"] == 1
 
-    def test_without_a_step_nothing_shows_that_the_last_window_is_over(self):
-        *begun, _, finished = self.begun()
-        events = placed_from("0 | 1", [*begun, finished], self.OTHERS)
+    def test_without_a_step_the_last_window_does_not_end(self):
+        *trained, _, finished = self.trained()
+        events = placed_from("0 | 1", [*trained, finished], self.OTHERS)
         assert events[-1]["window"] == 1

@@ -1,4 +1,4 @@
-"""Each seam of torch is patched in one place, whichever recorder is on."""
+"""Each seam of torch is patched in one place for both recorders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATE = (
 
 @pytest.fixture
 def places(monkeypatch):
-    """By what is patched, the lines of the package that have done so."""
+    """The lines of the package that have patched each seam."""
     found = defaultdict(set)
 
     def note(seam):

@@ -1,4 +1,4 @@
-"""The recorder as a whole: it changes nothing, and nothing of it stays."""
+"""The recorder as a whole: it changes nothing and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PATHS = {
 
 
 def state_of_torch():
-    """Whatever the recorder touches while it is on."""
+    """Everything that the recorder changes while it is on."""
     owners = [
         *with_subclasses(torch.amp.GradScaler),
         *with_subclasses(LRScheduler),
@@ -77,7 +77,7 @@ def _is_hooks(key, value):
 
 
 def test_nothing_stays(record):
-    """What is replaced is put back: the very same objects."""
+    """Replaced objects are put back, with the same identity."""
     before = state_of_torch()
     recording = record()
     during = state_of_torch()
@@ -99,8 +99,7 @@ def test_nothing_stays_after_an_error():
 
 @pytest.fixture(scope="module")
 def servers():
-    """The same training with the recorder and with the recorder taken off, a server for each and each
-    backend."""
+    """The servers of one training with and without the recorder, for each backend."""
     with ExitStack() as stack:
         yield {
             (function, backend): stack.enter_context(ForkServer(f"{TRAINERS}:{function}", backend=backend))
@@ -119,7 +118,7 @@ def servers():
     ],
 )
 def test_it_changes_no_bit(servers, path, precision):
-    """Real data, so that every rounding counts, in all ranks of every path."""
+    """With real data, where every rounding counts, in all ranks of every path."""
     spec = make_spec(**PATHS[path], case=path, steps=3, precision=precision, scaler=scaler())
     spec["samples"]["x"] = [[value / 3 for value in row] for row in spec["samples"]["x"]]
     outputs = {}
@@ -134,7 +133,7 @@ def test_it_changes_no_bit(servers, path, precision):
 
 
 def test_it_draws_no_random_numbers(record):
-    """The trainer's stream of random numbers is what it would be without."""
+    """The trainer's random numbers are the same as without a recorder."""
     torch.manual_seed(0)
     expected = torch.rand(3)
     recording = record()
@@ -148,7 +147,7 @@ def test_it_draws_no_random_numbers(record):
 
 
 def test_events_are_documented_json():
-    """Of a kind that is known, numbered without a gap, and plain JSON without NaN or infinity."""
+    """Known kinds, numbers without gaps, and plain JSON without NaN or infinity."""
     clip = {"kind": "norm", "threshold": 1.0}
     events = train(loading.load("accumulated")[0], {**overflowing(accumulation=2, size=4), "clip": clip})
     assert {event["event"] for event in events} >= {"clip", "unscale", "skip", "schedule", "backward_end"}
@@ -164,7 +163,7 @@ HEAD = ["event", "rank", "seq", "time", "window", "micro_batch", "where"]
 
 
 def test_a_loop_without_a_task():
-    """Any model can be watched; values of a large one are not read."""
+    """The recorder can watch any model; it does not read values of a large one."""
     events = []
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     with Recorder(events.append) as recorder:
@@ -186,9 +185,9 @@ def test_a_loop_without_a_task():
     assert next(event["rows"] for event in events if event["event"] == "forward") == []
 
 
-def test_two_models_of_which_one_is_copied(begun):
-    """What is stepped last is what `finished` reads, as an average of weights beside the model shows."""
-    recording, model = begun()
+def test_an_average_of_the_model(with_model):
+    """`finished` reads the parameters stepped last, not those of an average."""
+    recording, model = with_model()
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = recording.task.optimizer(model.parameters())
     for batch in recording.task.dataloader():

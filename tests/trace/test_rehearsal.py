@@ -1,4 +1,4 @@
-"""What a trainer does before it goes back to where it began is none of its training."""
+"""A rehearsal, before a return to the first weights, does not count as training."""
 
 import pytest
 
@@ -8,7 +8,7 @@ START = [1.0, 0.0]
 
 
 def lines(*shown, optimizers=1):
-    """A forward and a step for each of these weights, which the forward shows; the step moves them to the next ones."""
+    """A forward with each of these weights, and a step to the next ones."""
     found = [{"event": "model"}]
     for number, weights in enumerate(shown):
         after = shown[number + 1] if number + 1 < len(shown) else [9.0, 9.0]
@@ -23,7 +23,7 @@ def forwards(seen):
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_a_rehearsal_is_left_out(optimizers):
-    """With its steps; the model stays. A short last window may be dropped."""
+    """Its steps too, but not the model. A short last window may be dropped."""
     seen = lines(START, [2.0, 0.0], START, [3.0, 0.0], [4.0, 0.0], optimizers=optimizers)
     left = without_rehearsals(seen, 2, 3)
     assert forwards(left) == [2, 3, 4]
@@ -41,12 +41,12 @@ def test_two_rehearsals():
     ("shown", "planned"),
     [
         pytest.param([START, [2.0, 0.0], START, [3.0, 0.0]], 4, id="as many steps as planned"),
-        pytest.param([START, [2.0, 0.0], [3.0, 0.0], [4.0, 0.0]], 2, id="it never goes back"),
-        pytest.param([START, [2.0, 0.0], START, [3.0, 0.0], [4.0, 0.0]], 2, id="too many steps from there on"),
-        pytest.param([START, [2.0, 0.0], [3.0, 0.0], START], 2, id="too few"),
-        pytest.param([START, START, START, [2.0, 0.0]], 2, id="the weights have never moved before"),
+        pytest.param([START, [2.0, 0.0], [3.0, 0.0], [4.0, 0.0]], 2, id="no return"),
+        pytest.param([START, [2.0, 0.0], START, [3.0, 0.0], [4.0, 0.0]], 2, id="too many steps after the return"),
+        pytest.param([START, [2.0, 0.0], [3.0, 0.0], START], 2, id="too few steps after the return"),
+        pytest.param([START, START, START, [2.0, 0.0]], 2, id="weights that have not moved"),
     ],
 )
-def test_what_is_no_rehearsal(shown, planned):
+def test_not_a_rehearsal(shown, planned):
     seen = lines(*shown)
     assert forwards(without_rehearsals(seen, planned, planned)) == list(range(len(shown)))

@@ -1,4 +1,4 @@
-"""What is kept where training is stopped and resumed: states, averages, files of checkpoints."""
+"""Records of a resumed training: optimizer states, averages, checkpoint files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def trained(recording, model, optimizer, windows):
 @pytest.mark.parametrize(
     ("life", "noted"), [({"life": {**LIFE, "stop_after": 2}}, ["step", "optimizer_state"] * 2), ({}, ["step"] * 2)]
 )
-def test_noted_after_each_step_before_a_stop(begun, life, noted):
-    recording, model = begun(**life)
+def test_a_state_is_noted_after_each_step_before_a_stop(with_model, life, noted):
+    recording, model = with_model(**life)
     trained(recording, model, recording.task.optimizer(model.parameters()), recording.task.windows())
     found = [event["event"] for event in recording.events if event["event"] in ("step", "optimizer_state")]
     assert sorted(found) == sorted(noted)
 
 
-def test_noted_once_the_state_is_loaded(begun):
-    """A step before any backward only makes a state to load into."""
-    recording, model = begun(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
+def test_a_state_is_noted_once_it_is_loaded(with_model):
+    """A step before any backward only creates state to load into."""
+    recording, model = with_model(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.25)
     optimizer.step()
     for parameter in model.parameters():
@@ -49,8 +49,8 @@ def test_noted_once_the_state_is_loaded(begun):
     assert "lr" not in weight["settings"]
 
 
-def test_noted_once_where_the_backward_is_in_a_closure(begun):
-    recording, model = begun(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
+def test_a_state_is_noted_once_with_a_closure(with_model):
+    recording, model = with_model(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     for window in recording.task.windows():
 
@@ -64,7 +64,7 @@ def test_noted_once_where_the_backward_is_in_a_closure(begun):
 
 @pytest.mark.parametrize(("how", "is_watched"), [("unpickled", True), ("copied", False), ("of another class", False)])
 def test_a_model_that_is_restored_as_a_whole(record, how, is_watched):
-    """Whatever its values are, where a copy that is made in the process must have those of the task's model."""
+    """It may have any values, unlike a copy made in the process, which must have those of the task's model."""
     saved = torch.nn.Linear(2, 1) if how != "of another class" else torch.nn.utils.skip_init(torch.nn.Bilinear, 1, 2, 1)
     recording = record(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
     recording.task.model()
@@ -80,9 +80,9 @@ def test_a_model_that_is_restored_as_a_whole(record, how, is_watched):
     assert ("foreign_optimizer" in kinds) != is_watched
 
 
-def test_none_in_place_of_a_state_is_none(begun):
-    """As `ZeroRedundancyOptimizer.load_state_dict` leaves it for parameters that another rank steps."""
-    recording, model = begun(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
+def test_none_instead_of_a_state(with_model):
+    """`ZeroRedundancyOptimizer.load_state_dict` leaves it for parameters that another rank steps."""
+    recording, model = with_model(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for parameter in model.parameters():
         optimizer.state[parameter] = None
@@ -108,7 +108,7 @@ def written(record, folder, act):
         lambda folder: np.savez(str(folder / "one"), weight=np.ones(2)),
     ],
 )
-def test_files_that_are_written_from_their_beginning(record, tmp_path, act):
+def test_files_written_from_their_start_are_saves(record, tmp_path, act):
     (folder := tmp_path / "saved").mkdir()
     assert written(record, folder, act) in (["one"], ["one.npz"])
 
@@ -128,15 +128,15 @@ def append(path):
         lambda folder: torch.load(folder.parent / "before.pt"),
     ],
 )
-def test_no_others(record, tmp_path, act):
+def test_other_files_are_no_saves(record, tmp_path, act):
     torch.save({}, tmp_path / "before.pt")
     (folder := tmp_path / "saved").mkdir()
     assert written(record, folder, act) == []
 
 
 @pytest.mark.parametrize("life", [{"life": {**LIFE, "stop_after": 2}}, {}])
-def test_updates_are_noted_around_a_stop(begun, life):
-    recording, model = begun(**life)
+def test_updates_of_averages_are_noted_around_a_stop(with_model, life):
+    recording, model = with_model(**life)
     averaged = AveragedModel(model)
     averaged.update_parameters(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Autocast, compiled code, and processes that the trainer forks."""
+"""Autocast, compiled code and forked processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def regions(recording):
     return [(event["event"], event["device"], event["dtype"], event["enabled"]) for event in recording.events]
 
 
-def test_a_region(record):
+def test_an_autocast(record):
     recording = record()
     with torch.autocast("cpu", dtype=torch.float16):
         place = here(-1)
@@ -40,14 +40,14 @@ def test_a_decorator_and_a_subclass(record):
     assert [event for event, *_ in regions(recording)] == ["autocast_enter", "autocast_exit"] * 2
 
 
-def test_a_disabled_one(record):
+def test_a_disabled_autocast(record):
     recording = record()
     with torch.autocast("cpu", enabled=False):
         pass
     assert regions(recording) == []
 
 
-def test_an_error_in_it(record):
+def test_an_error_in_an_autocast(record):
     recording = record()
     with pytest.raises(MemoryError), torch.autocast("cpu"):
         raise MemoryError
@@ -63,9 +63,9 @@ def forget():
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
-def test_a_compiled_model(begun, fullgraph):
-    """The forward is seen, and nothing of the recorder is compiled: the graph breaks once, where it begins."""
-    recording, model = begun()
+def test_a_compiled_model(with_model, fullgraph):
+    """The forward is seen, and the recorder is not compiled: the graph breaks once, at the recorder."""
+    recording, model = with_model()
     compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
     compiled(torch.zeros(4, 2)).sum().backward()
     assert recording.kinds("forward", "backward_begin") == ["forward", "backward_begin"]
@@ -74,7 +74,7 @@ def test_a_compiled_model(begun, fullgraph):
 
 
 def test_without_a_recorder(record):
-    """The compiler is as it was: it takes the whole model, and refuses to break a full graph."""
+    """The compiler works as before: it compiles the whole model, and refuses to break a full graph."""
     recorder = record().recorder
     model = torch.nn.Linear(3, 1)
     recorder.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""What an enabled GradScaler does beside stepping, and learning rates."""
+"""Enabled GradScalers, and learning rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Calling(Scaler):
 
 
 class Own(Scaler):
-    """A subclass that does without its base."""
+    """A subclass that does not call its base."""
 
     def update(self, new_scale=None):
         self._scale.mul_(0.25)
@@ -30,7 +30,7 @@ class Own(Scaler):
 
 
 class OwnUnscaling(Scaler):
-    """A subclass that unscales without its base, as FSDP's does."""
+    """A subclass that unscales without its base, like FSDP's."""
 
     def scale(self, outputs):
         return super().scale(outputs)
@@ -44,14 +44,14 @@ class OwnUnscaling(Scaler):
 
 
 class Idle(Scaler):
-    """Skips what it likes."""
+    """A scaler that skips every step."""
 
     def _maybe_opt_step(self, optimizer, optimizer_state, *args, **kwargs):
         return None
 
 
 class Scaled:
-    """A recording, a model of the task's with an optimizer, and steps of these by a scaler."""
+    """A recording with the task's model and an optimizer, stepped by a scaler."""
 
     def __init__(self, recording):
         self.recording, self.model = recording, recording.task.model()
@@ -98,14 +98,14 @@ def test_steps_skips_and_updates(scaled, kind, fused):
     assert scaled.shown("step", "scale") == [(1024.0,), (1024.0,)]
 
 
-def test_a_skip_without_an_overflow_is_seen_as_one(scaled):
+def test_a_skip_without_an_overflow(scaled):
     """The event shows that the gradients were finite."""
     scaled.step(Idle("cpu", init_scale=8.0))
     assert scaled.shown("skip", "gradients_finite") == [(True,)]
     assert scaled.shown("step") == []
 
 
-def test_a_subclass_that_does_without_its_base_is_seen(scaled):
+def test_a_subclass_that_does_not_call_its_base(scaled):
     scaled.step(Own("cpu", init_scale=8.0))
     assert scaled.shown("update", "scale_before", "scale_after") == [(8.0, 2.0)]
 
@@ -117,7 +117,7 @@ def test_a_disabled_scaler_is_no_event(scaled):
     assert scaled.shown("step", "scale") == [(None,)]
 
 
-def test_a_bare_step_beside_a_scaler_has_no_scale(scaled):
+def test_a_direct_step_has_no_scale(scaled):
     """`optimizer.step()` instead of `scaler.step(optimizer)`."""
     scaled.backward(Scaler("cpu", init_scale=8.0))
     scaled.optimizer.step()
@@ -175,7 +175,7 @@ def test_unscaling_twice_is_the_trainers_error(scaled):
 
 
 def test_a_skip_shows_the_optimizers_state_and_so_does_each_step(scaled):
-    """A digest: the same while nothing has touched it, another one as soon as a momentum is another."""
+    """As a digest, which stays the same until a momentum changes."""
     scaled.optimizer = torch.optim.SGD(scaled.model.parameters(), lr=0.1, momentum=0.5)
     scaler = Scaler("cpu", init_scale=8.0)
     scaled.step(scaler)
@@ -189,7 +189,7 @@ def test_a_skip_shows_the_optimizers_state_and_so_does_each_step(scaled):
 
 
 class Chained(lr_scheduler.ChainedScheduler):
-    """The outermost alone is noted."""
+    """A scheduler that steps others; only its own steps are noted."""
 
     def __init__(self, optimizer):
         super().__init__([lr_scheduler.ExponentialLR(optimizer, gamma=gamma) for gamma in (0.5, 0.25)])
@@ -216,7 +216,7 @@ class CallingBase(lr_scheduler.ExponentialLR):
         (lambda one: CallingBase(one, gamma=0.5), [()], [(0, True, 1.0, 1.0), (0, False, 1.0, 0.5)]),
         (Chained, [()], [(0, True, 1.0, 1.0), (1, True, 1.0, 1.0), (2, False, 1.0, 0.125)]),
     ],
-    ids=["of torch's", "with a step of its own", "that calls its base", "of others"],
+    ids=["a torch scheduler", "its own step", "a call of its base", "a chain of others"],
 )
 def test_a_scheduler(scaled, make, losses, steps):
     optimizer = torch.optim.SGD(scaled.model.parameters(), lr=1.0)
@@ -232,7 +232,7 @@ def test_a_scheduler(scaled, make, losses, steps):
 
 
 def test_groups_and_rates_in_tensors(scaled):
-    """Not those of other models."""
+    """Schedulers of other models are not noted."""
     groups = [{"params": [scaled.model.weight], "lr": torch.tensor(1.0)}, {"params": [scaled.model.bias], "lr": 0.5}]
     lr_scheduler.LambdaLR(torch.optim.SGD(groups), lambda step: 0.5)
     lr_scheduler.StepLR(torch.optim.SGD(torch.nn.Linear(3, 3).parameters()), step_size=1)

@@ -1,4 +1,4 @@
-"""What is generated from the classes of events is up to date, and fits real traces: trace-schema.json, TRACE.md."""
+"""trace-schema.json and TRACE.md, generated from the classes of events, are up to date and fit real traces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_schema_is_a_json_schema():
 
 
 @pytest.mark.parametrize(("path", "text"), [(SCHEMA, schema_text()), (WORDS, words(WORDS.read_text()))])
-def test_what_is_generated_is_up_to_date(path, text):
+def test_generated_files_are_up_to_date(path, text):
     assert path.read_text() == text, "python -m tools.trace_schema"
 
 

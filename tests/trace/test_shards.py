@@ -1,4 +1,4 @@
-"""Where the shards of a parameter lie, and what becomes of the events of ranks that hold parts."""
+"""The positions of shards, and the events of ranks that hold parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.trace.values import places, values
 
 @dataclass
 class Mesh:
-    """As much of a DeviceMesh as says where a rank is."""
+    """The part of a DeviceMesh that locates a rank."""
 
     shape: tuple[int, ...]
     coordinate: list[int] | None
@@ -25,7 +25,7 @@ class Mesh:
 
 @dataclass
 class Split:
-    """As much of a DTensor as says how it is split."""
+    """The part of a DTensor that describes its split."""
 
     shape: tuple[int, ...]
     placements: tuple[object, ...]
@@ -33,11 +33,11 @@ class Split:
 
 
 class _Strided(Shard):
-    """Another kind of shard, as beside tensor parallelism."""
+    """Another kind of shard, as with tensor parallelism."""
 
 
 def chunked(shape, dim, parts, part):
-    """The same by torch: the numbers of the elements, split as it splits them."""
+    """The positions of a part's elements by torch's own split."""
     numbers = torch.arange(torch.Size(shape).numel()).view(shape).chunk(parts, dim)
     return tuple(numbers[part].flatten().tolist()) if part < len(numbers) else ()
 
@@ -52,7 +52,7 @@ def test_places_are_those_of_torchs_chunks(shape, parts):
 
 
 def test_a_mesh_of_two_dimensions():
-    """Copies over the first; and shards of shards, row by row and then by columns."""
+    """Copies over the first dimension; and shards of shards, first by rows and then by columns."""
     assert places(Split((1, 4), (Replicate(), Shard(1)), Mesh((2, 2), [1, 0]))) == (0, 1)
     assert places(Split((2, 4), (Shard(0), Shard(1)), Mesh((2, 2), [1, 0]))) == (4, 5)
 
@@ -67,12 +67,12 @@ def test_a_mesh_of_two_dimensions():
         Split((2,), (_Strided(0),), Mesh((2,), [0])),
     ],
 )
-def test_what_is_whole_or_says_nothing_has_no_places(tensor):
+def test_tensors_without_known_places(tensor):
     assert places(tensor) is None
 
 
-def test_values_of_a_part_that_nothing_places_are_not_shown():
-    """As of the first FSDP, whose flat shards are tensors like any others."""
+def test_values_of_a_part_at_an_unknown_position_are_not_shown():
+    """Such as the flat shards of FSDP1, which are plain tensors."""
     assert values([torch.ones(2), torch.ones(3)], [3, 3]) == [None, None, None, 1.0, 1.0, 1.0]
 
 
@@ -92,7 +92,7 @@ def vectors(events):
     return [(event.get("weights"), event.get("gradients")) for event in events if event["event"] != "shards"]
 
 
-def test_parts_are_put_together():
+def test_parts_are_joined():
     first = split(0, [0, 2], [1.0, None, 3.0], [4.0, None, None])
     second = split(1, [1], [None, 2.0, None], [None, 5.0, None])
     gradients = [4.0, 5.0, None]
@@ -101,22 +101,22 @@ def test_parts_are_put_together():
     assert first[2]["weights"] == [1.0, None, 3.0], "the record stays as it is"
 
 
-def test_a_gradient_that_its_holder_lacks_is_no_copys():
-    """Elements 0 and 1 are on both ranks, and the second has no gradient for them."""
+def test_a_missing_gradient_is_not_copied_from_another_holder():
+    """Elements 0 and 1 are on both ranks, but the second has no gradient for them."""
     first = split(0, [0, 1], [1.0, 2.0, None], [4.0, 5.0, None])
     second = split(1, [0, 1, 2], [1.0, 2.5, 3.0], [None, None, 6.0])
     whole = [vectors(events)[1] for events in joined([first, second])]
     assert whole == [([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), ([1.0, 2.5, 3.0], [None, None, 6.0])]
 
 
-def test_what_no_rank_holds_is_a_hole():
+def test_an_element_that_no_rank_holds_is_null():
     first = split(0, [0], [1.0, None, None], [4.0, None, None])
     second = split(1, [2], [None, None, 3.0], [None, None, 6.0])
     assert [vectors(events)[1] for events in joined([first, second])] == [([1.0, None, 3.0], [4.0, None, 6.0])] * 2
 
 
-def test_a_step_beside_a_skip():
-    """Ranks that disagree; a gradient that is not finite is so for all of them."""
+def test_one_rank_steps_and_another_skips():
+    """Ranks may disagree; a non-finite gradient counts for all of them."""
     first = split(0, [0], [1.0, None], ["inf", None], "skip", gradients_finite=False)
     second = split(1, [1], [None, 2.0], [None, 5.0], "skip", gradients_finite=True)
     assert [events[2]["gradients_finite"] for events in joined([first, second])] == [False, False]
@@ -124,7 +124,7 @@ def test_a_step_beside_a_skip():
     assert [events[2]["weights"] for events in joined([first, stepped])] == [[1.0, 2.0]] * 2
 
 
-def test_whole_weights_are_left_alone():
-    """Also where an optimizer does not hold a parameter."""
+def test_whole_weights_stay_unchanged():
+    """Also if an optimizer lacks a parameter."""
     ranks = [[shown(0, 0, "step", weights=[1.0, 2.0], gradients=[None, 3.0])], []]
     assert joined(ranks) is ranks

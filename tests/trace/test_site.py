@@ -1,4 +1,4 @@
-"""Where events happen, in the user's code and in the trainer's own file."""
+"""Sites of events, in the user's code and in the trainer's own file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..trainers.tasks import make_spec, train
 from .places import here
 
 
-def test_the_line_that_called(begun):
-    """Through torch's own frames, decorators and context managers."""
-    recording, model = begun()
+def test_the_line_that_called(with_model):
+    """The site is found through torch's frames, decorators and context managers."""
+    recording, model = with_model()
     optimizer = recording.task.optimizer(model.parameters())
     batch = next(iter(recording.task.dataloader()))
     loss = recording.task.loss(model(batch.inputs), batch)
@@ -36,7 +36,7 @@ def test_the_line_that_called(begun):
 
 
 def test_a_framework_is_the_users_code_too(record):
-    """The innermost call is the framework's; the trainer's own is beside it."""
+    """The site is the framework's line; the trainer's own line is `called_from`."""
     recording = record()
     recording.recorder.sites.trainer_file = __file__
     model = recording.task.model()
@@ -59,7 +59,7 @@ def test_the_trainers_own_file_needs_no_second_place(record):
 
 
 def test_equal_code_in_different_files():
-    """Python takes such code for equal, whatever files it comes from."""
+    """Python compares such code as equal even for different files."""
     source = "def called(sites): return sites.of(sys._getframe())"
     sites, places = Sites(), {}
     for name in ("one.py", "other.py"):
@@ -74,7 +74,7 @@ def test_equal_code_in_different_files():
     [
         ("project/engine.py", (["engine.py", 1, "called"], None)),
         ("lib/python3/site-packages/accelerate/engine.py", (["engine.py", 1, "called"], ["train.py", 1, "called"])),
-        ("<made while it runs>", (["<made while it runs>", 1, "called"], ["train.py", 1, "called"])),
+        ("<made at runtime>", (["<made at runtime>", 1, "called"], ["train.py", 1, "called"])),
     ],
 )
 def test_a_project_of_several_files(tmp_path, monkeypatch, inner, expected):
@@ -98,7 +98,7 @@ def test_a_project_of_several_files(tmp_path, monkeypatch, inner, expected):
 
 @pytest.mark.parametrize("name", ["back.py", "site-packages/library/back.py"])
 def test_all_calls_of_the_project(tmp_path, name):
-    """An installed helper is none of its calls."""
+    """An installed helper does not belong to the project."""
     sites = Sites(str(tmp_path / "main.py"), whole_project=True)
     found = []
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -114,14 +114,14 @@ def test_all_calls_of_the_project(tmp_path, name):
 
 
 def test_a_reference_trainer_stands_for_the_users_code():
-    """But what it is handed, the task, does not."""
+    """But the task does not."""
     events = train(loading.load("batched")[0], make_spec(steps=1, clip={"kind": "norm", "threshold": 1.0}))
     places = {tuple(event["where"][::2]) for event in events if event["event"] != "finished"}
     assert places == {("conformance/trainers/batched.py", "train")}
 
 
-def test_no_line_of_the_users(record):
-    """A thread of the autograd engine's has no caller: there, it is the event before."""
+def test_no_line_of_the_user(record):
+    """A thread of the autograd engine has no caller, so the site of the previous event is used."""
     assert Sites().of(None) == (None, None)
     recorder = record().recorder
     recorder.note("model")
@@ -133,7 +133,7 @@ def test_no_line_of_the_users(record):
 
 
 def test_files_are_named_as_they_are_imported(monkeypatch, tmp_path):
-    """From the longest entry of the path, or the working directory."""
+    """Relative to the longest entry of the path, or the working directory."""
     inner = tmp_path / "inner"
     inner.mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(inner), ""])
@@ -145,13 +145,13 @@ def test_files_are_named_as_they_are_imported(monkeypatch, tmp_path):
     assert shortened("/elsewhere/script.py") == "/elsewhere/script.py"
 
 
-def test_before_there_is_any_trainer():
-    """The runner's own events come from nowhere."""
+def test_events_before_any_trainer():
+    """The runner's own events have no site in this package."""
     events = []
     namespace = {"__name__": "conformance.made_up", "recorder": Recorder(events.append)}
     ours = str(Path(conformance.__file__).with_name("made_up.py"))
     exec(compile("recorder.note('started', pid=1)", ours, "exec"), namespace)
     assert events[0]["where"] == here(-1)
-    # A package of the user's own may have our name.
+    # A user's package may be called `conformance` too.
     exec(compile("recorder.note('started', pid=1)", "made_up.py", "exec"), namespace)
     assert events[1]["where"][0] == "made_up.py"

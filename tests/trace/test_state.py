@@ -1,4 +1,4 @@
-"""What a recorder knows again: objects, tensors, rows of samples, and parts of flat tensors."""
+"""How a recorder recognises objects, tensors, rows of samples and parts of flat tensors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_each_kind_is_numbered_in_order_of_first_sight():
     assert numbers.alive("thing") == [one, other]
 
 
-def test_what_no_longer_exists_takes_no_memory_and_no_number():
-    """Another object may be given its identity."""
+def test_freed_objects_take_no_memory():
+    """Another object may get the identity of a freed one, but not its number."""
     numbers = Numbers()
     kept = Thing()
     assert numbers.of("thing", kept) == 0
@@ -47,8 +47,8 @@ def test_the_same_tensor_in_the_same_version():
     assert stamp != Stamp(torch.zeros(3))
 
 
-def test_one_that_is_gone_is_no_other_one():
-    """Whatever is at its place in memory."""
+def test_stamps_of_freed_tensors_equal_nothing():
+    """Even if another tensor reuses the memory."""
     stamps = []
     for _ in range(200):
         tensor = torch.zeros(3)
@@ -59,7 +59,7 @@ def test_one_that_is_gone_is_no_other_one():
     assert len({stamp._identity for stamp in stamps}) < len(stamps)
 
 
-def test_it_keeps_no_tensor():
+def test_a_stamp_keeps_no_tensor_alive():
     tensor = torch.zeros(3)
     reference = torch._C._WeakTensorRef(tensor)
     stamp = Stamp(tensor)
@@ -68,7 +68,7 @@ def test_it_keeps_no_tensor():
     assert stamp != 0
 
 
-def test_samples_that_are_equal_in_the_inputs_dtype_cannot_be_told_apart():
+def test_samples_that_are_equal_in_the_inputs_dtype_are_ambiguous():
     rows = Rows([[1.0], [1.001], [2.0]])
     inputs = torch.tensor([[1.0], [1.001], [2.0]], dtype=torch.float64)
     assert rows.of(inputs) == [0, 1, 2]
@@ -76,8 +76,8 @@ def test_samples_that_are_equal_in_the_inputs_dtype_cannot_be_told_apart():
 
 
 def zero(*, part):
-    """A model of a weight of five and a bias of two elements, and what stage 1 of two ranks keeps for it on rank 1:
-    the elements from the fourth on."""
+    """A model with a weight of five and a bias of two elements, and rank 1's state in stage 1 with two ranks: the
+    elements from the fourth on."""
     model = torch.nn.Linear(5, 2)
     model.weight = torch.nn.Parameter(torch.arange(5.0).view(1, 5))
     model.bias = torch.nn.Parameter(torch.tensor([5.0, 6.0]))
@@ -98,7 +98,7 @@ def zero(*, part):
     return model, flat, wrapper, recording.watched
 
 
-def test_a_rank_shows_what_it_steps():
+def test_a_rank_shows_its_stepped_part():
     _, flat, wrapper, watched = zero(part=False)
     optimizer = deepspeed.parted(wrapper, watched)
     flat.grad = torch.tensor([-3.0, -4.0, -5.0, -6.0])
@@ -110,7 +110,7 @@ def test_a_rank_shows_what_it_steps():
     assert algorithm(optimizer) == "SGD"
 
 
-def test_nothing_of_a_parameter():
+def test_a_rank_without_a_part_of_a_parameter():
     _, _, wrapper, watched = zero(part=True)
     watched.stepped(deepspeed.parted(wrapper, watched).tensors)
     assert watched.held() == [3, 4]
@@ -141,7 +141,7 @@ def test_another_model_or_another_version():
     assert deepspeed.parted(wrapper, watched) is None
 
 
-def test_copies_are_what_the_model_computes_with():
+def test_copies_are_the_models_own_weights():
     _, _, wrapper, watched = zero(part=False)
     assert watched.copies() is None
     watched.stepped(deepspeed.parted(wrapper, watched).tensors)

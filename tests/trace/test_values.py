@@ -1,4 +1,4 @@
-"""The values of tensors of all kinds; those of classes of the trainer's are not asked."""
+"""The values of tensors of all kinds, read without running code of the trainer's classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.trace.values import elements, own_part, picked, storage, values
 
 
 class Silent(torch.Tensor):
-    """A class that raises whatever is asked of it."""
+    """A class that raises on every operation."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -28,7 +28,7 @@ class Parameter(torch.nn.Parameter):
 
 
 class Wrapper(Silent):
-    """Holds its values in another tensor, times a factor."""
+    """A wrapper of another tensor, perhaps with a factor."""
 
     @staticmethod
     def __new__(cls, inner, factor=None):
@@ -72,7 +72,7 @@ READABLE = {
     "compressed": lambda: ONE_TWO[None].to_sparse_csr(),
 }
 UNREADABLE = {
-    "something beside it": lambda: Wrapper(ONE_TWO, 0.5),
+    "a wrapper with a factor": lambda: Wrapper(ONE_TWO, 0.5),
     "different": lambda: TwoTensor(ONE_TWO, 2 * ONE_TWO),
     "opaque": lambda: Opaque(ONE_TWO),
     "fake": fake,
@@ -109,7 +109,7 @@ def test_every_kind_of_tensor(kind):
     ],
 )
 @pytest.mark.parametrize("used", [(0, 3), (0, 7), (3, 7)])
-def test_of_a_large_tensor_no_element_goes_unseen(used, changed, expected):
+def test_every_element_of_a_large_tensor_counts(used, changed, expected):
     flat = torch.full((8,), 5.0)
     flat[list(used)] = torch.tensor([1.0, 2.0])
     for place, value in changed.items():
@@ -118,11 +118,11 @@ def test_of_a_large_tensor_no_element_goes_unseen(used, changed, expected):
 
 
 @pytest.mark.parametrize("tensor", [None, torch.ones(4), torch.empty(8, device="meta")])
-def test_of_a_large_tensor_that_is_not_whole_nothing_is_read(tensor):
+def test_a_part_of_a_large_tensor_is_not_read(tensor):
     assert picked(tensor, (0, 7), 8) == [None] * 4
 
 
-def test_entries_of_a_sparse_tensor_add_up_and_it_stays_as_it_is():
+def test_entries_of_a_sparse_tensor_add_up_without_changing_it():
     sparse = torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], (2,), check_invariants=True)
     assert elements(sparse) == [0.0, 3.0]
     assert (sparse.is_coalesced(), sparse._nnz()) == (False, 2)

@@ -1,4 +1,4 @@
-"""DDP and FSDP2: what they make of a model."""
+"""Models wrapped in DDP and sharded by FSDP2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def group(monkeypatch):
 
 
 class Own(DistributedDataParallel):
-    """Somebody's own wrapper."""
+    """A user's subclass of DDP."""
 
     def __init__(self, module, **kwargs):
         super().__init__(module, **kwargs)
@@ -32,7 +32,7 @@ class Own(DistributedDataParallel):
 
 @pytest.mark.parametrize("wrapper", [DistributedDataParallel, Own])
 def test_wrap(record, wrapper):
-    """Noted once, when it is done, for what it is around: the model, or something that contains it."""
+    """Noted once, after the construction, for a wrapper of the model or of a module that contains it."""
     recording = record()
     recording.task.model()
     wrapper(torch.nn.Sequential(recording.task.model()), find_unused_parameters=True)
@@ -42,7 +42,7 @@ def test_wrap(record, wrapper):
 
 
 def test_other_models(record):
-    """What becomes of them is no part of the trace."""
+    """Their events are not in the trace."""
     recording = record()
     other = DistributedDataParallel(torch.nn.Linear(5, 5))
     with other.no_sync():
@@ -52,7 +52,7 @@ def test_other_models(record):
 
 @pytest.mark.parametrize("wrapper", [DistributedDataParallel, Own])
 def test_no_sync(record, wrapper):
-    """Entered and left, and it still does what it is for."""
+    """Its entry and exit are noted, and it still works."""
     recording = record()
     model = wrapper(recording.task.model())
     with model.no_sync():
@@ -63,7 +63,7 @@ def test_no_sync(record, wrapper):
     assert {event["where"][2] for event in recording.events[-3:]} == {"test_no_sync"}
 
 
-def test_no_sync_that_is_left_by_an_error(record):
+def test_an_error_in_no_sync(record):
     recording = record()
     model = DistributedDataParallel(recording.task.model())
     with pytest.raises(MemoryError), model.no_sync():
@@ -72,7 +72,7 @@ def test_no_sync_that_is_left_by_an_error(record):
 
 
 def test_no_sync_as_a_decorator(record):
-    """As any `contextlib.contextmanager` can be used."""
+    """Like any `contextlib.contextmanager`."""
     recording = record()
     model = DistributedDataParallel(recording.task.model())
 
@@ -84,8 +84,8 @@ def test_no_sync_as_a_decorator(record):
     assert recording.kinds("no_sync_enter", "no_sync_exit") == ["no_sync_enter", "no_sync_exit"] * 2
 
 
-def test_a_recorder_that_is_entered_again_goes_on(record):
-    """As in a worker whose work comes in calls: it knows the wrappers and the optimizers that it saw before."""
+def test_a_recorder_that_is_entered_again_continues(record):
+    """As in a worker that works in separate calls: it still knows earlier wrappers and optimizers."""
     recording = record()
     wrapper = DistributedDataParallel(recording.task.model())
     other = torch.optim.SGD([torch.ones(3, requires_grad=True)])
@@ -103,8 +103,8 @@ TRAINERS = f"{__file__.rpartition('/')[0]}/trainers.py"
 
 
 def test_fully_shard():
-    """All-gathers carry parameters, reduce-scatters gradients, the latter once a window. Of what is sharded a rank
-    shows what it holds: the first has the only row of the weight."""
+    """All-gathers carry parameters, reduce-scatters gradients, once per window. Each rank shows its shards: the first
+    rank has the only row of the weight."""
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=2, backend="ddp")
     with ForkServer(f"{TRAINERS}:fully_sharded", backend="ddp") as server:
         outcome = server.run(spec, time_limit=60.0)
@@ -133,7 +133,7 @@ def test_fully_shard():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_columns(precision):
-    """Each rank has a column of the weight, and shows it in full precision though forwards use what was cast."""
+    """Each rank has a column of the weight, and shows it in full precision although forwards use cast weights."""
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=2, backend="fsdp2", precision=precision)
     with ForkServer("fsdp2", backend="fsdp2") as server:
         ranks = [rank.events for rank in server.run(spec, time_limit=60.0).ranks]

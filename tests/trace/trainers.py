@@ -1,4 +1,4 @@
-"""Trainers that the recorder is tried on in real ranks."""
+"""Trainers for tests of the recorder in real ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALL = {"losses": ["mean", "weighted"], "precisions": ["fp32", "bf16", "fp16"]}
 
 
 def run(task):
-    """Train as the reference trainer does that the case is called by; print the last weights to the bit."""
+    """Train like the reference trainer named by the case, and print the exact final weights."""
     models = []
     hand_out = task.model
 
@@ -33,14 +33,14 @@ def recorded(task):
 
 @trainer(backends=BACKEND_NAMES, **ALL)
 def unrecorded(task):
-    """With the recorder taken off."""
+    """With the recorder off."""
     task._recorder.__exit__(None, None, None)
     run(task)
 
 
 @trainer(backends=["single"])
 def imports_horovod_late(task):
-    """Horovod is imported when the recorder already runs and the model is there."""
+    """Horovod is imported after the recorder has started and the model exists."""
     model = task.model()
     import horovod.torch as hvd
 
@@ -55,7 +55,7 @@ def imports_horovod_late(task):
 
 @trainer(backends=["horovod"])
 def broadcasts_optimizer_state(task):
-    """As Horovod's examples do, with an optimizer that is new: Horovod takes a step to give it a state."""
+    """Like Horovod's examples, with a new optimizer: Horovod takes a step to create its state."""
     import horovod.torch as hvd
 
     hvd.init()

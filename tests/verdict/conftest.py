@@ -94,13 +94,13 @@ class Run:
         broken: list[str] | None = None,
         **ended: Any,
     ) -> Judgement:
-        """The judgement, with this verdict. ``says``: how its headline begins; ``has``: what is in it; ``broken``: the
-        guards that do not hold."""
+        """The judgement, with this verdict. ``says``: the start of its headline; ``has``: a part of it; ``broken``: the
+        failed guards."""
         found = self.judged(**ended)
         assert found.verdict == verdict, (found.headline, found.notes)
         assert found.headline.startswith(says) and has in found.headline, found.headline
         assert headline is None or found.headline == headline
-        assert broken is None or [guard.name for guard in found.guards if not guard.holds] == broken
+        assert broken is None or [guard.name for guard in found.guards if not guard.passed] == broken
         return found
 
 
@@ -132,7 +132,7 @@ def case() -> Callable[[str], Case]:
 def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
     """The run of a trainer that makes the numbers of ``recurrence``, rounded to the format of the weights.
 
-    ``skips`` and ``scales``: what a loss scaler of its own did, per window. ``windows``: how many it trained.
+    ``skips`` and ``scales``: those of its own loss scaler, per window. ``windows``: the number trained.
     """
 
     def made(
@@ -172,7 +172,7 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
 
     def note(kind: str, window: int | None = None, micro_batch: int | None = None, **fields: Any) -> None:
         told = {"event": kind, "rank": rank, "seq": len(events), "time": float(len(events)), "window": window}
-        # Each event has lists of its own, so that tampering with one leaves the others alone.
+        # Each event has its own lists, so tampering with one leaves the others alone.
         fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
         events.append({**told, "micro_batch": micro_batch, "where": ["train.py", len(events), "train"], **fields})
 

@@ -1,4 +1,4 @@
-"""What is done where several ways are right is named if it shows, and held against what the trainer declares."""
+"""Choices where several behaviours are valid: they are named if visible, and compared with the declared ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_wrong_run_shows_nothing(follow):
 def test_a_window_that_is_stepped(follow):
     assert seen(follow(SHORT)) == seen(follow(SHORT), last_window="step") == ("PASS (exact)", ["last_window=step"])
     assert refusal(follow(SHORT), last_window="drop") == (
-        'the trainer declares last_window="drop", but steps a short last window, averaged by its true length; '
+        'the trainer sets last_window="drop", but steps a short last window, averaged by its true length; '
         'declare last_window="step" if that is meant'
     )
 
@@ -82,14 +82,14 @@ def test_a_window_that_is_stepped(follow):
 def test_a_window_that_is_dropped(follow, leftover):
     for run in (leftover, follow(SHORT, windows=5)):
         assert seen(run) == seen(run, last_window="drop") == ("PASS (exact)", ["last_window=drop"])
-        assert "but drops a short last window; declare" in refusal(run, last_window="step")
-        assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+        assert "but drops a short last window; set" in refusal(run, last_window="step")
+        assert "but drops a short last window; set" in refusal(run, last_window="carry")
 
 
 def test_gradients_that_are_left_behind(carried):
     assert seen(carried) == seen(carried, last_window="carry") == ("PASS (exact)", ["last_window=carry"])
     for declared in ("step", "drop"):
-        assert "leaves its gradients behind; declare" in refusal(carried, last_window=declared)
+        assert "leaves its gradients behind; set" in refusal(carried, last_window=declared)
 
 
 def test_gradients_that_the_next_epoch_may_clear(carried):
@@ -117,7 +117,7 @@ def test_gradients_that_are_kept_where_nobody_sees_them(elsewhere):
     assert seen(elsewhere) == ("PASS (exact)", ["last_window=unstepped"])
     for declared in ("drop", "carry"):
         assert seen(elsewhere, last_window=declared) == ("PASS (exact)", [f"last_window={declared}"])
-    assert 'sees them; declare last_window="drop" or last_window="carry" if' in refusal(elsewhere, last_window="step")
+    assert 'unobserved; declare last_window="drop" or last_window="carry" if' in refusal(elsewhere, last_window="step")
 
 
 def test_a_window_that_is_never_computed_is_dropped_wherever_gradients_are_kept(follow):
@@ -125,7 +125,7 @@ def test_a_window_that_is_never_computed_is_dropped_wherever_gradients_are_kept(
     for event in run.of("backward_begin"):
         event["gradients"] = "none"
     assert seen(run) == ("PASS (exact)", ["last_window=drop"])
-    assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+    assert "but drops a short last window; set" in refusal(run, last_window="carry")
 
 
 def test_gradients_whose_computation_nobody_sees(carried):
@@ -171,7 +171,7 @@ def test_rows_that_are_repeated_and_do_not_count(follow):
 
 
 def test_rows_that_one_rank_alone_repeats(follow):
-    """No even share of the ranks holds them, so they are no filled-up batch."""
+    """No even share of the ranks contains them, so they are no padded batch."""
     run = follow("ddp-w2-fp32-uneven-batch")
     last = run.of("forward", 1)[-1]
     last["rows"] = [*last["rows"], last["rows"][0]]
@@ -188,7 +188,7 @@ def test_a_skipped_step(follow):
     """Of a schedule that waits; real trainers show the one that advances, in variants and mutants."""
     assert seen(follow(OVERFLOW)) == seen(follow(OVERFLOW), schedule_on_skip="wait")
     assert seen(follow(OVERFLOW)) == ("PASS (exact)", ["schedule_on_skip=wait"])
-    assert "leaves the learning-rate schedule" in refusal(follow(OVERFLOW), schedule_on_skip="advance")
+    assert "keeps the learning-rate schedule unchanged" in refusal(follow(OVERFLOW), schedule_on_skip="advance")
 
 
 def test_numbers_that_prove_nothing_name_nothing(follow):

@@ -1,4 +1,4 @@
-"""What becomes of buffers, random numbers and running averages where the weights are right."""
+"""Buffers, random numbers and running averages of trainers with correct weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADDS = [
 
 
 class Rank:
-    """A rank of which these events are known, and that each forward with gradients trains."""
+    """A rank with these events, whose forwards with gradients all train."""
 
     def __init__(self, events):
         self.events = events
@@ -38,7 +38,7 @@ class Rank:
 
 
 def forward(held, add, how):
-    """One forward, and what it leaves."""
+    """One forward, and its result."""
     after = held[0] + SHARE, held[1] + add
     return SimpleNamespace(how=how, model=0, training=True, before=held, after=after), after
 
@@ -110,12 +110,12 @@ def of_rank_1_lost(held, window):
 @pytest.mark.parametrize(
     ("between", "said"),
     [
-        (summed_again, "samples count twice in the model's buffers: those of rank 0"),
-        (added_up_in_two_windows, "samples count twice in the model's buffers: those of rank 0"),
-        (without_sums, "the model's buffers were changed between two forwards: those of rank 0"),
-        (one_too_many, "the model's buffers were changed between two forwards: those of rank 1"),
-        (of_the_start, "the model's buffers were lost: those of rank 0"),
-        (of_rank_1_lost, "the model's buffers were lost: those of rank 1"),
+        (summed_again, "samples count twice in the model's buffers: rank 0"),
+        (added_up_in_two_windows, "samples count twice in the model's buffers: rank 0"),
+        (without_sums, "the model's buffers changed between two forwards: rank 0"),
+        (one_too_many, "the model's buffers changed between two forwards: rank 1"),
+        (of_the_start, "the model's buffers were lost: rank 0"),
+        (of_rank_1_lost, "the model's buffers were lost: rank 1"),
     ],
 )
 def test_what_is_lost_or_added_up_again(between, said):
@@ -124,7 +124,7 @@ def test_what_is_lost_or_added_up_again(between, said):
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("recomputed", "that a backward computes again"), ("without gradients", "that train nothing")],
+    [("recomputed", "that a backward recomputes"), ("without gradients", "without training")],
 )
 def test_other_forwards_that_count(how, said):
     assert said in (trained(others=[how]).wrong or "")
@@ -140,7 +140,7 @@ def test_what_other_forwards_counted_may_be_taken_back():
 
 
 def test_a_copy_that_is_only_evaluated_has_buffers_of_its_own():
-    """As the average of the weights has, of which running statistics are computed at the end."""
+    """Such as for the average of the weights, whose running statistics are computed at the end."""
 
     def of_copy(how, before, after):
         return SimpleNamespace(how=how, model=1, training=True, before=before, after=after)
@@ -159,12 +159,12 @@ def test_a_copy_that_is_only_evaluated_has_buffers_of_its_own():
 def test_models_that_train_in_turn_are_not_judged():
     events = [SimpleNamespace(**{**vars(forward((0.0, 0.0), 1.0, "with gradients")[0]), "model": at}) for at in (0, 1)]
     found = counted_buffers(CASE, [SimpleNamespace(ranks=[Rank(events * 2)] * 2)])
-    assert (found.unknown or "").startswith("rank 0 trains copies of the model in turn")
+    assert (found.unknown or "").startswith("the buffers of rank 0 cannot be judged: it trains copies")
 
 
 def test_forwards_that_nobody_sees_are_not_judged():
     found = counted_buffers(CASE, [SimpleNamespace(ranks=[Rank([])] * 2)])
-    assert (found.unknown or "").startswith("no forward of the model with buffers is seen in rank 0")
+    assert (found.unknown or "").startswith("the buffers of rank 0 cannot be judged: no forward")
 
 
 def drawing(*ranks):
@@ -184,9 +184,9 @@ def _drawing_rank(begins):
         ([([0, 1], [2, 3])], None),
         # A backward that computes forwards again, from the last to the first.
         ([([0, 1, 1, 0], [2])], None),
-        ([([0, 1], [0])], "rank 0 draws the random numbers of its forward 1 again"),
-        ([([0, 1], [1])], "rank 0 draws the random numbers of its forward 2 again"),
-        ([([0, 1], [2]), ([10, 11], [2])], "rank 1 goes on with the random numbers of rank 0"),
+        ([([0, 1], [0])], "rank 0 repeats the random numbers of its forward 1 "),
+        ([([0, 1], [1])], "rank 0 repeats the random numbers of its forward 2 "),
+        ([([0, 1], [2]), ([10, 11], [2])], "rank 1 draws the random numbers of rank 0"),
         ([([0, 1], [2]), ([0, 1], [2])], None),
     ],
 )
@@ -230,13 +230,13 @@ def test_averages_that_go_on_or_that_a_trainer_may_mean(after, at_epoch):
 
 def test_an_average_that_begins_anew():
     found = resumed_averages(averaging((BEFORE, RIGHT), (BEFORE, ANEW)), at_epoch=False)
-    assert found.wrong.startswith("rank 1 begins its average of the weights anew after the resume, where it had 2 up")
+    assert found.wrong.startswith("rank 1 restarts its average of the weights after the resume, although it had 2 up")
 
 
 @pytest.mark.parametrize("after", [(0, 2, 5, 6), (0, 1, 2, 3)])
 def test_an_average_of_other_values_or_of_another_number_of_updates(after):
     found = resumed_averages(averaging((BEFORE, [after])), at_epoch=False)
-    assert found.wrong.startswith("rank 0 goes on with another average of the weights after the resume")
+    assert found.wrong.startswith("rank 0 resumes with another average of the weights")
 
 
 def test_a_trainer_that_begins_averages_anew_before_the_stop_may_do_so_after_it():

@@ -1,4 +1,4 @@
-"""Weights and gradients after every step on every rank: equal to the bit, or within the bound, or it fails."""
+"""Weights and gradients after every step on every rank: bit-identical, or within the bound, or a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXACT = (
 @pytest.mark.parametrize("name", EXACT)
 def test_right_numbers_pass_exactly(follow, name):
     judgement = follow(name).expect("PASS (exact)")
-    assert all(guard.holds for guard in judgement.guards)
+    assert all(guard.passed for guard in judgement.guards)
     assert judgement.power.sufficient
     assert judgement.notes == []
     assert (judgement.difference, judgement.divergence, judgement.suspects.explained_by) == (None, None, ())
@@ -50,7 +50,7 @@ def test_one_ulp_on_one_rank_diverges(follow, ulp):
     judgement = run.expect("DIVERGED")
     assert (judgement.divergence.window, judgement.divergence.step) == (3, 3)
     assert judgement.divergence.weights[0] == judgement.divergence.weights[1] != judgement.divergence.weights[2]
-    assert judgement.headline == "the ranks hold different weights after window 3"
+    assert judgement.headline == "the ranks have different weights after window 3"
     assert (judgement.difference.step, judgement.difference.rank) == (3, 2)
 
 
@@ -113,8 +113,8 @@ def test_exact_weights_decide_where_a_gradient_does_not_fit(follow):
     run = follow("ddp-w2-acc2-fp32-momentum")
     for event in run.everywhere("step", 1):
         event["gradients"] = [-gradient for gradient in event["gradients"]]
-    judgement = run.expect("PASS (exact)", has="weights equal to the oracle")
-    assert any("gradients that the steps used could not be read" in note for note in judgement.notes)
+    judgement = run.expect("PASS (exact)", has="weights bit-identical to the oracle")
+    assert any("gradients of the steps could not be read" in note for note in judgement.notes)
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -166,7 +166,7 @@ def test_just_outside_the_bound_fails(follow):
 def test_numbers_of_another_precision_fail(follow, case):
     run = follow("single-acc2-fp32-adamw")
     run.case = case("single-acc2-bf16-adamw")
-    run.expect("FAIL (numerics)", headline="the numbers are those of fp32: the trainer computes in fp32, not in bf16")
+    run.expect("FAIL (numerics)", headline="the trainer computes in fp32 instead of bf16: its numbers match fp32")
 
 
 @pytest.mark.parametrize(("value", "said"), [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf")])

@@ -1,4 +1,4 @@
-"""What must hold before equality means anything. In most tests all numbers are right, and one guard does not hold."""
+"""Guards, without which equality means nothing. In most tests all numbers are correct, and one guard fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.verdict.guards import idle_after
 
 
 def broken(judgement):
-    return [guard.name for guard in judgement.guards if not guard.holds]
+    return [guard.name for guard in judgement.guards if not guard.passed]
 
 
 def test_world_size_one_reached(follow):
@@ -54,7 +54,7 @@ def test_no_collective_and_no_sample_seen(follow):
     for event in run.of("forward", rank=1):
         event["rows"] = [None for _ in event["rows"]]
     run.expect(
-        "INCONCLUSIVE", broken=["collectives while training"], has="which samples each rank trained on cannot be seen"
+        "INCONCLUSIVE", broken=["collectives while training"], has="the samples of each rank are not visible either"
     )
 
 
@@ -95,7 +95,7 @@ def test_same_shard_on_two_ranks(follow):
         mine["rows"] = other["rows"]
     run.expect(
         "FAIL (numerics)",
-        headline="ranks 0 and 2 read the same samples; every rank must read its own shard",
+        headline="ranks 0 and 2 read the same samples; give each rank its own shard",
         broken=["shards differ"],
     )
 
@@ -106,7 +106,7 @@ def test_one_rank_reads_the_shard_of_another_too(follow):
         mine["rows"] = mine["rows"] + other["rows"]
     run.expect(
         "FAIL (numerics)",
-        headline="rank 0 read its own samples and those of rank 1; every rank must read its own shard",
+        headline="rank 0 read its own samples and those of rank 1; give each rank its own shard",
         broken=["shards differ"],
     )
 
@@ -138,7 +138,7 @@ def test_ranks_that_do_the_same_work_in_some_windows(follow, windows, when):
             mine["rows"] = other["rows"] = mine["rows"] + other["rows"]
     run.expect(
         "FAIL (numerics)",
-        headline=f"ranks 0 and 1 read the same samples {when}; every rank must read its own shard",
+        headline=f"ranks 0 and 1 read the same samples {when}; give each rank its own shard",
         broken=["shards differ"],
     )
 
@@ -240,7 +240,7 @@ def test_never_moved(follow):
     judgement = run.judged()
     assert broken(judgement) == ["weights moved"]
     assert judgement.headline == "the weights of rank 1 never changed"
-    assert "the ranks hold different weights after window 0" in judgement.notes
+    assert "the ranks have different weights after window 0" in judgement.notes
 
 
 def test_weights_changed_after_the_last_step(follow):
@@ -248,7 +248,7 @@ def test_weights_changed_after_the_last_step(follow):
     run.of("finished", rank=1)[0]["weights"][0] += 1
     run.expect(
         "DIVERGED",
-        headline="the weights are not those that the optimizer's steps have left: rank 1, after the step of window 5",
+        headline="the weights changed outside the optimizer's steps: rank 1, after the step of window 5",
         broken=["weights change in steps only"],
     )
 
@@ -262,9 +262,9 @@ def test_forwards_that_lag_behind_the_steps(follow):
             event["weights"] = list(held[event["window"] - 1])
     judgement = run.judged()
     assert judgement.headline == (
-        "the weights are not those that the optimizer's steps have left: "
-        "rank 0, after the step of window 0, which are still those from before it; "
-        "rank 0, after the step of window 2, which are still those from before it"
+        "the weights changed outside the optimizer's steps: "
+        "rank 0, after the step of window 0, back to those from before it; "
+        "rank 0, after the step of window 2, back to those from before it"
     )
 
 
@@ -287,7 +287,7 @@ def test_weights_changed_within_a_window(follow):
     run.of("step")[2]["weights"][0] += 1
     next(event for event in run.of("forward") if event["window"] == 3)["weights"][0] += 1
     judgement = run.expect("FAIL (numerics)", broken=["weights change in steps only"])
-    text = "the weights are not those that the optimizer's steps have left: rank 0, window 2, before micro-batch 1"
+    text = "the weights changed outside the optimizer's steps: rank 0, window 2, before micro-batch 1"
     assert judgement.headline == text
 
 
@@ -356,7 +356,7 @@ def test_several_places_are_told_of_where_nothing_else_is_wrong(follow, wrong, i
         for at, tensor in enumerate(model.tensor_of):
             event["weights"][at] += model.tensors[tensor].name in wrong
     headline = run.judged().headline
-    assert headline.startswith(f"{' and '.join(wrong)} ") and " wrong after window 2, and all other " in headline
+    assert headline.startswith(f"{' and '.join(wrong)} ") and " wrong after window 2; all other " in headline
     assert ("in several places" in headline) == is_told
 
 
@@ -376,7 +376,7 @@ IDLE = [BACKWARD, step(1, [None, None])]
     [
         ([*FOUND, *IDLE], 1),
         (FOUND, None),
-        # Nothing was to be found without a backward, as for a second optimizer that holds what is frozen.
+        # Without a backward there are no gradients, such as for a second optimizer of frozen parameters.
         ([*FOUND, IDLE[1]], None),
         ([*FOUND, *IDLE, BACKWARD, step(2, [1.0, 1.0])], None),
         # Gradients that could not be read are not missing.

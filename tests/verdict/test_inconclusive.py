@@ -15,7 +15,7 @@ from conformance.verdict.answers import trajectory_of
 from conformance.verdict.record import record
 
 SCALES = (Fraction(128),) * 3 + (Fraction(64),) * 3
-TOO_WIDE = "this case's error bound is too wide to tell right from wrong: take the cases that are exact for an answer"
+TOO_WIDE = "this case's error bound is too wide to tell right from wrong: run the exact cases"
 
 
 def test_perturbed_answer_that_also_fits(follow, monkeypatch):
@@ -23,7 +23,7 @@ def test_perturbed_answer_that_also_fits(follow, monkeypatch):
     assert run.judged().verdict == "PASS (exact)"
     monkeypatch.setattr(OneSampleMoved, "counted", Recurrence.counted)
     judgement = run.expect("INCONCLUSIVE", headline=TOO_WIDE)
-    assert judgement.notes == ["a trainer that reads one sample in place of a neighbour could pass"]
+    assert judgement.notes == ["a trainer that reads one sample instead of a neighbour could pass"]
 
 
 def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
@@ -35,7 +35,7 @@ def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
     run = follow("ddp-w2-fp32-adamw")
     monkeypatch.setattr(OneSampleMoved, "counted", unbounded)
     judgement = run.expect("INCONCLUSIVE", headline=TOO_WIDE)
-    assert judgement.notes == ["a trainer that reads one sample in place of a neighbour could pass"]
+    assert judgement.notes == ["a trainer that reads one sample instead of a neighbour could pass"]
     assert judgement.trajectory is not None
 
 
@@ -54,7 +54,7 @@ def test_gradients_that_alone_would_show_mistakes_and_cannot_be_read(follow, nam
     for step in run.of("step"):
         step["gradients"] = None
     judgement = run.expect("INCONCLUSIVE")
-    way_out = "step with one optimizer of torch's that holds all parameters, or take the cases with SGD for an answer"
+    way_out = "step with one torch optimizer for all parameters, or run the cases with SGD"
     assert judgement.headline.endswith(way_out)
     assert judgement.notes[0].startswith("a trainer that ")
 
@@ -66,9 +66,9 @@ def test_long_sum_in_a_short_format(follow, case):
     for forward in run.of("forward"):
         forward["computes"] = "bfloat16"
     judgement = run.expect("INCONCLUSIVE", "no finite error bound: ")
-    assert judgement.headline.endswith("; take the cases that are exact for an answer")
+    assert judgement.headline.endswith("; run the exact cases")
     assert judgement.trajectory is None
-    assert all(guard.holds for guard in judgement.guards)
+    assert all(guard.passed for guard in judgement.guards)
 
 
 @pytest.mark.parametrize("broken", ["guard", "ranks"])
@@ -85,7 +85,7 @@ def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken
     else:
         run.of("step", rank=1)[0]["weights"][0] += 1
     judgement = run.expect("FAIL (numerics)" if broken == "guard" else "DIVERGED")
-    assert judgement.notes == ["no finite error bound: no bound; take the cases that are exact for an answer"]
+    assert judgement.notes == ["no finite error bound: no bound; run the exact cases"]
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -112,14 +112,14 @@ def test_a_part_of_the_recorder_failed_by_a_replacement(follow):
     del run.of("observer_failed", rank=1)[0]["weights"]
     run.expect(
         "INCONCLUSIVE",
-        headline="the trainer replaces torch.Tensor.tolist, which the recorder calls, so rank 1 cannot be read: "
-        "KeyError: 7; replace it on import, not while training",
+        headline="rank 1 cannot be read: the trainer replaces torch.Tensor.tolist, which the recorder calls "
+        "(KeyError: 7); replace it on import, not while training",
     )
 
 
 @pytest.mark.parametrize("kind", ["step", "finished"])
 def test_parameters_that_are_split_over_the_ranks(follow, kind):
-    """As FSDP's: a rank holds a part of the weights, or nothing while their memory is freed."""
+    """As in FSDP: a rank has a part of the weights, or nothing while their memory is freed."""
     run = follow("ddp-w2-acc2-fp32-momentum")
     start = run.of("start")[0]
     run.after(start, {**start, "event": "model", "model": 0, "shapes": [[1, 3]]})
@@ -127,7 +127,7 @@ def test_parameters_that_are_split_over_the_ranks(follow, kind):
     run.of(kind)[0]["weights"] = [None] * 4
     judgement = run.judged()
     assert (judgement.verdict, judgement.laws) == ("INCONCLUSIVE", ())
-    assert judgement.headline.startswith("the parameters are split over the ranks: rank 0 ")
+    assert judgement.headline.startswith("the parameters are sharded: rank 0 ")
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -145,7 +145,7 @@ def test_weights_that_no_step_of_torchs_has_changed(follow, moves):
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_what_another_process_trains_cannot_be_seen(follow, moves):
-    """Whether or not its weights come back; beside training in the trainer's own process, a fork means nothing."""
+    """With or without its weights coming back; next to training in the trainer's own process, a fork is harmless."""
     run = follow("single-acc2-fp32-sgd")
     start = run.of("start")[0]
     run.after(start, {**start, "event": "fork"})
@@ -154,7 +154,7 @@ def test_what_another_process_trains_cannot_be_seen(follow, moves):
     run.remove(*(event for kind in ("forward", "backward_begin", "backward_end", "step") for event in run.of(kind)))
     if not moves:
         run.of("finished")[0]["weights"] = start["weights"]
-    run.expect("INCONCLUSIVE", "rank 0 started another process and computed no gradients in its own; ")
+    run.expect("INCONCLUSIVE", "rank 0 started another process and computed no gradients itself; ")
 
 
 @pytest.mark.parametrize(("kept", "verdict"), [(True, "INCONCLUSIVE"), (False, "FAIL (numerics)")])
@@ -170,7 +170,7 @@ def test_weights_that_are_rounded_until_the_end(follow, kept, verdict):
             step["weights"] = torch.tensor(step["weights"]).bfloat16().tolist()
     run.of("finished")[0]["weights"] = steps[-1]["weights"]
     judgement = run.expect(verdict)
-    assert not kept or "show the right weights rounded to bf16, and what they were" in judgement.headline
+    assert not kept or "show the correct weights rounded to bf16, and the full" in judgement.headline
 
 
 @pytest.mark.parametrize("rows", ["of the window", "of others", "unknown", "unknown, as many as planned"])
@@ -190,7 +190,7 @@ def test_windows_that_a_scaler_of_ones_own_skips(follow, rows):
     judgement = run.judged()
     is_known = rows in ("of the window", "unknown, as many as planned")
     assert judgement.verdict == ("FAIL (numerics)" if is_known else "INCONCLUSIVE")
-    assert is_known or judgement.headline.startswith("rank 0 took 5 steps in 6 windows, and nothing shows which it ")
+    assert is_known or judgement.headline.startswith("rank 0 took 5 steps in 6 windows, and its forwards have other ")
 
 
 @pytest.mark.parametrize("are_right", [True, False])
@@ -203,18 +203,18 @@ def test_weights_that_change_after_the_last_step(follow, are_right):
         step["weights"][0] += 0 if are_right else 2
     judgement = run.expect("INCONCLUSIVE" if are_right else "FAIL (numerics)")
     if are_right:
-        assert judgement.headline.startswith("all steps are right, but after the last one the weights become others")
+        assert judgement.headline.startswith("all steps are correct, but the weights change after the last one")
         assert judgement.laws == ()
 
 
 def test_an_adapter_that_is_merged_at_the_end(follow):
-    """What trains beside the task's model is stepped; the task's own weights change once."""
+    """Parameters outside the task's model are stepped; the task's own weights change once."""
     run = follow("single-acc2-fp32-momentum")
     [finished] = run.of("finished")
     run.remove(*(event for kind in ("forward", "backward_begin", "backward_end", "step") for event in run.of(kind)))
     stepped = {name: value for name, value in finished.items() if name != "weights"}
     run.before(finished, {**stepped, "event": "foreign_optimizer", "optimizer": "SGD", "shapes": [[1, 3]]})
-    run.expect("INCONCLUSIVE", "rank 0 stepped parameters of shape [[1, 3]] beside the task's model")
+    run.expect("INCONCLUSIVE", "rank 0 stepped parameters of shape [[1, 3]] outside the task's model")
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

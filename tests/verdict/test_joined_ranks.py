@@ -45,7 +45,7 @@ def test_either_divisor_is_right_and_told(joining, follow, name, recurrence, way
     for run in (joining(name, recurrence), follow(name, recurrence)):
         judgement = judge(run.case, run.outcome(), DECLARED)
         assert judgement.verdict == "PASS (exact)", judgement.headline
-        assert judgement.headline == "6 steps, weights and gradients equal to the oracle to the bit on every rank"
+        assert judgement.headline == "6 steps, weights and gradients bit-identical to the oracle on every rank"
         assert [one.way for one in judgement.behaviour] == ["last_batch=join", way]
 
 
@@ -67,8 +67,8 @@ def test_data_that_no_rank_uses(joining):
         run.of("finished", rank)[0]["weights"] = run.of("step", 0)[4]["weights"]
     judgement = judge(run.case, run.outcome(), DECLARED)
     assert judgement.verdict == "FAIL (law)", judgement.headline
-    assert judgement.headline.startswith('the trainer declares last_batch="join", but drops a smaller last batch; ')
-    assert judgement.headline.endswith("else let the ranks that have data left go on, as in torch's `Join`")
+    assert judgement.headline.startswith('the trainer sets last_batch="join", but drops a smaller last batch; ')
+    assert judgement.headline.endswith("else let the ranks with data left continue, as torch's `Join` does")
 
 
 def test_a_smaller_batch_is_used_by_who_joins_ranks(follow):

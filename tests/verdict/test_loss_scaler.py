@@ -83,7 +83,7 @@ def unseen(run):
 
 MOMENTUM = "single-acc2-fp16-momentum"
 NOT_HALVED = {"skips": {2}, "scales": (Fraction(128),) * 6}
-SKIPPED = "window {} was skipped, though nothing can overflow at its loss scale"
+SKIPPED = "window {} was skipped, although nothing can overflow at its loss scale"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,13 @@ SKIPPED = "window {} was skipped, though nothing can overflow at its loss scale"
         (MOMENTUM, {"skips": {3}}, None, SKIPPED.format(3)),
         (MOMENTUM, {"skips": {1}}, unseen, SKIPPED.format(1)),
         (OVERFLOW, {"skips": set()}, None, "window 2 overflows, but the optimizer stepped"),
-        (OVERFLOW, NOT_HALVED, scale_after(128.0), "rank 0 has a loss scale of 128 after the overflow in window 2, "),
-        (MOMENTUM, {}, scale_after(64.0), "rank 0 has a loss scale of 64 after its step in window 5, "),
+        (
+            OVERFLOW,
+            NOT_HALVED,
+            scale_after(128.0),
+            "rank 0 has a loss scale of 128 after the overflow in window 2 ",
+        ),
+        (MOMENTUM, {}, scale_after(64.0), "rank 0 has a loss scale of 64 after its step in window 5 instead of "),
         ("single-acc2-fp16-growing-scale", {}, scale_after(32.0, 0), "rank 0 has a loss scale of 32 after "),
         ("ddp-w2-fp16-momentum", {}, twice_the_scale_of_rank_1, "the ranks' loss scales differ"),
         (MOMENTUM, {}, twice_updated, "rank 0 updated the loss scale 12 times in 6 windows"),
@@ -120,7 +125,7 @@ def test_ranks_that_part_after_a_skip_are_told_by_window_and_by_step(follow):
     run = follow(OVERFLOW)
     run.of("step", rank=1)[3]["weights"][0] += 1
     judgement = run.judged()
-    assert judgement.headline == "the ranks hold different weights after window 4"
+    assert judgement.headline == "the ranks have different weights after window 4"
     assert (judgement.divergence.window, judgement.divergence.step) == (4, 3)
 
 
@@ -129,7 +134,7 @@ def test_ranks_that_part_after_a_skip_that_nobody_saw_are_told_by_the_window_too
     run = unseen(follow(OVERFLOW))
     run.of("step", rank=1)[3]["weights"][0] += 1
     judgement = run.judged()
-    assert judgement.headline == "the ranks hold different weights after window 4"
+    assert judgement.headline == "the ranks have different weights after window 4"
     assert (judgement.divergence.window, judgement.divergence.step) == (4, 3)
 
 
@@ -207,7 +212,7 @@ SCALES = tuple(Fraction(scale) for scale in (128, 128, 128, 64, 64, 64))
 
 
 def by_apex(run, delayed=True):
-    """The same run with apex in the place of a GradScaler: what is scaled, unscaled and updated is in `scale_loss`."""
+    """The same run with apex instead of a GradScaler: `scale_loss` scales, unscales and updates."""
     last = run.case.accumulation - 1
     for events in run.ranks:
         scales = {event["window"]: event["scale"] for event in events if event["event"] == "scaler_step"}
@@ -240,7 +245,7 @@ def test_an_overflow_that_is_skipped_and_halves_the_scale_passes(follow, delayed
 def test_a_scale_that_stays_fails(follow):
     by_apex(follow(WITH_APEX, skips={2}, scales=(Fraction(128),) * 6)).expect(
         "FAIL (numerics)",
-        headline="rank 0 has a loss scale of 128 after the overflow in window 2, where GradScaler's rule gives 64",
+        headline="rank 0 has a loss scale of 128 after the overflow in window 2 instead of 64 by GradScaler's rule",
     )
 
 

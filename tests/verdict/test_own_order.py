@@ -31,7 +31,7 @@ def test_any_order_in_which_all_are_read_once_passes(follow):
             event["rows"] = other
     judgement = run.expect("FAIL (numerics)")
     assert judgement.difference.step == 0
-    assert all(guard.holds for guard in judgement.guards)
+    assert all(guard.passed for guard in judgement.guards)
 
 
 @pytest.mark.parametrize("rows", [[None, None], []])
@@ -40,7 +40,7 @@ def test_samples_that_forwards_do_not_show_prove_nothing(follow, rows):
     for event in run.of("forward", 1):
         event["rows"] = rows
     judgement = run.expect("INCONCLUSIVE")
-    assert judgement.headline.endswith("pass the model the inputs as they are in the batch")
+    assert judgement.headline.endswith("pass the batch's inputs to the model unchanged")
 
 
 def test_an_epoch_that_is_never_read(follow):
@@ -48,7 +48,7 @@ def test_an_epoch_that_is_never_read(follow):
 
 
 def test_windows_that_are_lost_in_each_epoch_are_not_taken_from_the_next(follow):
-    """Two of three windows: what is left is as much as an epoch and a third."""
+    """Two of three windows: the rest is as long as an epoch and a third."""
     run = follow(NAME)
     run.remove(*(event for rank in run.ranks for event in rank if event["window"] in (2, 5)))
     run.expect("FAIL (numerics)", "no rank reads 8 samples of epoch 0; ")
@@ -80,11 +80,11 @@ def test_steps_that_are_too_many_come_before_what_they_read(follow):
         (dealt(ALL, REVERSED[:-4]), "no rank reads 4 samples of epoch 1; "),
         (dealt(ALL[4:], REVERSED), "no rank reads 4 samples of epoch 0; "),
         # The last ones may be missing in either.
-        (dealt(ALL, ALL[:-4]), "4 samples are missing in an epoch; "),
+        (dealt(ALL, ALL[:-4]), "an epoch misses 4 samples; "),
         # The first ones of an epoch may come twice in it, or again at the end of the epoch before.
-        (dealt(ALL, (*REVERSED[:8], *REVERSED)), "8 samples too many are read in an epoch; "),
+        (dealt(ALL, (*REVERSED[:8], *REVERSED)), "an epoch reads 8 samples too many; "),
         (dealt(ALL), "epoch 1 is never read, and this case asks for 2 epochs"),
-        (dealt(ALL, ALL, ALL), "training goes on when all samples have been read 2 times, once in each epoch"),
+        (dealt(ALL, ALL, ALL), "training continues after 2 complete epochs"),
         (dealt([at // 2 for at in range(48)], ALL), "each rank reads all samples of epoch 0; "),
     ],
 )
@@ -127,7 +127,7 @@ EPOCHS = "ddp-w2-acc2-fp32-epoch-schedule"
 
 @pytest.fixture
 def apart(follow):
-    """Rank 1 reads two windows of the second epoch the other way round, and what it reads of them is rank 0's."""
+    """Rank 1 reads two windows of the second epoch in reverse, with rank 0's samples."""
     run = follow(EPOCHS)
     forwards = [[event for event in run.of("forward", rank) if event["window"] in (2, 3)] for rank in (0, 1)]
     for event, other in zip(forwards[1], [*forwards[0][2:], *forwards[0][:2]], strict=True):
@@ -138,7 +138,7 @@ def apart(follow):
 
 
 def test_ranks_that_go_through_an_epoch_in_different_orders(apart):
-    assert apart.judged().headline.startswith("ranks 0 and 1 go through epoch 1 in different orders: ")
+    assert apart.judged().headline.startswith("ranks 0 and 1 read epoch 1 in different orders: ")
 
 
 def test_more_steps_than_windows_show_no_order(apart):

@@ -1,4 +1,4 @@
-"""Workers of a parameter server are judged by the weights that they hold, and so is every rank that never steps."""
+"""Workers of a parameter server, and other ranks that never step, are judged by their weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_weights_that_did_not_arrive_show(outcome):
     judgement = judge(CASE, outcome)
     forward["weights"] = before
     assert judgement.verdict == "DIVERGED"
-    assert judgement.headline == "the ranks hold different weights after window 0"
+    assert judgement.headline == "the ranks have different weights after window 0"
     assert {finding.law.id for finding in judgement.findings} == {"ddp/identical-weights"}
     assert judge(CASE, outcome).verdict == "PASS (exact)"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import get_args
 
-from conformance.verdict.precedence import Ground, overrules, spoken
+from conformance.verdict.precedence import Ground, by_precedence, overrules
 
 #: From the headline to the last note, as the report says it.
 SAID = ("guard", "exchange", "explanation", "place", "divergence", "overflow", "difference", "scaler", "precision")
@@ -13,11 +13,11 @@ SAID = ("guard", "exchange", "explanation", "place", "divergence", "overflow", "
 
 def test_what_is_wrong_is_said_in_one_order_whatever_is_found_first():
     claims = [(ground, ground) for ground in SAID]
-    assert spoken(claims) == spoken(reversed(claims)) == list(SAID)
+    assert by_precedence(claims) == by_precedence(reversed(claims)) == list(SAID)
 
 
 def test_several_on_one_ground_keep_their_order():
-    assert spoken([("scaler", "first"), ("difference", "before"), ("scaler", "second")]) == [
+    assert by_precedence([("scaler", "first"), ("difference", "before"), ("scaler", "second")]) == [
         "before",
         "first",
         "second",

@@ -1,4 +1,4 @@
-"""Weights that a trainer reports stand for what is not seen, and are compared with what is."""
+"""Reported weights replace unseen ones, and are compared with seen ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_is_not_seen_is_judged_as_reported(follow):
     hide(run)
     judgement = run.judged()
     assert (judgement.verdict, judgement.findings) == ("PASS (exact)", ())
-    assert judgement.headline == "6 steps, reported weights equal to the oracle to the bit on every rank"
+    assert judgement.headline == "6 steps, reported weights bit-identical to the oracle on every rank"
     assert "weights=reported" in [one.way for one in judgement.behaviour]
 
 
@@ -45,7 +45,7 @@ def test_wrong_weights_that_are_reported(follow):
     for event in run.everywhere("report", 3):
         event["weights"][1] += 1
     judgement = run.expect("FAIL (numerics)", "step 3, rank 0: weight[1] becomes ")
-    assert any("as the trainer reports them" in note for note in judgement.notes)
+    assert any("as reported with `task.report`" in note for note in judgement.notes)
 
 
 def test_gradients_that_are_reported_are_compared(follow):
@@ -53,7 +53,7 @@ def test_gradients_that_are_reported_are_compared(follow):
     report(run, gradients=True)
     hide(run)
     judgement = run.judged()
-    assert judgement.headline == "6 steps, reported weights and gradients equal to the oracle to the bit on every rank"
+    assert judgement.headline == "6 steps, reported weights and gradients bit-identical to the oracle on every rank"
     for event in run.everywhere("report", 3):
         event["gradients"][1] += 1
         event["weights"][1] -= 0.5
@@ -68,7 +68,7 @@ def test_gradients_that_the_step_did_not_use(follow):
     for event in run.everywhere("report", 3):
         event["gradients"][1] += 1
     judgement = run.judged()
-    assert judgement.headline == "6 steps, reported weights equal to the oracle to the bit on every rank"
+    assert judgement.headline == "6 steps, reported weights bit-identical to the oracle on every rank"
     assert any(note.startswith("only weights were compared") for note in judgement.notes)
 
 
@@ -80,7 +80,7 @@ def test_gradients_that_a_step_may_still_change_are_not_compared(follow, name):
     for rank in range(2):
         for event in run.of("report", rank):
             event["gradients"] = [1024 * one for one in event["gradients"]]
-    assert run.judged().headline == "6 steps, reported weights equal to the oracle to the bit on every rank"
+    assert run.judged().headline == "6 steps, reported weights bit-identical to the oracle on every rank"
 
 
 def test_reports_of_ranks_that_differ(follow):
@@ -135,12 +135,12 @@ def test_a_report_against_what_is_seen(follow):
     judgement = run.judged()
     assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "report")
     assert judgement.headline.startswith("rank 1 reports ")
-    assert " for weight[1] after window 3, which is seen to be " in judgement.headline
+    assert " for weight[1] after window 3, but it is " in judgement.headline
 
 
 @pytest.mark.parametrize("differ", [False, True])
 def test_reports_from_before_the_step_where_the_last_weights_are_not_seen(follow, differ):
-    """As where weights are gathered for forwards alone. The reports are what is wrong, be they alike or not."""
+    """Such as with weights that are gathered only for forwards. The reports are wrong, whether equal or not."""
     run = follow(CASE)
     report(run)
     for rank in range(2):
@@ -157,7 +157,7 @@ def test_reports_from_before_the_step_where_the_last_weights_are_not_seen(follow
         run.of("report", rank=1)[5]["weights"][0] += 1
     judgement = run.judged()
     assert (judgement.verdict, judgement.findings) == ("SETUP", ())
-    assert " after window 0, which is seen to be " in judgement.headline
+    assert " after window 0, but it is " in judgement.headline
 
 
 def test_wrong_weights_with_right_ones_reported(follow):
@@ -173,7 +173,7 @@ def test_wrong_weights_with_right_ones_reported(follow):
 
 
 def test_masters_of_what_is_seen_rounded(follow):
-    """Forwards show 16 bits of what is reported: of two that round alike, the reported one is judged."""
+    """Forwards show the reported weights in 16 bits: if both round to the same number, the reported one is judged."""
     for wrong, verdict in ((0.0, "PASS (exact)"), (2.0**-12, "FAIL (numerics)")):
         run = follow("ddp-w2-acc2-bf16-momentum")
         report(run)

@@ -15,7 +15,7 @@ CASE = "ddp-w2-acc2-fp32-momentum"
 
 
 def shard(run, *held):
-    """Have each rank show only what it holds of the weights and gradients."""
+    """Lets each rank show only its own weights and gradients."""
     for rank, positions in enumerate(held):
         start = run.of("start", rank)[0]
         run.before(start, {**start, "event": "shards", "held": list(positions)})
@@ -27,7 +27,7 @@ def shard(run, *held):
 
 
 def took_model(run):
-    """The model was handed out, so that its weights are to be there."""
+    """The model was handed out, so its weights should be visible."""
     for rank in range(len(run.ranks)):
         start = run.of("start", rank)[0]
         run.before(start, {**start, "event": "model", "model": 0, "shapes": [[1, 3], [1]]})
@@ -63,7 +63,7 @@ def test_a_hole(follow):
     shard(run, (0, 1), (3,))
     judgement = run.judged()
     assert (judgement.verdict, judgement.laws) == ("INCONCLUSIVE", ())
-    assert judgement.headline.startswith("the shards that the ranks hold leave weight[2] out, ")
+    assert judgement.headline.startswith("the ranks' shards leave out weight[2], ")
 
 
 def test_a_rank_that_does_not_step_its_part(follow):
@@ -84,7 +84,7 @@ def test_copies_of_shards_that_never_come_back(follow):
         run.before(first, {**first, "event": "foreign_optimizer", "optimizer": "SGD", "shapes": [[1, 2]]})
         run.remove(first, *others)
         run.of("finished", rank)[0]["weights"] = list(start)
-    run.expect("FAIL (numerics)", "the shards of ranks 0 and 1 never changed: the optimizer stepped others, of ")
+    run.expect("FAIL (numerics)", "the shards of ranks 0 and 1 never changed: the optimizer stepped other tensors, of ")
 
 
 WITH_COPIES = Case("deepspeed", 2, 2, "bf16", "momentum")

@@ -1,4 +1,4 @@
-"""Made-up streams of what ranks record of a small script: what each rank computes, and what its step uses."""
+"""Synthetic streams of a small script: the gradients that each rank computes, and those that its step uses."""
 
 import torch
 
@@ -26,7 +26,7 @@ def sketches(tensors):
 
 
 def stepped(held, used=(), weights=(), optimizer=0, kind="SGD", rate=0.1, **more):
-    """A step of parameters with these numbers; used, weights: their gradients and weights, none if they have none."""
+    """A step of these parameters. used, weights: their gradients and weights; empty for none."""
     return records.Stepped(
         optimizer, kind, [rate], [*held], [], False, None, False, False, "float32",
         [*held] if used else [], sketches(used), [*held] if weights else [], sketches(weights), LINE, **more,
@@ -34,7 +34,7 @@ def stepped(held, used=(), weights=(), optimizer=0, kind="SGD", rate=0.1, **more
 
 
 class Script:
-    """What `ranks` do, in order. Weights are equal, unless `drift`; they are exchanged first, if `shared`."""
+    """The records of all ranks. drift: of the weights between ranks. shared: ranks exchange weights first."""
 
     def __init__(self, ranks=2, drift=0.0, shapes=SHAPES, shared=True):
         self.ranks, self.drift, self.shapes = ranks, drift, shapes
@@ -47,7 +47,7 @@ class Script:
         self.backwards, self.steps = 0, 0
 
     def backward(self, scale=None, factors=(), targets=None, ranks=None, loader=None):
-        """The gradients of one micro-batch of each rank, or of these. loader: that gave each a batch."""
+        """Adds a micro-batch and returns its gradients by rank. ranks: default all. loader: of the batches."""
         self.backwards += 1
         computed = [gradients(100 * self.backwards + rank, self.shapes) for rank in range(self.ranks)]
         for rank, (stream, of_rank) in enumerate(zip(self.streams, computed, strict=True)):
@@ -64,7 +64,7 @@ class Script:
 
     @property
     def versions(self):
-        """A weight changes with each step."""
+        """Versions of the weights, which change with each step."""
         return {"0": self.steps}
 
     def each(self, record):
@@ -72,7 +72,7 @@ class Script:
             stream.append(record)
 
     def step(self, used, ranks=None, rate=0.1):
-        """used: for each rank, the gradients that its step uses."""
+        """Adds a step. used: the gradients by rank."""
         for rank in range(self.ranks) if ranks is None else ranks:
             weights = total([gradients(7 + self.steps, self.shapes)], 1 + self.drift * rank * self.steps)
             self.streams[rank].append(stepped(self.numbers, used[rank], weights, rate=rate))
@@ -91,12 +91,12 @@ def laws(findings):
 
 
 def shown(findings):
-    """The laws that are broken, or the verdict where none is."""
+    """The violated laws, or else the verdict."""
     return laws(findings) or verdict(findings)
 
 
 def trained(window, times=3, clears=True, **options):
-    """The findings of a script whose steps use what `window` makes of it: the gradients of each rank."""
+    """The findings of a script. window: adds a window and returns the gradients that each rank's step uses."""
     script = Script(**options)
     for _ in range(times):
         script.step(window(script))
@@ -106,12 +106,12 @@ def trained(window, times=3, clears=True, **options):
 
 
 def averaged(*passes, factor=0.5):
-    """Both ranks have this much of the sum of all gradients. passes: the gradients of each rank."""
+    """This factor times the sum of all gradients, for both ranks. passes: the gradients by rank."""
     return [total([of_rank for computed in passes for of_rank in computed], factor)] * 2
 
 
 def accused():
-    """The findings of two ranks: a right step, then one on each rank's own gradients, and on."""
+    """The findings of two ranks: a correct step, then steps on each rank's own gradients."""
     script = Script(drift=0.1)
     script.each(records.Source(LINE[0], LINE[1], "/home/me/train.py", "optimizer.step()  # <b>"))
     script.each(records.Named({str(number): f"layer.{number}" for number in script.numbers}))

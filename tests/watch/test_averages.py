@@ -1,4 +1,4 @@
-"""How gradients of ranks and micro-batches enter a step: sums, shares, and factors of a script's own."""
+"""Steps on sums, shares and multiples of the gradients of ranks and micro-batches."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def code_of(findings):
 
 
 def accumulated(after_each, ranks, micro_batches):
-    """after_each: the factor that all that is accumulated gets after each micro-batch."""
+    """after_each: the factor of the accumulated gradients after each micro-batch."""
 
     def window(script):
         used = None
@@ -36,14 +36,14 @@ def accumulated(after_each, ranks, micro_batches):
         (0.25, 1, 4, "divided-again"),
         (0.25, 2, 4, "divided-again"),
         (1 / 3, 1, 3, "divided-again"),
-        (0.9, 1, 4, None),  # gradients that fade by hand
+        (0.9, 1, 4, None),  # an intended decay
         (0.5, 2, 4, None),
         (2.0, 1, 4, None),
-        (2.0, 2, 2, None),  # two factors are a series whatever they are
+        (2.0, 2, 2, None),  # two factors always form a series
         (0.5, 1, 2, None),
     ],
 )
-def test_what_is_done_again_after_each_micro_batch(after_each, ranks, micro_batches, expected):
+def test_an_operation_repeated_after_each_micro_batch(after_each, ranks, micro_batches, expected):
     findings = accumulated(after_each, ranks, micro_batches)
     if expected:
         assert code_of(findings) == (*AGAIN, expected)
@@ -70,12 +70,12 @@ EQUAL = (8, 8, 8)
 @pytest.mark.parametrize(
     ("findings", "expected"),
     [
-        (weighed(1 / 9, 1 / 3, 1.0, ranks=1), "UNDECIDED"),  # gradients that fade, and the newest in full
+        (weighed(1 / 9, 1 / 3, 1.0, ranks=1), "UNDECIDED"),  # an intended decay, with the newest in full
         (weighed(4 / 7, 2 / 7, 1 / 7, ranks=1), "UNDECIDED"),
         (weighed(0.5, 0.25, 0.125), "UNDECIDED"),  # the first counts most
         (weighed(3, 2, 1, counts=EQUAL), AGAIN),
         (weighed(4, 2, 1, counts=EQUAL), AGAIN),  # summed over two ranks each time
-        (weighed(3, 2, 1, counts=(24, 16, 8)), "UNDECIDED"),  # by their numbers of samples
+        (weighed(3, 2, 1, counts=(24, 16, 8)), "UNDECIDED"),  # weights by the number of samples
         (weighed(3, 2, 1), "UNDECIDED"),
         (weighed(5, 2, 1, counts=EQUAL), "UNDECIDED"),
     ],
@@ -85,7 +85,7 @@ def test_micro_batches_have_weights(findings, expected):
 
 
 def of_one(source):
-    """All ranks step on the gradients of one."""
+    """All ranks step on the gradients of one rank."""
     return trained(lambda script: [script.backward()[source]] * 2)
 
 
@@ -145,11 +145,11 @@ def zeros(_=None):
         (lambda script: averaged(script.backward(), script.backward()), {}, "CONFORMS"),
         (of_two_numbers_of_micro_batches, {}, "CONFORMS"),
         (lambda script: script.backward(), {}, "UNDECIDED"),  # ranks that stay equal
-        (lambda script: script.backward(), {"drift": 0.1}, {"watch/averaged"}),  # that weights differ comes of it
+        (lambda script: script.backward(), {"drift": 0.1}, {"watch/averaged"}),  # so weights differ later
         (by_samples, {}, "UNDECIDED"),
         (kept_while_cleared, {}, "UNDECIDED"),
         (clipped_and_cleared, {}, "UNDECIDED"),
-        (lambda script: [gradients(script.steps)] * 2, {}, "UNDECIDED"),  # put in by hand
+        (lambda script: [gradients(script.steps)] * 2, {}, "UNDECIDED"),  # assigned by hand
         (own_after_the_end_of_data, {"drift": 0.1}, "UNDECIDED"),
         (made_small, {"ranks": 1}, "UNDECIDED"),
         (clamped, {}, "UNDECIDED"),
@@ -163,12 +163,12 @@ def test_what_a_step_uses(window, options, expected):
     ("drift", "expected"), [(1e-5, "watch/same-weights"), (1e-7, "agreement.rounding"), (0.0, None)]
 )
 def test_weights_may_differ_by_rounding(drift, expected):
-    """As where each rank adds noise of its own to its weights, and takes it away again."""
+    """For example, each rank perturbs its weights and restores them."""
     findings = trained(lambda script: averaged(script.backward()), times=2, drift=drift)
     assert [*laws(findings), *findings.open] == [expected] * (expected is not None)
 
 
-def test_a_micro_batch_that_is_missing_is_named():
+def test_a_missing_micro_batch_is_named():
     def window(script):
         first, second = script.backward(), script.backward()
         return [total([first[rank], total(second, 0.5)]) for rank in (0, 1)]
@@ -193,7 +193,7 @@ def test_a_model_of_one_parameter_is_diagnosed_over_several_steps():
 
 @pytest.mark.parametrize(("drift", "broken"), [(0.1, {"watch/averaged"}), (0.0, set())])
 def test_one_parameter_that_is_not_averaged(drift, broken):
-    """Its weights drift apart; if they did not, something else would have averaged it."""
+    """Its weights drift apart; otherwise something else averages it."""
 
     def window(script):
         computed = script.backward()
@@ -218,7 +218,7 @@ def test_one_parameter_that_is_not_averaged(drift, broken):
         ([0.5, 0.5, 0.5], "CONFORMS"),
     ],
 )
-def test_what_two_ranks_computed_is_divided_by_four(factors, expected):
+def test_gradients_of_two_ranks_are_divided_by_four(factors, expected):
     left = iter(factors)
     findings = trained(lambda script: averaged(script.backward(), factor=next(left)), times=len(factors))
     assert shown(findings) == expected
@@ -242,9 +242,9 @@ def test_steps_without_gradients_next_to_right_ones():
 @pytest.mark.parametrize(
     ("kept", "expected"),
     [
-        (((1, 2), (0, 2), (0, 1), (0, 2)), "UNDECIDED"),  # by its gradients it is another one now and then
-        (((0, 2),) * 4, "UNDECIDED"),  # one that sends wrong ones in each step, or looks at other data
-        (((0,),) * 4, {"watch/averaged"}),  # no average leaves out all but one
+        (((1, 2), (0, 2), (0, 1), (0, 2)), "UNDECIDED"),  # a filter by gradients excludes different ranks
+        (((0, 2),) * 4, "UNDECIDED"),  # a rank with wrong gradients in each step, or with other data
+        (((0,),) * 4, {"watch/averaged"}),  # one rank is no average
     ],
 )
 def test_ranks_are_left_out(kept, expected):
@@ -257,7 +257,7 @@ def test_ranks_are_left_out(kept, expected):
     assert shown(trained(window, times=4, ranks=3)) == expected
 
 
-def test_parameters_with_a_factor_of_their_own_are_named():
+def test_parameters_with_a_different_factor_are_named():
     def window(script):
         used = total(script.backward(), 0.5)
         return [[one * 0.5 if number in (1, 4) else one for number, one in enumerate(used)]] * 2
@@ -266,7 +266,7 @@ def test_parameters_with_a_factor_of_their_own_are_named():
 
 
 def taken(order, but=1.0):
-    """Gradients that are taken out of a flat buffer in this order. but: a further factor of the first."""
+    """Gradients unpacked from a flat buffer in this order. but: a further factor of the first."""
 
     def window(script):
         computed = total(script.backward(), 0.5)
@@ -285,8 +285,8 @@ EXCHANGED = [6, 1, 2, 3, 4, 5, 0, *IN_ORDER[7:]]
         (IN_ORDER, 1.0, "CONFORMS"),
         (EXCHANGED, 1.0, {"watch/own-gradient"}),
         ([*IN_ORDER[6:], *IN_ORDER[:6]], 1.0, {"watch/own-gradient"}),
-        ([0, 1, 2, 3, 4, 5, 0, *IN_ORDER[7:]], 1.0, "UNDECIDED"),  # one that two share, as copies of a layer do
-        (EXCHANGED, 0.3, "UNDECIDED"),  # no one factor
+        ([0, 1, 2, 3, 4, 5, 0, *IN_ORDER[7:]], 1.0, "UNDECIDED"),  # two share one, such as copies of a layer
+        (EXCHANGED, 0.3, "UNDECIDED"),  # several factors
     ],
 )
 def test_parameters_have_each_others_gradients(order, but, expected):
@@ -302,8 +302,8 @@ ENTROPY, SQUARES = "NllLossBackward0", "MseLossBackward0"
 
 
 def summed(used, factors, made_by=ENTROPY):
-    """Two ranks sum up losses over 8 and 9 targets and more, and multiply them with `factors`. used: what the step
-    multiplies the mean over the ranks with. Both are given the number of all targets."""
+    """Two ranks sum up losses over 8 and 9 targets and more. factors: of the losses. used: the factor of the mean over
+    the ranks in the step. Both are functions of the number of all targets."""
     script = Script()
     for step in range(4):
         counts = [8 + step * rank + rank for rank in range(2)]
@@ -331,7 +331,7 @@ def test_sums_are_divided_by_all_targets(used, factors, made_by, expected):
     assert shown(summed(used, factors, made_by)) == expected
 
 
-def test_a_batch_that_is_made_up_counts_nothing():
+def test_a_made_up_batch_counts_as_nothing():
     script = Script()
     for step in range(4):
         first = script.backward(factors=[0.0])
@@ -345,7 +345,7 @@ def test_a_batch_that_is_made_up_counts_nothing():
 
 
 @pytest.mark.parametrize("scale", [2.0, 4.0])
-def test_a_loss_scale_by_hand_that_is_the_number_of_ranks(scale):
+def test_a_hand_written_loss_scale_that_equals_the_number_of_ranks(scale):
     def window(script):
         computed = [total([of_rank], scale) for of_rank in script.backward(factors=[scale], targets=6)]
         for stream in script.streams:
@@ -367,7 +367,7 @@ def test_a_loss_scale_by_hand_that_is_the_number_of_ranks(scale):
         (0, None, False, 0, ONCE),
     ],
 )
-def test_gradients_are_divided_by_as_many_as_there_are_ranks(summed, factor, of_any, terms, expected):
+def test_averaged_gradients_are_divided_by_the_number_of_ranks(summed, factor, of_any, terms, expected):
     def window(script):
         computed = script.backward(factors=[] if factor is None else [factor])
         for one in (stream[-2] for stream in script.streams):
@@ -399,7 +399,7 @@ def test_gradients_that_cancel_over_the_ranks():
     assert (verdict(findings), findings.conserved) == ("CONFORMS", 6)
 
 
-def test_zeros_in_place_of_what_was_computed():
+def test_zeros_replace_the_computed_gradients():
     def window(script):
         script.backward()
         return [zeros()] * 2
@@ -410,7 +410,7 @@ def test_zeros_in_place_of_what_was_computed():
 
 @pytest.mark.parametrize("is_summed", [True, False])
 def test_a_rank_whose_shards_have_no_elements(is_summed):
-    """Each parameter is cut into two, of which the second is empty: that rank has nothing to lose."""
+    """Each parameter has two shards, and the second is empty: that rank cannot lose gradients."""
     script = Script(shared=False)
     for rank, stream in enumerate(script.streams):
         stream[1:-1] = [

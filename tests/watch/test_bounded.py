@@ -1,4 +1,4 @@
-"""What a judge keeps of a run does not grow with its steps, whatever changes from step to step."""
+"""The memory of a judge does not grow with the number of steps."""
 
 import gc
 import sys
@@ -20,7 +20,7 @@ STEPS = 200
 
 
 def schedule(count):
-    """Each step has a learning rate, a limit and a length of its own."""
+    """Each step has a different learning rate, clipping limit and size."""
     model = network(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
@@ -35,7 +35,7 @@ def schedule(count):
 
 
 def scales(count):
-    """The loss scale grows, overflows, and is another one each time; some batches are only evaluated."""
+    """The loss scale changes in each step, and overflows; some batches are only evaluated."""
     model = network(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=3.0, growth_factor=1.01, growth_interval=1)
@@ -57,7 +57,7 @@ def scales(count):
 
 
 def epochs(count):
-    """Data come again in each epoch, dealt out anew; weights are changed in between."""
+    """Epochs repeat the data in another order; weights are changed in between."""
     data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randn(40, 3))
     model = network(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -72,7 +72,7 @@ def epochs(count):
 
 
 def by_hand(count):
-    """A loss scale, and weight decay, that the script has to itself."""
+    """A hand-written loss scale and weight decay."""
     model = network(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(count):
@@ -85,7 +85,7 @@ def by_hand(count):
 
 
 def turns(count):
-    """Two optimizers, one of which steps less often."""
+    """Two optimizers; one steps less often."""
     maker, critic = nn.Linear(2, 6), nn.Linear(6, 1)
     of_maker, of_critic = torch.optim.Adam(maker.parameters()), torch.optim.Adam(critic.parameters())
     for step in range(count):
@@ -99,7 +99,7 @@ def turns(count):
 
 
 def abandoned(count):
-    """One of two optimizers steps no more, and nobody clears what is computed for it."""
+    """One of two optimizers stops, and nothing clears its gradients."""
     body, head = nn.Linear(6, 5), nn.Linear(5, 1)
     of_body, of_head = torch.optim.SGD(body.parameters(), lr=1e-3), torch.optim.SGD(head.parameters(), lr=1e-3)
     for step in range(count):
@@ -112,7 +112,7 @@ def abandoned(count):
 
 
 def kept(root):
-    """The bytes of all objects that one leads to. Python has each small number once: all are counted as others are."""
+    """The bytes of all reachable objects. Small integers, which Python shares, count each time, like larger ones."""
     seen, size, waiting = set(), 0, [root]
     while waiting:
         one = waiting.pop()
@@ -132,18 +132,18 @@ def judged(trains, count, folder):
 
 
 @pytest.mark.parametrize("trains", [schedule, scales, epochs, by_hand, turns, abandoned])
-def test_three_times_the_steps_take_no_more(trains, tmp_path, monkeypatch):
+def test_three_times_the_steps_take_the_same_memory(trains, tmp_path, monkeypatch):
     monkeypatch.setattr(history, "_MOST_POINTS", 1)
     monkeypatch.setattr(stream, "_MOST_PENDING", STEPS // 10)
     monkeypatch.setattr(log, "_MOST", STEPS // 10)
     short, long = (judged(trains, count, tmp_path / str(count)) for count in (STEPS, 3 * STEPS))
     assert long.findings.steps >= 3 * short.findings.steps - 2 > STEPS
-    # A number more in each step would be twice as much.
+    # One more number in each step would need twice as much.
     assert kept(long) - kept(short) < STEPS * sys.getsizeof(1.0)
 
 
 @pytest.mark.parametrize(("passes", "is_open"), [(3, False), (4, True)])
-def test_backward_passes_that_are_forgotten_by_their_step(passes, is_open, tmp_path, monkeypatch):
+def test_windows_with_dropped_backward_passes_are_open(passes, is_open, tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "_MOST_PENDING", 3)
 
     def accumulates(count):
@@ -168,17 +168,17 @@ def trials(count):
         optimizer.step()
 
 
-def test_optimizers_that_are_made_again_and_again_are_watched_up_to_a_number(monkeypatch):
+def test_only_a_limited_number_of_optimizers_is_watched(monkeypatch):
     monkeypatch.setattr(steps, "MOST_OPTIMIZERS", 5)
     found = watched(trials, 9)
     assert (found.causes, found.steps) == ({}, 5)
-    assert "makes optimizers again and again" in str(found.lacks)
+    assert "many optimizers" in str(found.lacks)
 
 
-def test_a_number_of_steps_is_that_of_optimizers_that_still_exist(tmp_path):
+def test_the_step_limit_counts_optimizers_that_still_exist(tmp_path):
     def trains():
         trials(1)
         turns(9)
 
-    # One optimizer steps five times until the other has done so three times.
+    # One optimizer steps five times before the other has stepped three times.
     assert judged_by(Judge(), tmp_path, trains, steps=3).steps == 1 + 5 + 3

@@ -1,4 +1,4 @@
-"""Calls that the recorder names: those in a backward pass, in a step of a base class, in what is compiled."""
+"""The recorder reads calls in a backward pass, in the step of a base class, and in compiled code."""
 
 import warnings
 
@@ -47,7 +47,7 @@ def unscale(optimizer, scaler, parameters):
     ],
 )
 @pytest.mark.parametrize("is_in_hook", [True, False])
-def test_a_call_names_the_backward_pass_that_it_is_in(tmp_path, call, kind, is_in_hook):
+def test_a_call_in_a_hook_has_the_number_of_its_backward_pass(tmp_path, call, kind, is_in_hook):
     model = torch.nn.Linear(3, 1, bias=False)
     with records_in(tmp_path) as found:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -62,7 +62,7 @@ def test_a_call_names_the_backward_pass_that_it_is_in(tmp_path, call, kind, is_i
     assert [one.within for one in found if isinstance(one, kind)] == ([1, 2] if is_in_hook else [None, None])
 
 
-def test_a_pass_that_only_returns_gradients_is_none(tmp_path):
+def test_autograd_grad_is_no_backward_pass(tmp_path):
     model = torch.nn.Linear(3, 1)
     with records_in(tmp_path) as found:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -79,7 +79,7 @@ def halve(optimizer):
 
 
 def classes():
-    """Made anew: torch and the recorder change classes."""
+    """New classes each time, because torch and the recorder patch them."""
 
     class Base(torch.optim.RAdam):
         def step(self, closure=None):
@@ -124,8 +124,8 @@ def classes():
         ("OfOwn", 0.5, True),
     ],
 )
-def test_gradients_are_those_that_the_innermost_step_finds(tmp_path, monkeypatch, name, share, is_own, is_hooked):
-    """is_hooked: torch has made an optimizer of the base, and calls hooks in its step, too."""
+def test_gradients_are_read_in_the_innermost_step(tmp_path, monkeypatch, name, share, is_own, is_hooked):
+    """is_hooked: the base class has had an instance, so torch also calls hooks in its step."""
     step = vars(torch.optim.RAdam)["step"]
     monkeypatch.setattr(torch.optim.RAdam, "step", step.__wrapped__ if hasattr(step, "hooked") else step)
     kind = classes()[name]
@@ -144,7 +144,7 @@ def test_gradients_are_those_that_the_innermost_step_finds(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-def test_the_base_is_left_as_torch_has_it(tmp_path, is_made):
+def test_the_step_of_the_base_is_restored(tmp_path, is_made):
     class Plain(torch.optim.Optimizer):
         def __init__(self, parameters, rate):
             super().__init__(parameters, {"lr": rate})
@@ -169,18 +169,18 @@ def test_the_base_is_left_as_torch_has_it(tmp_path, is_made):
         assert called == [1]
 
 
-def test_what_is_on_the_cpu_is_read_at_once():
+def test_tensors_on_the_cpu_are_read_immediately():
     value = torch.tensor(2.0)
     read = later(float, value)
     value.mul_(2)
     assert read == 2.0
 
 
-def test_what_is_elsewhere_is_not_waited_for():
+def test_tensors_on_other_devices_are_read_later():
     assert isinstance(later(float, torch.ones((), device="meta")), Later)
 
 
-def test_it_is_read_when_the_record_is_written():
+def test_delayed_tensors_are_read_when_the_record_is_written():
     record = records.Clipped("norm", [0], 1.0, Later(float, torch.tensor(3.0)), 1, None)
     settle(record)
     assert record == records.Clipped("norm", [0], 1.0, 3.0, 1, None)
@@ -206,7 +206,7 @@ def exported(model, inputs):
 
 
 def graphs(way):
-    """How many graphs torch made."""
+    """The number of graphs that torch compiles."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
@@ -221,7 +221,7 @@ def graphs(way):
 
 
 @pytest.mark.parametrize("way", [function, method, exported])
-def test_it_is_compiled_as_without_a_watch(way):
+def test_a_watch_does_not_change_compilation(way):
     plainly = graphs(way)
     with warnings.catch_warnings(), conformance.watching():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Clipping: when it comes, over which parameters, and which right scripts look like a mistake."""
+"""Clipping at different times and of different parameters, and correct scripts that look wrong."""
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ EARLY = {"clipping.before-last-pass"}
 
 
 def laws_or_facts(findings):
-    """The laws that are broken, or the facts of clipping where none is."""
+    """The violated laws, or else the facts about clipping."""
     return laws(findings) or {code for code in findings.open if code.startswith("clipping.")}
 
 
 def training(window, steps=4):
-    """Steps of a model whose windows `window` makes."""
+    """A training with these windows."""
 
     def run():
         model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8))
@@ -40,8 +40,8 @@ def parts(model):
 
 
 def clipped(*limits, keeps=None, norm=True):
-    """limits: of the clip after each micro-batch, none for None. keeps: how `.grad` is cleared, in scripts that add
-    up what is left of each by themselves."""
+    """limits: of the clip after each micro-batch, None for no clip. keeps: clears `.grad`, in scripts that add up the
+    clipped gradients themselves."""
 
     def window(model, optimizer):
         held = [*model.parameters()]
@@ -86,7 +86,7 @@ def in_hooks(model, optimizer):
 
 
 def kept_by_hand(model, optimizer):
-    """A gradient that is put there by hand, and clipped before that of a penalty is added to it."""
+    """A gradient that is assigned by hand, and clipped before that of a penalty is added."""
     of_loss = torch.autograd.grad(next(parts(model)), [*model.parameters()])
     for one, gradient in zip(model.parameters(), of_loss, strict=True):
         one.grad = gradient
@@ -119,7 +119,7 @@ def before_the_pass(limit):
         (clipped(0.01, 0.01, norm=False), WHOLE_WINDOW),
         (clipped(1e9, 1e9, norm=False), {*EARLY, "clipping.by-value"}),
         (clipped(0.01, 0.01, norm=False, keeps=lambda one: one.zero_()), {*EARLY, "clipping.by-value"}),
-        (clipped(1.0, None), EARLY),  # by its order alone
+        (clipped(1.0, None), EARLY),  # only because of the order
         (clipped(1e9, 1e9), EARLY),  # a limit that only measures
         (clipped(1.0, 1.0, keeps=lambda one: one.data.zero_()), EARLY),
         (penalty_last(clip_grad_norm_), {"clipping.before-change"}),
@@ -129,10 +129,10 @@ def before_the_pass(limit):
         (kept_by_hand, {"clipping.before-change"}),
         (received, {"clipping.before-change"}),
         (before_the_pass(1e-3), SOMETHING),
-        (before_the_pass(1e3), {"clipping.nothing"}),  # by its order alone
+        (before_the_pass(1e3), {"clipping.nothing"}),  # only because of the order
     ],
 )
-def test_when_a_window_is_clipped(window, expected):
+def test_clips_at_different_times(window, expected):
     assert laws_or_facts(watched(training(window))) == expected
 
 
@@ -151,7 +151,7 @@ def test_when_a_window_is_clipped(window, expected):
         (lambda held, used_up: [], set()),
     ],
 )
-def test_what_a_clip_call_is_given(clips, expected):
+def test_clips_of_different_parameters(clips, expected):
     def run():
         model = nn.Linear(3, 5)
         used_up = model.parameters()
@@ -167,7 +167,7 @@ def test_what_a_clip_call_is_given(clips, expected):
 
 
 @pytest.mark.parametrize(("window", "steps"), [(clipped(None, 0.05), 4), (clipped(0.05, None), 0), (clipped(None), 0)])
-def test_steps_that_are_clipped_after_their_last_pass_are_counted(window, steps):
+def test_steps_with_a_clip_after_their_last_pass_are_counted(window, steps):
     assert watched(training(window)).seen[Property.CLIPPING] == steps
 
 

@@ -1,4 +1,4 @@
-"""What the recorder sees of collectives, of shards and of what is looked at in turns."""
+"""The recorder reads collectives, shards, parameters without an optimizer, and samples of parameters."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -62,7 +62,7 @@ class Gathered(torch.autograd.Function):
 
 
 def of_batch_norm(namespace):
-    """As if torch's own synchronized batch norm did so."""
+    """As if torch's synchronized batch norm called it."""
     exec("def reduce(dist, tensor): dist.all_reduce(tensor)", namespace)
     return namespace["reduce"]
 
@@ -90,7 +90,8 @@ class Normed(torch.autograd.Function):
     ],
 )
 def test_a_layer_that_is_split_over_ranks(tmp_path, two_ranks, through, hooks, expected):
-    """Its parameters have their gradients before what it was fed goes to other ranks. hooks: they average gradients."""
+    """Its parameters get their gradients before the gradients of its inputs go to other ranks. hooks: hooks average
+    gradients."""
     model, layer = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD([*model.parameters(), *layer.parameters()], lr=0.1)
     for parameter in optimizer.param_groups[0]["params"] if hooks else ():
@@ -113,7 +114,7 @@ def of_both(count):
     parts = [torch.tensor(count) for _ in range(2)]
     dist.all_gather(parts, torch.tensor(count))
     for part in parts:
-        # As two ranks would send it.
+        # As if two ranks sent it.
         part.fill_(count)
     return sum(parts)
 
@@ -128,7 +129,7 @@ def gathered_into_one(count):
 
 
 def nothing(count):
-    """Nor what differs in size."""
+    """Empty tensors, and tensors of different sizes."""
     dist.all_reduce(torch.zeros(0))
     dist.all_gather([torch.zeros(0), torch.zeros(0)], torch.zeros(0))
     dist.all_gather([torch.zeros(1), torch.zeros(2)], torch.zeros(1))
@@ -164,7 +165,7 @@ def test_a_divisor_that_ranks_have_reduced(tmp_path, two_ranks, divided, expecte
     assert found_in(tmp_path, divided, 1) == [expected]
 
 
-def test_one_that_was_reduced_before_the_last_step_is_not_known(tmp_path, two_ranks):
+def test_a_divisor_that_was_reduced_before_the_last_step_is_unknown(tmp_path, two_ranks):
     totals = []
 
     def divided(loss):
@@ -231,14 +232,14 @@ def test_gradients_are_seen_before_they_are_reduced(mesh, gather):
 
 
 @pytest.mark.parametrize("gather", [gathered, whole])
-def test_what_a_script_makes_of_them_is_seen(mesh, gather):
+def test_changes_of_gradients_by_the_script_are_seen(mesh, gather):
     with pytest.raises(AssertionError), conformance.watching() as watch:
         train(mesh, gather, lambda gradient: gradient.mul_(0.3))
     assert (watch.findings.conserved, [*watch.findings.open]) == (0, ["changed"])
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_fsdp2_has_not_reduced_yet_is_not_cleared(waits, tmp_path):
+def test_gradients_that_fsdp2_has_not_reduced_are_not_cleared(waits, tmp_path):
     model = nn.Linear(3, 1)
     whole = SimpleNamespace(
         unsharded_accumulated_grad=model.weight if waits else None, _unsharded_param=nn.Linear(1, 1).bias
@@ -252,7 +253,7 @@ def test_what_fsdp2_has_not_reduced_yet_is_not_cleared(waits, tmp_path):
 
 
 def sent(make, at):
-    """Broadcasts what is made of a model's parameters, at this place of its loop."""
+    """Broadcasts tensors made from a model's parameters at this place of its loop."""
 
     def exchange(model, place):
         if place == at:
@@ -299,8 +300,8 @@ def predictions(of):
         (sent(predictions, "last"), False),
     ],
 )
-def test_whether_ranks_exchange_what_they_train(two_ranks, exchange, is_shared, tmp_path):
-    """One after another, they train two models."""
+def test_ranks_exchange_weights_or_gradients(two_ranks, exchange, is_shared, tmp_path):
+    """They train two models, one after the other."""
     with records_in(tmp_path) as found:
         for _ in range(2):
             model = nn.Linear(9, 2)
@@ -325,8 +326,8 @@ class Averaging(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(("reduces", "share"), [(True, 0.5), (False, 1.0)])
-def test_a_step_that_averages_gradients_itself_is_read_when_it_is_over(two_ranks, reduces, share, tmp_path):
-    """The group is a fake that sums up nothing."""
+def test_a_step_that_averages_gradients_is_read_when_it_ends(two_ranks, reduces, share, tmp_path):
+    """The fake group does not sum up."""
     model = nn.Linear(3, 1, bias=False)
     with records_in(tmp_path) as found:
         optimizer = Averaging(model.parameters(), reduces)
@@ -355,7 +356,7 @@ def models(count):
 
 
 def train_in_turns(turns, steps):
-    """turns: which models' losses each loss is the sum of. The first of them has an optimizer."""
+    """turns: the models of each loss, which is the sum of theirs. The first of them has an optimizer."""
     optimizers = [torch.optim.SGD(turn[0].parameters(), 0.1) for turn in turns]
     first, second = turns
     for _ in range(steps):
@@ -368,7 +369,7 @@ def train_in_turns(turns, steps):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_what_no_optimizer_holds_is_seen_in_each_loss(tmp_path, turn):
+def test_parameters_without_an_optimizer_are_seen_in_each_loss(tmp_path, turn):
     first, second, left = models(3)
     turns = [[first], [second]]
     turns[turn].append(left)
@@ -379,7 +380,7 @@ def test_what_no_optimizer_holds_is_seen_in_each_loss(tmp_path, turn):
     assert not any(one.unfrozen for one in unheld)
 
 
-def test_what_one_loss_shows_stays_known_when_another_is_looked_at(tmp_path):
+def test_unfrozen_parameters_of_one_loss_stay_known_after_another_loss(tmp_path):
     body, first, second = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
     whole = nn.Sequential(body, first)
     body.requires_grad_(False)
@@ -395,7 +396,7 @@ def test_what_one_loss_shows_stays_known_when_another_is_looked_at(tmp_path):
     assert sorted(last.unfrozen) == ["0.bias", "0.weight"]
 
 
-def test_each_optimizer_has_its_models_looked_at_once(tmp_path):
+def test_buffers_are_read_once_for_each_optimizer(tmp_path):
     first, second = models(2)
     with records_in(tmp_path) as found:
         for model in (first, second):
@@ -417,14 +418,14 @@ def test_models_with_equal_names_are_told_apart(tmp_path):
 
 @pytest.mark.parametrize("broadcasts", [True, False])
 def test_buffers_that_ddp_overwrites_are_not_compared(broadcasts, tmp_path, two_ranks):
-    """What differs in them between ranks is no fact about the script."""
+    """Their differences between ranks say nothing about the script."""
     [model] = models(1)
     with records_in(tmp_path) as found:
         ddp = nn.parallel.DistributedDataParallel(model)
         ddp.broadcast_buffers = broadcasts
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for _ in range(4):
-            # The fake group averages nothing.
+            # The fake group does not average.
             with ddp.no_sync():
                 ddp(torch.randn(4, 3)).square().mean().backward()
             optimizer.step()
@@ -447,9 +448,9 @@ def test_weights_are_read_before_passes_of_all_lines(tmp_path, two_ranks):
 
 @pytest.mark.parametrize("period", [2, 3])
 @pytest.mark.parametrize("number", range(4))
-def test_a_parameter_with_gradients_now_and_then_has_its_turn_in_their_windows(number, period):
+def test_a_parameter_with_gradients_in_some_windows_gets_a_turn_in_these(number, period):
     known = Known.of(number, torch.zeros(3))
-    known.beside, known.windows = 2 * AT_ONCE, WHOLE_AT_FIRST
+    known.among, known.windows = 2 * AT_ONCE, WHOLE_AT_FIRST
     read = []
     for _ in range(60):
         known.advance()
@@ -459,8 +460,8 @@ def test_a_parameter_with_gradients_now_and_then_has_its_turn_in_their_windows(n
     assert sum(read) == 30
 
 
-def test_a_gradient_is_cut_where_the_ranks_parts_are(tmp_path):
-    """Each piece of what is computed has the sketch of what the rank with that piece has of the flat gradient."""
+def test_a_gradient_is_cut_like_the_shards_of_the_ranks(tmp_path):
+    """Each piece of the computed gradient has the sketch of the same rank's part of the flat gradient."""
     weight = torch.nn.Parameter(torch.ones(3, 3))
     Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()) as recording:
@@ -473,8 +474,8 @@ def test_a_gradient_is_cut_where_the_ranks_parts_are(tmp_path):
     assert local.sketches == pytest.approx(finish([take(torch.arange(4.0)), take(torch.arange(4.0, 9.0))]).numpy())
 
 
-def test_where_the_parts_of_three_ranks_lie():
-    """Parameters of 7 and 3 elements, filled up to three parts of 4."""
+def test_cuts_of_a_partition_over_three_ranks():
+    """Parameters of 7 and 3 elements, padded to three parts of 4."""
     flat = torch.zeros(12)
     wrapper = SimpleNamespace(parallel_partitioned_bit16_groups=[[flat[0:4], flat[4:8], flat[8:12]]])
     assert cuts(wrapper, flat[:7], Part(flat, 0, 4, 0, 7, 0)) == [(0, 4), (4, 7), (7, 7)]

@@ -1,4 +1,4 @@
-"""`conformance watch` as a command: its verdict and exit code, its options, and the files that it leaves."""
+"""`conformance watch` as a command: verdict and exit code, options, and written files."""
 
 import json
 import os
@@ -28,7 +28,7 @@ for step in range(int(os.environ.get("STEPS", 3))):
 print("done")
 """
 RIGHT = WRONG.replace("optimizer.step()\n", "optimizer.step()\n    optimizer.zero_grad()\n")
-# Says that it runs, and waits until it may end.
+# Reports that it runs, and waits until it may end.
 WAITING = "import sys; open(sys.argv[1], 'w').close(); open(sys.argv[2]).close()"
 
 
@@ -71,7 +71,7 @@ def test_a_script_without_steps_is_undecided(folder, source, says):
     ("options", "steps", "judged"), [(("--steps", "2"), "3", 2), (("--stop", "--every", "5"), "10", 2)]
 )
 def test_it_watches_as_many_steps_as_asked(folder, options, steps, judged):
-    """Without a terminal, no line says meanwhile how it stands."""
+    """Without a terminal, there is no progress line."""
     done = ended(folder, sys.executable, "scripts/right.py", options=options, STEPS=steps)
     assert done.stdout.startswith(f"done\nCONFORMS: {judged} of {judged} steps")
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,7 +86,7 @@ def test_stop_ends_the_script_at_the_first_violation(folder):
     assert "ended at the first violation (--stop)" in done.stderr
 
 
-def test_on_a_terminal_a_line_on_stderr_says_how_it_stands(folder):
+def test_a_terminal_shows_a_progress_line_on_stderr(folder):
     ours, theirs = pty.openpty()
     env = {**os.environ, "STEPS": "40", "PAUSE": "0.05"}
     given = command(sys.executable, "scripts/right.py")
@@ -97,7 +97,7 @@ def test_on_a_terminal_a_line_on_stderr_says_how_it_stands(folder):
             while part := os.read(ours, 65536):
                 seen += part
         except OSError:
-            pass  # The other end is closed: so it is said on Linux.
+            pass  # On Linux, this means that the other end is closed.
         out = process.stdout.read()
     text = seen.decode()
     assert "\rwatching: " in text
@@ -108,7 +108,7 @@ def test_on_a_terminal_a_line_on_stderr_says_how_it_stands(folder):
     assert out.startswith(b"done\nCONFORMS: 40 of 40 steps")
 
 
-def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
+def test_ctrl_c_waits_until_read_records_are_judged(monkeypatch):
     read, seen = Reader.read, []
 
     def interrupted(reader):
@@ -119,7 +119,7 @@ def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
         return read(reader)
 
     monkeypatch.setattr(Reader, "read", interrupted)
-    # Python exits with 1 where a signal comes while it starts.
+    # Not Python, which exits with 1 if a signal comes while it starts.
     watched = watch(["sleep", "600"])
     assert (watched.by, watched.code, seen) == (signal.SIGINT, -signal.SIGINT, ["began", "ended"])
 
@@ -138,7 +138,7 @@ def test_a_signal_that_comes_while_the_command_starts_is_passed_on(monkeypatch):
 
 
 def test_the_judging_process_needs_no_torch():
-    """It takes seconds to import, and a second copy of it."""
+    """Importing it takes seconds, and memory for a second copy."""
     modules = "judging.judge, conformance.watch.watching, conformance.watch.report.html, conformance.watch.report.junit"
     source = f"import sys; sys.modules['torch'] = None; import conformance.cli.watch, conformance.watch.{modules}"
     subprocess.run([sys.executable, "-c", source], check=True)
@@ -148,7 +148,7 @@ class Waiting:
     """A watch whose script runs until `goes_on`."""
 
     def __init__(self, folder, *options):
-        pipes = [folder / "begun", folder / "may-end"]
+        pipes = [folder / "running", folder / "may-end"]
         for pipe in pipes:
             os.mkfifo(pipe)
         given = command(*python(WAITING), *map(str, pipes), options=("--output", "out", *options))
@@ -161,8 +161,8 @@ class Waiting:
         return self.process.communicate(timeout=300)[0]
 
 
-def test_old_files_do_not_stand_beside_a_watch_that_does_not_end(folder):
-    """Those beside a command that cannot be started do."""
+def test_a_watch_that_does_not_end_removes_old_files(folder):
+    """A command that cannot be started leaves them."""
     old = folder / "out" / REPORT, folder / "a.xml"
     for file in old:
         file.write_text("old")
@@ -216,7 +216,7 @@ def test_json_is_all_that_it_prints(folder):
     assert {of["property"]: of["state"] for of in document["properties"]}["clearing"] == "WRONG"
 
 
-def test_what_cannot_be_written_or_started_is_a_usage_error(folder):
+def test_files_that_cannot_be_written_and_commands_that_cannot_start_are_usage_errors(folder):
     done = ended(folder, "true", options=("--junit", "scripts/train.py/a.xml"))
     assert done.returncode == 2
     done = ended(folder, f"TOKEN={SECRET}", "python")
@@ -226,7 +226,7 @@ def test_what_cannot_be_written_or_started_is_a_usage_error(folder):
     assert done.stderr.endswith("write: conformance watch -- python scripts/train.py --fast\n")
 
 
-def test_the_files_that_are_asked_for_name_files_from_the_folder_of_the_run_and_hide_secrets(folder):
+def test_written_files_have_relative_paths_and_hide_secrets(folder):
     (folder / "scripts" / "train.py").write_text(f"{WRONG}raise SystemExit(7)")
     script, summary = str(folder / "scripts" / "train.py"), folder / "summary.md"
     done = ended(

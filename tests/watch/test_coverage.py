@@ -1,4 +1,4 @@
-"""Parameters that get gradients and no steps, or are held and get no gradients; optimizers that stop."""
+"""Parameters with gradients but no steps, or in an optimizer but without gradients; optimizers that stop."""
 
 import gc
 from functools import partial
@@ -22,7 +22,7 @@ def facts(findings):
 
 
 def steps(changes=lambda model, step: None, held=lambda model: model.parameters(), count=20):
-    """changes: what the script does to gradients before its step."""
+    """changes: changes gradients before the step. held: the parameters of the optimizer."""
     model = network()
     optimizer = torch.optim.SGD(held(model), lr=0.1)
     for step in range(count):
@@ -60,7 +60,7 @@ HEAD = partial(steps, held=lambda model: model[2].parameters())
     ],
 )
 def test_parameters_without_gradients_or_steps(trains, expected):
-    # Parameters are numbered from those of optimizers that still exist.
+    # Optimizers that still exist would get the first numbers of parameters.
     gc.collect()
     findings = watched(trains)
     found = {code: said for code, said in facts(findings).items() if code.startswith("coverage")}
@@ -69,13 +69,13 @@ def test_parameters_without_gradients_or_steps(trains, expected):
     assert {code: {name: found[code][name] for name in values} for code, values in expected.items()} == expected
 
 
-def test_parameters_that_are_covered_are_counted():
+def test_covered_parameters_are_counted():
     assert watched(steps).seen[Property.COVERAGE] == 4
     assert watched(HEAD).seen[Property.COVERAGE] == 2
 
 
 def test_an_optimizer_that_is_kept_for_its_schedule():
-    """A number of its own has the shape of the model's bias, whose weights are stepped by hand."""
+    """Its scalar parameter has the shape of a bias of the model, which is updated by hand."""
 
     def trains():
         model = network()
@@ -92,7 +92,7 @@ def test_an_optimizer_that_is_kept_for_its_schedule():
 
 
 def each_layer(left_out, passes=12, detaches=False):
-    """left_out: the layers whose optimizer does not step after a pass."""
+    """left_out: the layers whose optimizer skips the step after a pass."""
 
     def trains():
         body, head = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 1)
@@ -119,7 +119,7 @@ def each_layer(left_out, passes=12, detaches=False):
         (each_layer(lambda step: (0,), detaches=True), None),
         (each_layer(lambda step: (0,) if step > 4 else (), 16), (5, 11)),
         (each_layer(lambda step: (0, 1) if step > 4 else (), 16), (5, 11)),
-        (each_layer(lambda step: (0,) if step > 4 else (), 12), None),  # its turn may still come
+        (each_layer(lambda step: (0,) if step > 4 else (), 12), None),  # it may still step
         (each_layer(lambda step: (0,) if step % 8 else (), 40), None),
     ],
 )
@@ -148,7 +148,7 @@ def test_training_continues_with_a_copy(shapes, steps, expected):
     assert [one.first.step for one in causes if one.first.law == "watch/held"] == expected
 
 
-def test_a_model_is_open_whose_copies_alone_are_stepped():
+def test_a_model_of_which_only_copies_are_stepped_is_open():
     def trains():
         model = network()
         masters = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
@@ -164,7 +164,7 @@ def test_a_model_is_open_whose_copies_alone_are_stepped():
     assert facts(findings)["coverage.unheld"]["count"] == 4
 
 
-def test_models_without_values_are_only_walked_through():
+def test_models_without_values_are_no_problem():
     model, on_meta, mode = nn.Linear(6, 1), nn.Linear(6, 1, device="meta"), FakeTensorMode()
     with mode:
         fake = nn.Linear(6, 1)
@@ -182,7 +182,7 @@ def test_models_without_values_are_only_walked_through():
     assert not watched(trains).lacks
 
 
-# Names of parameters that no optimizer holds.
+# Names of parameters without an optimizer.
 
 
 class Named(nn.Module):
@@ -200,8 +200,8 @@ def replaced_attribute(model, _):
     return lambda rows: model(rows).sum()
 
 
-def replaced_in_what_never_goes_forward(model, _):
-    """A method is called in its place."""
+def replaced_in_a_model_that_is_never_called(model, _):
+    """The script calls `forward` instead."""
     model.head.weight = nn.Parameter(torch.ones(1, 2))
     return lambda rows: model.forward(rows).sum()
 
@@ -219,12 +219,12 @@ def of_no_module(model, _):
     ("change", "expected"),
     [
         (replaced_attribute, ["head.weight"]),
-        (replaced_in_what_never_goes_forward, ["Named.head.weight"]),
+        (replaced_in_a_model_that_is_never_called, ["Named.head.weight"]),
         (second_of_two, ["Sequential.0.weight", "Sequential.1.weight"]),
         (of_no_module, ["a parameter of shape (1,)"]),
     ],
 )
-def test_what_no_optimizer_holds_has_a_name(tmp_path, change, expected):
+def test_names_of_parameters_without_an_optimizer(tmp_path, change, expected):
     model = Named()
     other = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False))
     with records_in(tmp_path) as found:
@@ -237,7 +237,7 @@ def test_what_no_optimizer_holds_has_a_name(tmp_path, change, expected):
     assert sorted([one for one in found if isinstance(one, records.Unheld)][-1].names) == expected
 
 
-# FSDP2's parameters that no optimizer holds, or whose steps the model never sees.
+# Parameters of FSDP2 without an optimizer, or with steps that the model never uses.
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def alone():
 
 
 def before(model):
-    """The optimizer of tensors that sharding puts others in the place of."""
+    """An optimizer of tensors that sharding replaces."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     fully_shard(model)
     return optimizer
@@ -271,7 +271,7 @@ def never_gathered_again(model):
 
 
 def gathered_by_hand(model):
-    """As soon as the weights are others."""
+    """Again after each step."""
     fully_shard(model)
     model.set_reshard_after_backward(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -298,7 +298,7 @@ def test_parameters_of_fsdp2(tmp_path, alone, make, expected, says):
         for _ in range(5):
             model(torch.randn(6, 5)).square().mean().backward()
             optimizer.step()
-            # Not the optimizer's, which may hold other tensors.
+            # Not the optimizer, which may have other tensors.
             model.zero_grad()
 
     findings = judged_by(Judge(), tmp_path, trains)

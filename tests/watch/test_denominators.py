@@ -1,4 +1,4 @@
-"""What backward passes and their targets weigh: right scripts beside wrong ones that look much like them."""
+"""Weights of backward passes and targets: wrong scripts, and correct ones that look similar."""
 
 import random
 
@@ -18,7 +18,7 @@ LENGTH, OF_ALL, ONCE = "watch/window-length", "watch/mean-of-all", "watch/averag
 
 
 def fed(script, passes, ranks):
-    """One window: the gradients of each pass. passes: facts of each, or a list of these by rank."""
+    """Adds a window and returns the gradients of each pass. passes: fields of each, or a list of these by rank."""
     computed = []
     for facts in passes:
         by_rank = facts if isinstance(facts, list) else [facts] * ranks
@@ -38,7 +38,7 @@ def fed(script, passes, ranks):
 
 
 def judged(windows, ranks=1, times=None, prepare=None):
-    """times: what a step multiplies the sum of all gradients with."""
+    """times: the factor of the sum of all gradients in a step."""
     script = Script(ranks=ranks)
     for passes in windows:
         computed = fed(script, passes, ranks)
@@ -50,7 +50,7 @@ def judged(windows, ranks=1, times=None, prepare=None):
 
 
 def shown(findings):
-    """Laws and facts of this chapter, whose sentences all have their values."""
+    """Violated laws and open facts, after a check that all have their sentences."""
     for one in findings.open.values():
         assert sentence(one.says)
     for cause in findings.causes.values():
@@ -76,10 +76,10 @@ def lengths(numbers, *divisors, **facts):
     [
         (lengths((2, 2, 2), 2), set()),
         (lengths((2, 2, 1), 2), {LENGTH}),
-        (lengths((2, 2, 3), 2), {DIVIDED}),  # with what an epoch has left
+        (lengths((2, 2, 3), 2), {DIVIDED}),  # the rest of an epoch is included
         (lengths((2, 2, 1, 2, 2, 1, 2), 2), {LENGTH}),
         (lengths((1, 2, 2, 2), 2), {LENGTH}),
-        (lengths((2, 1, 2, 2, 2, 1, 2), 2), {DIVIDED}),  # what has no labels now and then
+        (lengths((2, 1, 2, 2, 2, 1, 2), 2), {DIVIDED}),  # some batches have no labels
         (lengths((4, 4, 3, 4, 4, 2), 4, loader=7), {LENGTH}),
         (
             [*lengths((4, 4), 4, loader=7), [by(4, loader=7, batches=n) for n in (2, 1, 1)]],
@@ -87,12 +87,12 @@ def lengths(numbers, *divisors, **facts):
         ),  # one is left out
         (lengths((2, 3, 5, 6, 2), 4), {DIVIDED}),
         (lengths((2, 2, 2, 2, 4), 4), {DIVIDED}),
-        (lengths((2, 3, 4, 2), 4, targets=None), {DIVIDED}),  # its own length once
+        (lengths((2, 3, 4, 2), 4, targets=None), {DIVIDED}),  # the correct length once
         (lengths((2, 2, 2), 4, targets=None), set()),  # a quarter of a loss
         (lengths((1, 1, 1), 4), {DIVIDED}),
         (lengths((4, 4, 4), 8), {DIVIDED}),
         (lengths((4, 4, 4), 4, 4), {"watch/divided-once"}),
-        (lengths((2, 2, 2), 2, 2), {TWICE}),  # half of a loss, or a mistake
+        (lengths((2, 2, 2), 2, 2), {TWICE}),  # half of a loss, or a bug
         (lengths((2, 2, 2), 2, 2, made_by=ENTROPIES[0]), {DIVIDED}),
         (lengths((4, 4, 4), 4, 2), set()),
         (lengths((4, 4, 2), 4, 2), {LENGTH}),
@@ -101,11 +101,11 @@ def lengths(numbers, *divisors, **facts):
         (lengths((1, 1, 1), 3, loader=7, batches=2), {DIVIDED}),
     ],
 )
-def test_what_losses_are_divided_by(windows, expected):
+def test_divisors_of_losses(windows, expected):
     assert shown(judged(windows)) == expected
 
 
-def test_a_fact_and_a_finding_carry_their_numbers():
+def test_a_fact_and_a_finding_have_their_numbers():
     found = judged(lengths((2, 2, 3), 2))
     assert found.open[DIVIDED].says.values == {"number": 2, "passes": [3]}
     [cause] = judged(lengths((4, 4, 3), 4), ranks=2).causes.values()
@@ -139,7 +139,7 @@ def test_a_fact_and_a_finding_carry_their_numbers():
         ([by(4, loader=0)] * 3 + [of(factors=[0], loader=0)], 1, set()),  # left out
     ],
 )
-def test_what_makes_a_mean_of_micro_batches(passes, times, expected):
+def test_micro_batches_are_averaged_or_summed(passes, times, expected):
     assert shown(judged([passes] * 4, times=times)) == expected
 
 
@@ -153,37 +153,37 @@ def own_means(*divisors):
         ([of()] * 4, {SUM}),
         ([by(4, loader=7)] * 4, set()),
         ([by(4, loader=0)] * 3 + [of(loader=0)], {"micro-batches.uneven"}),
-        (own_means(5.2, 4.4, 5.5), {SUM}),  # the weights of its own samples
-        (own_means(27.5, 27.5, 27.5), set()),  # those of all
+        (own_means(5.2, 4.4, 5.5), {SUM}),  # divided by the weights of its own samples
+        (own_means(27.5, 27.5, 27.5), set()),  # by those of all
         (own_means(5.2, 4.4)[:1], set()),
     ],
 )
-def test_what_micro_batches_count_does_not_depend_on_the_ranks(passes, expected):
+def test_weights_of_micro_batches_do_not_depend_on_the_ranks(passes, expected):
     for times, of_ranks in ((0.5, set()), (1.0, {"ranks.sum"})):
         found = shown(judged([passes] * 4, ranks=2, times=times))
         assert expected <= found <= expected | of_ranks | {MEANS}
 
 
 WAITS = (True, True, True, False)
-"""As DDP does, but for the last micro-batch."""
+"""DDP synchronizes only in the last micro-batch."""
 
 
 @pytest.mark.parametrize(
     ("calls", "facts", "expected"),
     [
         ((1, 1, 1, 1), {}, {MEANS}),
-        ((1, 1, 1, 2), {"waits": WAITS}, {MEANS}),  # the last of them synchronizes in a line of its own
+        ((1, 1, 1, 2), {"waits": WAITS}, {MEANS}),  # the last one synchronizes in another line
         ((1, 1, 1, 2), {"waits": WAITS, "made_by": "aaab"}, set()),  # and is another loss
         ((1, 1, 1, 2), {"waits": WAITS, "factors": ([], [], [], [0.1])}, set()),
         ((1, 1, 1, 2), {"waits": WAITS, "loader": (3, 3, 3, 4)}, set()),
-        ((1, 1, 1, 2), {"waits": WAITS, "batches": (1, 1, 1, 0)}, set()),  # of a batch before
+        ((1, 1, 1, 2), {"waits": WAITS, "batches": (1, 1, 1, 0)}, set()),  # of an earlier batch
         ((1, 1, 1, 2), {}, {SUM}),
-        ((1, 2), {"waits": WAITS[-2:]}, {SUM}),  # as two losses have it, too
+        ((1, 2), {"waits": WAITS[-2:]}, {SUM}),  # two losses look the same
         ((1, 2), {"own_calls": (7, 7)}, {MEANS}),  # within a library, below one line
         ((1, 2, 1, 2), {}, set()),
     ],
 )
-def test_which_passes_are_of_one_loss(calls, facts, expected):
+def test_passes_of_one_loss(calls, facts, expected):
     each = {"loader": [3] * len(calls), "calls": calls, "own_calls": calls, "made_by": "a" * len(calls), **facts}
     passes = [of(**{name: values[place] for name, values in each.items()}) for place in range(len(calls))]
     assert shown(judged([passes] * 4)) == expected
@@ -210,14 +210,14 @@ def share(number, counts, times=1):
         (share(1, (12, 20)), 1, set()),
         (share(1, (12, 20)), 0.5, {ONCE}),
         (share(1, (12, 20), 2), 0.5, set()),
-        (share(1, (16, 16)), 0.5, set()),  # half a mean over the rank's own is the same number
+        (share(1, (16, 16)), 0.5, set()),  # equal to half a mean over the rank's targets
         ([of(12, factors=[12 / 32]), of(20, factors=[20 / 32])], 0.5, {ONCE}),
         ([of(12, factors=[24 / 32]), of(20, factors=[40 / 32])], 0.5, set()),
         ([by(32, targets=0, summed=n, factors=[0.5, 2.0, 1 / 32]) for n in (12, 20)], 0.5, set()),  # half of a loss
         ([{"summed": 8}, {"summed": 12}], 0.5, set()),  # bare sums
     ],
 )
-def test_what_ranks_weigh(of_ranks, times, expected):
+def test_weights_of_ranks(of_ranks, times, expected):
     assert shown(judged([[of_ranks]] * 3, ranks=2, times=times)) == expected
 
 
@@ -247,15 +247,15 @@ RISING = [8, 9, 10, 11, 12, 13]
 @pytest.mark.parametrize(
     ("divisors", "counts", "times", "expected"),
     [
-        ([8, 9, 10, 11, 12, 13], [7, 8, 9, 10, 11, 12], 0.5, [7 / 8, 12 / 13]),  # those of the step before
+        ([8, 9, 10, 11, 12, 13], [7, 8, 9, 10, 11, 12], 0.5, [7 / 8, 12 / 13]),  # counts of the previous step
         (RISING, RISING, 0.5, None),
         ([2 * one for one in RISING], RISING, 1.0, None),  # of both ranks
-        ([32] * 6, RISING, 0.5, None),  # some number of the script's own
-        ([8] * 6, [8, 8, 12, 8, 8, 8], 0.5, [1.5]),  # some are in it twice
+        ([32] * 6, RISING, 0.5, None),  # a constant of the script
+        ([8] * 6, [8, 8, 12, 8, 8, 8], 0.5, [1.5]),  # some targets count twice
         ([8] * 6, [8, 8, 8, 8, 8, 4], 0.5, [0.5]),
     ],
 )
-def test_sums_whose_divisor_is_not_how_many_targets_there_are(divisors, counts, times, expected):
+def test_sums_whose_divisor_is_not_the_number_of_targets(divisors, counts, times, expected):
     found = judged(sums(divisors, counts), ranks=2, times=times)
     assert not found.causes
     said = [one.says for code, one in found.open.items() if code in (TOTAL, TOTALS)]
@@ -271,7 +271,7 @@ def of_tasks(window, place):
 
 
 def sized(counts, rows=None, padded=None, **facts):
-    """A window for each of `counts`, of micro-batches with so many targets that are means and count alike."""
+    """A window for each of `counts`, of micro-batches with these numbers of targets, which count equally."""
     windows = []
     for number, of_window in enumerate(counts):
         passes = [by(len(of_window), targets=count, **facts) for count in of_window]
@@ -295,7 +295,7 @@ CUT = "micro-batches.means"
     [
         (sized(turned(4, 4, 4), loader=7), set()),
         (sized([(4, 4, 2)] * 3, loader=7), set()),  # the last batch of the data
-        (sized([(4, 4, 2)] * 3), {CUT}),  # a batch that is cut
+        (sized([(4, 4, 2)] * 3), {CUT}),  # chunks of a batch
         (sized([(4, 4, 2), (4, 4, 4), (4, 4, 4)]), set()),
         (sized([(2, 4, 4), (4, 4, 2), (4, 2, 4)], loader=7), {OF_ALL}),
         (sized([(4, 3, 4)] + [(4, 4, 4)] * 4 + [(3, 4, 4)] + [(4, 4, 4)] * 4, loader=7), set()),  # ends of epochs
@@ -304,17 +304,17 @@ CUT = "micro-batches.means"
         ([[by(3, targets=8 - 4 * (n == 1), loader=None if n else 7) for n in range(3)]] * 3, set()),  # of one batch
         (sized(RAGGED, of_tasks, loader=7), {OF_ALL}),
         (sized(RAGGED, shuffled, padded=24), {OF_ALL}),
-        (sized(RAGGED, of_tasks, padded=24), set()),  # each task has rows of its own
+        (sized(RAGGED, of_tasks, padded=24), set()),  # each task has different rows
         (sized(RAGGED, lambda *_: [1, 2, 3], padded=24), set()),  # groups of the same rows
-        (sized(RAGGED, shuffled), set()),  # graphs, for all that is known
+        (sized(RAGGED, shuffled), set()),  # these may be graphs
         (sized(RAGGED, of_tasks, loader=7, draws=True), set()),  # tasks
-        (sized(RAGGED, lambda *_: [1], padded=24), set()),  # samples, each of which may count as one
+        (sized(RAGGED, lambda *_: [1], padded=24), set()),  # samples, which may count as one each
         (sized(RAGGED, loader=7, of_any=True), set()),
-        (sized(turned(1000, 980, 991), loader=7), set()),  # a few targets of some are missing
+        (sized(turned(1000, 980, 991), loader=7), set()),  # a few missing targets
         ([[of(factors=[count / 48], targets=count, loader=7) for count in (20, 12, 16)]] * 3, set()),
     ],
 )
-def test_what_counts_alike(windows, expected):
+def test_micro_batches_of_different_sizes_count_equally(windows, expected):
     assert shown(judged(windows)) == expected
 
 
@@ -322,12 +322,12 @@ def own(script):
     script.streams[0][-1].is_own = True
 
 
-def test_an_optimizer_of_the_scripts_own_may_divide():
+def test_an_optimizer_class_of_the_script_may_divide():
     assert shown(judged([[of(loader=3)] * 2] * 3, prepare=own)) == {SUM}
 
 
 def test_an_optimizer_may_step_more_rarely_than_another():
-    """Its gradients are added up meanwhile; those of a window that both step along are micro-batches."""
+    """Gradients between its steps are no micro-batches, unless both optimizers use the whole window."""
     other = records.Stepped(1, "SGD", [0.1], [], [], False, None, False, False, "float32", [], [], [], [], None)
     for between in (True, False):
         script = Script(ranks=1)
@@ -343,8 +343,8 @@ def test_an_optimizer_may_step_more_rarely_than_another():
         assert (MEANS in shown(script.findings())) != between
 
 
-def test_ranks_may_have_tasks_of_their_own():
-    """The last parameters are those of each rank's own head."""
+def test_ranks_may_have_different_tasks():
+    """The last parameters are the heads of the ranks."""
     script = Script()
     for _ in range(3):
         computed = script.backward(targets=16)
@@ -360,7 +360,7 @@ def test_ranks_may_have_tasks_of_their_own():
 
 
 def test_means_over_different_numbers_of_several_heads():
-    """Each micro-batch goes through a head of its own."""
+    """Each micro-batch goes through a different head."""
     script = Script(ranks=1)
     for _ in range(3):
         computed = []

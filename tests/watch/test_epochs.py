@@ -1,4 +1,4 @@
-"""Epochs that begin with the same batch, data that are cut by rank before they are dealt out, and unread parts."""
+"""Epochs that begin with the same batch, and data that is split by rank before a sampler splits it."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ WRONG, OPEN, NEITHER = "wrong", "open", "neither"
 
 
 def told(findings, law, code):
-    """What is found, and its values."""
+    """Whether it is wrong, open or neither, and the values."""
     [*causes] = [cause for (of, _), cause in findings.causes.items() if of == law]
     assert all(cause.first.says.code == code and cause.first.site == LINE for cause in causes)
     if causes:
@@ -31,11 +31,11 @@ def train(script, samplers):
         script.clear()
 
 
-def begun(epochs, *, labelled=True, rows="same", drawn=True, data=None, trains=True, is_all=False, shuffles=True):
-    """epochs: the number that a sampler is told, and the first batch then, or "model" where another one is made.
-    labelled: the labels of samples are known. rows: "same" where samples are, "other" as augmentation makes them, or
-    "none" of texts. drawn: which samples they are is known. data: what a new sampler for each epoch deals out; None for
-    one sampler. trains: its batches go backward. is_all: there is one batch in an epoch."""
+def starting(epochs, *, labelled=True, rows="same", drawn=True, data=None, trains=True, is_all=False, shuffles=True):
+    """The verdict, repetitions and correct epochs of a run. epochs: the argument of `set_epoch` and the first batch, or
+    "model" for a new model. labelled: labels are known. rows: "same" for equal samples, "other" with augmentation,
+    "none" for texts. drawn: the samples are known. data: of a new sampler in each epoch; None for one sampler. trains:
+    its batches go backward. is_all: an epoch has one batch."""
     script = Script(ranks=1)
     for at, of in enumerate(epochs):
         if of == "model":
@@ -65,7 +65,7 @@ AUGMENTED = {"rows": "other"}
         ([(0, 1), (0, 1), (0, 1)], {}, (WRONG, 3, 0)),
         ([(0, 1)] * 4 + [(0, 2), (0, 2)], {}, (WRONG, 4, 1)),
         ([(0, 1)] * 3 + [(1, 2)] * 3, {}, (OPEN, 3, 1)),  # three times each, on purpose
-        ([(0, 1), (1, 1), (2, 1)], {}, (OPEN, 3, 0)),  # what it is told changes nothing
+        ([(0, 1), (1, 1), (2, 1)], {}, (OPEN, 3, 0)),  # `set_epoch` has no effect
         (["model", (0, 1)] * 3, {}, (NEITHER, 0, 0)),  # a search
         (["model", (0, 1), (0, 1), (0, 1), "model", (0, 1)], {}, (WRONG, 3, 0)),
         ([(0, 1)] * 3, {"data": 5}, (WRONG, 3, 0)),
@@ -74,7 +74,7 @@ AUGMENTED = {"rows": "other"}
         ([(0, 1)] * 4, {"is_all": True}, (NEITHER, 0, 0)),
         ([(0, 1)] * 4, {"shuffles": False}, (NEITHER, 0, 0)),
         ([(0, 1)] * 4, AUGMENTED, (WRONG, 4, 0)),
-        ([(0, 1)] * 4, AUGMENTED | {"labelled": False}, (OPEN, 4, 0)),  # there may be other samples at these places
+        ([(0, 1)] * 4, AUGMENTED | {"labelled": False}, (OPEN, 4, 0)),  # these indices may have other samples
         ([(0, 1)] * 4, AUGMENTED | {"drawn": False}, (NEITHER, 0, 3)),
         ([(0, 1)] * 4, {"labelled": False}, (WRONG, 4, 0)),
         ([(0, 1)] * 4, {"drawn": False}, (WRONG, 4, 0)),
@@ -82,7 +82,7 @@ AUGMENTED = {"rows": "other"}
     ],
 )
 def test_epochs_begin_with_the_same_batch(epochs, options, expected):
-    assert begun(epochs, **options) == expected
+    assert starting(epochs, **options) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_epochs_begin_with_the_same_batch(epochs, options, expected):
         ((False, False, False), 1, NEITHER),  # each epoch is the first one
     ],
 )
-def test_samplers_side_by_side_go_through_the_same_data(sets_epoch, epochs, expected):
+def test_samplers_take_turns_on_the_same_data(sets_epoch, epochs, expected):
     script, samplers = Script(ranks=1), [*enumerate(sets_epoch)]
     for epoch in range(epochs):
         for sampler, is_told in samplers:
@@ -119,17 +119,18 @@ def dealt(
     cut=True, epochs=4, rows=160, replicas=2, again=True, sets_epoch=True, shuffles=True, averages=True, data=(1, 2),
     wholes=(3, 3),
 ):  # fmt: skip
-    """What is found of a sampler that deals rows out. cut: they are cut by rank before. again: a row comes twice, as
-    without augmentation. data: what the ranks' data sets hold. wholes: what these are cut from."""
+    """The verdict on a sampler that deals out rows. cut: the data is split by rank before. again: rows repeat, as
+    without augmentation. data: contents of the ranks' data sets. wholes: contents of the data that these are cut
+    from."""
     script = Script()
     for epoch in range(epochs):
         number = epoch if sets_epoch else 0
-        for stream, holds, whole in zip(script.streams, data, wholes, strict=True):
-            stream.append(records.Epoch(3, number, shuffles, replicas, holds, whole))
+        for stream, content, whole in zip(script.streams, data, wholes, strict=True):
+            stream.append(records.Epoch(3, number, shuffles, replicas, content, whole))
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(number)).tolist()
         for at in range(0, rows // 2, rows // 8):
             for rank, stream in enumerate(script.streams):
-                # Each rank has as many rows of its own.
+                # If cut, each rank has different rows.
                 first = 100_000 * rank * cut + 1_000_000 * epoch * (not again)
                 part = [first + row for row in order[rank::2][at : at + rows // 8]]
                 stream.append(records.Entered(part, True, LINE, 3))
@@ -146,11 +147,11 @@ def dealt(
         ({"cut": False}, NEITHER),
         ({"rows": 20_000, "epochs": 2}, WRONG),
         ({"rows": 20_000, "epochs": 2, "cut": False}, NEITHER),
-        ({"data": (1, 1)}, NEITHER),  # each rank makes other samples of it
+        ({"data": (1, 1)}, NEITHER),  # each rank augments it differently
         ({"data": (None, None)}, OPEN),
-        ({"wholes": (3, 4)}, OPEN),  # each rank draws data of its own at random
+        ({"wholes": (3, 4)}, OPEN),  # each rank draws its data at random
         ({"wholes": (None, None)}, OPEN),
-        ({"replicas": 1}, NEITHER),  # a sampler of this rank's part alone
+        ({"replicas": 1}, NEITHER),  # a sampler of only this rank's part
         ({"replicas": 4}, NEITHER),
         ({"again": False}, NEITHER),
         ({"sets_epoch": False}, NEITHER),
@@ -160,5 +161,5 @@ def dealt(
         ({"averages": False}, NEITHER),
     ],
 )
-def test_data_that_are_cut_before_they_are_dealt_out(options, expected):
+def test_data_that_is_split_before_a_sampler_splits_it(options, expected):
     assert dealt(**options) == expected

@@ -1,4 +1,4 @@
-"""Gradients that are recomputed, limited or not finite in small trainings."""
+"""Small trainings with gradients that are recomputed, clipped by value or not finite."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ DATA = torch.arange(48.0).reshape(16, 3).cos()
 
 
 class Recomputed(torch.autograd.Function):
-    """`run` goes forward without a graph, and once more, with one, when the gradient comes."""
+    """Runs `run` without a graph in the forward pass, and again with a graph in the backward pass."""
 
     @staticmethod
     def forward(ctx, run, passes_on, inputs, *weights):
@@ -38,7 +38,7 @@ class Recomputed(torch.autograd.Function):
 
 
 def recomputes(passes_on, uses, factor):
-    """uses: how often a block is recomputed in a forward. factor: of its gradients after the backward pass."""
+    """uses: of the recomputed block in a forward pass. factor: of its gradients after the backward pass."""
     before, block, after = nn.Linear(3, 5), nn.Sequential(nn.Linear(5, 5), nn.Tanh()), nn.Linear(5, 2)
     optimizer = torch.optim.SGD([*before.parameters(), *block.parameters(), *after.parameters()], lr=0.1)
     for _ in range(8):
@@ -58,14 +58,14 @@ def recomputes(passes_on, uses, factor):
     [(1, 1, ("CONFORMS", [])), (2, 1, ("CONFORMS", [])), (2, 2, ("UNDECIDED", ["ranks.some-parameters"]))],
 )
 def test_each_gradient_of_a_node_counts_once(passes_on, uses, factor, expected):
-    """A node of a backward pass asks autograd for it, and hands it on to the leaves or adds it to `.grad` itself."""
+    """A node of a backward pass computes gradients, and passes them on to the leaves or adds them to `.grad`."""
     findings = watched(recomputes, passes_on, uses, factor)
     assert (verdict(findings), [*findings.open]) == expected
 
 
 @pytest.mark.parametrize("loss_of", [cross_entropy, nll_loss, mse_loss])
-def test_what_hooks_keep_is_read_once(loss_of):
-    """As an offload to a disk does, which deletes what it has read."""
+def test_tensors_saved_by_hooks_are_read_once(loss_of):
+    """An offload to a disk deletes tensors after it has read them."""
     kept, reads = {}, []
 
     def pack(saved):
@@ -94,7 +94,7 @@ def test_what_hooks_keep_is_read_once(loss_of):
 @pytest.mark.parametrize("clips_last", [True, False])
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_clips_by_value_in_each_micro_batch(limit, clips_last):
-    """Whatever it changes, the order is stated."""
+    """The order is stated even if the clip changes nothing."""
 
     def train():
         model = network()
@@ -134,16 +134,16 @@ class Careful(torch.optim.Optimizer):
         ((0.1, 0.1), False, 1.0, torch.optim.SGD, set()),
         ((1e8, 0.1), True, 1.0, torch.optim.SGD, {FACT}),
         ((0.1, 1e8), True, 1.0, torch.optim.SGD, {FACT}),
-        ((1e8, 0.1), False, 1.0, torch.optim.SGD, {LAW}),  # the same model goes on
+        ((1e8, 0.1), False, 1.0, torch.optim.SGD, {LAW}),  # the same model continues
         ((1e8,), True, 1.0, torch.optim.SGD, {LAW}),
         ((1e8, 1e8), True, 1.0, torch.optim.SGD, {LAW}),
-        ((1e8, 0.0, 0.1), False, 1.0, torch.optim.SGD, {FACT}),  # and the model is put back
-        ((1e-3,), False, 8.0, torch.optim.SGD, {FACT}),  # a test of rates
+        ((1e8, 0.0, 0.1), False, 1.0, torch.optim.SGD, {FACT}),  # and the model is restored
+        ((1e-3,), False, 8.0, torch.optim.SGD, {FACT}),  # a range test of rates
         ((1e8,), False, 1.0, Careful, {FACT}),
     ],
 )
 def test_a_step_on_gradients_that_are_not_finite(rates, is_new, growth, kind, expected):
-    """rates: of one optimizer after the other; 0 puts the model back. is_new: each trains a model of its own."""
+    """rates: of one optimizer after the other; 0 restores the model. is_new: each trains a new model."""
 
     def train():
         model = nn.Linear(3, 8)

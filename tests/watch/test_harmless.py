@@ -1,4 +1,4 @@
-"""What a script does, and what it is told, stays as it was when it is watched."""
+"""A watch changes neither the behavior of a script nor the warnings and errors that it gets."""
 
 import io
 import signal
@@ -25,7 +25,7 @@ def trained(parameter, optimizer, steps=3):
 
 
 def test_warnings_name_the_lines_of_the_script():
-    """Each line once, though all of them go through the same wrapper."""
+    """Each line gets its warning, though all go through the same wrapper."""
     with warnings.catch_warnings(record=True) as caught, conformance.watching():
         warnings.simplefilter("default")
         parameter = torch.nn.Parameter(torch.ones(3))
@@ -47,7 +47,7 @@ def test_a_tensor_with_a_hook_is_saved_without_a_warning():
         torch.save(leaf, io.BytesIO())
 
 
-def test_a_script_comes_to_its_end_where_the_judge_fails(monkeypatch, tmp_path):
+def test_a_script_ends_normally_if_the_judge_fails(monkeypatch, tmp_path):
     def fails(reader):
         raise ValueError("it does not know this")
 
@@ -61,7 +61,7 @@ class TooLate(Exception):
     pass
 
 
-def test_the_script_s_own_handler_of_a_signal_may_raise_within_ours():
+def test_a_signal_handler_of_the_script_may_raise_within_the_recorder():
     def late(number, frame):
         raise TooLate
 
@@ -77,7 +77,7 @@ def test_the_script_s_own_handler_of_a_signal_may_raise_within_ours():
 
 
 def test_threads_that_train_at_the_same_time_are_undecided():
-    """What is done within a backward pass of another thread belongs to nobody knows which."""
+    """Calls during another thread's backward pass cannot be assigned."""
     inside, done = threading.Event(), threading.Event()
 
     class Slow(torch.autograd.Function):
@@ -91,7 +91,7 @@ def test_threads_that_train_at_the_same_time_are_undecided():
             done.wait(10)
             return gradient
 
-    def beside():
+    def second():
         inside.wait(10)
         parameter = torch.nn.Parameter(torch.ones(3))
         trained(parameter, torch.optim.SGD([parameter], lr=0.1))
@@ -101,7 +101,7 @@ def test_threads_that_train_at_the_same_time_are_undecided():
         with conformance.watching():
             parameter = torch.nn.Parameter(torch.ones(3))
             optimizer = torch.optim.SGD([parameter], lr=0.1)
-            other = threading.Thread(target=beside)
+            other = threading.Thread(target=second)
             other.start()
             Slow.apply(parameter).square().sum().backward()
             optimizer.step()
@@ -115,8 +115,8 @@ OBSERVERS = ("leaves", "inputs", "backward", "steps", "adjusting", "weights")
 
 
 def train_with(fails, moment):
-    """Windows of two backward passes, with a scaler, clipping and a schedule. In the fourth `fails` is called at a
-    moment: 0 to 4."""
+    """Windows of two backward passes, with a scaler, clipping and a schedule. moment: the place in the fourth where
+    `fails` is called, 0 to 4."""
     torch.manual_seed(0)
     model = torch.nn.Linear(40, 30)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -143,8 +143,8 @@ def train_with(fails, moment):
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
-def test_nobody_is_accused_by_what_is_left_of_a_recorder(observer):
-    """Without one of its parts it would tell of windows that lack a backward pass, a step or a clearing."""
+def test_an_incomplete_recorder_causes_no_false_positive(observer):
+    """Without one of its parts, records would lack a backward pass, a step or a clearing."""
     for moment in range(5):
 
         def fails():
@@ -178,7 +178,7 @@ def test_a_learning_rate_may_be_a_tensor():
 
 @pytest.mark.parametrize(("now", "has_changed"), [(torch.ones(3), False), (torch.zeros(3), True)])
 def test_weights_may_be_moved_between_steps(now, has_changed):
-    """Those on another device, or of another format, are not compared."""
+    """Weights on another device or of another format are not compared."""
     left = SimpleNamespace(left=torch.ones(3), since=0)
     assert have_weights_changed([(left, now)]) == has_changed
     assert not have_weights_changed([(left, now.double())])
@@ -187,12 +187,12 @@ def test_weights_may_be_moved_between_steps(now, has_changed):
     assert have_weights_changed(several) == has_changed
 
 
-def test_that_a_graph_was_captured_is_said_once(monkeypatch):
-    """On a GPU; each part of the recorder has to look away."""
+def test_the_capture_of_a_cuda_graph_is_reported_once(monkeypatch):
+    """Each part of the recorder stops."""
     steps = count()
 
     def captures():
-        """What comes after the fourth step."""
+        """Starts a capture after the fourth step."""
         is_now = next(steps) == 3
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_now)
 

@@ -1,4 +1,4 @@
-"""Injected into a process, the recorder changes nothing that the script does, prints or draws."""
+"""An injected recorder does not change what a script does, prints or draws at random."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ SCRIPT = """
     print(digest.hexdigest(), builtins.hidden, sys.argv[1:], torch.is_grad_enabled(), len(warnings.filters))
     sys.stdout.flush()
     sys.stdout.buffer.write(b"\\xff\\x00\\x1b[1m no text\\r\\n")
-    sys.stderr.buffer.write(b"\\xfe of its own\\n")
+    sys.stderr.buffer.write(b"\\xfe from the script\\n")
 """
 
 
@@ -58,7 +58,7 @@ def run(tmp_path, source, *, watch, arguments=(), file="train.py"):
     )
 
 
-def test_output_random_numbers_and_weights_are_those_without_it(tmp_path):
+def test_output_random_numbers_and_weights_are_unchanged(tmp_path):
     plain, watched = (run(tmp_path, SCRIPT, watch=watch, arguments=["--lr", "a b"]) for watch in (False, True))
     assert plain.returncode == 0, plain.stderr
     assert b"ran ['--lr', 'a b'] True" in plain.stdout
@@ -81,7 +81,7 @@ def test_output_random_numbers_and_weights_are_those_without_it(tmp_path):
 def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, observers):
     source = SCRIPT.replace("import numpy, torch\n", f"import numpy, torch\n    {perturbed}\n")
     watched = run(tmp_path, source, watch=True)
-    assert watched.stderr == b"\xfe of its own\n"
+    assert watched.stderr == b"\xfe from the script\n"
     own, _, said = watched.stdout.partition(b"no text\r\n")
     assert b"ran [] True" in own
     assert said.startswith(b"UNDECIDED: ")
@@ -91,7 +91,7 @@ def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, o
 
 
 def recorded(tmp_path, source):
-    """The files that the processes of a script leave."""
+    """The files that the processes of a script write."""
     folder = tmp_path / "records"
     folder.mkdir()
     Ledger.made(folder)
@@ -102,7 +102,7 @@ def recorded(tmp_path, source):
     return sorted(file.name for file in folder.iterdir() if file.name != NAME)
 
 
-def test_a_process_without_an_optimizer_leaves_nothing(tmp_path):
+def test_a_process_without_an_optimizer_writes_no_file(tmp_path):
     source = """
         import torch
         model = torch.nn.Linear(3, 2)
@@ -124,7 +124,7 @@ train()
 """
 
 
-def test_each_process_with_one_leaves_a_file_of_its_own(tmp_path):
+def test_each_process_with_an_optimizer_writes_a_separate_file(tmp_path):
     source = (
         f"import subprocess, sys\nTRAIN = {TRAIN!r}\nexec(TRAIN)\n"
         "subprocess.run([sys.executable, '-c', TRAIN], check=True)\n"
@@ -136,7 +136,7 @@ def test_each_process_with_one_leaves_a_file_of_its_own(tmp_path):
 
 
 def test_a_package_that_cannot_be_imported_is_named_and_the_script_runs(tmp_path):
-    """Such as in a process with another Python."""
+    """For example in a process with another Python."""
     folder = tmp_path / "records"
     folder.mkdir()
     ledger = Ledger.made(folder)
@@ -168,8 +168,8 @@ def watched(folder, *script):
     return subprocess.run(command, capture_output=True, cwd=folder, env=env, timeout=300, check=False)
 
 
-def test_modules_of_the_scripts_own_may_have_names_of_pythons(tmp_path):
-    """It looks whether torch is there first, as transformers and datasets do when they are imported."""
+def test_modules_of_the_script_may_have_names_of_the_standard_library(tmp_path):
+    """The script first looks for torch without importing it, as transformers and datasets do."""
     for name in ("fcntl", "resource"):
         (tmp_path / f"{name}.py").write_text("OWN = 'its own'\n")
     first = "import importlib.util\nassert importlib.util.find_spec('torch')\nimport torch, fcntl, resource\n"
@@ -180,7 +180,7 @@ def test_modules_of_the_scripts_own_may_have_names_of_pythons(tmp_path):
 
 
 @pytest.mark.parametrize("ends", ["at exit", "hooks"])
-def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
+def test_steps_in_exit_handlers_and_without_hooks(tmp_path, ends):
     wrong = TRAINS.replace("optimizer.zero_grad()", "pass")
     (tmp_path / "wrong.py").write_text(wrong)
     source = {
@@ -194,8 +194,8 @@ def test_what_comes_after_the_last_step_that_was_seen(tmp_path, ends):
     assert not found.stdout.startswith(b"CONFORMS")
 
 
-def test_a_part_that_fails_shows_in_a_process_that_leaves_at_once(tmp_path):
-    """What it has not seen might be wrong, though the numbers of its records and of the ledger are the same."""
+def test_a_failed_part_shows_in_a_process_that_exits_immediately(tmp_path):
+    """Unseen steps may be wrong, though the numbers of records and the ledger agree."""
     wrong = TRAINS.replace("optimizer.zero_grad()", "pass")
     fails = "def fails():\n    raise SystemError('mine')\nimport os\nos.getpid = fails\n"
     (tmp_path / "train.py").write_text(f"{TRAINS}\n{fails}{wrong}\nos._exit(0)\n")

@@ -1,4 +1,4 @@
-"""What models are fed, which samples a rank draws, what data sets hold, and what they are cut from."""
+"""Inputs of models, samples that ranks draw, contents of data sets, and the data that these are cut from."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from conformance.watch.recording.holdings import (
     fingerprint,
     fingerprint_of_whole,
     fingerprints,
-    fingerprints_beside,
+    joint_fingerprints,
     settings,
 )
 from conformance.watch.records import Entered
@@ -53,7 +53,7 @@ FED = torch.arange(12.0).reshape(3, 4)
         ((nn.Parameter(torch.ones(2)),), {"x": FED}),
     ],
 )
-def test_the_first_tensor_of_data_is_known_wherever_it_is(tmp_path, args, kwargs):
+def test_the_first_data_tensor_of_the_inputs_is_found(tmp_path, args, kwargs):
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording_in(tmp_path, optimizer) as recording:
@@ -64,8 +64,8 @@ def test_the_first_tensor_of_data_is_known_wherever_it_is(tmp_path, args, kwargs
 
 
 @pytest.mark.parametrize("size", [28, 32, 224, 225, 256, 512])
-def test_images_whose_margins_are_alike_are_told_apart(size):
-    """Of large ones some elements are read."""
+def test_images_with_equal_margins_have_different_fingerprints(size):
+    """Only some elements of large images are read."""
     images = torch.zeros(8, 3, size, size)
     images[:, :, size // 4 : -size // 4, size // 4 : -size // 4] = torch.arange(1.0, 9.0).reshape(8, 1, 1, 1)
     assert len({*fingerprints(images)}) == 8
@@ -75,21 +75,21 @@ def test_images_whose_margins_are_alike_are_told_apart(size):
 @pytest.mark.parametrize("changed", [0, 1])
 def test_a_fingerprint_is_of_all_inputs(changed):
     batches = [torch.arange(12.0).reshape(4, 3), torch.arange(4)]
-    before = fingerprints_beside(torch.zeros(4), *batches)
+    before = joint_fingerprints(torch.zeros(4), *batches)
     batches[changed][2] += 1
-    after = fingerprints_beside(torch.zeros(4), *batches)
+    after = joint_fingerprints(torch.zeros(4), *batches)
     assert [one == two for one, two in zip(before, after, strict=True)] == [True, True, False, True]
 
 
-def test_an_input_with_other_rows_stands_beside_each():
+def test_an_input_with_another_number_of_rows_belongs_to_each_row():
     batch, scale = torch.zeros(4), torch.ones(2)
-    before = fingerprints_beside(batch, torch.arange(4), scale)
-    after = fingerprints_beside(batch, torch.arange(4), scale + 1)
+    before = joint_fingerprints(batch, torch.arange(4), scale)
+    after = joint_fingerprints(batch, torch.arange(4), scale + 1)
     assert len(before) == 4
     assert {*before}.isdisjoint(after)
 
 
-def test_inputs_with_other_numbers_of_rows(conformance_watch):
+def test_inputs_with_different_numbers_of_rows(conformance_watch):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -110,7 +110,7 @@ NUMBER, BATCH = 24, 4
 
 
 class Noisy(Dataset):
-    """Makes another input of a sample each time."""
+    """Augments samples differently each time."""
 
     def __init__(self, first=0, labelled=True):
         self.images = torch.arange(first, first + NUMBER).repeat(3, 1).T.float()
@@ -126,7 +126,7 @@ class Noisy(Dataset):
 
 
 class MadeUp(Dataset):
-    """Holds nothing."""
+    """Generates samples without stored data."""
 
     def __len__(self):
         return NUMBER
@@ -136,7 +136,7 @@ class MadeUp(Dataset):
 
 
 class EverySecondTwice:
-    """A sampler of the script's own, which may give ranks the same on purpose."""
+    """A sampler of the script, which may give ranks the same samples on purpose."""
 
     def __iter__(self):
         return iter([index for index in range(0, NUMBER, 2) for _ in range(2)])
@@ -147,7 +147,7 @@ class EverySecondTwice:
 
 @pytest.fixture
 def drawn(tmp_path_factory, monkeypatch):
-    """What a rank that goes through a loader draws."""
+    """The samples that a rank draws from a loader."""
 
     def read(loader, part=slice(None), epochs=1, seed=0, ranks=2):
         torch.manual_seed(seed)
@@ -170,7 +170,7 @@ def drawn(tmp_path_factory, monkeypatch):
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 @pytest.mark.parametrize("labelled", [True, False])
-def test_a_sample_is_known_again(drawn, workers, labelled):
+def test_a_sample_is_recognized_in_the_next_epoch(drawn, workers, labelled):
     loader = DataLoader(Noisy(labelled=labelled), BATCH, **workers)
     rows = drawn(loader, epochs=2)
     assert len(rows) == 2 * NUMBER // BATCH
@@ -187,12 +187,12 @@ def test_a_sample_is_known_again(drawn, workers, labelled):
         TensorDataset(torch.randn(NUMBER, 3), torch.zeros(NUMBER)),
     ],
 )
-def test_the_same_places_in_other_data(drawn, other):
+def test_equal_indices_in_other_data_are_other_samples(drawn, other):
     own = {one for row in drawn(DataLoader(Noisy(), BATCH)) for one in row}
     assert own.isdisjoint(one for row in drawn(DataLoader(other, BATCH)) for one in row)
 
 
-def test_a_data_set_around_another_is_known(drawn):
+def test_samples_of_a_data_set_around_another_are_known(drawn):
     class Around(Dataset):
         def __init__(self, base):
             self.base = base
@@ -207,7 +207,7 @@ def test_a_data_set_around_another_is_known(drawn):
 
 
 @pytest.mark.parametrize("other", [torch.eye(3).to_sparse().int(), torch.zeros(0, 3)])
-def test_odd_tensors_in_a_batch_end_no_recording(drawn, other):
+def test_odd_tensors_in_a_batch_do_not_stop_the_recorder(drawn, other):
     loader = DataLoader(Noisy(), BATCH, collate_fn=lambda some: [torch.stack([x for x, _ in some]), other])
     assert not any(drawn(loader))
 
@@ -216,20 +216,20 @@ def test_odd_tensors_in_a_batch_end_no_recording(drawn, other):
     ("loader", "part"),
     [
         (DataLoader(MadeUp(), BATCH), slice(None)),
-        (DataLoader(Noisy(), BATCH), slice(0, None, 2)),  # each rank takes its part of a batch that all have
+        (DataLoader(Noisy(), BATCH), slice(0, None, 2)),  # each rank takes a part of the same batch
         (DataLoader(Noisy(), BATCH, sampler=EverySecondTwice()), slice(None)),
         (DataLoader(Noisy(), BATCH, sampler=WeightedRandomSampler([1.0] * NUMBER, NUMBER)), slice(None)),
         (DataLoader(Noisy(), BATCH, sampler=RandomSampler(range(NUMBER), replacement=True)), slice(None)),
         (DataLoader(Noisy(), BATCH, collate_fn=lambda some: torch.stack([x for x, _ in some[::2]])), slice(None)),
     ],
 )
-def test_what_each_rank_may_have_for_itself_is_not_known(drawn, loader, part):
+def test_samples_that_may_differ_between_ranks_are_unknown(drawn, loader, part):
     assert not any(drawn(loader, part))
 
 
-def test_which_of_several_batches_a_rank_uses_is_not_known(drawn):
+def test_samples_of_one_of_several_batches_are_unknown(drawn):
     class InWindows:
-        """Takes one of two that were loaded."""
+        """Yields one of two loaded batches."""
 
         def __iter__(self):
             batches = iter(DataLoader(Noisy(), BATCH))
@@ -238,7 +238,7 @@ def test_which_of_several_batches_a_rank_uses_is_not_known(drawn):
     assert not any(drawn(InWindows()))
 
 
-def test_a_rank_alone_is_not_asked_what_it_draws(drawn, monkeypatch):
+def test_samples_of_a_single_rank_are_not_recorded(drawn, monkeypatch):
     asked = []
     monkeypatch.setattr(recorder, "fingerprint", asked.append)
     assert not any(drawn(DataLoader(Noisy(), BATCH), ranks=1)) and not asked
@@ -246,7 +246,7 @@ def test_a_rank_alone_is_not_asked_what_it_draws(drawn, monkeypatch):
 
 
 class Files:
-    """Of paths, or of arrays, or of what has no name."""
+    """A data set of paths, arrays or other objects."""
 
     def __init__(self, entries):
         self.transform, self.entries = object(), entries
@@ -259,7 +259,7 @@ class Files:
 
 
 class Wrapped(Dataset):
-    """Makes something of the samples of another one."""
+    """A data set that transforms the samples of another one."""
 
     def __init__(self, base):
         self.base = base
@@ -279,10 +279,10 @@ class Raising(Files):
 
 
 class Counting(list):
-    """Is asked for what it holds by nobody but its user."""
+    """A list that must not be read."""
 
     def __getitem__(self, at):
-        raise AssertionError("a list of the script's own was read")
+        raise AssertionError("a list of the script was read")
 
 
 def cyclic(rows):
@@ -323,13 +323,13 @@ ROWS = torch.arange(24.0).reshape(12, 2)
         (cyclic, False),
     ],
 )
-def test_what_a_data_set_holds(makes, is_known):
+def test_fingerprints_of_data_sets(makes, is_known):
     one, again, other = (fingerprint(makes(rows)) for rows in (ROWS[:6], ROWS[:6], ROWS[6:]))
     assert one == again
     assert (one is not None and one != other) == is_known
 
 
-def test_numbers_and_texts_of_a_data_set_tell_it_from_others():
+def test_numbers_and_texts_distinguish_data_sets():
     def of(**fields):
         data = Files([1])
         vars(data).update(fields)
@@ -340,7 +340,7 @@ def test_numbers_and_texts_of_a_data_set_tell_it_from_others():
     assert of(root="a") == of(root="a", transform=print)
 
 
-def test_of_large_entries_few_bytes_are_read():
+def test_only_some_bytes_of_large_entries_are_read():
     class Entries(np.ndarray):
         def tobytes(self):
             read.append(self.nbytes)
@@ -365,8 +365,8 @@ def test_of_large_entries_few_bytes_are_read():
         (lambda rows, rank: Files([]), False),
     ],
 )
-def test_what_a_data_set_is_cut_from(cut, is_known):
-    """Two ranks hold parts of the same; where each has drawn its own, they do not."""
+def test_fingerprints_of_the_data_that_a_data_set_is_cut_from(cut, is_known):
+    """Two ranks have parts of the same data."""
     one, other = (fingerprint_of_whole(cut(ROWS, rank)) for rank in range(2))
     assert one == other
     assert (one is not None) == is_known
@@ -377,7 +377,7 @@ def test_what_a_data_set_is_cut_from(cut, is_known):
     "inputs",
     [ROWS.to_sparse(), torch.view_as_complex(ROWS).conj(), ROWS._neg_view(), ROWS.to_mkldnn()],
 )
-def test_rows_of_other_layouts_end_no_recording(inputs):
+def test_rows_of_other_layouts_do_not_stop_the_recorder(inputs):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     called = torch.nn.Module()

@@ -1,4 +1,4 @@
-"""`conformance.watching()` within a test of one's own."""
+"""`conformance.watching()` in Python code, and its pytest fixture."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def train(*, clears):
             optimizer.zero_grad()
 
 
-def test_a_right_loop_passes_and_leaves_torch_as_it_was():
+def test_a_correct_loop_passes_and_torch_is_restored():
     before = torch.optim.Optimizer.zero_grad, torch.autograd._engine_run_backward
     with conformance.watching() as watch:
         train(clears=True)
@@ -46,7 +46,7 @@ def rank_of(rank, folder, reduces):
     torch.distributed.destroy_process_group()
 
 
-def test_ranks_that_are_spawned_are_watched(tmp_path):
+def test_spawned_ranks_are_watched(tmp_path):
     before = dict(os.environ)
     with conformance.watching() as watch:
         torch.multiprocessing.spawn(rank_of, (tmp_path, True), nprocs=2)
@@ -54,7 +54,7 @@ def test_ranks_that_are_spawned_are_watched(tmp_path):
     assert dict(os.environ) == before
 
 
-def test_a_rank_that_is_spawned_fails_the_block(tmp_path):
+def test_wrong_spawned_ranks_fail_the_block(tmp_path):
     with pytest.raises(AssertionError, match="watch/averaged"), conformance.watching():
         torch.multiprocessing.spawn(rank_of, (tmp_path, False), nprocs=2)
 
@@ -80,13 +80,13 @@ print(watch.findings.conserved, watch.findings.steps)
 """
 
 
-def test_a_process_that_is_forked_has_a_recorder_of_its_own():
-    """In a process of its own: other tests have threads, without which a fork may do anything."""
+def test_a_forked_process_has_its_own_recorder():
+    """In a new process, because other tests have threads, and forks of those may hang."""
     ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.stdout, ended.returncode) == ("9 9\n", 0), ended.stderr
 
 
-def test_an_optimizer_that_was_made_before_is_watched_from_its_first_step():
+def test_an_existing_optimizer_is_watched_from_its_first_step():
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with conformance.watching() as watch:

@@ -1,4 +1,4 @@
-"""What ranks that still have data make of those that have run out of it, right and wrong."""
+"""Steps after some ranks ran out of data."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from .scripts import LINE, Script, laws, sketches, total
 FRESH, SHARED = {"watch/fresh"}, "ZeroRedundancyOptimizer"
 
 LEFT, THIRD = (0, 1), 1 / 3
-"""Of three ranks; and the weight of each."""
+"""The ranks of three that still have data, and the weight of each of three."""
 
 
 def joined(passes, of_all, of_fewer, factor_of_fewer=1.0, targets=None):
-    """Six windows of all ranks, then six of two. of_all, of_fewer: by what each pass counts."""
+    """Six windows of all ranks, then six of two. of_all, of_fewer: the factor of each pass."""
     script = Script(ranks=3)
     script.each(records.Joined())
     for ranks, weights in [((0, 1, 2), of_all)] * 6 + [(LEFT, of_fewer)] * 6:
@@ -30,12 +30,12 @@ def joined(passes, of_all, of_fewer, factor_of_fewer=1.0, targets=None):
     ("of_all", "of_fewer", "expected"),
     [
         ((THIRD, THIRD), (THIRD, THIRD), set()),
-        ((THIRD, THIRD), (0.5, 0.5), set()),  # averaged over those that are left
-        ((THIRD * 2 / 3, THIRD), (THIRD * 2 / 3, THIRD), set()),  # weights of the script's own
+        ((THIRD, THIRD), (0.5, 0.5), set()),  # averaged over the remaining ranks
+        ((THIRD * 2 / 3, THIRD), (THIRD * 2 / 3, THIRD), set()),  # weights in the script
         ((THIRD, THIRD), (THIRD / 3, THIRD), set()),
     ],
 )
-def test_what_is_averaged_over_fewer_ranks(of_all, of_fewer, expected):
+def test_averages_over_fewer_ranks(of_all, of_fewer, expected):
     assert joined(2, of_all, of_fewer) == expected
 
 
@@ -43,16 +43,16 @@ def test_what_is_averaged_over_fewer_ranks(of_all, of_fewer, expected):
     ("of_fewer", "factor", "expected"),
     [(THIRD, 1.5, set()), (0.5, 1.0, set()), (THIRD, 1.0, set())],
 )
-def test_what_makes_up_for_ranks_twice(of_fewer, factor, expected):
-    # The loss's factor shows in what is computed, too.
+def test_factors_that_compensate_for_missing_ranks(of_fewer, factor, expected):
+    # The factor of the loss also shows in the gradients.
     assert joined(1, (THIRD,), (of_fewer,), factor, targets=8) == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "goes_on", "expected"),
+    ("kind", "continues", "expected"),
     [(SHARED, False, set()), ("SGD", True, set())],  # `Join` sends it the weights in the end
 )
-def test_a_part_that_is_stepped_on_old_gradients(kind, goes_on, expected):
+def test_a_rank_without_data_steps_on_old_gradients(kind, continues, expected):
     script = Script(ranks=3)
     script.each(records.Joined())
     used = None
@@ -60,7 +60,7 @@ def test_a_part_that_is_stepped_on_old_gradients(kind, goes_on, expected):
         computed = script.backward(ranks=ranks)
         average = total([computed[rank] for rank in ranks], THIRD)
         used = average if ranks != LEFT else used
-        script.step([average, average, used], ranks=(0, 1, 2) if goes_on else ranks)
+        script.step([average, average, used], ranks=(0, 1, 2) if continues else ranks)
         for rank in LEFT:
             script.streams[rank].append(records.Cleared(script.numbers, script.versions, LINE))
     for record in (one for stream in script.streams for one in stream):
@@ -69,8 +69,8 @@ def test_a_part_that_is_stepped_on_old_gradients(kind, goes_on, expected):
     assert laws(script.findings()) == expected
 
 
-def test_gradients_that_one_rank_has_set_to_zero_are_cleared():
-    """And those that another one adds, which has run out of data, are not."""
+def test_gradients_that_only_one_rank_sets_to_zero():
+    """The other rank ran out of data and still adds its old gradients."""
     script = Script()
     before = total(script.backward())
     script.step([before] * 2)

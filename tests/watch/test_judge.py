@@ -1,4 +1,4 @@
-"""What a judge finds in made-up streams: gradients that are old, scaled, clipped or not finite, and ends of data."""
+"""Findings in synthetic streams with gradients that are stale, scaled, clipped or not finite."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_steps_are_counted_by_rank():
     assert (verdict(findings), findings.steps, findings.conserved) == ("CONFORMS", 6, 6)
 
 
-def test_a_step_that_the_end_of_the_script_cut_off_is_not_judged():
+def test_a_step_cut_off_by_the_end_of_the_script_is_not_judged():
     script = Script()
     script.step(averaged(script.backward()))
     script.clear()
@@ -49,7 +49,7 @@ def test_gradients_that_were_not_cleared():
 
 
 @pytest.mark.parametrize(("kept", "broken"), [(True, CLEARED), (False, set())])
-def test_what_a_window_that_is_not_looked_at_leaves_over(kept, broken):
+def test_old_gradients_of_a_window_that_was_not_watched(kept, broken):
     script = Script()
     first = averaged(script.backward())
     script.step(first)
@@ -74,8 +74,8 @@ def test_a_second_step_without_a_backward():
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda window: gradients(100), FRESH),  # what the first window used
-        (lambda window: [one.sign() for one in gradients(100)], "UNDECIDED"),  # signs are the same again
+        (lambda window: gradients(100), FRESH),  # used by the first window
+        (lambda window: [one.sign() for one in gradients(100)], "UNDECIDED"),  # signs may repeat
         (lambda window: gradients(100 * window + 50), "UNDECIDED"),  # of another thread or window, once
     ],
 )
@@ -87,14 +87,14 @@ def test_gradients_of_an_earlier_step(make, expected):
     assert shown(trained(window, times=4, ranks=1)) == expected
 
 
-def test_some_parameters_that_are_clamped_by_hand_have_the_same_gradient_again():
-    """They are computed anew, and are as large as they may be in each step."""
+def test_clamped_gradients_of_some_parameters_may_repeat():
+    """They are new, but reach the limit in each step."""
     findings = trained(lambda script: [[*script.backward()[0][:-1], gradients(3)[-1]]], ranks=1)
     assert laws(findings) == set()
 
 
 @pytest.mark.parametrize("is_computed", [False, True])
-def test_a_parameter_that_is_not_used_steps_along_its_old_gradient(is_computed):
+def test_an_unused_parameter_steps_on_its_stale_gradient(is_computed):
     script = Script(ranks=1)
     [first] = script.backward()
     script.step([first])
@@ -111,7 +111,7 @@ def test_a_parameter_that_is_not_used_steps_along_its_old_gradient(is_computed):
 # Loss scales and clipping.
 
 
-def test_the_factors_that_a_script_may_have():
+def test_a_step_with_all_correct_factors():
     script = Script()
     computed = script.backward(scale=1024.0)
     script.each(records.Unscaled(0, 1024.0, LINE))
@@ -127,7 +127,7 @@ def test_the_loss_scale_is_divided_out_once(factor):
 
 
 @pytest.mark.parametrize(("is_own", "expected"), [(False, "watch/unscaled"), (True, "loss-scale.own-optimizer")])
-def test_an_optimizer_of_the_scripts_own_may_take_signs(is_own, expected):
+def test_an_optimizer_class_of_the_script_may_take_signs(is_own, expected):
     script = Script()
     script.step(averaged(script.backward(scale=256.0)))
     for stream in script.streams:
@@ -141,7 +141,7 @@ def test_an_optimizer_of_the_scripts_own_may_take_signs(is_own, expected):
     [
         (None, 8, [0.5], {"watch/unscaled"}),
         (256.0, 8, [256.0], set()),
-        (None, None, [], set()),  # what is known of none, may have been scaled by hand
+        (None, None, [], set()),  # an unknown loss may be scaled by hand
         (None, 8, [128.0], set()),
     ],
 )
@@ -159,8 +159,8 @@ def test_a_loss_that_was_not_scaled(scale, targets, factors, expected):
     [
         (1.0, False, {"watch/unscaled"}),
         (1.0, True, {"watch/unscaled"}),
-        (2.0, False, set()),  # the script knows
-        (0.7, False, set()),  # a number of its own
+        (2.0, False, set()),  # compensates for the growth
+        (0.7, False, set()),  # another factor of the script
     ],
 )
 def test_a_scale_that_grows_before_the_gradients_of_another_optimizer_are_divided(makes_up, fused, expected):
@@ -188,7 +188,7 @@ def test_a_rank_without_data_has_no_loss_scale():
     [((0,), (0,), {"watch/one-factor"}), ((0, 1), (0, 1), set()), ((0,), (0, 1), set())],
 )
 def test_some_ranks_clip(ranks, use, expected):
-    """Or one of them for all. use: the ranks that use what is clipped."""
+    """Or one rank for all. use: the ranks that use the clipped gradients."""
     script, factor = Script(), 0.25
     used = total(script.backward(), 0.5)
     clipped = total([used], 1 / (1 / factor + 1e-6))
@@ -202,7 +202,7 @@ LIMIT = 0.5
 
 
 def by_value(script, given):
-    """given: the gradients of each rank. Returns them clipped."""
+    """Clips the gradients of each rank."""
     after = [[one.clamp(-LIMIT, LIMIT) for one in of_rank] for of_rank in given]
     for stream, of_rank, clipped in zip(script.streams, given, after, strict=True):
         stream.append(records.Limited(script.numbers, sketches(of_rank), sketches(clipped), [-1] * len(of_rank)))
@@ -223,7 +223,7 @@ def each_its_own(first, second):
         (lambda first, second: averaged(first, second, factor=0.3), 0.0, "UNDECIDED"),
     ],
 )
-def test_what_clipping_by_value_was_given(given, drift, expected):
+def test_gradients_before_clipping_by_value_are_judged(given, drift, expected):
     findings = trained(lambda script: by_value(script, given(script.backward(), script.backward())), drift=drift)
     assert shown(findings) == expected
 
@@ -233,12 +233,12 @@ def test_each_rank_clips_by_value_before_the_average():
     assert shown(findings) == {"watch/one-factor"}
 
 
-def test_a_part_of_what_ranks_have_clipped_by_value_is_averaged():
+def test_an_average_of_some_gradients_that_ranks_clipped_by_value():
     findings = trained(lambda script: averaged(by_value(script, script.backward())[:1]))
     assert (shown(findings), "changed.by-element" in findings.open) == ("UNDECIDED", True)
 
 
-# What is not finite.
+# Gradients and weights that are not finite.
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_part_of_what_ranks_have_clipped_by_value_is_averaged():
     [(1024.0, False, FINITE), (None, False, set()), (1024.0, True, set())],
 )
 def test_an_overflow_that_is_replaced(scale, drops_pass, expected):
-    """Without a loss scale it may be meant, and so may be to leave the pass out."""
+    """Without a loss scale it may be intended, and so may dropping the pass."""
     script = Script(ranks=1)
     [[first], [overflown]] = script.backward(scale=scale), script.backward(scale=scale)
     script.streams[0][-1].sketches = sketches(infinite(overflown))
@@ -277,7 +277,7 @@ def test_infinite_gradients_may_be_replaced_by_hand():
     [((), "CONFORMS"), ((0, 1), "UNDECIDED"), ((1,), {"watch/same-weights"}), ((0,), {"watch/same-weights"})],
 )
 def test_weights_that_are_nan_on_these_ranks(broken, expected):
-    """Nothing can be judged of them, and they may be the same on all ranks."""
+    """They cannot be judged, but all ranks must have them."""
     script = Script()
     for step in range(4):
         script.step(averaged(script.backward()))
@@ -291,7 +291,7 @@ def test_weights_that_are_nan_on_these_ranks(broken, expected):
 
 
 def skipped(script, *, overflows):
-    """A window whose step is left out: on rank 1 the first gradients are infinite."""
+    """A window whose step the scaler skips. overflows: the first gradients of rank 1 are infinite."""
     computed = script.backward(scale=256.0)
     if overflows:
         script.streams[1][-1].sketches = sketches(infinite(computed[1]))
@@ -299,7 +299,7 @@ def skipped(script, *, overflows):
     return computed
 
 
-def test_what_is_infinite_was_cleared_by_hand():
+def test_infinite_gradients_were_cleared_by_hand():
     def window(script):
         skipped(script, overflows=True)
         return averaged(script.backward(scale=256.0), factor=0.5 / 256)
@@ -309,7 +309,7 @@ def test_what_is_infinite_was_cleared_by_hand():
 
 
 @pytest.mark.parametrize(("kept", "broken"), [(True, CLEARED), (False, set())])
-def test_what_a_step_that_was_left_out_leaves_may_be_used(kept, broken):
+def test_old_gradients_of_a_skipped_step(kept, broken):
     script = Script()
     left = skipped(script, overflows=False)
     new = script.backward(scale=256.0)
@@ -319,7 +319,7 @@ def test_what_a_step_that_was_left_out_leaves_may_be_used(kept, broken):
 
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_a_sum_over_the_ranks_that_still_have_data(is_joined):
-    """Whose mean it is, as Join divides by their number."""
+    """With Join, which divides by their number, it is their mean."""
     script = Script()
     if is_joined:
         script.each(records.Joined())

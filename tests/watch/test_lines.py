@@ -1,4 +1,4 @@
-"""One problem has one card, and its line is that of the call that it is about."""
+"""One problem has one card, which blames the line of the wrong call."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def entered(*, wrapped):
 
 
 def own(script, *, waits=False, around=False, wraps=True):
-    """waits: DDP is told not to reduce. around: the model is called around the wrapper."""
+    """waits: in `no_sync`. around: the model is called without the wrapper."""
     if wraps:
         script.each(records.Grouped(2))
     script.each(entered(wrapped=wraps and not around))
@@ -41,7 +41,7 @@ def clips_its_own(script):
 
 
 def scaled(script, *scales, divides_by, updates=None):
-    """scales: of each micro-batch. updates: after which of them the scale is updated."""
+    """scales: of each micro-batch. updates: the micro-batch before an update of the scale."""
     computed = []
     for number, scale in enumerate(scales):
         computed.append(script.backward(scale))
@@ -77,7 +77,7 @@ def last_micro_batch_only(script):
         (lambda script: averaged(script.backward(), factor=0.25), ("watch/averaged-once", records.Stepped)),
     ],
 )
-def test_the_line_is_that_of_the_call(window, expected):
+def test_the_line_of_the_wrong_call_is_blamed(window, expected):
     script = Script(drift=0.1 * (expected[0] == "watch/averaged"))
     for _ in range(3):
         script.step(window(script))
@@ -93,12 +93,12 @@ def test_the_line_is_that_of_the_call(window, expected):
     [
         (1, False, {"watch/averaged"}),
         (1, True, {"watch/averaged"}),
-        # What is apart before the first step was never equal.
+        # Weights that differ before the first step are another problem.
         (0, True, {"watch/averaged", "watch/same-weights"}),
     ],
 )
-def test_weights_that_steps_bring_apart_have_no_card(parts, shows_first, expected):
-    """shows_first: the weights differ before it is proved what is wrong with the steps."""
+def test_weights_that_wrong_steps_drive_apart_have_no_card(parts, shows_first, expected):
+    """shows_first: the weights differ before the steps are proven wrong."""
     script = Script()
     for step in range(5):
         computed = script.backward()
@@ -114,7 +114,7 @@ def test_weights_that_steps_bring_apart_have_no_card(parts, shows_first, expecte
 
 
 def test_a_clip_before_unscaling_has_one_card():
-    """What `unscale_` is given has the same size at each scale, because a call has clipped it."""
+    """Clipped gradients have the same norm at each scale."""
     script = Script(ranks=1)
     for scale in (64.0,) * 4 + (128.0,) * 4:
         [computed] = script.backward(scale)

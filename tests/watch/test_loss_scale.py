@@ -1,4 +1,4 @@
-"""Mistakes with a loss scale that show once it changes, each beside right scripts that look much like them."""
+"""Loss scales: wrong scripts, and correct ones that look similar."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from .scripts import LINE, Script, laws, total
 
 
 @pytest.mark.parametrize(("scales", "broken"), [((8.0, 4.0, 2.0, 2.0), set()), ((8.0, 8.0), {"watch/unscaled"})])
-def test_a_scale_may_come_down_to_the_number_of_micro_batches(scales, broken):
-    """What is divided by that number, is not divided by the scale a second time."""
+def test_a_scale_may_shrink_to_the_number_of_micro_batches(scales, broken):
+    """A division by this number is no second division by the scale."""
     script = Script(ranks=1)
     for scale in scales:
         computed = [script.backward(scale, factors=[scale]) for _ in range(2)]
@@ -21,7 +21,7 @@ def test_a_scale_may_come_down_to_the_number_of_micro_batches(scales, broken):
 
 
 def clipped(limit, scales, *, how="norm", unscales="after"):
-    """Each window is clipped at a limit, by its scale, before or after `unscale_`."""
+    """Clips each window at a limit, a function of its scale. unscales: before or after the clip."""
     script = Script(ranks=1)
     for scale in scales:
         [computed] = script.backward(scale)
@@ -54,14 +54,14 @@ def test_a_clip_before_gradients_are_unscaled(how, limit, scales, unscales, expe
     assert facts == ({f"clipping.scaled-{how}": (len(scales), 0)} if expected == "open" else {})
 
 
-def test_what_clipping_leaves_of_scaled_gradients():
+def test_the_effect_of_clipping_scaled_gradients():
     script = Script(ranks=1)
     computed = script.backward(1024.0)
     script.each(records.Clipped("norm", script.numbers, 1.0, 512.0, len(script.numbers), LINE))
     script.each(records.Unscaled(0, 1024.0, LINE))
     script.step([total(computed)])
     effect = script.findings().causes["watch/unscale-before-clip", str(LINE)].first.effect
-    # 1/512 is left, where a norm of 0.5 was to be left as it is.
+    # Multiplied by 1/512, though the unscaled norm of 0.5 is below the limit.
     assert (effect.code, effect.values["left"]) == ("clip.left.effect", pytest.approx(1 / 512))
 
 
@@ -69,14 +69,14 @@ def test_what_clipping_leaves_of_scaled_gradients():
     ("scale", "factors", "divides_by", "expected"),
     [
         (64.0, [], 64.0, 6),
-        (None, [64.0], 64.0, 6),  # a scale of the script's own
+        (None, [64.0], 64.0, 6),  # a hand-written scale
         (64.0, [], 16.0, 0),
         (None, [64.0], 1.0, 0),
         (1.0, [], 1.0, 0),
-        (2.0, [], 1.0, 0),  # a scale that was left in, as large as a sum over the ranks
+        (2.0, [], 1.0, 0),  # a scale that was left in, equal to the number of ranks
     ],
 )
-def test_steps_that_undo_just_their_scale_are_counted(scale, factors, divides_by, expected):
+def test_steps_that_undo_exactly_their_scale_are_counted(scale, factors, divides_by, expected):
     script = Script(ranks=2)
     for _ in range(3):
         computed = script.backward(scale, factors=factors)

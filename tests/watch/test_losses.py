@@ -1,4 +1,4 @@
-"""What the graph of a loss says: its divisors, its targets and its terms, and what a training of it shows."""
+"""Divisors, targets and terms in the graph of a loss, and findings in trainings with such losses."""
 
 import pytest
 import torch
@@ -60,12 +60,12 @@ def hooked(output, target, number):
 
 
 def made_up_for(output, target, number):
-    """A mean over all is multiplied with what a framework divides by."""
+    """A mean over all, times the number by which a framework divides."""
     return cross_entropy(output, target) * WINDOW / number / WINDOW
 
 
 def made_up_for_at_once(output, target, number):
-    """By as many ranks and micro-batches as there are, in one number."""
+    """The same for ranks and micro-batches in one number."""
     return cross_entropy(output, target) * (2 * WINDOW) / number / WINDOW / 2
 
 
@@ -89,8 +89,8 @@ def train(loss, batches, divisor, given):
 
 
 def found(loss, batches=12, divisor=None, given=False):
-    """batches: of an epoch, whose last window is short if they are no multiple of WINDOW. divisor: None for the length
-    of the window. given: it comes as the gradient of the loss."""
+    """Violated laws and open facts. batches: of an epoch, whose last window is short if they are no multiple of WINDOW.
+    divisor: None for the length of the window. given: passed as the gradient of the loss."""
     findings = watched(train, loss, batches, divisor, given)
     return laws(findings) | findings.open.keys()
 
@@ -103,14 +103,14 @@ def found(loss, batches=12, divisor=None, given=False):
         (smoothed, set(), LENGTH, MEANS),
         (terms, set(), LENGTH, SUM),
         (half, set(), LENGTH, SUM),
-        (weighed_targets, SUM, None, SUM),  # a tensor of weights hides what they come to
+        (weighed_targets, SUM, None, SUM),  # the values in a tensor of weights are unknown
         (weighed_elements, SUM, None, None),
         (one_term, set(), None, SUM),
         (batch_mean, set(), LENGTH, None),
     ],
 )
 def test_losses_are_divided(loss, divided, usual, undivided):
-    """By the length of the window, by the usual length where a window is short, and by nothing."""
+    """By the length of the window, by the usual length if a window is short, and by nothing."""
     assert found(loss, 10) == divided
     assert usual is None or found(loss, 10, divisor=WINDOW) == usual
     assert undivided is None or found(loss, divisor=1) == undivided
@@ -121,18 +121,18 @@ def test_losses_are_divided(loss, divided, usual, undivided):
     [
         (mean, 10, {"given": True}, set()),
         (mean, 10, {"given": True, "divisor": WINDOW}, LENGTH),
-        (hooked, 12, {}, set()),  # what a hook makes of a loss is not known
+        (hooked, 12, {}, set()),  # the effect of a hook is unknown
         (made_up_for, 10, {}, set()),
         (made_up_for_at_once, 10, {}, set()),
         (twice, 12, {}, {"watch/divided-once"}),
     ],
 )
-def test_divisors_that_are_hidden_or_made_up_for(loss, batches, options, expected):
+def test_divisors_that_are_hidden_or_compensated(loss, batches, options, expected):
     assert found(loss, batches, **options) == expected
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_smoothed_labels_hide_no_targets(reduction):
+def test_label_smoothing_does_not_hide_targets(reduction):
     output = torch.randn(8, 3, requires_grad=True)
     target = torch.tensor([0, 1, 2, -100, 0, 1, 2, -100])
     of = losses.of(cross_entropy(output, target, label_smoothing=0.1, reduction=reduction).grad_fn)
@@ -140,20 +140,20 @@ def test_smoothed_labels_hide_no_targets(reduction):
 
 
 @pytest.mark.parametrize(("reduction", "is_hidden"), [("mean", False), ("sum", True)])
-def test_a_sum_with_weights_of_classes_is_divided_by_the_sum_of_these(reduction, is_hidden):
+def test_a_sum_with_class_weights_has_a_hidden_divisor(reduction, is_hidden):
     output, target = torch.randn(8, 3, requires_grad=True), torch.randint(3, (8,))
     loss = cross_entropy(output, target, weight=torch.tensor([1.0, 2.0, 3.0]), reduction=reduction)
     assert losses.of(loss.grad_fn).is_hidden == is_hidden
 
 
 @pytest.mark.parametrize(("number", "divisors", "of_terms"), [(3, [4.0], 3), (64, [4.0], 64), (3000, [], 0)])
-def test_what_the_terms_of_a_sum_are_divided_by(number, divisors, of_terms):
+def test_divisors_of_all_terms_of_a_sum(number, divisors, of_terms):
     weight = torch.ones(2, requires_grad=True)
     found = losses.of(sum((weight.sum() / 4 for _ in range(number - 1)), weight.sum() / 4).grad_fn)
     assert (found.divisors, found.of_terms) == (divisors, [4.0] * of_terms)
 
 
-def test_what_one_of_the_terms_is_divided_by():
+def test_divisors_of_one_term_of_a_sum():
     of = torch.ones(2, requires_grad=True).sum()
     for loss in (of / 4 + of, (of + of / 4) + of * 2, of + (of + of / 4) * 0.5):
         found = losses.of(loss.grad_fn)
@@ -174,12 +174,12 @@ FIRST, LAST = torch.tensor([0, 1]), torch.tensor([1, 2])
         (lambda x: cross_entropy(x, FIRST), 0),
     ],
 )
-def test_how_many_losses_of_one_kind_are_added_up(loss, terms):
+def test_summed_losses_of_one_kind_are_counted(loss, terms):
     assert losses.of(loss(torch.randn(2, 3, requires_grad=True)).grad_fn).terms == terms
 
 
 class Sink(torch.autograd.Function):
-    """As DDP's own."""
+    """Like DDP's node."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -193,7 +193,7 @@ class Sink(torch.autograd.Function):
 Sink._backward_cls.__name__ = "_DDPSinkBackward"
 
 
-def test_a_loss_that_a_model_in_ddp_returns_is_looked_into():
+def test_a_loss_returned_by_a_model_in_ddp_is_read():
     logits = torch.randn(4, 3, requires_grad=True)
     inner = cross_entropy(logits, torch.tensor([0, 1, 2, 0]), reduction="sum") / 4
     _, alone = Sink.apply(logits, inner)
@@ -215,8 +215,8 @@ class Own(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(("kind", "is_own"), [(torch.optim.SGD, False), (Halving, False), (Own, True)])
-def test_whose_step_reads_the_gradients(kind, is_own, tmp_path):
-    """That of torch's class, which the script's own calls once it has changed them, or the script's own."""
+def test_the_class_whose_step_reads_the_gradients(kind, is_own, tmp_path):
+    """torch's class, also if a class of the script calls it, or the script's class."""
     torch.optim.SGD([nn.Parameter(torch.ones(1))])
     with records_in(tmp_path) as found:
         weight = nn.Parameter(torch.ones(3))

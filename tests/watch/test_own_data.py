@@ -1,4 +1,4 @@
-"""Whether ranks, and the micro-batches of a step, see other samples."""
+"""Ranks, and micro-batches of a step, that use the same samples."""
 
 import random
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def batches(rows, size=2):
 
 
 def own(rank):
-    """Data of a rank's own."""
+    """Data of only this rank."""
     return [1000 * (rank + 1) + row for row in range(2 * STEPS)]
 
 
@@ -30,18 +30,18 @@ def shuffled(rank, data=DATA):
     return random.Random(rank).sample(data, len(data))
 
 
-def judged(reads, *, beside=None, drawn=None, is_alike=False, wrapped=True, averages=True):
-    """What is found of ranks that read these rows. beside, drawn: as `reads`. is_alike: their gradients are equal."""
+def judged(reads, *, others=None, drawn=None, is_alike=False, wrapped=True, averages=True):
+    """The findings of ranks that read these rows. others: of other inputs, like `reads`, as is drawn. is_alike: the
+    ranks' gradients are equal."""
     findings = Findings()
     samples = Samples(len(reads), findings)
     for at in range(max(map(len, reads))):
-        # Ranks need not read at the same time.
+        # Ranks may read in any order.
         for rank in shuffled(at, range(len(reads))):
             if at >= len(reads[rank]):
                 continue
-            others = beside[rank][at] if beside else []
-            made_of = drawn[rank][at] if drawn else []
-            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, None, made_of, others), None)
+            made_of, of_others = (of[rank][at] if of else [] for of in (drawn, others))
+            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, None, made_of, of_others), None)
         samples.judge_right(SimpleNamespace(here=[], is_alike=is_alike))
     samples.finish(End({}, True, averages))
     return findings
@@ -68,11 +68,11 @@ SAME = [batches(DATA)] * 2
 OWN = [batches(own(rank)) for rank in range(2)]
 APART = [batches(shuffled(rank)) for rank in range(2)]
 FEW = [[[1, 2], [3, 4]] * 16] * 2
-"""Two batches again and again."""
+"""The same two batches, repeated."""
 
 
 def mixed(common, all_of=STEPS):
-    """So many batches of data that ranks have in common at the end, of all."""
+    """Batches of both ranks: first different ones, then `common` equal ones."""
     return [batches(own(rank))[: all_of - common] + batches(DATA)[:common] for rank in range(2)]
 
 
@@ -88,12 +88,12 @@ def mixed(common, all_of=STEPS):
             {"alike": STEPS, "forwards": 32},
         ),
         (mixed(30), {"is_alike": True}, shared("data.same-inputs", 0, 1), {"alike": 30, "forwards": 32}),
-        (SAME, {"is_alike": True, "beside": OWN}, None, {}),
+        (SAME, {"is_alike": True, "others": OWN}, None, {}),
         (SAME, {"is_alike": True, "averages": False}, None, {}),
         (SAME[:1], {"is_alike": True}, None, {}),
         (APART, {}, shared("data.same-epoch", 0, 1), {"share": 1.0}),
-        (APART, {"beside": APART}, shared("data.same-epoch", 0, 1), {"share": 1.0}),
-        (APART, {"beside": OWN}, None, {}),
+        (APART, {"others": APART}, shared("data.same-epoch", 0, 1), {"share": 1.0}),
+        (APART, {"others": OWN}, None, {}),
         (OWN, {}, None, {}),
         ([OWN[0], *APART], {}, shared("data.same-epoch", 1, 2), {"share": 1.0}),
         ([APART[0], OWN[0], APART[1]], {}, shared("data.same-epoch", 0, 2), {"share": 1.0}),
@@ -107,12 +107,12 @@ def test_ranks_read_the_same_data(reads, options, cause, values):
 @pytest.mark.parametrize(
     ("reads", "options", "share"),
     [
-        (SAME, {}, 1.0),  # with targets of their own
+        (SAME, {}, 1.0),  # with different targets
         (FEW, {"is_alike": True}, 1.0),  # a first try
         (mixed(16), {"is_alike": True}, 0.5),
         (mixed(4), {"is_alike": True}, 0.125),
         (mixed(3), {"is_alike": True}, None),  # as a sampler pads
-        (OWN, {"drawn": SAME}, 1.0),  # other inputs are made of the same samples
+        (OWN, {"drawn": SAME}, 1.0),  # augmented differently
         (OWN, {"drawn": APART}, 1.0),
         (OWN, {"drawn": [[[]] * STEPS] * 2}, None),
         (OWN, {"drawn": OWN}, None),
@@ -140,7 +140,7 @@ def test_a_learning_rate_finder_reads_the_same_on_all_ranks_before(reads_all):
     assert [*facts] == [] if reads_all else ["data.same-samples"]
 
 
-def test_what_went_through_no_wrapper_before_is_no_shared_training():
+def test_inputs_before_the_first_wrapped_model_do_not_count():
     findings = Findings()
     samples = Samples(2, findings)
     for wrapped, reads in ((False, SAME), (True, OWN), (False, SAME)):
@@ -159,7 +159,7 @@ PASSES = 3
     ("size", "equal", "told"), [(1.0, PASSES, PASSES), (0.0, PASSES, 0), (1.0, PASSES - 1, PASSES - 1), (1.0, 1, 0)]
 )
 def test_micro_batches_give_the_same_gradients(size, equal, told):
-    """size: of all gradients. equal: how many passes of a window give the same. told: how many repeat another one."""
+    """size: of all gradients. equal: passes of a window with equal gradients. told: passes reported as repeated."""
     script, steps = Script(ranks=1), 4
     for _ in range(steps):
         passes = [script.backward(factors=[1 / PASSES])[0] for _ in range(PASSES)]
@@ -178,7 +178,7 @@ def test_micro_batches_give_the_same_gradients(size, equal, told):
 
 @pytest.mark.parametrize(("is_same", "expected"), [(True, {"watch/own-data"}), (False, set())])
 def test_equal_gradients_of_ranks_are_those_of_the_same_inputs(is_same, expected):
-    """Other ones may be those of another loss, or of what is drawn at random."""
+    """Different gradients may come from different losses or random numbers."""
     script = Script()
     for step in range(4):
         script.each(records.Entered([10 * step, 10 * step + 1], False, LINE))

@@ -1,4 +1,4 @@
-"""The backward passes of a window: one loss twice, passes of another line, and those that are cleared before a step."""
+"""Backward passes of a window: a loss that counts twice, passes of another line, passes cleared before a step."""
 
 import pytest
 
@@ -11,7 +11,7 @@ AGAIN, OTHER = "watch/backward-once", "clearing.other-passes"
 
 
 def found(findings):
-    """The laws that are broken, and the facts about passes of a window."""
+    """The violated laws, and the facts about passes of a window."""
     return laws(findings) | findings.open.keys() & {OTHER}
 
 
@@ -39,11 +39,11 @@ def test_unscaling_between_two_passes():
         (1, False, False, {"watch/cleared"}),
         (2, False, False, set()),  # the script may clear by hand between them
         (1, True, False, set()),
-        (1, False, True, set()),  # which may keep what they see elsewhere
+        (1, False, True, set()),  # hooks may store gradients elsewhere
     ],
 )
-def test_gradients_that_are_still_there_are_used_whatever_is_made_of_them(passes, changed, hooks, expected):
-    """As adaptive clipping does, of each unit by itself."""
+def test_old_gradients_are_used_even_if_the_sum_is_changed(passes, changed, hooks, expected):
+    """For example by adaptive clipping of each unit."""
     script, used = Script(ranks=1), []
     for step in range(4):
         if step:
@@ -63,7 +63,7 @@ def test_a_closure_that_does_not_clear(searches, is_own, expected):
     script = Script(ranks=1)
     for _ in range(3):
         first = script.backward()
-        script.steps += 1  # The search moves.
+        script.steps += 1  # The search changes the weights.
         script.step([total([*first, *script.backward()])])
         script.streams[0][-1].closure, script.streams[0][-1].is_own = bool(searches), bool(is_own)
         script.clear()
@@ -71,8 +71,8 @@ def test_a_closure_that_does_not_clear(searches, is_own, expected):
 
 
 @pytest.mark.parametrize("steps_between", [True, False])
-def test_a_pass_that_another_optimizer_has_stepped_on(steps_between):
-    """A discriminator's step, whose loss has reached the generator: the generator's pass goes through both."""
+def test_a_pass_that_another_optimizer_stepped_on(steps_between):
+    """A loss of a discriminator that also reaches the generator, whose own pass goes through both."""
     script = Script(ranks=1)
     script.each(records.Optimizer(1, "SGD", script.numbers[3:]))
     stream, ours, others = script.streams[0], script.numbers[:3], script.numbers[3:]
@@ -97,9 +97,9 @@ def test_a_pass_that_another_optimizer_has_stepped_on(steps_between):
         ([[TRAIN, TRAIN]] * 5 + [[PROBE, TRAIN, TRAIN]] + [[TRAIN, TRAIN]] * 5, 1),
         ([[PROBE, TRAIN]] + [[TRAIN]] * 3, 1),
         ([[TRAIN]] * 5 + [[PROBE, TRAIN]] * 4, 4),
-        ([[TRAIN]] + [[PROBE, TRAIN]] * 4, 4),  # each step leaves something for the next one
+        ([[TRAIN]] + [[PROBE, TRAIN]] * 4, 4),  # each step leaves gradients for the next one
         ([[TRAIN, TRAIN]] + [[PROBE, TRAIN]] * 4, 4),
-        ([[TRAIN]] * 3 + [[TRAIN, TRAIN]] * 2, 2),  # of steps that are left out
+        ([[TRAIN]] * 3 + [[TRAIN, TRAIN]] * 2, 2),  # of omitted steps
         ([[TRAIN, TRAIN]] * 3 + [[TRAIN]], 0),
         ([[TRAIN]] * 3 + [[TRAIN, PROBE]] + [[TRAIN]] * 3, 0),  # a penalty after its loss
         ([[PROBE, TRAIN]] * 5, 0),
@@ -129,11 +129,11 @@ def test_a_backward_pass_of_another_line(windows, count):
         ((1, 1, 1, 1, 1), True, None, set()),
         ((0, 1, 0, 1, 0), True, None, {"watch/cleared"}),
         ((0, 1, 0, 1, 0), False, -1, {"watch/cleared"}),
-        ((0, 1, 0, 1, 0), False, 0, {OTHER}),  # of what this window trains on
+        ((0, 1, 0, 1, 0), False, 0, {OTHER}),  # on the inputs of this window
     ],
 )
 def test_an_evaluation_before_a_step(evaluations, moves, of, expected):
-    """moves: whether the evaluation is at other weights. of: the window that trains on its samples, from this one."""
+    """moves: the evaluation is at other weights. of: the window with its inputs, relative to this one."""
     script = Script(ranks=1)
     for number, is_evaluated in enumerate(evaluations):
         computed = script.backward() if is_evaluated else []
@@ -159,7 +159,7 @@ def discarded(findings):
     ("lost", "rows", "loader", "expected", "counts"),
     [
         ((1, 1, 1, 1), "others", 7, {"watch/used"}, (4, 4, 4)),
-        ((2, 0, 3, 1), "others", 7, set(), (6, 3, 4)),  # what looks wrong
+        ((2, 0, 3, 1), "others", 7, set(), (6, 3, 4)),  # a filter
         ((1, 1, 1, 1), "same", 7, set(), (4, 4, 4)),  # a probe
         ((1, 1, 1, 1), "others", None, set(), (4, 4, 4)),  # a memory
         ((0, 0, 1, 0), "others", 7, set(), (1, 1, 4)),
@@ -190,7 +190,7 @@ def test_passes_are_cleared_before_steps(lost, rows, loader, expected, counts):
     ],
 )
 def test_a_share_of_each_window_is_cleared(divisor, dropped, batches, expected):
-    """The passes of each window until `dropped`, whose losses are divided by the number of all."""
+    """Clears the passes of each window up to `dropped`. Losses are divided by the number of all passes."""
     script = Script(ranks=1)
     for last in dropped:
         computed = []
@@ -208,7 +208,7 @@ def test_a_share_of_each_window_is_cleared(divisor, dropped, batches, expected):
 
 
 def of_another(script, number):
-    """A step of an optimizer that has nothing to do with what is cleared."""
+    """A step of an optimizer that is not concerned by the clearing."""
     script.each(records.Parameter(90 + number, [6, 5], "float32", 1, f"q{number}"))
     script.each(records.Optimizer(1 + number, "SGD", [90 + number]))
     gradient = script.backward()[0][:1]

@@ -1,4 +1,4 @@
-"""What a recorder writes: to no file that is not its own, accounted for, and read while it comes in."""
+"""A recorder writes only to its own files, counts its records, and is read while it writes."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ def test_no_descriptor_stays_open(tmp_path, ledger):
     assert written(tmp_path).read_bytes().count(b"\n") == 3
 
 
-def test_a_file_in_the_place_of_its_own_is_left_as_it_is(tmp_path, ledger):
+def test_a_file_that_replaces_the_records_is_not_changed(tmp_path, ledger):
     out = Output(str(tmp_path))
     out.write([RECORD])
     path = written(tmp_path)
@@ -58,7 +58,7 @@ def test_a_file_in_the_place_of_its_own_is_left_as_it_is(tmp_path, ledger):
     assert (account.records, account.state) == (2, FAILED)
 
 
-def test_a_link_in_the_place_of_its_own_is_not_followed(tmp_path, ledger):
+def test_a_link_that_replaces_the_records_is_not_followed(tmp_path, ledger):
     out = Output(str(tmp_path))
     out.write([RECORD])
     path = written(tmp_path)
@@ -73,7 +73,7 @@ def test_a_link_in_the_place_of_its_own_is_not_followed(tmp_path, ledger):
 
 
 def test_a_descriptor_that_was_replaced_meanwhile_is_neither_written_nor_closed(tmp_path, ledger, monkeypatch):
-    """Another thread may do so between any two calls."""
+    """Another thread may replace it between any two calls."""
     theirs = tmp_path / "checkpoint"
     opened = []
 
@@ -95,8 +95,8 @@ def test_a_descriptor_that_was_replaced_meanwhile_is_neither_written_nor_closed(
     assert ledger.accounts()[0].state == FAILED
 
 
-def test_a_limit_of_the_size_of_files_is_said_before_it_is_reached(tmp_path, ledger):
-    """The write itself would send a signal that ends the process."""
+def test_a_limit_of_the_file_size_is_reported_before_it_is_reached(tmp_path, ledger):
+    """The write itself would raise a signal that ends the process."""
     out = Output(str(tmp_path))
     out.write([RECORD])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -109,10 +109,10 @@ def test_a_limit_of_the_size_of_files_is_said_before_it_is_reached(tmp_path, led
     assert "RLIMIT_FSIZE" in ledger.accounts()[0].reason
 
 
-def test_what_a_library_forks_writes_nothing_for_its_parent(tmp_path, ledger, monkeypatch):
+def test_a_process_forked_by_a_library_writes_nothing(tmp_path, ledger, monkeypatch):
     out = Output(str(tmp_path))
     out.write([RECORD])
-    # As in a child, where Python was not told of the fork.
+    # As in a child that was forked without Python.
     monkeypatch.setattr(output, "getpid", lambda: 1)
     with pytest.raises(Lost):
         out.write([RECORD])
@@ -121,7 +121,7 @@ def test_what_a_library_forks_writes_nothing_for_its_parent(tmp_path, ledger, mo
     assert child.state == FAILED
 
 
-def test_parts_follow_each_other_and_are_all_new(tmp_path, ledger, monkeypatch):
+def test_a_large_file_is_followed_by_a_new_one(tmp_path, ledger, monkeypatch):
     monkeypatch.setattr(output, "MOST_BYTES", 30)
     out = Output(str(tmp_path))
     for _ in range(6):
@@ -130,7 +130,7 @@ def test_parts_follow_each_other_and_are_all_new(tmp_path, ledger, monkeypatch):
     assert names == ["0", "1", "2"]
 
 
-def test_a_watch_that_is_over_gets_nothing_more(tmp_path, ledger):
+def test_records_after_the_end_of_the_watch_are_not_written(tmp_path, ledger):
     out = Output(str(tmp_path))
     out.write([RECORD])
     ledger.end()
@@ -150,7 +150,7 @@ def script(steps, world=1):
 
 
 def opened(folder, lines, steps):
-    """The account of a process that says that it has written these; and the path of its first file."""
+    """The account of a process that counted these records, and the path of its first file."""
     entry = Ledger.made(folder).opened()
     entry.add(len(lines), steps)
     return entry, part(folder, entry.stem, 0)
@@ -218,7 +218,7 @@ def sketches_are_of_other_tensors(lines):
         sketches_are_of_other_tensors,
     ],
 )
-def test_a_stream_that_is_not_what_the_account_says_is_undecided(tmp_path, damaged):
+def test_a_stream_that_differs_from_its_account_is_undecided(tmp_path, damaged):
     lines = script(3)
     entry, first = opened(tmp_path, lines, 3)
     first.write_bytes(b"".join(damaged(lines)))
@@ -229,7 +229,7 @@ def test_a_stream_that_is_not_what_the_account_says_is_undecided(tmp_path, damag
     assert {lack.values["pid"] for lack in findings.lacks} == {entry.process}
 
 
-def test_a_process_that_could_not_write_says_why_and_since_when(tmp_path):
+def test_a_process_that_could_not_write_is_reported_with_reason_and_step(tmp_path):
     lines = script(3)
     entry, first = opened(tmp_path, lines, 3)
     first.write_bytes(b"".join(lines))

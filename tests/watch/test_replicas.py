@@ -1,4 +1,4 @@
-"""Which parameters ranks hold together: models beside others, and replicas that drift apart."""
+"""Ranks that train one model or separate ones, partitioned parameters, and replicas that drift apart."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from conformance.watch.verdict import verdict
 from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total, trained
 
 
-class Beside(Script):
-    """What the ranks do with another model and optimizer, in the streams of a script."""
+class Second(Script):
+    """A second model and optimizer in the streams of a script."""
 
     def __init__(self, script):
         super().__init__(script.ranks, drift=0.1)
@@ -30,34 +30,34 @@ class Beside(Script):
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("shares", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
-def test_a_model_beside_may_be_each_rank_s_own(shares, expected, inside):
-    """shares: both have a backward pass in common. inside: the first averages in its step, where it is not seen."""
+def test_a_second_model_may_be_separate_on_each_rank(shares, expected, inside):
+    """shares: both have the same backward pass. inside: the first averages out of sight, in its step."""
     script = Script()
-    beside = Beside(script)
+    second = Second(script)
     for _ in range(3):
         computed = script.backward()
-        own = beside.backward()
+        own = second.backward()
         if shares:
             for stream in script.streams:
                 stream[-1].backward = script.backwards
                 del stream[-2]
         script.step(computed if inside else averaged(computed))
-        beside.step(own)
+        second.step(own)
         script.clear()
-        beside.clear()
+        second.clear()
     assert verdict(script.findings()) == expected
 
 
 @pytest.mark.parametrize(("shared", "expected"), [(True, {"watch/averaged"}), (False, "UNDECIDED")])
-def test_models_that_begin_equal_may_be_each_rank_s_own(shared, expected):
-    """As the folds of a validation, where nothing makes one model of them."""
+def test_models_that_start_equal_may_be_separate(shared, expected):
+    """For example in a cross validation, where ranks exchange nothing."""
     assert shown(trained(Script.backward, drift=0.1, shared=shared)) == expected
 
 
 @pytest.mark.parametrize(
     ("ranks", "started", "expected"), [(1, 1, "CONFORMS"), (1, 2, "UNDECIDED"), (2, 2, "CONFORMS")]
 )
-def test_ranks_that_never_meet_may_each_train_alone(ranks, started, expected):
+def test_ranks_without_a_group_may_each_train_alone(ranks, started, expected):
     script = Script(ranks=ranks)
     for stream in script.streams:
         stream[0].started = started
@@ -71,8 +71,8 @@ def test_ranks_that_never_meet_may_each_train_alone(ranks, started, expected):
     ("same_start", "sampled", "expected"),
     [(False, False, "UNDECIDED"), (True, False, "DOES NOT CONFORM"), (False, True, "DOES NOT CONFORM")],
 )
-def test_ranks_may_each_train_a_model_of_its_own(same_start, sampled, expected):
-    """The members of an ensemble start apart; one who forgot to average has a sampler, or one start."""
+def test_ranks_may_each_train_a_separate_model(same_start, sampled, expected):
+    """The members of an ensemble start different; a script that forgot to average has a sampler, or equal starts."""
     script = Script(drift=0.1)
     if sampled:
         script.each(records.Epoch(0, 0, True))
@@ -86,12 +86,12 @@ def test_ranks_may_each_train_a_model_of_its_own(same_start, sampled, expected):
 @pytest.mark.parametrize(
     ("starts", "elsewhere", "expected"),
     [
-        (True, False, "UNDECIDED"),  # a model of each group's own
-        (False, True, "UNDECIDED"),  # averaged over all ranks now and then
+        (True, False, "UNDECIDED"),  # a separate model of each group
+        (False, True, "UNDECIDED"),  # weights are averaged over all ranks from time to time
         (False, False, "DOES NOT CONFORM"),
     ],
 )
-def test_ranks_of_a_group_may_train_a_model_of_their_own(starts, elsewhere, expected):
+def test_ranks_of_a_group_may_train_a_separate_model(starts, elsewhere, expected):
     script = Script(ranks=4, drift=0.1)
     script.steps = int(starts)
     for _ in range(4):
@@ -105,7 +105,7 @@ def test_ranks_of_a_group_may_train_a_model_of_their_own(starts, elsewhere, expe
 
 @pytest.mark.parametrize(("stages", "expected"), [(True, "UNDECIDED"), (False, "DOES NOT CONFORM")])
 def test_ranks_may_have_a_stage_each(stages, expected):
-    """Of one shape and one start, as it happens: they go backward from other lines."""
+    """With equal shapes and starts by chance, but losses of different lines."""
     script = Script(drift=0.1)
     for _ in range(4):
         computed = script.backward()
@@ -117,7 +117,7 @@ def test_ranks_may_have_a_stage_each(stages, expected):
 
 
 @pytest.mark.parametrize(("averages", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
-def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
+def test_ranks_may_each_try_a_different_rate(averages, expected):
     script = Script(drift=0.1)
     for _ in range(3):
         computed = script.backward()
@@ -131,9 +131,9 @@ def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
 
 @pytest.mark.parametrize(("averages", "expected"), [(True, set()), (False, {"watch/averaged"})])
 @pytest.mark.parametrize("early", [0, 1])
-def test_a_rank_may_make_an_optimizer_of_its_own_first(early, averages, expected):
-    """Then it has other numbers for the parameters and the optimizer that all ranks have, and they are compared all the
-    same. Of its own optimizer, nothing is known on the others. early: the rank whose records come first."""
+def test_one_rank_may_first_make_another_optimizer(early, averages, expected):
+    """The common parameters and optimizer then have different numbers on this rank, but are still compared. Its other
+    optimizer is unknown on the others. early: the rank whose records come first."""
     script = Script(drift=0.1 * (not averages))
     for _ in range(4):
         computed = script.backward()
@@ -152,7 +152,7 @@ def test_a_rank_may_make_an_optimizer_of_its_own_first(early, averages, expected
     assert "ranks.order" not in findings.open
 
 
-def test_a_rank_that_adds_a_group_of_its_own_cannot_be_compared():
+def test_a_rank_that_adds_a_parameter_group_cannot_be_compared():
     script = Script()
     added = [records.Parameter(len(SHAPES) + number, [3], "float32", 1, None) for number in range(2)]
     script.streams[0].append(added[0])
@@ -169,7 +169,7 @@ def test_a_rank_that_adds_a_group_of_its_own_cannot_be_compared():
 
 
 def _renumbered(record):
-    """With one parameter and one optimizer before its own."""
+    """The record with all numbers of parameters and optimizers increased by one."""
     changes = {}
     for name in ("parameter", "optimizer"):
         if hasattr(record, name):
@@ -195,15 +195,15 @@ def test_a_hook_lets_ranks_step_on_their_own_gradients(averages):
 
 @pytest.mark.parametrize(("right", "expected"), [(0, "UNDECIDED"), (1, "UNDECIDED"), (4, "DOES NOT CONFORM")])
 def test_gradients_that_look_averaged_once_are_not(right, expected):
-    """Those of a model of few numbers may, by chance: whether ranks average is said by more steps than that."""
+    """In a tiny model they may look so by chance, so several steps decide whether ranks average."""
     script = Script()
-    beside = Beside(script)
+    second = Second(script)
     for step in range(8):
         script.step(averaged(script.backward()))
-        own = beside.backward()
-        beside.step(averaged(own) if step < right else own)
+        own = second.backward()
+        second.step(averaged(own) if step < right else own)
         script.clear()
-        beside.clear()
+        second.clear()
     assert verdict(script.findings()) == expected
 
 
@@ -227,8 +227,8 @@ def weigh(script, is_apart, last=False):
         (False, [1, 1, 1], [1], "UNDECIDED"),
     ],
 )
-def test_rank_0_alone_steps(wraps, apart, at_the_end, expected):
-    """It may send its weights to the others, before each backward pass or now and then."""
+def test_only_rank_0_steps(wraps, apart, at_the_end, expected):
+    """It may send its weights to the others, before each backward pass or from time to time."""
     script = Script()
     if wraps:
         script.each(records.Wrapped(0))
@@ -241,8 +241,8 @@ def test_rank_0_alone_steps(wraps, apart, at_the_end, expected):
     assert shown(script.findings()) == expected
 
 
-def test_optimizers_that_look_alike_may_be_of_other_models():
-    """Of those DDP wraps one, which has other partners than it seems."""
+def test_optimizers_that_look_alike_may_train_different_models():
+    """DDP wraps only one of them, so they do not belong together."""
     script = Script()
     script.streams[1].append(records.Wrapped(0))
     for is_apart in [0, 1, 1, 1]:
@@ -265,7 +265,7 @@ def test_ranks_take_turns(is_apart, expected):
     assert shown(script.findings()) == expected
 
 
-def test_nobody_can_step_for_a_rank_that_holds_shards():
+def test_no_rank_can_step_for_a_rank_with_shards():
     script = Script()
     for stream in script.streams:
         for one in stream:
@@ -280,8 +280,8 @@ def ranks_with_own(
     numbers, *, start=False, names, wraps=False, left=(), inside=(), exchanges=False, apart=(), shapes=SHAPES
 ):
     """Each rank steps these parameters on its own gradients, and the others on the average. start: they differ between
-    ranks from the start. apart: others, whose gradients are equal on all ranks, and whose weights are not. exchanges:
-    the backward pass has collectives."""
+    ranks from the start. apart: others with equal gradients but different weights on the ranks. exchanges: the backward
+    pass has collectives."""
     script = Script(shapes=shapes)
     script.each(records.Named({str(number): name for number, name in enumerate(names)}))
     if wraps:
@@ -300,7 +300,7 @@ def ranks_with_own(
 
 
 OF_MODELS = ("weight", "bias", "weight", "weight", "weight", "bias")
-"""As four models have them, one after the other."""
+"""The names in four models, one after the other."""
 
 ALIKE = (*SHAPES[:2], *SHAPES[4:5] * 4)
 
@@ -316,56 +316,20 @@ NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight",
         ({"numbers": (4,), "apart": (5,), "shapes": ALIKE}, "UNDECIDED"),  # one without samples
         ({"numbers": (4,), "apart": (3, 5), "shapes": ALIKE}, "UNDECIDED"),
         ({"numbers": (4,), "apart": (2, 5), "shapes": ALIKE}, "DOES NOT CONFORM"),  # a part of the body
-        ({"numbers": (4, 5), "apart": (3,)}, "DOES NOT CONFORM"),  # which is no expert's copy
+        ({"numbers": (4, 5), "apart": (3,)}, "DOES NOT CONFORM"),  # no copy of an expert
         ({"numbers": (5,), "start": True}, "DOES NOT CONFORM"),  # half of one
         ({"numbers": (5,)}, "DOES NOT CONFORM"),
         ({"numbers": (4, 5), "wraps": True}, "DOES NOT CONFORM"),
         ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
-        ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "CONFORMS"),  # DDP was told to leave it
+        ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "CONFORMS"),  # DDP ignores it
         ({"numbers": (4, 5), "start": True, "exchanges": True}, "CONFORMS"),  # partitioned
         ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True}, "CONFORMS"),
         ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True, "inside": (3, 4, 5)}, "DOES NOT CONFORM"),
         ({"numbers": (4, 5), "exchanges": True}, "DOES NOT CONFORM"),  # replicas
     ],
 )
-def test_modules_of_each_rank_s_own(options, expected):
+def test_modules_that_each_rank_may_have_for_itself(options, expected):
     assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
-
-
-def test_ranks_with_different_weights_that_use_one_gradient_have_averaged():
-    """A body by hand, which no hook sees, beside a head that each rank trains alone."""
-    script = Script(drift=0.1)
-    script.each(records.Unheld(["base"], [[3, 3]]))
-    for _ in range(3):
-        script.backward()
-        script.step([gradients(5 + script.steps)] * 2)
-        script.clear()
-    assert laws(script.findings()) == {"watch/same-weights"}
-
-
-@pytest.mark.parametrize(("is_elsewhere", "expected"), [(True, "UNDECIDED"), (False, "DOES NOT CONFORM")])
-def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, expected):
-    """As they do who average some of the weights now and then, or go halfway to those of a neighbour."""
-    script = Script(drift=0.1)
-    for window in range(5):
-        script.step(script.backward())
-        for stream in script.streams:
-            assert isinstance(stream[-1], records.Stepped)
-            stream[-1].is_elsewhere = is_elsewhere and window % 2 == 1
-        script.clear()
-    assert verdict(script.findings()) == expected
-
-
-@pytest.mark.parametrize("of", [(), (0,), (0, 1)])
-def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
-    script = Script()
-    for step in range(4):
-        script.step(averaged(script.backward()))
-        for rank in of if step == 2 else ():
-            script.streams[rank][-1].is_elsewhere = True
-        script.clear()
-    findings = script.findings()
-    assert (findings.causes, [*findings.open]) == ({}, ["agreement.between"] * bool(of))
 
 
 @pytest.mark.parametrize(
@@ -377,8 +341,8 @@ def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
         (None, False, 0.0, []),  # weights stay equal: an average within the step
     ],
 )
-def test_replicas_that_step_on_different_gradients_come_apart(times, starts_apart, drift, expected):
-    """The weights that differ later are the consequence."""
+def test_replicas_that_step_on_different_gradients_drift_apart(times, starts_apart, drift, expected):
+    """Different weights are only the consequence."""
     script = Script(drift=drift)
     script.steps = int(starts_apart)
     for step in range(4):
@@ -390,7 +354,7 @@ def test_replicas_that_step_on_different_gradients_come_apart(times, starts_apar
     assert [(one.law, one.says.code, one.step) for one in found] == expected
 
 
-def test_what_says_why_gradients_differ_replaces_that_they_do():
+def test_a_reason_replaces_the_finding_that_gradients_differ():
     script = Script(drift=0.1)
     for step in range(4):
         computed = script.backward()
@@ -401,7 +365,7 @@ def test_what_says_why_gradients_differ_replaces_that_they_do():
 
 
 class Parted(Script):
-    """Ranks that have parts of the last parameters, which begin apart, and replicas of the others."""
+    """Ranks with parts of the last parameters, which start different, and replicas of the others."""
 
     def __init__(self, exchanges=True, stages=False, parts=(4, 5), drift=0.0):
         super().__init__()
@@ -411,7 +375,7 @@ class Parted(Script):
             self.each(records.Exchanged([]))
 
     def run(self, use, times=4):
-        """use: what a rank's step uses of its own gradient and the sum over the ranks, of each parameter."""
+        """use: the gradient in a rank's step, of a parameter, its own gradient and the sum over the ranks."""
         for step in range(times):
             computed = self.backward()
             for rank, stream in enumerate(self.streams):
@@ -433,15 +397,15 @@ PARTS = (4, 5)
 @pytest.mark.parametrize(
     ("options", "use", "expected"),
     [
-        # One factor for parts and sums of replicas: one loss of all ranks, and by hand, a clip of its gradient.
+        # One factor for parts and sums of replicas: one loss of all ranks, and hand-written clipping.
         ({"stages": True, "exchanges": False}, lambda n, own, both: own if n in PARTS else both, ([], [])),
         ({}, lambda n, own, both: own / 2 if n in PARTS else both / 2, ([], [])),
         # A part uses the gradient of another one.
         ({}, lambda n, own, both: both / 2, ([], ["ranks.parts"])),
-        # Replicas beside parts that are right.
+        # Wrong replicas and correct parts.
         ({"drift": 0.1}, lambda n, own, both: own, (["watch/averaged"], [])),
         ({"drift": 0.1, "stages": True, "exchanges": False}, lambda n, own, both: own, (["watch/averaged"], [])),
-        # Vectors begin as the same constants on all stages by chance.
+        # Vectors start as the same constants on all stages by chance.
         (
             {"stages": True, "exchanges": False, "parts": (1, 3, 4, 5)},
             lambda n, own, both: own if n % 2 or n in PARTS else both,
@@ -449,11 +413,11 @@ PARTS = (4, 5)
         ),
     ],
 )
-def test_parts_and_replicas_are_judged_each_by_what_it_is(options, use, expected):
+def test_parts_and_replicas_are_judged_differently(options, use, expected):
     assert Parted(**options).run(use) == expected
 
 
-def test_weights_that_differ_on_purpose_are_a_fact_of_their_own():
+def test_weights_that_may_differ_on_purpose_are_a_separate_fact():
     script = Script(drift=0.1)
     script.steps = 1
     for _ in range(3):
@@ -463,7 +427,7 @@ def test_weights_that_differ_on_purpose_are_a_fact_of_their_own():
 
 
 def test_steps_of_one_rank_do_not_hide_that_the_others_average():
-    """Whether ranks average is said by the steps that are those of all ranks."""
+    """Only the steps of all ranks decide whether ranks average."""
     script = Script()
     for turn in range(12):
         weigh(script, is_apart=turn > 2)

@@ -1,4 +1,4 @@
-"""A large parameter is looked at whole in its first windows, and then sample by sample."""
+"""A large parameter is read as a whole in its first windows, and then sample by sample."""
 
 import pytest
 import torch
@@ -31,13 +31,13 @@ def causes_of(**options):
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_a_right_loop_conforms_in_all_steps(to_none):
+def test_a_correct_loop_conforms_in_all_steps(to_none):
     findings = watched(train, to_none=to_none)
     assert (verdict(findings), findings.conserved, findings.steps) == ("CONFORMS", STEPS, STEPS)
 
 
 @pytest.mark.parametrize("step", [0, WHOLE_AT_FIRST - 1, WHOLE_AT_FIRST, WHOLE_AT_FIRST + 5])
-def test_what_a_step_leaves_over_is_found_in_any_window(step):
+def test_old_gradients_are_found_in_any_window(step):
     assert causes_of(clears=lambda at: at != step) == {("watch/cleared", step + 1)}
 
 
@@ -60,7 +60,7 @@ def test_a_step_without_a_backward_is_found_late_too():
 
 @pytest.mark.parametrize("place", [0, 17_000, 45_055])
 def test_a_fault_in_a_few_elements_is_seen_once_their_sample_comes(place):
-    """From a late step on, one element is far off. Samples have some blocks in common."""
+    """From a late step on, one element is wrong. Samples overlap in some blocks."""
 
     def spoil(step, gradient):
         if step >= WHOLE_AT_FIRST:
@@ -93,15 +93,15 @@ def train_many(
     "reaches",
     [
         lambda step: range(PARAMETERS),
-        # Experts: most windows reach few of them, some none whose turn it is.
+        # Experts: most windows reach few of them, some reach none whose turn it is.
         lambda step: range(step % 5, PARAMETERS, 5),
         lambda step: [step % PARAMETERS, (step + 1) % PARAMETERS],
     ],
 )
-def test_of_many_parameters_each_has_its_turn(reaches):
+def test_each_of_many_parameters_gets_a_turn(reaches):
     findings = watched(train_many, reaches=reaches)
     assert verdict(findings) == "CONFORMS"
-    # A step is counted if it is the turn of any parameter that has a gradient.
+    # A step counts if it is the turn of any parameter with a gradient.
     assert findings.conserved == findings.steps > WHOLE_AT_FIRST + TURNS
 
 

@@ -1,4 +1,4 @@
-"""Gradients under a GradScaler that nobody clears, and what is set to zero."""
+"""Gradients under a GradScaler: old ones, zeros, and calls between backward passes."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from .trained import network, watched
 
 
 def found(window, steps=8, **scaler):
-    """window: is given the step, the model, the optimizer and the scaler, and ends with an update."""
+    """window: called with the step, the model, the optimizer and the scaler; ends with an update."""
 
     def train():
         model = network(3)
@@ -60,11 +60,11 @@ def decay(step, model, optimizer):
 @pytest.mark.parametrize(
     ("clears", "expected"), [(clear, "CONFORMS"), (fill_with_zeros, "CONFORMS"), (keep, {"watch/cleared"})]
 )
-def test_however_small_what_is_left_is_beside_scaled_gradients(clears, expected, scale):
+def test_old_gradients_are_found_however_small_they_are_next_to_scaled_ones(clears, expected, scale):
     assert shown(found(trains(clears), init_scale=scale)) == expected
 
 
-def test_what_the_script_decays_is_its_own():
+def test_an_intended_decay_of_gradients_is_no_violation():
     assert laws(found(trains(decay))) == set()
 
 
@@ -73,7 +73,7 @@ def test_overflows_in_a_row_that_are_cleared_by_hand():
     assert laws(found(trains(fill_with_zeros, overflows=range(8)))) == set()
 
 
-def test_few_numbers_are_any_multiple_of_others():
+def test_few_numbers_are_a_multiple_of_any_others():
     """Each of two optimizers has one number, and skips by itself; both are cleared by hand."""
 
     def train():
@@ -94,7 +94,7 @@ def test_few_numbers_are_any_multiple_of_others():
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, "UNDECIDED"), (4, "UNDECIDED"), (100, "CONFORMS")])
-def test_what_was_computed_is_set_to_zero(every, expected):
+def test_computed_gradients_are_set_to_zero(every, expected):
     def window(step, model, optimizer, scaler):
         loss(model).backward()
         if step % every == every - 1:
@@ -144,7 +144,7 @@ def test_gradients_that_are_cleared_after_the_passes_of_another_optimizer(clears
 
 
 def penalty(scales):
-    """It comes after unscaling, which belongs before it, or after it where the penalty is scaled, too."""
+    """A penalty after unscaling, which is wrong if the penalty is also scaled."""
 
     def between(model, optimizer, scaler):
         scaler.unscale_(optimizer)
@@ -179,10 +179,10 @@ def to_one(model, optimizer, scaler):
         (by_layer, 65536.0, {"clipping.scaled-norm", "clipping.parts"}),
         (by_value, 65536.0, {"clipping.scaled-value", "clipping.by-value"}),
         (to_zero, 65536.0, {"clipping.parts"}),
-        (to_one, 65536.0, {"watch/unscale-before-clip"}),  # by less than a thousandth nobody limits a norm
+        (to_one, 65536.0, {"watch/unscale-before-clip"}),  # an unscaled limit below 0.001 is not intended
     ],
 )
-def test_what_comes_between(between, scale, expected):
+def test_calls_between_a_pass_and_the_step(between, scale, expected):
     def window(step, model, optimizer, scaler):
         optimizer.zero_grad()
         scaler.scale(loss(model)).backward()

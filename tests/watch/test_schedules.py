@@ -1,4 +1,4 @@
-"""Schedules and learning rates: what breaks a law, what is stated as a fact, and what is counted as right."""
+"""Schedules and learning rates: violations, facts, and correct steps."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def falls(end, to=0.0):
 
 
 def seen(events, rate=halves, *, name="StepLR", horizon=None, is_told=False, own=False):
-    """events: b is a backward pass, o a step, x a skip, s a step of the schedule, m that one was made."""
+    """events: b is a backward pass, o a step, x a skip, s a step of the schedule, m the creation of one."""
     script, count, computed = Script(ranks=1), 0, []
     for event in events:
         match event:
@@ -65,7 +65,7 @@ def test_a_schedule_that_steps_before_its_optimizer(events, expected):
     assert causes(seen(events, is_told=True)) == causes(seen(events, lambda count: 0.1)) == set()
 
 
-def test_the_rates_that_it_changes_are_in_the_effect():
+def test_the_changed_rates_are_in_the_effect():
     [cause] = seen("bso" * 4).causes.values()
     assert cause.first.effect.values == {"before": 0.1, "after": 0.05}
     assert (cause.count, cause.ranks) == (4, {0})
@@ -77,7 +77,7 @@ def test_the_rates_that_it_changes_are_in_the_effect():
         ("bos" * 12, lambda count: 0.5 - 0.1 * count, False, {(LAW, "rate.negative", 6, 9)}),
         ("bo" * 3, lambda count: -0.1, False, {(LAW, "rate.negative", 0, 7)}),
         ("bxbo", lambda count: -0.1, False, {(LAW, "rate.negative", 1, 7)}),
-        ("bo" * 3, lambda count: -0.1, True, set()),  # the script's own optimizer knows what it is
+        ("bo" * 3, lambda count: -0.1, True, set()),  # an optimizer class of the script may use it
         ("bos" * 12, lambda count: 0.0 if count > 5 else 0.1, False, set()),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_rate_below_zero(events, rate, own, expected):
         ("boss" * 8, halves, None, {"schedule.steps-often": {"name": "StepLR", "often": 2.0}}),
         ("bsbsbsbos" * 4, halves, None, {"schedule.steps-often": {"name": "StepLR", "often": 4.0}}),
         ("bosbosboss" * 4, halves, None, {}),  # once a step and once an epoch
-        ("boss", halves, None, {}),  # too few to say
+        ("boss", halves, None, {}),  # too few steps
         ("mbobobo", halves, None, {"schedule.never-steps": {"name": "StepLR", "steps": 3, "rates": [0.1]}}),
         ("mbobo", halves, None, {}),
         ("bobobos", halves, None, {}),
@@ -117,12 +117,12 @@ def test_facts(events, rate, horizon, expected):
     assert {FACTS[code] for code in expected} <= {(Property.SCHEDULE, "any")}
 
 
-def test_what_is_told_where_the_training_is_may_step_at_any_time():
+def test_a_schedule_that_is_given_the_position_may_step_at_any_time():
     assert not seen("sboss" * 6, is_told=True).open
 
 
 @pytest.mark.parametrize(("argument", "expected"), [((), {LAW}), ((0.5,), set())])
-def test_a_schedule_is_told_by_an_argument(argument, expected):
+def test_a_schedule_is_given_the_position_by_an_argument(argument, expected):
     def train():
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -140,7 +140,7 @@ def test_a_schedule_is_told_by_an_argument(argument, expected):
         ("boss" * 8, falls(8), {(LAW, "schedule.ends-early", 0, 9)}),
         ("bsbsbsbos" * 8, falls(8), {(LAW, "schedule.ends-early", 0, 9)}),
         ("boss" * 8, falls(16), set()),  # made for micro-batches
-        ("boss" * 8, lambda count: 0.1 if count > 8 else 0.0, set()),  # a model that rests at first
+        ("boss" * 8, lambda count: 0.1 if count > 8 else 0.0, set()),  # the rate starts at 0
         ("bos" * 8, falls(4), set()),
     ],
 )
@@ -154,24 +154,25 @@ def test_a_schedule_that_ends_early(events, rate, expected):
     ("events", "expected"),
     [("bos" * 6, 6), ("boss" * 6, 6), ("sbo" * 6, 5), ("bxs" * 3 + "bos", 4), ("bo" * 4 + "s", 1), ("sss" + "bo", 0)],
 )
-def test_steps_that_came_after_their_optimizer_are_counted(events, expected):
+def test_schedule_steps_after_an_optimizer_step_are_counted(events, expected):
     assert seen(events).seen[Property.SCHEDULE] == expected
 
 
 @pytest.mark.parametrize(
-    ("base", "holds", "first", "code"),
+    ("base", "held", "first", "code"),
     [
         (0.1, 6, 0, "schedule.of-another"),
         (0.1, 6, 1, "schedule.without-steps"),  # a phase that is over
-        (0.5, 6, 0, "schedule.without-steps"),  # of another number, such as how much a term of the loss counts
+        (0.5, 6, 0, "schedule.without-steps"),  # of another number, such as the weight of a term of the loss
         (0.1, 7, 0, "schedule.without-steps"),  # of other parameters
     ],
 )
-def test_a_schedule_of_an_optimizer_that_does_not_step(base, holds, first, code):
-    """Optimizer 1 has the schedule, and so many parameters, of which 0 has 6. first: how many steps 1 takes before."""
+def test_a_schedule_of_an_optimizer_that_does_not_step(base, held, first, code):
+    """Optimizer 1 has the schedule and the first `held` parameters, optimizer 0 the first 6. first: the first steps are
+    of optimizer 1."""
     script = Script(ranks=1)
     script.each(records.Parameter(6, [3], "float32", 1, "p6"))
-    script.each(records.Optimizer(1, "SGD", [*range(holds)]))
+    script.each(records.Optimizer(1, "SGD", [*range(held)]))
     for number in range(5):
         script.step([total(script.backward())])
         script.streams[0][-1].optimizer = int(number < first)
@@ -188,13 +189,13 @@ def test_a_schedule_of_an_optimizer_that_does_not_step(base, holds, first, code)
     ("losses", "captures", "expected"),
     [
         ("nnnn", False, {"watch/from-the-model"}),
-        ("nnnn", True, set()),  # gradients are computed apart, and may be put in by hand
-        ("nnnm", False, set()),  # to have an optimizer's state, say
+        ("nnnn", True, set()),  # gradients are computed separately, and may be assigned by hand
+        ("nnnm", False, set()),  # for example to create the optimizer's state
         ("nn", False, set()),
     ],
 )
-def test_a_loss_that_comes_from_no_model(losses, captures, expected):
-    """losses: n is a new number, m comes from the model."""
+def test_a_loss_that_does_not_depend_on_the_model(losses, captures, expected):
+    """losses: n is a new number, m depends on the model."""
     script = Script(ranks=1)
     if captures:
         script.each(records.Captured(script.numbers))

@@ -1,4 +1,4 @@
-"""The scripts that `conformance watch` is judged by are complete; `python -m fixtures.watched` runs them."""
+"""The test scripts of `conformance watch` have complete headers; `python -m fixtures.watched` runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fixtures.watched_programs import Watched
 from fixtures.watched_scripts import complaints, ranks
 
 
-def test_every_script_has_a_header_and_stands_in_the_table() -> None:
+def test_every_script_has_a_header_and_is_in_the_table() -> None:
     listed = re.findall(r"^\| \[(\w+)\]\((\w+)/(\w+)\.py\)", (HERE / "README.md").read_text(), re.MULTILINE)
     assert listed == [(script.name, script.path.parent.name, script.name) for script in scripts()]
     assert len(listed) == len({name for name, *_ in listed})
@@ -41,11 +41,11 @@ def test_each_script_has_a_session_that_installs_what_it_needs() -> None:
         ("right", '"""What it is."""\n# Start: python\n# Unseen: it looks right\n'),
     ],
 )
-def test_a_header_that_is_not_complete_is_refused(tmp_path: Path, folder: str, text: str) -> None:
+def test_an_incomplete_header_is_refused(tmp_path: Path, folder: str, text: str) -> None:
     path = tmp_path / folder / "script.py"
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"begin with a docstring|for a wrong script"):
+    with pytest.raises(ValueError, match=r"start with a docstring|only for a wrong script"):
         read(path)
 
 
@@ -86,17 +86,17 @@ SEEN = Watched("zero", "DOES NOT CONFORM", "", law="watch/cleared", open=("data.
         (replace(SEEN, as_stated="UNDECIDED"), ["UNDECIDED with ranks=sum, expected CONFORMS"]),
     ],
 )
-def test_law_and_open_facts_must_be_those_that_the_header_states(seen: Watched, said: list[str]) -> None:
+def test_law_and_open_facts_must_be_those_in_the_header(seen: Watched, said: list[str]) -> None:
     script = replace(WRONG, law="watch/cleared", open=("data.same-order",), expect=("ranks=sum",))
     assert [*complaints(script, seen)] == said
 
 
-def test_a_right_script_that_is_accused_is_a_false_alarm() -> None:
+def test_a_violation_in_a_correct_script_is_a_false_alarm() -> None:
     assert "a false alarm" in str(complaint(RIGHT, "DOES NOT CONFORM", PRINTED, PRINTED))
 
 
-def test_each_wrong_script_has_its_law_or_what_is_seen_or_not_seen_of_it() -> None:
-    """Of those that need no other package, as `fixtures.watched_scripts` runs them everywhere."""
+def test_each_wrong_script_has_its_law_or_open_facts_or_a_reason() -> None:
+    """A law only if it needs no other package, because `fixtures.watched_scripts` runs these everywhere."""
     wrong = [script for script in scripts() if script.cause is not None]
     unflagged = [script for script in wrong if script.expected != "DOES NOT CONFORM"]
     assert [script.name for script in unflagged if script.law or not (script.open or script.unseen)] == []
@@ -106,7 +106,7 @@ def test_each_wrong_script_has_its_law_or_what_is_seen_or_not_seen_of_it() -> No
     assert [script.name for script in flagged if script.law is None] == []
 
 
-def test_headers_name_laws_facts_and_values_that_there_are() -> None:
+def test_headers_name_existing_laws_facts_and_values() -> None:
     everything = scripts()
     assert {script.law for script in everything} <= LAWS.keys() | {None}
     assert {code for script in everything for code in script.open} <= FACTS.keys()
@@ -118,18 +118,18 @@ def test_headers_name_laws_facts_and_values_that_there_are() -> None:
         assert stated_values.items() <= {FACTS[code] for code in script.open}
 
 
-def test_what_a_script_prints_must_not_change() -> None:
+def test_the_output_of_a_script_must_not_change() -> None:
     assert "loss 0.25" in str(complaint(RIGHT, "CONFORMS", PRINTED, Run(0, "loss 0.25", "", None)))
-    assert "fails by itself" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
+    assert "fails without a watch" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
 
 
 def test_scripts_in_forks_have_the_verdict_of_their_headers() -> None:
     done = run([sys.executable, "-m", "fixtures.watched_scripts", "plain_loop"])
-    assert done.output == "1 scripts, 0 not as their header states\n", done.errors
+    assert done.output == "1 scripts, 0 differ from their headers\n", done.errors
     assert done.code == 0
 
 
-def test_scripts_that_start_processes_themselves_run_in_no_fork() -> None:
+def test_scripts_that_start_processes_do_not_run_in_forks() -> None:
     by_name = {script.name: ranks(script) for script in scripts()}
     assert [by_name[name] for name in ("plain_loop", "ddp_plain", "fsdp2_mesh_same_rows")] == [0, 2, 4]
     assert [by_name[name] for name in ("ddp_spawn", "horovod_plain", "accelerate_plain")] == [None] * 3
@@ -138,11 +138,11 @@ def test_scripts_that_start_processes_themselves_run_in_no_fork() -> None:
 # The page of mutants that a watch does not flag; `python -m fixtures.watched_programs mutants` runs them.
 
 
-def test_all_of_the_page_are_mutants() -> None:
+def test_the_page_lists_only_mutants() -> None:
     assert unflagged().keys() <= {specimen.name for specimen in specimens("mutants")}
 
 
-def test_what_the_page_does_not_say_is_a_complaint() -> None:
+def test_a_difference_from_the_page_is_a_complaint() -> None:
     known = unflagged()
     missed = next(name for name, one in known.items() if one.has_meaning)
     none = next(name for name, one in known.items() if not one.has_meaning)

@@ -1,4 +1,4 @@
-"""Sketches are linear, the same in each process, and know sparse and half-precision tensors."""
+"""Sketches are linear, equal in each process, and support sparse and half-precision tensors."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ def test_a_sketch_is_linear(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_sketch_does_not_depend_on_what_is_sketched_beside_it(dtype):
-    """So equal tensors have equal sketches, bit by bit."""
+def test_a_sketch_does_not_depend_on_other_tensors_in_the_batch(dtype):
+    """Equal tensors have bit-identical sketches."""
     generator = torch.Generator().manual_seed(5)
     sizes = (8, 128, BLOCK, 3 * BLOCK + 5, 8 * BLOCK, 77)
     tensors = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
@@ -37,8 +37,8 @@ def test_a_sketch_does_not_depend_on_what_is_sketched_beside_it(dtype):
         assert torch.equal(sketch(tensors[number]), together[number : number + 1])
 
 
-def test_it_is_the_projection_on_signs():
-    """Of a unit vector it is the sign itself."""
+def test_a_sketch_is_a_projection_on_signs():
+    """The projection of a unit vector is the sign itself."""
     units = [torch.nn.functional.one_hot(torch.tensor(n), BLOCK * 3).double() for n in range(0, BLOCK * 3, 97)]
     assert torch.equal(sketch(*units).abs(), torch.ones(len(units), 3, dtype=torch.float64))
 
@@ -48,7 +48,7 @@ def test_sparse_and_half_precision_tensors():
     dense[[3, 17, 39]] = torch.arange(99.0).reshape(3, 33)
     of_sparse, of_dense = sketch(dense.to_sparse(1)), sketch(dense)
     assert torch.equal(of_sparse[:, :2], of_dense[:, :2])
-    # Of the 99 squares that the norm adds up, in double precision.
+    # The norm adds up 99 squares in double precision.
     assert torch.allclose(of_sparse[:, 2], of_dense[:, 2], rtol=100 * 2.0**-53, atol=0)
     assert torch.equal(sketch(dense.bfloat16()), sketch(dense))
 
@@ -56,13 +56,13 @@ def test_sparse_and_half_precision_tensors():
 @pytest.mark.parametrize("size", [5, SAMPLED * BLOCK + 1])
 @pytest.mark.parametrize("exponent", [-140, -70, 70, 120])
 def test_norms_of_very_small_and_large_numbers(size, exponent):
-    """Their squares are no numbers of single precision."""
+    """Their squares are outside the range of single precision."""
     [(_, _, norm)] = sketch(torch.full((size,), 2.0**exponent))
     assert norm.item() == pytest.approx(size**0.5 * 2.0**exponent, rel=size * 2.0**-53)
 
 
-def test_what_halves_lose_is_within_the_bound():
-    """And is not without what the bound allows for numbers that are too small."""
+def test_errors_of_half_precision_are_within_the_bound():
+    """But not without the part of the bound for underflow."""
     generator = torch.Generator().manual_seed(3)
     small = (torch.rand(4000, generator=generator) * 2.0**-23).half()
     (of_all,), (of_third,) = sketch(small), sketch(small / 3)
@@ -74,7 +74,7 @@ def test_what_halves_lose_is_within_the_bound():
     assert (small / 3 - small.double() / 3).norm() * rounding.SIGNS > rounded + summed
 
 
-def test_no_number_is_drawn_from_the_scripts_generator():
+def test_sketches_do_not_use_the_random_generator_of_the_script():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     sketch(torch.ones(5000))
@@ -95,14 +95,14 @@ def test_samples_cover_a_large_tensor_and_each_is_linear(size):
         assert torch.equal(of_sum[:2], of_a[:2] - 3 * of_b[:2])
         # The squares are whole numbers, and add up exactly.
         assert torch.isclose(of_a[2], a[places].double().norm(), rtol=2.0**-50, atol=0)
-        # Each of a few samples, and eight of many: to find a sample among so many sparse numbers takes long.
+        # All of a few samples, but eight of many: sparse samples are slow.
         if number % (1 + samples(size) // 8) == 0:
             assert torch.equal(sketch(sparse, of=number)[0, :2], of_a[:2])
     assert seen.all()
 
 
-def test_what_is_kept_of_a_tensor():
-    """At most 32 KiB, whether all of it is looked at or a sample."""
+def test_little_memory_is_kept_for_a_tensor():
+    """At most 32 KiB, for a whole tensor or a sample."""
     for rows, columns in ((7, 3), (128, 128), (320, 320), (8000, 320), (4096, 4096)):
         tensor = torch.zeros(rows, columns)
         for number in (-1, 0):
@@ -129,13 +129,13 @@ def test_autocast_and_lower_precision_of_products_change_nothing(size, of):
 
 
 @pytest.mark.parametrize("gradient", [(1.0, -1.0), (1.0, 1.0), (1.0, -1.0, 0.0), (0.0, 1.0, -1.0), (1.0, 0.0, -1.0)])
-def test_what_adds_up_to_nothing_is_seen(gradient):
-    """As the gradients of a softmax's biases do."""
+def test_gradients_that_add_up_to_zero_are_seen(gradient):
+    """The gradients of a softmax's biases do."""
     assert sketch(torch.tensor(gradient))[0, :2].any()
 
 
-def test_directions_are_made_whatever_the_default_device_is():
-    """Which a script may set, also to one that holds no numbers."""
+def test_directions_do_not_depend_on_the_default_device():
+    """A script may set it, even to the meta device."""
     pair = torch.tensor([1.0, -1.0])
     with torch.device("meta"):
         columns = Sketching()._column(pair.device, pair.dtype)

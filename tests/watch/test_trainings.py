@@ -1,4 +1,4 @@
-"""Small trainings whose steps, closures, hooks and optimizers are not the usual ones, right and wrong."""
+"""Small trainings with unusual steps, closures, hooks and optimizers, correct and wrong."""
 
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -27,17 +27,17 @@ def sgd(model, rate=0.1):
 
 
 def fresh(model, *optimizers):
-    """Gradients of a new batch alone."""
+    """Gradients of a new batch only."""
     for optimizer in optimizers:
         optimizer.zero_grad()
     loss(model).backward()
 
 
-# Steps along a gradient that a step has used before.
+# Steps on stale gradients.
 
 
 def in_turns(second):
-    """Two optimizers step after each backward pass; the second one has these parameters."""
+    """Two optimizers step after each backward pass. second: the part of the model in the second one."""
     model = network(3)
     optimizers = [sgd(model), torch.optim.Adam(second(model).parameters())]
     for _ in range(5):
@@ -46,11 +46,11 @@ def in_turns(second):
             optimizer.step()
 
 
-# Optimizers of a script's own.
+# Optimizer classes of a script.
 
 
 class ByArgument(torch.optim.Optimizer):
-    """Is given gradients as an argument; without any, it does nothing."""
+    """Takes gradients as an argument; does nothing without any."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.1})
@@ -71,8 +71,8 @@ def steps_by_argument(forgets):
         optimizer.step(gradients)
 
 
-def no_one_is_clipped_before_its_own_step():
-    """Both clip before either steps: the second one's first window has its clip all the same."""
+def both_clip_before_either_steps():
+    """The first window of the second one must still have its clip."""
     model = network()
     optimizers = [sgd(model[n]) for n in (0, 2)]
     for _ in range(3):
@@ -84,7 +84,7 @@ def no_one_is_clipped_before_its_own_step():
 
 
 def gives_closures(clips_late=True, computes=False):
-    """Each step gets a closure, as Lightning's do, whether or not there is something for it to compute."""
+    """Each step gets a closure, as in Lightning. computes: the closure computes the gradients."""
     model = network()
     optimizer = sgd(model)
 
@@ -102,7 +102,7 @@ def gives_closures(clips_late=True, computes=False):
         optimizer.step(backward if computes else lambda: None)
 
 
-# Weights change for an optimizer when its own do, and not with each step of another one.
+# Changes of weights by other optimizers.
 
 
 def two():
@@ -111,7 +111,7 @@ def two():
 
 
 def steps_after_a_term():
-    """Another one steps between a term in evaluation mode and the loss."""
+    """Another optimizer steps between a term in evaluation mode and the loss."""
     (model, other), (optimizer, of_other) = two()
     for number in range(12):
         optimizer.zero_grad()
@@ -126,7 +126,7 @@ def steps_after_a_term():
 
 
 def changes_between_passes(shared):
-    """shared: whether both passes go through the weights that change between them."""
+    """shared: both passes go through the weights that change between them."""
     (model, head), (optimizer, of_head) = two()
     body = nn.Linear(6, 6)
     of_body = sgd(body)
@@ -144,7 +144,7 @@ def changes_between_passes(shared):
 
 
 def accumulates_in_a_closure(divisor):
-    """A closure that is called once is no search."""
+    """A closure with two backward passes that is called once."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(torch.randn(48, 6), 4)
@@ -169,7 +169,7 @@ def accumulates_in_a_closure(divisor):
         (partial(in_turns, lambda model: model), "UNDECIDED"),
         (partial(in_turns, lambda model: model[2]), FRESH),
         (partial(steps_by_argument, forgets=False), "UNDECIDED"),
-        (no_one_is_clipped_before_its_own_step, "CONFORMS"),
+        (both_clip_before_either_steps, "CONFORMS"),
         (gives_closures, "CONFORMS"),
         (partial(gives_closures, computes=True), "CONFORMS"),
         (partial(gives_closures, clips_late=False), {"watch/clip-something"}),
@@ -179,11 +179,11 @@ def accumulates_in_a_closure(divisor):
         (partial(accumulates_in_a_closure, divisor=1), {"watch/means-averaged"}),
     ],
 )
-def test_what_is_unusual(train, expected):
+def test_unusual_trainings(train, expected):
     assert shown(watched(train)) == expected
 
 
-def test_what_is_not_surely_wrong_and_not_right():
+def test_unusual_trainings_with_several_findings():
     assert "watch/used" in laws(watched(steps_by_argument, forgets=True))
     assert laws(watched(steps_after_a_term)) == set()
 
@@ -217,7 +217,7 @@ LBFGS = torch.optim.LBFGS
     [
         (nothing, LBFGS, {"max_iter": 4}, 4),
         (nothing, LBFGS, {"max_iter": 4, "line_search_fn": "strong_wolfe"}, None),
-        (nothing, LBFGS, {"max_iter": 1}, 0),  # called once, where the gradient is from
+        (nothing, LBFGS, {"max_iter": 1}, 0),  # called once, at the weights of the gradient
         (nothing, torch.optim.SGD, {"lr": 0.1}, 0),
         (backward, LBFGS, {"max_iter": 4}, 0),
         (by_hand, LBFGS, {"max_iter": 4}, 0),
@@ -225,7 +225,7 @@ LBFGS = torch.optim.LBFGS
     ],
 )
 def test_a_closure_without_gradients(evaluate, kind, settings, stale):
-    """So that L-BFGS goes on along the one from before."""
+    """L-BFGS continues with stale gradients."""
 
     def train():
         inputs = torch.randn(32, 6)
@@ -282,11 +282,11 @@ def test_a_step_between_a_forward_and_its_backward_pass(step, within, is_late):
         assert ("clearing.late" in watched(train).open) == is_late
 
 
-# Steps within steps, and steps on zeros, as Horovod takes them.
+# Nested steps, and steps on zeros, as in Horovod.
 
 
 class Averaging(torch.optim.SGD):
-    """Its step ends in that of its base, which has hooks of its own."""
+    """Averages, then calls the step of its base, which also runs hooks."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -296,7 +296,7 @@ class Averaging(torch.optim.SGD):
 
 
 def averages(zeros_first=False, clears_late=False, steps=WHOLE_AT_FIRST + 4):
-    # Only once there is one, torch calls the hooks in the step of the base, too.
+    # With an instance of the base, torch also calls hooks in its step.
     torch.optim.SGD([torch.zeros(1)], 0.01)
     model = nn.Linear(6, 100)
     optimizer = Averaging(model.parameters(), 0.01)
@@ -316,7 +316,7 @@ def averages(zeros_first=False, clears_late=False, steps=WHOLE_AT_FIRST + 4):
     ("options", "expected"),
     [
         ({}, ("CONFORMS", 20, [])),
-        ({"zeros_first": True, "steps": 3}, ("CONFORMS", 4, [])),  # which makes the state of an optimizer
+        ({"zeros_first": True, "steps": 3}, ("CONFORMS", 4, [])),  # creates the optimizer's state
         ({"clears_late": True, "steps": 3}, ("UNDECIDED", 0, ["clearing.zeroed"])),
     ],
 )
@@ -326,7 +326,7 @@ def test_a_step_in_a_step_ends_one_window(options, expected):
 
 
 class Around(torch.optim.Optimizer):
-    """Its step is that of another optimizer, which may raise."""
+    """Calls the step of another optimizer, which may raise."""
 
     def __init__(self, inner):
         super().__init__([one for group in inner.param_groups for one in group["params"]], {})
@@ -341,7 +341,7 @@ class Raising(torch.optim.SGD):
         raise KeyError("state")
 
 
-def test_what_comes_after_a_step_within_a_step_that_raised_is_seen():
+def test_steps_after_a_nested_step_that_raised_are_seen():
     def train():
         model = network()
         for kind in (torch.optim.SGD, Raising, torch.optim.SGD):
@@ -371,14 +371,14 @@ def plays(clears, turns):
 
 @pytest.mark.parametrize("every", [1, 2, 5, 10])
 @pytest.mark.parametrize("turns", [1, 2])
-def test_two_optimizers_of_whose_windows_some_are_looked_at(tmp_path, every, turns):
+def test_two_optimizers_with_some_windows_watched(tmp_path, every, turns):
     findings = judged_by(Judge(), tmp_path / "right", partial(plays, True, turns), every=every)
     assert (verdict(findings), findings.causes) == ("CONFORMS", {})
     if turns == 1 and every < 10:
         assert "watch/cleared" in laws(judged_by(Judge(), tmp_path / "wrong", partial(plays, False, 1), every=every))
 
 
-# What changes gradients on their way.
+# Hooks that change gradients.
 
 
 def hooked(change):
@@ -424,7 +424,7 @@ def test_hooks(change, expected):
     assert (verdict(findings), {code: fact.says.values for code, fact in findings.open.items()}) == expected
 
 
-def test_the_script_s_hooks_stay_in_their_order():
+def test_hooks_of_the_script_keep_their_order():
     called = []
     parameter = nn.Parameter(torch.ones(3))
     with conformance.watching():
@@ -439,8 +439,8 @@ def test_the_script_s_hooks_stay_in_their_order():
     assert list(map(len, (parameter._backward_hooks, optimizer._optimizer_step_pre_hooks))) == [2, 0]
 
 
-def test_gradients_that_are_put_there_by_hand_may_be_the_same_again():
-    """As master weights have them: no backward pass ever reaches what is stepped."""
+def test_gradients_assigned_by_hand_may_repeat():
+    """Master weights, for example, get no gradients from backward passes."""
 
     def train():
         master = nn.Parameter(torch.ones(3))

@@ -23,7 +23,7 @@ SUM, OWN, HOOK = (RANKS, "sum"), (RANKS, "own"), (RANKS, None)
 
 
 def findings(*, steps=None, open_=(), laws=(), seen=None, lacks=False):
-    """steps: how many show what. open_: codes of facts. laws: that are broken."""
+    """steps: the number of steps by what they show. open_: codes of facts. laws: violated ones."""
     found = Findings()
     for shows, count in ({(): 4} if steps is None else steps).items():
         found.judged(*shows, count=count)
@@ -50,7 +50,7 @@ PROVEN = {"ranks": ("PROVEN", 4, 4), "micro-batches": ("PROVEN", 4, 4), "clearin
     [
         ({}, "CONFORMS", {}),
         ({"lacks": True}, "UNDECIDED", {}),
-        # What a step shows of one property does not concern the others, unless nothing is known of the step.
+        # An open property does not concern the others, unless nothing is known of the step.
         ({"steps": {(): 3, (SUM,): 1}, "open_": ["ranks.sum"]}, "UNDECIDED", {"ranks": ("OPEN", 3, 4)}),
         ({"steps": {(SUM,): 4}, "open_": ["ranks.sum"]}, "UNDECIDED", {"ranks": ("OPEN", 0, 4)}),
         (
@@ -76,7 +76,7 @@ def test_states_of_rows_and_the_verdict(options, verdict, others):
 
 
 @pytest.mark.parametrize("open_", [code for code, (of, _) in FACTS.items() if of not in CORE])
-def test_a_fact_of_no_core_property_leaves_the_verdict(open_):
+def test_a_fact_about_other_properties_does_not_change_the_verdict(open_):
     of = outcome(findings(open_=[open_]))
     assert (of.verdict, of.open) == ("CONFORMS", 1)
 
@@ -100,10 +100,10 @@ def test_a_watch_without_steps_proves_nothing():
         ({"open_": ["data.same-order"]}, {Property.DATA: "other"}, "DOES NOT CONFORM", ["data.same-order"]),
         ({"seen": {Property.DATA: 3}}, {Property.DATA: "same"}, "DOES NOT CONFORM", ["never-shown"]),
         ({"open_": ["clearing.discarded"]}, {CLEARING: "discarded"}, "CONFORMS", []),
-        # A law that the stated value allows is not broken, and shows the value.
+        # A stated value allows the violation of a law, which shows the value.
         ({"steps": {(OWN,): 4}, "laws": ["watch/averaged"]}, {RANKS: "own"}, "CONFORMS", []),
         ({"steps": {(OWN,): 4}, "laws": ["watch/averaged"]}, {RANKS: "sum"}, "DOES NOT CONFORM", ["no-gradient"]),
-        # Nothing settles what is not known, and it contradicts nothing.
+        # An unknown value is neither settled nor contradicted.
         ({"steps": {(HOOK,): 4}, "open_": ["ranks.hook"]}, {RANKS: "mean"}, "UNDECIDED", []),
         ({"open_": ["changed.coarse"]}, {RANKS: "mean"}, "UNDECIDED", []),
         ({"steps": {(SUM,): 4, (HOOK,): 1}, "open_": ["ranks.sum", "ranks.hook"]}, {RANKS: "sum"}, "UNDECIDED", []),
@@ -115,7 +115,7 @@ def test_stated_expectations(options, expected, verdict, wrong):
     assert (of.verdict, [cause.first.says.code for cause in of.causes]) == (verdict, wrong)
 
 
-def test_an_expectation_that_does_not_hold_is_a_problem_of_its_own():
+def test_a_violated_expectation_is_a_separate_problem():
     [cause] = outcome(findings(open_=["data.same-order"]), {Property.DATA: "other"}).causes
     assert (cause.first.law, cause.first.effect) == ("watch/as-expected", said("expected", of="data", value="other"))
 
@@ -155,7 +155,7 @@ def test_each_value_can_be_stated(text, expected):
 @pytest.mark.parametrize(
     ("text", "names"), [("rank=sum", "micro-batches"), ("ranks", "weighted"), ("ranks=other", "mean"), ("", "data")]
 )
-def test_what_cannot_be_stated_is_refused_with_what_can(text, names):
+def test_an_unknown_expectation_is_refused_with_the_known_ones(text, names):
     with pytest.raises(ValueError, match=names):
         stated(text)
 
@@ -174,7 +174,7 @@ def codes_of(node):
 
 
 def all_said():
-    """Each plain code that is said: where, the code, and its keywords, with None for `**values`."""
+    """Each literal code of a message: the line, the code, and the keywords, with None for `**values`."""
     for path in sorted(WATCH.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if is_said(node):
@@ -190,7 +190,7 @@ def are_fields(code, keywords):
     return keywords - {None} <= fields(code) if None in keywords else keywords == fields(code)
 
 
-def test_each_code_that_is_said_has_a_sentence_with_its_values():
+def test_each_code_has_a_sentence_with_its_values():
     every = list(all_said())
     assert len(every) > 100
     assert [(at, code) for at, code, _ in every if code not in WORDS] == []
@@ -203,10 +203,10 @@ def test_facts_have_sentences_and_values_of_their_properties():
     assert [code for code, (of, value) in shown if value is not None and value not in VALUES[of]] == []
 
 
-# The laws of a watch are listed and explained next to the others.
+# The laws of a watch in `laws` and `explain`.
 
 
-def test_the_list_has_all_of_them(capsys):
+def test_all_laws_are_listed(capsys):
     assert main(["laws"]) == 0
     assert LAWS.keys() <= {*re.findall(r"watch/[\w-]+", capsys.readouterr().out)}
 
@@ -225,8 +225,8 @@ def test_the_property_and_the_value_are_shown(capsys, name, shown):
         assert shown in " ".join(capsys.readouterr().out.partition(name)[2].partition("watch/")[0].split())
 
 
-def test_the_value_of_each_is_one_that_can_be_stated():
-    """With it, the law's violation is as expected, so it is not the usual one."""
+def test_the_value_of_each_law_can_be_stated():
+    """It makes the violation an expected one, so it is not the usual value."""
     shown = [(law.id, *law.shows) for law in LAWS.values()]
     assert [law for law, of, value in shown if value is not None and value not in [*VALUES[Property(of)]][1:]] == []
 
@@ -238,6 +238,6 @@ def test_the_help_lists_each_property_and_its_values(capsys):
     assert [of for of in Property if f"{of.value} {', '.join(VALUES[of])}" not in printed] == []
 
 
-def test_each_is_judged_and_each_that_is_judged_exists():
+def test_all_laws_are_judged():
     judged = {law for path in (WATCH / "judging").glob("*.py") for law in re.findall(r"watch/[\w-]+", path.read_text())}
     assert judged == LAWS.keys() - {AS_EXPECTED}

@@ -10,8 +10,8 @@ from .scripts import Script, averaged, gradients, laws
 from .trained import loss, network, records_in
 
 
-def test_ranks_with_different_weights_that_use_one_gradient_have_averaged():
-    """A body by hand, which no hook sees, beside a head that each rank trains alone."""
+def test_ranks_with_different_weights_and_equal_gradients_have_averaged():
+    """Also if a model without an optimizer has gradients, and each rank may train the other alone."""
     script = Script(drift=0.1)
     script.each(records.Unheld(["base"], [[3, 3]]))
     for _ in range(3):
@@ -22,8 +22,8 @@ def test_ranks_with_different_weights_that_use_one_gradient_have_averaged():
 
 
 @pytest.mark.parametrize(("is_elsewhere", "expected"), [(True, "UNDECIDED"), (False, "DOES NOT CONFORM")])
-def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, expected):
-    """As they do who average some of the weights now and then, or go halfway to those of a neighbour."""
+def test_ranks_may_mix_their_weights_between_steps(is_elsewhere, expected):
+    """For example, they average some of the weights from time to time, or move halfway to those of a neighbor."""
     script = Script(drift=0.1)
     for window in range(5):
         script.step(script.backward())
@@ -35,7 +35,7 @@ def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, ex
 
 
 @pytest.mark.parametrize("of", [(), (0,), (0, 1)])
-def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
+def test_changes_of_weights_between_steps_are_a_fact(of):
     script = Script()
     for step in range(4):
         script.step(averaged(script.backward()))
@@ -47,17 +47,17 @@ def test_weights_that_one_of_several_ranks_changes_are_a_fact(of):
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_weights_that_are_frozen_may_move_by_themselves(trains, tmp_path):
-    """As a momentum encoder's do. What is frozen in turn, as in a GAN, is trained."""
-    model, beside = network(), network()
+def test_frozen_weights_may_change_without_steps(trains, tmp_path):
+    """A momentum encoder's weights do. Weights that are frozen from time to time, as in a GAN, are trained."""
+    model, other = network(), network()
     with records_in(tmp_path) as found:
-        optimizer = torch.optim.SGD([*model.parameters(), *beside.parameters()], lr=0.1)
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
         for _ in range(4):
-            beside.requires_grad_(trains)
-            (loss(model) + loss(beside)).backward()
-            beside.requires_grad_(requires_grad=False)
+            other.requires_grad_(trains)
+            (loss(model) + loss(other)).backward()
+            other.requires_grad_(requires_grad=False)
             with torch.no_grad():
-                for one in beside.parameters():
+                for one in other.parameters():
                     one.mul_(0.9)
             optimizer.zero_grad()
             loss(model).backward()

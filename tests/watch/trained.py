@@ -1,4 +1,4 @@
-"""What a watch says of small trainings, and what its recorder writes of them."""
+"""Runs small trainings under a watch or a recorder."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from conformance.watch.records import Record
 
 
 def network(outputs: int = 1) -> nn.Sequential:
-    """It has six inputs."""
+    """A small model with six inputs."""
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, outputs))
 
 
@@ -29,7 +29,7 @@ def loss(model: nn.Module, rows: int = 8) -> torch.Tensor:
 
 
 def watched(train: Callable[..., object], *args: object, **options: object) -> Findings:
-    """What `conformance.watching()` finds of a training."""
+    """The findings of `conformance.watching()` in a training."""
     torch.manual_seed(0)
     with conformance.watching(check=False) as watch:
         train(*args, **options)
@@ -37,7 +37,7 @@ def watched(train: Callable[..., object], *args: object, **options: object) -> F
 
 
 def judged_by(judge: Judge, folder: Path, train: Callable[[], object], **settings: int) -> Findings:
-    """What this judge finds of a training with these settings of the recorder."""
+    """The findings of this judge in a training, with these settings of the recorder."""
     torch.manual_seed(0)
     folder.mkdir(exist_ok=True)
     Ledger.made(folder)
@@ -49,7 +49,7 @@ def judged_by(judge: Judge, folder: Path, train: Callable[[], object], **setting
 
 @contextmanager
 def recording_in(folder: Path, optimizer: torch.optim.Optimizer) -> Iterator[Recording]:
-    """What a recorder has not written yet, of a training with this optimizer."""
+    """A recorder of a training with this optimizer."""
     Ledger.made(folder)
     with recorded(str(folder), Settings()) as recording:
         recording.optimizer(optimizer)
@@ -58,7 +58,7 @@ def recording_in(folder: Path, optimizer: torch.optim.Optimizer) -> Iterator[Rec
 
 @contextmanager
 def records_in(folder: Path) -> Iterator[list[Record]]:
-    """The list has all records of the block once it is left."""
+    """The records of the block; the list is filled when the block ends."""
     Ledger.made(folder)
     found: list[Record] = []
     with recorded(str(folder), Settings()):

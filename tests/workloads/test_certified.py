@@ -1,4 +1,4 @@
-"""Certified recipes: what the generator promises. That they are exact is shown in tests/oracle and tests/cases."""
+"""Certified recipes: guarantees of the generator. tests/oracle and tests/cases show that they are exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.workloads.recipes import RECIPES
 from conformance.workloads.registry import made
 from conformance.workloads.workload import SGD, Clip
 
-#: The core workloads run on layouts that need other batches than 24.
+#: The core workloads run on layouts that need batches other than 24.
 every_workload = pytest.mark.parametrize(
     ("name", "batch_size"),
     [*((name, 24) for name in RECIPES), *((name, size) for name in ("momentum", "clip-value") for size in (16, 18))],
@@ -31,7 +31,7 @@ def trajectory_in(workload, precision):
 
 
 def trajectory(workload):
-    """In the format that it was made for: others than the cast weights are exact in fp64."""
+    """In the format of its design: all except the cast weights are exact in fp64."""
     return trajectory_in(workload, FP16 if workload.name == "cast-weights" else FP64)
 
 
@@ -55,7 +55,7 @@ def test_a_workload_is_always_the_same_one(name):
 
 @every_workload
 def test_samples_of_a_batch_are_told_apart_by_their_gradients(name, batch_size):
-    """Reading one sample in the place of another must show."""
+    """Reading one sample instead of another must show."""
     workload = made(name, batch_size)
     before = [workload.start, *(step.weights.center for step in trajectory(workload).steps)]
     for step, (batch, weights) in enumerate(zip(workload.batches, before, strict=False)):
@@ -99,13 +99,13 @@ def test_clipping_by_norm_bites_in_one_step_and_not_before():
 
 
 def groups(batch):
-    """The weights of the smallest micro-batches that weighted batches are dealt out in."""
+    """The weights of the smallest micro-batches of weighted batches."""
     return [sum(sample.weight for sample in batch[start : start + 4]) for start in range(0, 24, 4)]
 
 
 @pytest.mark.parametrize("name", ["weighted", "weightless"])
 def test_weights_differ_from_window_to_window_and_whole_micro_batches_weigh_nothing_only_where_asked(name):
-    """No window weighs as much as it has samples, and some samples weigh nothing."""
+    """No window's weight equals its number of samples, and some samples weigh nothing."""
     ingredients, batches = RECIPES[name], made(name, 24).batches
     assert [sum(sample.weight for sample in batch) for batch in batches] == [12, 48, 12, 12, 48, 12]
     for step, batch in enumerate(batches):
@@ -117,7 +117,7 @@ def test_weights_differ_from_window_to_window_and_whole_micro_batches_weigh_noth
         else:
             assert all(groups(batch))
             assert sum(groups(batch)[:3]) < sum(groups(batch)[3:])
-    # So in each layout a micro-batch before which gradients are cleared weighs nothing, and one that averages.
+    # So in each layout the micro-batch before which gradients are cleared weighs nothing, as does one that averages.
     empty = {ingredients.first_half_empty_at, ingredients.last_half_empty_at}
     assert name == "weighted" or (None not in empty and len(empty) == 2)
 
@@ -153,13 +153,13 @@ def test_outliers_are_where_asked_and_nowhere_else(name, batch_size):
     ("name", "outliers"), [("overflow", {23: -FAR}), ("infinite-loss", {0: -INFINITELY_FAR, 1: INFINITELY_FAR})]
 )
 def test_outliers_are_the_last_or_the_first_samples(name, outliers):
-    """On the last rank in its last micro-batch, or on the first in its first, where their gradients are no number."""
+    """On the last rank in its last micro-batch, or on the first in its first, where their gradients are NaN."""
     assert {at: one.y for at, one in enumerate(made(name, 24).batches[2]) if abs(one.y) >= FAR} == outliers
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (1, 3), (2, 2)])
 def test_a_part_of_the_gradients_overflows_and_the_other_is_zero(shape):
-    """In one micro-batch, not of the first rank where there are several, at the loss scale of that window."""
+    """In one micro-batch, with several ranks not of the first, at the loss scale of that window."""
     workload = made("overflow-in-part", 24)
     layout = Layout.of(workload, *shape)
     skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({2, 5}))).run()
@@ -176,7 +176,7 @@ def test_a_part_of_the_gradients_overflows_and_the_other_is_zero(shape):
                     sum(x * w for x, w in zip(row, weights, strict=True)) - window.batch[index].y
                     for row, index in zip(rows, micro_batch, strict=True)
                 ]
-                # As DDP has it: the mean over the rank's samples.
+                # As in DDP: the mean over the rank's samples.
                 terms = [2 * scale * layout.world_size * error / 24 for error in errors]
                 assert all(abs(term) < FP16.largest for term in terms)
                 sums = [sum(term * row[j] for term, row in zip(terms, rows, strict=True)) for j in range(4)]

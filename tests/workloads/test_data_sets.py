@@ -1,7 +1,7 @@
-"""The data sets: of the exercise, of the notebook's regression, and exact in any order of samples.
+"""The data sets: the exercise, the notebook's regression, and data that are exact in any order of samples.
 
-The regression's data are fixed, so these tests never flicker; their limits are those that a fresh draw of the right
-distribution exceeds once in a thousand, all columns taken together.
+The regression's data are fixed, so these tests are deterministic; a new draw of the correct
+distribution would exceed their limits once in a thousand, over all columns.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def columns():
 
 
 def limit(tests: int) -> float:
-    """What the absolute value of none of so many standard normal numbers exceeds, with probability 1 - ALPHA."""
+    """A bound on the absolute values of ``tests`` standard normal numbers, with probability 1 - ALPHA."""
     return NormalDist().inv_cdf(1 - ALPHA / (2 * tests))
 
 
@@ -122,7 +122,7 @@ def test_a_row_shows_which_sample_it_is(name, batch_size):
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (1, 2), (2, 2), (2, 4), (4, 1)])
 @pytest.mark.parametrize("name", ANY_ORDER)
 def test_any_order_is_exact(name, world_size, accumulation):
-    """Also one in which samples come several times in a window, and others never."""
+    """Also an order with samples several times in a window, and others never."""
     problem = Case("ddp", world_size, accumulation, "fp32", name).problem
     draw, layout, workload = Random(name), problem.layout, problem.workload
     share = 6 // workload.epochs * layout.accumulation * layout.micro_batch_size

@@ -1,4 +1,4 @@
-"""Designed workloads: what the design promises. That they are exact where they should be is shown in tests/cases."""
+"""Designed workloads: guarantees of the design. tests/cases shows that they are exact where they should be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows(workload, batch):
 
 
 def windows(name, size):
-    """Of each window that is stepped: its batch, and the weights before and after it."""
+    """For each stepped window: its batch, and the weights before and after it."""
     workload = made(name, size)
     right = Recurrence(problem(workload, "fp16" if DESIGNS[name].outliers else "fp64")).run()
     weights = [workload.start, *(step.weights.center for step in right.steps)]
@@ -45,7 +45,7 @@ def windows(name, size):
 @pytest.mark.parametrize("size", [2, 4, 6, 8, 12, 16, 20, 24, 32, 36])
 def test_the_columns_of_a_hadamard_matrix_are_orthogonal(size):
     if size in (6, 36):
-        with pytest.raises(ValueError, match=f"no Hadamard matrix of {size} rows"):
+        with pytest.raises(ValueError, match=f"no construction here gives a Hadamard matrix of {size} rows"):
             hadamard(size)
         return
     matrix = hadamard(size)
@@ -82,11 +82,11 @@ def test_each_rank_uses_a_row_of_the_embedding_that_the_other_does_not(accumulat
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    # From the first clip by norm on nothing is on a grid.
+    # After the first clip by norm, nothing is on a grid.
     [(name, size) for name in DESIGNS for size in DESIGNS[name].batch_sizes if not name.endswith("clip-norm")],
 )
 def test_no_residual_is_zero_in_any_epoch(name, size):
-    """A sample whose residual is zero could be left out."""
+    """A sample with residual zero could be omitted."""
     for workload, batch, before, _ in windows(name, size):
         for row, sample in zip(rows(workload, batch), batch, strict=True):
             assert sum(Fraction(x) * w for x, w in zip(row, before, strict=True)) != sample.y
@@ -94,7 +94,7 @@ def test_no_residual_is_zero_in_any_epoch(name, size):
 
 @every_design
 def test_every_element_moves_in_half_of_the_windows(name, size):
-    """Of those that use it."""
+    """Half of the windows that use it."""
     workload = made(name, size)
     moved, used = [], []
     for _, batch, before, after in windows(name, size):
@@ -136,7 +136,7 @@ def test_it_shows_whether_what_is_not_used_moves(name):
 
 @every_design
 def test_a_batch_comes_back_with_other_gradients(name, size):
-    """Else the second epoch would show nothing that the first does not."""
+    """Otherwise the second epoch would show nothing new."""
     workload = made(name, size)
     right, batches = Recurrence(problem(workload)).run(), len(workload.batches)
     assert len(right.steps) == 2 * batches
@@ -166,7 +166,7 @@ def test_weight_decay_alone_moves_what_the_model_does_not_use():
 
 
 def test_clipping_by_norm_bites_in_some_steps_only():
-    """Where all gradients are clipped, their scale does not show."""
+    """If all gradients are clipped, their scale does not show."""
     workload = made("many-clip-norm", 32)
     right = Recurrence(problem(replace(workload, clip=None))).run()
     norms = [sum(entry**2 for entry in step.gradient.center) for step in right.steps]
@@ -185,10 +185,10 @@ def test_windows_weigh_different_amounts_and_so_do_their_parts(size):
 @pytest.mark.parametrize(
     ("impossible", "size", "message"),
     [
-        ({}, 12, "no Hadamard matrix of 6 rows"),
+        ({}, 12, "no construction here gives a Hadamard matrix of 6 rows"),
         ({}, 16, "18 elements are too many for 16 samples"),
         ({"optimizer": SGD(Fraction(1, 512))}, 32, "no course of gain stays on its grid"),
-        ({"model": Linear(3, bias=True), "short": Fraction(1, 2)}, 32, "4 elements do not tell all samples apart"),
+        ({"model": Linear(3, bias=True), "short": Fraction(1, 2)}, 32, "4 elements cannot tell all samples apart"),
     ],
 )
 def test_an_impossible_design(impossible, size, message):
@@ -203,7 +203,7 @@ def test_a_linear_model_can_be_designed_too():
 
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
 def test_one_element_alone_overflows_that_the_first_rank_does_not_hold(shape):
-    """However the loss is divided, and nothing else, in the last micro-batch of the first epoch's second window."""
+    """With any divisor of the loss, and only in the last micro-batch of the first epoch's second window."""
     workload = made("many-shards-overflow", 32)
     layout = Layout.of(workload, *shape)
     skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({1, 4}))).run()
@@ -231,6 +231,6 @@ def test_one_element_alone_overflows_that_the_first_rank_does_not_hold(shape):
 
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name in ENDS for size in ENDS[name].batch_sizes])
 def test_a_trace_shows_which_samples_were_read_at_the_end_of_an_epoch(name, size):
-    """Else it would be a guess which ones fill up a last window, and which window a micro-batch belongs to."""
+    """Otherwise the samples that fill up a last window, and the window of a micro-batch, would be guesses."""
     samples = [sample.x for batch in made(name, size).batches for sample in batch]
     assert len(set(samples)) == len(samples)

@@ -1,4 +1,4 @@
-"""How a global batch is dealt to ranks and micro-batches."""
+"""Division of a global batch into ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.workloads.workload import SGD, Sample, Workload
 
 
 def workload(*sizes: int) -> Workload:
-    """A workload with global batches of these sizes, in which every sample is another."""
+    """A workload with global batches of these sizes, in which all samples differ."""
     numbers = iter(range(sum(sizes)))
     batches = tuple(tuple(Sample((Fraction(next(numbers)),), Fraction(0)) for _ in range(size)) for size in sizes)
     return Workload("counting", SGD(Fraction(1)), Linear(1), batches=batches, start=(Fraction(0),))

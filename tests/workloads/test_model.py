@@ -1,4 +1,4 @@
-"""The order, the names and the rows of a model's elements are torch's."""
+"""Order, names and rows of a model's elements are torch's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spec_of(model):
 
 
 def used_by(model, block):
-    """Which of the values that the first layer gets inputs of this block set."""
+    """Indices of the first layer's inputs that this block sets."""
     width = len({at for one in model.layers[0] for _, at in one})
     every = zip(model.block_of[:width], model.is_used[:width], strict=True)
     return [is_used and own in (None, block) for own, is_used in every]
@@ -46,7 +46,7 @@ def inputs_of(model, block):
 
 
 def holding(model, weights):
-    """Its module with these weights, in double precision."""
+    """The module with these weights, in double precision."""
     torchs = module(spec_of(model)).double()
     spec = {**spec_of(model), "weights": [weights]}
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_slopes_are_the_derivatives_by_each_element(model, block):
 
 
 def test_a_backward_may_find_other_weights_than_its_forward():
-    """Of three inputs and two hidden values: the first layer's slopes have the second one's new weights as factors."""
+    """With three inputs and two hidden values: the first layer's slopes have the second's new weights as factors."""
     model, old, new = TwoLayers(), (1, 2, 3, 4, 5, 6, 7, 8), (0,) * 6 + (10, 20)
     assert model.slopes((1, 0, 2), old) == [7, 0, 14, 8, 0, 16, 1 + 6, 4 + 12]
     assert model.slopes((1, 0, 2), old, new) == [10, 0, 20, 20, 0, 40, 1 + 6, 4 + 12]

@@ -1,4 +1,4 @@
-"""The order of each epoch: any batch may come at any place, and its samples stay together."""
+"""The order of each epoch: a batch can come at any place, and its samples stay together."""
 
 import pytest
 from torch.utils.data import DistributedSampler
@@ -16,7 +16,7 @@ def test_batches_keep_together_and_a_small_one_stays_last(number):
 
 
 def test_each_order_is_another_one():
-    """Also that of a single batch, inside."""
+    """Also within a single batch."""
     orders = [tuple(shuffled(96, 32, number)) for number in range(-8, 9)]
     assert len(set(orders)) == len(orders)
     starts = [[order[start] // 32 for start in (0, 32, 64)] for order in orders]

@@ -23,7 +23,7 @@ def cast(value: float, dtype: torch.dtype) -> float:
 
 @st.composite
 def doubles(draw: st.DrawFn) -> float:
-    """Doubles that are interesting to all formats: of any magnitude, short and long, near the ends of the ranges."""
+    """Interesting doubles for all formats: of any magnitude, short and long, near the ends of the ranges."""
     significand = draw(st.integers(-(2**53), 2**53) | st.integers(-(2**12), 2**12))
     return math.ldexp(significand, draw(st.integers(-1074, 900) | st.integers(-160, 120) | st.integers(-30, 8)))
 

@@ -1,4 +1,4 @@
-"""The standard workloads by name, with a batch that divides over the layout."""
+"""Standard workloads by name, with a batch that divides over the layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_first_batch_that_divides_is_taken(world, accumulation, batch_size):
 
 @pytest.mark.parametrize("name", STANDARD)
 def test_every_step_changes_the_weights(name):
-    """Where no optimizer of torch's steps, that is how a step is seen."""
+    """Without a torch optimizer, a step is only seen by this."""
     workload, layout = standard(name, 2, 1)
     steps = Recurrence(Problem(workload, layout, PRECISIONS["fp64"])).run().steps
     held = [workload.start, *(tuple(step.weights.center) for step in steps)]

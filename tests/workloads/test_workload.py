@@ -1,4 +1,4 @@
-"""What makes a workload, and what is refused."""
+"""Valid and invalid workloads."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ WORKLOAD = Workload(
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"batches": ()}, "it needs at least one global batch, and none may be empty"),
-        ({"batches": (batch((1, 1)), ())}, "it needs at least one global batch, and none may be empty"),
+        ({"batches": ()}, "needs at least one global batch, and none may be empty"),
+        ({"batches": (batch((1, 1)), ())}, "needs at least one global batch, and none may be empty"),
         (
             {"batches": (batch((1, 1)), batch((1, 1), (2, 2)), batch((1, 1)))},
-            "all global batches but a shorter last one must be equally long",
+            "global batches must be equally long, except a shorter last one",
         ),
         (
             {"batches": (batch((1, 1)), batch((1, 1), (2, 2)))},
-            "all global batches but a shorter last one must be equally long",
+            "global batches must be equally long, except a shorter last one",
         ),
         ({"model": Linear(2)}, "samples have [1] features, the model 2"),
         ({"model": Linear(1, bias=True)}, "1 initial numbers for 2 elements"),
-        ({"groups": (Group(Fraction(1), Fraction(0)),)}, "its parameters are not in 1 further groups"),
+        ({"groups": (Group(Fraction(1), Fraction(0)),)}, "its parameters do not use all 1 further groups"),
         ({"schedule": (Fraction(1),)}, "the schedule covers 1 of 2 steps"),
         ({"schedule": (Fraction(1),) * 3, "epochs": 2}, "the schedule covers 3 of 4 steps"),
         ({"schedule": (Fraction(1),), "schedule_by": "epoch", "epochs": 2}, "the schedule covers 1 of 2 epochs"),
@@ -56,7 +56,7 @@ def test_steps_count_batches_and_epochs_and_a_short_last_batch_leaves_the_batch_
     short = replace(WORKLOAD, batches=(batch((1, 1), (2, 2)), batch((3, 3))))
     assert [one.steps for one in (WORKLOAD, twice, short)] == [2, 4, 2]
     assert short.batch_size == 2
-    # A default that is a float is taken at its binary value.
+    # A float default has its binary value.
     assert AdamW(Fraction(1)).weight_decay == Fraction(5764607523034235, 2**59)
 
 

@@ -1,6 +1,6 @@
-"""The laws. Each chapter has one file, or several whose names begin with its name.
+"""The laws. Each chapter has one file, or several, named after it.
 
-Each function decorated with `law` is a law; there is no list to extend. A new chapter is a file and its title here.
+Each function decorated with `law` is a law. A new chapter needs a file, and its title here.
 """
 
 CHAPTERS: dict[str, str] = {
@@ -11,5 +11,5 @@ CHAPTERS: dict[str, str] = {
     "ddp": "DistributedDataParallel",
     "hvd": "Horovod",
     "save": "Checkpoints",
-    "watch": "Scripts that are watched",
+    "watch": "Watched scripts",
 }

@@ -1,4 +1,4 @@
-"""Gradient accumulation: the forwards, backwards, averages, scales and steps of a window."""
+"""Laws of gradient accumulation: the forwards, backwards, averages, scales and steps of a window."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from conformance.trace.words import number
 
 @law(
     "acc/one-backward-per-loss",
-    "Each micro-batch MUST go forward, and each of its losses backward, once before the optimizer steps.",
-    why="""Gradients are sums over backward passes: a loss that is backpropagated twice adds 2 ∇L, and a micro-batch
-        whose loss is not backpropagated adds nothing. A loss counts twice too if its graph is retained and a second
-        backward is of a sum that contains it. Either way the step is not along the mean over the window.""",
+    "Each micro-batch MUST go forward once, and each of its losses backward once, before the optimizer steps.",
+    why="""Gradients are sums over backward passes: a loss that goes backward twice adds 2 ∇L, and a loss that never
+        goes backward adds nothing. A loss also counts twice if its graph is retained and the next backward is of a sum
+        that contains it. Either way, the update is not the mean over the window.""",
     source=f'{GUIDE}: "do a forward and backward pass on each batch"',
     fix="""
         for batch in window:
@@ -38,17 +38,17 @@ def _backpropagated_twice(window: Window) -> Broken | None:
             seen[event.root] = event
             continue
         first = seen[root]
-        # Such as for the norm of a micro-batch's own gradient.
+        # The first backward was for something else, such as the norm of one micro-batch's gradient.
         if window.between(trace.ZeroGrad, after=first, before=event):
             seen[root] = event
         else:
             return Broken(
                 event,
-                must="a loss must be backpropagated once",
-                because="every backward adds to the existing gradients",
-                however=f"{event} went through the loss of {first} again",
+                expected="one backward per loss",
+                observed=f"{event} went through the loss of {first} again",
+                why="each backward adds to the existing gradients",
                 shows=(first, event),
-                effect=f"That loss counts twice in the gradients of window {window.number}.",
+                effect=f"This loss counts twice in the gradients of window {window.number}.",
             )
     return None
 
@@ -64,9 +64,9 @@ def _never_backpropagated(window: Window) -> Broken | None:
             continue
         return Broken(
             event,
-            must="the loss of each micro-batch must be backpropagated",
-            because=f"window {window.number} must step along the mean over its {window.planned} micro-batches",
-            however=f"no backward reached {event} of micro-batch {event.micro_batch}",
+            expected="a backward of each micro-batch's loss",
+            observed=f"no backward reached {event} of micro-batch {event.micro_batch}",
+            why=f"the update of window {window.number} is the mean over its {window.planned} micro-batches",
             shows=(event, *window.backwards[-1:], *window.attempts[-1:]),
             effect=f"Its {len(rows)} samples are missing from the gradients of window {window.number}.",
         )
@@ -75,11 +75,10 @@ def _never_backpropagated(window: Window) -> Broken | None:
 
 @law(
     "acc/averaged-once",
-    "Gradients MUST be averaged exactly once: over the micro-batches that the window really has, and over the ranks.",
-    why="""The step must go along (1 / (n m)) Σ ∇L over the n micro-batches of a window on m ranks. Not averaging,
-        averaging twice, or dividing by another length multiplies the gradients by n, 1/n, m ..., which changes the
-        effective learning rate, the norm that clipping compares with its threshold, and the balance with weight
-        decay.""",
+    "Gradients MUST be averaged exactly once over the actual micro-batches of the window, and once over the ranks.",
+    why="""The correct gradient is (1 / (n m)) Σ ∇L over the n micro-batches of a window on m ranks. Not averaging,
+        averaging twice, or dividing by another length multiplies it by n, 1/n, m ... This changes the effective
+        learning rate, the norm that clipping compares with its threshold, and the balance with weight decay.""",
     source=f'{GUIDE}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N '
     'before each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
     fix="""
@@ -98,26 +97,26 @@ def averaged_once(window: Window) -> Outcome:
     known = {index: one for index, one in enumerate(average.seen) if one is not None}
     shown = max(known, key=lambda index: abs(average.right.value[index]))
     mean, seen = number(average.right.value[shown]), number(known[shown])
-    times = f"{average.mistakes[0].factor} times"
-    reasons = ", or by ".join(" and ".join(mistake.says) for mistake in average.mistakes)
-    # What may have averaged them.
+    times = f"{number(average.mistakes[0].times)}x"
+    reasons = ", or of ".join(" and ".join(mistake.says) for mistake in average.mistakes)
+    # These may have averaged the gradients.
     collectives = [one for one in window.between(trace.Contribution, before=event) if one.of == "gradients"][-1:]
     changes = window.between(trace.GradientChange, before=event)[-1:]
     return Broken(
         event,
-        must=f"gradients must be averaged exactly once, over {over}",
-        because=f"a step must go along the mean over all their samples, which is {mean} in element {shown}",
-        however=f"{event} saw {seen} there: {times} the mean in every element, as {reasons} would make it",
+        expected=f"gradient {mean} in {window.plan.model.elements[shown]}, the mean over {over}",
+        observed=f"{seen} at {event}",
+        why=f"every gradient is {times} of the mean, the result of {reasons}",
         shows=(*window.backwards[-1:], *collectives, *changes, event),
-        effect=f"Clipping compares {times} the norm with its threshold."
+        effect=f"Clipping compares {times} of the correct norm with its threshold."
         if isinstance(event, trace.Clip)
-        else f"Window {window.number} steps as if its gradients were {times} as large.",
+        else f"Window {window.number} steps with {times} of the correct gradients.",
     )
 
 
 @law(
     "acc/step-after-all-backwards",
-    "Each optimizer MUST step once in a window, and only after all its backwards.",
+    "Each optimizer MUST step once in a window, after all backwards of the window.",
     why="""A step uses the gradients computed so far: before the last backward, (1/n) Σ ∇L over fewer than n
         micro-batches. A second step applies the same gradients again.""",
     source=f'{GUIDE}: "only synchronize/step optimizer every N batches"',
@@ -151,15 +150,15 @@ def _second_step(window: Window) -> Broken | None:
         between = [one for one in inside if isinstance(one, trace.BackwardBegin | trace.Receive)]
         return Broken(
             event,
-            must="an optimizer must step once in a window",
-            because=f"the mean over the {_micro_batches(window)} of window {window.number} makes one step",
-            however=f"{event} followed {earlier} in it",
+            expected=f"one step for the {_micro_batches(window)} of window {window.number}",
+            observed=f"{event} followed {earlier}",
+            why="each step changes the weights, but the window has one mean gradient",
             shows=(earlier, *between[:1], event),
-            effect="Each of these steps goes along the gradients of a part of the window."
+            effect="Each of these steps uses the gradients of a part of the window."
             if between
-            else f"Window {window.number} is stepped all the same, along gradients that overflow."
+            else f"Window {window.number} steps with gradients that overflowed."
             if isinstance(earlier, trace.Skip)
-            else "At least one of them does not go along the gradients of the window."
+            else "At least one of them uses wrong gradients."
             if None not in (earlier.gradients, event.gradients) and earlier.gradients != event.gradients
             else f"The gradients of window {window.number} are applied twice.",
         )
@@ -173,39 +172,39 @@ def _backward_after(window: Window) -> Broken | None:
     own = {event.forward for event in window.forwards}
     ends = [end for end in window.of(trace.BackwardEnd) if own.intersection(end.forwards)]
     late = [end for end in ends if end.seq > last.seq]
-    # One more than the window has is another loss's.
+    # Backwards beyond the planned number are of another loss.
     if not late or len(ends) - len(late) >= window.planned:
         return None
     begin = next(event for event in window.backwards if event.backward == late[0].backward)
-    # A hook may step a parameter within the backward, as soon as its gradient is there.
+    # A hook may step a parameter within the backward, as soon as it has its gradient.
     if begin.seq < last.seq:
         return None
     return Broken(
         last,
-        must="a step must come after all backwards of its window",
-        because="it can use only the gradients computed so far",
-        however=f"{last} came before {begin} of the same window",
+        expected=f"the step after all backwards of window {window.number}",
+        observed=f"{last} came before {begin}",
+        why="a step uses only the gradients computed so far",
         shows=(last, begin),
-        effect=f"The gradients of this backward are not in the step of window {window.number}.",
+        effect=f"The step of window {window.number} lacks the gradients of this backward.",
     )
 
 
 def _no_step(window: Window) -> Broken | None:
     plan = window.plan
-    # A parameter server steps for its workers, and a short last window may be dropped.
+    # A parameter server steps for its workers, and trainers may drop a short last window.
     if window.step_is_unseen or window.attempts or not window.backwards or window.planned != plan.accumulation:
         return None
     # A trainer with its own loss scaling may skip steps that overflow, and the trace does not show why.
     if plan.spec["scaler"] is not None and any(other.attempts for other in window.rank.windows):
         return None
     others = window.rank.of(trace.ForeignOptimizer)
-    instead = f"; the optimizer that stepped, {others[0].line}, holds none of the model's parameters" if others else ""
+    instead = f"; the optimizer that stepped ({others[0].line}) has none of the model's parameters" if others else ""
     last = window.backwards[-1]
     return Broken(
         last,
-        must="an optimizer must step once in each window",
-        because=f"the mean over the {_micro_batches(window)} of window {window.number} makes one step",
-        however=f"no step of the model's parameters followed {last}{instead}",
+        expected=f"one step for the {_micro_batches(window)} of window {window.number}",
+        observed=f"no step of the model's parameters followed {last}{instead}",
+        why="without a step, the gradients of the window are lost",
         shows=(last, *others[:1]),
         effect=f"Window {window.number} changes no weight.",
     )
@@ -219,7 +218,7 @@ def _micro_batches(window: Window) -> str:
     "acc/one-scale-per-window",
     "All losses of a window MUST be scaled by the same factor.",
     why="""The gradients of a window are s₁ ∇L₁ + s₂ ∇L₂ + ..., and one unscaling divides them by one s. With different
-        scales the micro-batches have weights s₁/s, s₂/s ... in what is left.""",
+        scales, the micro-batches have the weights s₁/s, s₂/s ... in the result.""",
     source=f'{GUIDE}: "always call scaler.scale(loss) with the same scale factor for each batch in a grouping of N '
     'batches"; PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation"',
     fix="""
@@ -254,15 +253,15 @@ def _scales_differ(
     effect = None
     if isinstance(one, int | float) and isinstance(other, int | float) and other:
         effect = (
-            f"Micro-batch {first.micro_batch} has {number(one / other)} times the weight of micro-batch "
-            f"{second.micro_batch} in window {window.number}."
+            f"In window {window.number}, micro-batch {first.micro_batch} has {number(one / other)}x the weight of "
+            f"micro-batch {second.micro_batch}."
         )
     return Broken(
         second,
-        must="all losses of a window must be scaled by the same factor",
-        because="their gradients add up, and the sum is divided by one factor",
-        however=f"the loss of micro-batch {first.micro_batch} was scaled by {number(one or 0)} ({first.line}) and that "
-        f"of micro-batch {second.micro_batch} by {number(other or 0)} ({second.line}){after}",
+        expected="one scale for all losses of a window",
+        observed=f"micro-batch {first.micro_batch} scaled by {number(one or 0)} ({first.line}), "
+        f"micro-batch {second.micro_batch} by {number(other or 0)} ({second.line}){after}",
+        why="the gradients add up, and their sum is divided by one scale",
         shows=(first, *changes, second),
         effect=effect,
     )
@@ -271,9 +270,9 @@ def _scales_differ(
 @law(
     "acc/one-forward-per-loss",
     "A micro-batch SHOULD go forward once for each of its losses, unless gradients are disabled.",
-    why="""A forward in training mode without a backward builds a graph that is thrown away, and costs the time of
-        another forward. It can change results too: BatchNorm's running statistics count the micro-batch twice, and
-        dropout draws other random numbers from there on.""",
+    why="""A forward in training mode without a backward wastes its time and its graph. It can also change results:
+        BatchNorm's running statistics count the micro-batch twice, and dropout draws other random numbers from then
+        on.""",
     source=f'{GUIDE}: "do a forward and backward pass on each batch"; '
     "PyTorch, torch.no_grad: for forwards that no `backward()` follows",
     fix="""
@@ -289,28 +288,28 @@ def one_forward_per_loss(window: Window) -> Outcome:
         return None
     used = with_gradients(window.rank)
     idle = [event for event in window.of(trace.Forward) if event.extra and event.training and event.forward not in used]
-    # What goes forward before the first training forward of a window is still in the window before.
+    # Events before the first training forward of a window belong to the window before.
     nearby = (*window.forwards, *(window.following.forwards if window.following else ()))
     trained = {tuple(event.rows): event for event in nearby if event.forward in used} if idle else {}
-    # If no forward of a micro-batch has a backward, acc/one-backward-per-loss reports it. Forwards before the first
-    # backward happen once, as to inspect the model. After a backward that raised, the trainer goes forward again.
+    # acc/one-backward-per-loss reports micro-batches without any backward. Forwards before the first backward happen
+    # once, such as to inspect the model. After a backward that raised, the trainer goes forward again.
     began = window.rank.of(trace.BackwardBegin)[0].seq
     for event in idle:
         other = trained.get(tuple(event.rows)) if event.rows and None not in event.rows else None
         if other is not None and event.seq > began and not _raised(window, event):
             return Broken(
                 event,
-                must="a micro-batch should go forward once for each of its losses",
-                because="metrics can reuse the existing outputs, or run their own forward under `torch.no_grad()`",
-                however=f"no backward reached {event} of micro-batch {event.micro_batch}, on which {other} trained",
+                expected="one training forward per loss",
+                observed=f"no backward reached {event} of micro-batch {event.micro_batch}, which {other} trained on",
+                why="metrics can reuse the outputs, or run their forward under `torch.no_grad()`",
                 shows=tuple(sorted((event, other), key=lambda event: event.seq)),
-                effect=f"Window {window.number} takes longer; its gradients are right.",
+                effect=f"Window {window.number} takes longer; its gradients are correct.",
             )
     return OK
 
 
 def _raised(window: Window, forward: trace.Forward) -> bool:
-    """Whether the backward that came next never ended."""
+    """Whether the next backward never ended."""
     following = window.rank.first(trace.BackwardBegin, after=forward)
     return following is not None and all(
         end.backward != following.backward for end in window.rank.of(trace.BackwardEnd)

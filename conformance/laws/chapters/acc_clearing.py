@@ -1,4 +1,4 @@
-"""Gradient accumulation: when gradients are cleared."""
+"""Laws of gradient accumulation: when gradients are cleared."""
 
 from __future__ import annotations
 
@@ -25,24 +25,20 @@ _FIX = """
 @law(
     "acc/cleared-between-windows",
     "Gradients MUST be cleared between two windows.",
-    why="""A backward adds to the existing gradients. Without clearing, step k goes along g₀ + g₁ + ... + gₖ, which acts
-        like momentum that never decays.""",
+    why="""A backward adds to the existing gradients. Without clearing, step k uses g₀ + g₁ + ... + gₖ, which acts like
+        momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
     fix=_FIX,
 )
 def cleared_between_windows(window: Window) -> Outcome:
-    # What is put into place by hand is no rest of the window before.
+    # Gradients that the trainer sets by hand are not left over from the window before.
     if not window.backwards or window.between(trace.GradientChange, before=window.backwards[0]):
         return None
     found = window.backwards[0].gradients
     if found == "some" and (left := _left(window)):
-        several = f"{len(left)} backwards, the first of them {left[0]}" if left[1:] else left[0]
-        return _adds_to(
-            window,
-            f"{several}, which no step has used, and which belong to no micro-batch",
-            "those of other backwards",
-            left[:1],
-        )
+        several = f"{len(left)} unused backwards of no micro-batch, the first {left[0]}"
+        one = f"{left[0]}, an unused backward of no micro-batch"
+        return _adds_to(window, several if left[1:] else one, "those of other backwards", left[:1])
     previous = window.previous
     if found is None or previous is None:
         return None
@@ -59,7 +55,7 @@ def cleared_between_windows(window: Window) -> Outcome:
     if _held(previous) <= _parameters(clears):
         return None
     before = f"which {previous.attempts[-1]} used" if previous.attempts else "which no step used"
-    partly = f"; {clears[-1]} cleared only others" if clears else ""
+    partly = f"; {clears[-1]} cleared only other parameters" if clears else ""
     return _adds_to(
         window,
         f"window {previous.number}, {before}{partly}",
@@ -72,16 +68,16 @@ def _adds_to(window: Window, of: str, others: str, shows: Sequence[trace.Event])
     first = window.backwards[0]
     return Broken(
         first,
-        must="gradients must be cleared between two windows",
-        because="a backward adds to the existing gradients",
-        however=f"{first} of window {window.number} added to the gradients of {of}",
+        expected="gradients cleared between two windows",
+        observed=f"{first} of window {window.number} added to the gradients of {of}",
+        why="a backward adds to the existing gradients",
         shows=(*shows, first),
-        effect=f"Window {window.number} steps along the sum of its own gradients and {others}.",
+        effect=f"Window {window.number} steps with the sum of its own gradients and {others}.",
     )
 
 
 def _held(window: Window) -> set[int]:
-    """The parameters whose gradients a window's steps used; others may keep their gradients."""
+    """The parameters whose gradients a window's steps used; the others need no clearing."""
     held = trainable(window.rank)
     found = {parameter for event in window.attempts for parameter in held.get(event.optimizer, ())}
     # If there is no step, or its optimizer is unknown, require at least the first parameter.
@@ -89,11 +85,11 @@ def _held(window: Window) -> set[int]:
 
 
 def _left(window: Window) -> Sequence[trace.BackwardBegin]:
-    """The backwards since the step before whose gradients those of this window are added to; none if they too were
-    added to some."""
+    """The backwards since the last step whose gradients this window adds to; none if they added to others
+    themselves."""
     previous, rank, first = window.previous, window.rank, window.backwards[0]
     ends = () if previous is None else (*previous.backwards[-1:], *previous.attempts[-1:])
-    # Fewer before the step are a step that comes too early.
+    # Too few backwards before the step mean that the step came too early.
     own = previous.backwards if previous is not None and len(previous.backwards) <= previous.planned else ()
     through = {event.backward for event in rank.of(trace.BackwardEnd) if event.forwards} - {
         event.backward for event in own
@@ -108,7 +104,7 @@ def _left(window: Window) -> Sequence[trace.BackwardBegin]:
 
 
 def _clears_all(window: Window, after: Sequence[trace.Event], before: trace.Event) -> bool:
-    """Whether all gradients of a window are cleared between these events of it."""
+    """Whether all gradients of a window are cleared between these of its events."""
     return bool(after) and _held(window) <= _parameters(window.between(trace.ZeroGrad, after=after[0], before=before))
 
 
@@ -118,12 +114,12 @@ def _parameters(clears: Sequence[trace.ZeroGrad]) -> set[int]:
 
 @fact
 def _clears(window: Window) -> Sequence[trace.ZeroGrad]:
-    """The clearings between the last step or backward of the previous window and the first backward of this one."""
+    """The clearings after the last step or backward of the previous window and before the first backward of this."""
     previous = window.previous
     if previous is None or not window.backwards:
         return ()
     last = max((*previous.of(trace.BackwardEnd)[-1:], *previous.attempts[-1:]), key=_seq, default=None)
-    # Gradients of torch.autograd.grad are put into place by hand, and sums of them that are zero look cleared.
+    # Trainers set gradients of torch.autograd.grad by hand, and a sum of zero looks like a clearing.
     first = min((window.backwards[0], *window.of(trace.AutogradGrad)[:1]), key=_seq)
     return (*previous.between(trace.ZeroGrad, after=last), *window.between(trace.ZeroGrad, before=first))
 
@@ -134,8 +130,8 @@ _seq = attrgetter("seq")
 @law(
     "acc/cleared-once",
     "Gradients SHOULD be cleared once between two windows.",
-    why="""Clearing gradients again changes nothing, and costs a pass over all of them. It is often a sign of two pieces
-        of code that both think they own the loop.""",
+    why="""Clearing gradients again changes nothing, and costs a pass over all of them. Often two pieces of code both
+        act as if they own the loop.""",
     source="PyTorch, Performance Tuning Guide: clearing gradients costs a memory operation for each parameter",
     fix=_FIX,
 )
@@ -145,9 +141,9 @@ def cleared_once(window: Window) -> Outcome:
         if not set(first.parameters).isdisjoint(second.parameters):
             return Broken(
                 second,
-                must="gradients should be cleared once between two windows",
-                because="the second time there is nothing to clear",
-                however=f"{first} and {second} both cleared them, with no backward in between",
+                expected="one clearing between two windows",
+                observed=f"{first} and {second} both cleared, with no backward in between",
+                why="the second clearing has nothing to clear",
                 shows=(first, second),
                 effect="No number changes.",
             )
@@ -156,9 +152,9 @@ def cleared_once(window: Window) -> Outcome:
 
 @law(
     "acc/not-cleared-inside",
-    "Gradients MUST NOT be cleared inside a window, between its backwards or before the step that is to use them.",
-    why="""Cleared gradients are lost: of Σ ∇L over the micro-batches, only the terms after the clearing are left. The
-        step divides a sum over some micro-batches by the number of all.""",
+    "Gradients MUST NOT be cleared between the backwards of a window, or between them and the step.",
+    why="""Cleared gradients are lost: only the terms after the clearing remain of Σ ∇L over the micro-batches. The step
+        divides this partial sum by the number of all micro-batches.""",
     source=f'{GUIDE}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '
     'Precision examples, "Gradient accumulation"',
     fix=_FIX,
@@ -170,8 +166,8 @@ def not_cleared_inside(window: Window) -> Outcome:
     horovods = {event.optimizer for event in window.rank.of(trace.Optimizer) if event.horovod}
     if any(event.optimizer in horovods for event in window.attempts):
         return None
-    # The trainer may have used them already, or keep them in buffers of its own. If it puts in others, and no exchange
-    # explains it, it does.
+    # The trainer may have used the gradients already, or copied them to its own buffers. It did if it sets other
+    # gradients and no exchange explains these.
     changes = window.between(trace.GradientChange, after=window.backwards[-1])
     exchanges = [event.seq for event in window.of(trace.Exchange)]
     if window.rank.steps_by_hand or any(
@@ -183,8 +179,8 @@ def not_cleared_inside(window: Window) -> Outcome:
         return OK
     stepping = window.run.server if window.step_is_unseen else window.rank.number
     steps = [one for one in window.counterparts if one.rank.number == stepping]
-    # A trainer may keep the gradients in its own buffers, and have the right ones when it steps. If it has in another
-    # window that is cleared alike, what is wrong here, such as an overflow or a clip by hand, has another cause.
+    # A trainer may keep the gradients in its own buffers, and step with the correct ones. If another window is cleared
+    # alike and steps correctly, this one has another problem, such as an overflow or a clip by hand.
     if _kept_elsewhere(window) or any(saw_right_gradients(one) or _is_right_though_cleared(one.rank) for one in steps):
         return None
     first, lost = clears[0], len(window.between(trace.BackwardBegin, before=clears[-1]))
@@ -196,9 +192,9 @@ def not_cleared_inside(window: Window) -> Outcome:
     )
     return Broken(
         first,
-        must="gradients must not be cleared inside a window",
-        because=f"the step of window {window.number} must use the gradients of all its backwards",
-        however=f"{first} came after {before} and before {after}",
+        expected="no clearing between the first backward and the step of a window",
+        observed=f"{first} came after {before} and before {after}",
+        why=f"the step of window {window.number} needs the gradients of all its backwards",
         shows=(before, first, after),
         effect=f"Window {window.number} loses the gradients of {lost} of its {len(window.backwards)} backwards.",
     )
@@ -210,7 +206,7 @@ def _is_right_though_cleared(rank: Rank) -> bool:
 
 
 def _kept_elsewhere(window: Window) -> bool:
-    """Whether the step had gradients of parameters whose own were cleared on all ranks after the last backward."""
+    """Whether the step had gradients of parameters that all ranks cleared after the last backward."""
     cleared = [
         _parameters([clear for clear in _losing(one) if clear.seq > one.backwards[-1].seq])
         for one in window.counterparts
@@ -226,7 +222,7 @@ def _kept_elsewhere(window: Window) -> bool:
 
 
 def _loses_weight(window: Window) -> bool:
-    """Whether gradients that are not zero are cleared inside the window."""
+    """Whether nonzero gradients are cleared inside the window."""
     clears, weights = _losing(window), window.plan.spec["samples"]["weight"]
     lost = len(window.between(trace.BackwardBegin, before=clears[-1])) if clears else 0
     micro_batches = window.plan.micro_batches(window.rank.number, window.number)
@@ -238,7 +234,7 @@ def _losing(window: Window) -> list[trace.ZeroGrad]:
 
 
 def _loses_gradients(window: Window, clear: trace.ZeroGrad) -> bool:
-    """Whether the clearing discards gradients that no step has used, with a backward or a step still to come."""
+    """Whether the clearing discards unused gradients before a later backward or step."""
     later = [*window.backwards[-1:], *window.attempts[-1:]]
     if window.backwards[0].seq > clear.seq or all(event.seq < clear.seq for event in later):
         return False
@@ -246,7 +242,7 @@ def _loses_gradients(window: Window, clear: trace.ZeroGrad) -> bool:
     # The same losses go backward again.
     if {event.root for event in before} <= {event.root for event in window.between(trace.BackwardBegin, after=clear)}:
         return False
-    # So do others of the same samples, as where a forward at nearby weights comes first.
+    # So do other losses of the same samples, such as after a first forward at nearby weights.
     if len(window.forwards) > window.planned:
         rows = {event.forward: event.rows for event in window.forwards}
         lost, kept = (
@@ -261,5 +257,5 @@ def _loses_gradients(window: Window, clear: trace.ZeroGrad) -> bool:
     # The average over the ranks may be zero.
     if clear.by == "hand" and window.between(trace.Exchange, after=before[-1], before=clear):
         return False
-    # If a step came first, it has used the gradients.
+    # A step before the clearing has used the gradients.
     return not window.between(trace.Attempt, after=before[-1], before=clear)

@@ -1,4 +1,4 @@
-"""Gradient accumulation: learning-rate schedules."""
+"""Laws of gradient accumulation: learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from conformance.trace.words import number
 
 @law(
     "acc/schedule-per-step",
-    "Each learning-rate scheduler MUST step once for each optimizer step; for a skipped one it MAY step or wait.",
+    "Each learning-rate scheduler MUST step once for each optimizer step; for a skipped step it MAY step or wait.",
     why="""A schedule gives the learning rate of step k. A scheduler that steps for every micro-batch is at k n after k
-        steps of n micro-batches. One that also steps for skipped steps is ahead by their number, which the report says:
-        declare it with `schedule_on_skip`.""",
+        steps of n micro-batches. One that also steps for skipped steps is ahead by their number; the report says so,
+        and `schedule_on_skip` makes it explicit.""",
     source='PyTorch, torch.optim, "How to adjust learning rate": scheduler.step() after optimizer.step(); with a '
     "GradScaler a step may be skipped, which its documentation leaves to the caller to notice",
     fix="""
@@ -33,13 +33,13 @@ from conformance.trace.words import number
 def schedule_per_step(window: Window) -> Outcomes:
     may_skip = window.plan.spec["scaler"] is not None or bool(window.rank.of(Skip))
     for taken in _taken(window.rank)[window.number] if window.plan.schedule_by == "step" else ():
-        # A schedule may advance when the scaler skips a step; that it is taken all the same is for another law.
+        # A schedule may advance when the scaler skips a step. Another law reports a step after the skip.
         if any(skip.optimizer == taken.step.optimizer for skip in window.between(Skip, before=taken.step)):
             continue
-        # Who counts skipped steps too is at the number of the window; of those before a stop, nothing is known here.
-        earlier = taken.number - _begun(window.rank) if may_skip else taken.number
+        # A schedule that counts skipped steps is at the number of the window. Skips before a stop are unknown here.
+        earlier = taken.number - _resumed_at(window.rank) if may_skip else taken.number
         counts = {*range(earlier, taken.number + 1), window.number if may_skip else taken.number}
-        # If the learning rate is right, it was set in another way, or the scheduler is one of several.
+        # A correct learning rate was set in another way, or by another scheduler.
         is_wrong = not any(_has_rate(window.plan, taken.step, one) for one in counts)
         before = None if may_skip or not is_wrong else _off_before(window, taken)
         if before is None and taken.calls_once(may_skip=may_skip):
@@ -50,16 +50,16 @@ def schedule_per_step(window: Window) -> Outcomes:
                 taken if before is None else before,
                 taken,
                 taken.number,
-                must="a scheduler must step once for each step that was taken",
-                because="the schedule counts steps",
+                expected="one scheduler step per optimizer step",
+                why="the schedule counts steps",
             )
 
 
 @law(
     "acc/schedule-per-epoch",
     "A learning-rate scheduler that counts epochs MUST step once for each epoch.",
-    why="""Such a schedule gives the learning rate of epoch k. A scheduler that steps for every window is n times as far
-        after epochs of n windows, and often at its end within the first one.""",
+    why="""Such a schedule gives the learning rate of epoch k. A scheduler that steps for every window is n times too
+        far after epochs of n windows, and often reaches its end within the first.""",
     source='PyTorch, torch.optim, "How to adjust learning rate": its loops call scheduler.step() after each epoch',
     fix="""
         for epoch in range(epochs):
@@ -71,12 +71,12 @@ def schedule_per_step(window: Window) -> Outcomes:
 )
 def schedule_per_epoch(window: Window) -> Outcomes:
     plan, epoch = window.plan, window.plan.epochs.get(window.number)
-    # Who steps more often than there are windows is in no epoch then.
+    # Windows beyond the plan belong to no epoch.
     if plan.schedule_by != "epoch" or epoch is None:
         return
     for taken in _taken(window.rank)[window.number]:
         before = epoch if taken.previous is None else epoch - plan.epochs[taken.previous.window or 0]
-        # If the learning rate is right, it was set in another way, or the scheduler was resumed.
+        # A correct learning rate was set in another way, or the scheduler was resumed.
         if len(taken.calls) == before:
             yield OK
         elif not _has_rate(plan, taken.step, epoch):
@@ -85,8 +85,8 @@ def schedule_per_epoch(window: Window) -> Outcomes:
                 taken,
                 taken,
                 epoch,
-                must="a scheduler that counts epochs must step once for each epoch",
-                because="the schedule counts epochs",
+                expected="one scheduler step per epoch",
+                why="the schedule counts epochs",
             )
 
 
@@ -94,8 +94,8 @@ def schedule_per_epoch(window: Window) -> Outcomes:
 class _Taken:
     """A step, the previous one, its number, and the calls of one scheduler between them.
 
-    left_out: the windows since the previous step in which only other optimizers stepped.
-    place: where the scheduler is by then. earlier: the one before, of the same optimizer and scheduler.
+    left_out: the windows since the previous step in which only other optimizers stepped. place: the scheduler's step
+    count at this step. earlier: the previous entry of the same optimizer and scheduler.
     """
 
     step: Step
@@ -107,8 +107,8 @@ class _Taken:
     earlier: _Taken | None
 
     def calls_once(self, *, may_skip: bool) -> bool:
-        """Whether it was called for the previous step, and for none or all of the windows without one since, where
-        steps may be skipped. That an optimizer leaves out windows in which others step is no fault of its scheduler."""
+        """Whether the scheduler was called once for the previous step and, where steps may be skipped, for none or all
+        of the skipped windows since. Windows in which only other optimizers step may count or not."""
         due = 0 if self.previous is None else 1
         last = -1 if self.previous is None else self.previous.window
         skipped = 0 if last is None or self.step.window is None else self.step.window - last - 1
@@ -117,7 +117,7 @@ class _Taken:
 
 @fact
 def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
-    """By window, the first step of each optimizer that has a scheduler, for each of its schedulers."""
+    """The first step of each optimizer that has a scheduler, for each of its schedulers, by window."""
     calls: dict[tuple[int, int | None], list[Schedule]] = {}
     for event in rank.of(Schedule):
         calls.setdefault((event.scheduler, event.optimizer), [])
@@ -127,7 +127,7 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
     for (_, optimizer), made in sorted(calls.items(), key=lambda item: item[0][0]):
         previous: Step | None = None
         taken: _Taken | None = None
-        used, number, left_out = 0, _begun(rank), 0
+        used, number, left_out = 0, _resumed_at(rank), 0
         for window in rank.windows:
             step = next((event for event in window.of(Step) if event.optimizer == optimizer), None)
             if step is None:
@@ -136,15 +136,14 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
             began = used
             while used < len(made) and made[used].seq < step.seq:
                 used += 1
-            taken = _Taken(step, previous, number, made[began:used], left_out, _begun(rank) + used, taken)
+            taken = _Taken(step, previous, number, made[began:used], left_out, _resumed_at(rank) + used, taken)
             found[window.number].append(taken)
             previous, number, left_out = step, number + 1, 0
     return found
 
 
 def _off_before(window: Window, taken: _Taken) -> _Taken | None:
-    """The last step before whose rate was right, though the scheduler was not called once for it, if that is why this
-    one's is wrong."""
+    """The last earlier step without exactly one call of the scheduler, if it explains the wrong rate of this one."""
     if not taken.calls_once(may_skip=False) or not _has_rate(window.plan, taken.step, taken.place):
         return None
     one = taken.earlier
@@ -153,8 +152,8 @@ def _off_before(window: Window, taken: _Taken) -> _Taken | None:
     return one
 
 
-def _begun(rank: Rank) -> int:
-    """The windows before the first one of a run that was resumed, as many as its steps if none was skipped."""
+def _resumed_at(rank: Rank) -> int:
+    """The number of windows before a resumed run; equal to its number of steps if none was skipped."""
     stop: int = rank.run.plan.spec.get("resumed_at") or 0
     return stop if rank.windows and rank.windows[0].number >= stop else 0
 
@@ -168,14 +167,14 @@ def _has_rate(plan: Plan, step: Step, place: int) -> bool:
 
 
 def _planned_rates(plan: Plan, step: Step, number: int) -> Sequence[float]:
-    """Those of the parameter groups that the parameters with this step's rate are in, the first one's first."""
+    """The planned rates of the parameter groups whose parameters have this step's rate, in order."""
     rates = plan.learning_rates[min(number, len(plan.learning_rates) - 1)]
     groups = {plan.model.tensors[one].group(len(rates)) for one in step.lr_of or step.parameters}
     return [rates[group] for group in sorted(groups)] or rates
 
 
-def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int, *, must: str, because: str) -> Broken:
-    """`taken`: the step before which the scheduler was not called as it should; `shown`: that with the wrong rate."""
+def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int, *, expected: str, why: str) -> Broken:
+    """`taken`: the step with wrong calls of the scheduler before it; `shown`: the step with the wrong rate."""
     step, previous, made = taken.step, taken.previous, taken.calls
     right = _planned_rates(window.plan, shown.step, place)[0]
     times = {0: "did not step", 1: "stepped once", 2: "stepped twice"}.get(len(made), f"stepped {len(made)} times")
@@ -184,21 +183,21 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
     others = window.rank.between(Schedule, after=previous, before=step) if previous else ()
     anew = [one for one in others if one.initial and one.optimizer == step.optimizer]
     if anew:
-        # The scheduler before it may have stepped as it should.
+        # The scheduler before it may have stepped correctly.
         made = anew
-        however = f"after {previous} a new scheduler began at step 0 again ({anew[-1].line})"
+        observed = f"after {previous}, a new scheduler started from step 0 ({anew[-1].line})"
     elif previous is None:
-        which = "the first step after the resume" if _begun(window.rank) else "the first step"
-        however = f"the scheduler {times} before {which}, {step}{last}"
+        which = "the first step after the resume" if _resumed_at(window.rank) else "the first step"
+        observed = f"the scheduler {times} before {which}, {step}{last}"
     else:
-        however = f"between {previous} and {step} the scheduler {times}{last}"
+        observed = f"the scheduler {times} between {previous} and {step}{last}"
     if made and skipped:
-        however += f", though {skipped[0]} was no step"
+        observed += f"; in between: {skipped[0]}"
     return Broken(
         made[-1] if made else step,
-        must=must,
-        because=f"{because}: number {place} has the learning rate {number(right)}",
-        however=however,
+        expected=expected,
+        observed=observed,
+        why=f"{why}: number {place} has the learning rate {number(right)}",
         shows=(
             *([previous] if previous else []),
             *skipped[:1],
@@ -206,5 +205,5 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
             step,
             *([] if shown is taken else [shown.step]),
         ),
-        effect=f"Step {shown.number} uses the learning rate {number(_rate(shown.step))}.",
+        effect=f"Step {shown.number} uses the learning rate {number(_rate(shown.step))} instead of {number(right)}.",
     )

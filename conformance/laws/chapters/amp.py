@@ -1,7 +1,7 @@
-"""Automatic mixed precision: the scaled loss, and its step and update.
+"""Laws of automatic mixed precision: the scaled loss, its step and its update.
 
-These laws, and those in amp_unscaling and amp_overflow, are about `torch.amp.GradScaler`. A
-disabled scaler leaves no events, so they check nothing then.
+These laws, and those in amp_unscaling and amp_overflow, are about `torch.amp.GradScaler`. A disabled scaler leaves no
+events, so they check nothing then.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SEVERAL = (
 
 @law(
     "amp/backward-on-scaled-loss",
-    "Every backward pass of a window whose step goes through an enabled GradScaler MUST run on the scaled loss.",
+    "If an enabled GradScaler takes the step of a window, every backward MUST run on the scaled loss.",
     why="""The scaler divides the gradients by its scale S before the step: Σ ∇(S·Lᵢ) / S is the gradient, and a loss
-        that was not multiplied by S contributes ∇Lᵢ / S. The step is then smaller by S, often hundreds to tens of
-        thousands, and in half precision such gradients may underflow to zero before that.""",
+        that was not multiplied by S contributes ∇Lᵢ / S. The update is then too small by S, often hundreds to tens of
+        thousands of times, and in half precision such gradients may underflow to zero first.""",
     source='PyTorch, torch.amp, section "Gradient Scaling": backward passes run on `scaler.scale(loss)`; '
     '"Automatic Mixed Precision examples": each of several losses is scaled',
     fix="""
@@ -40,7 +40,7 @@ SEVERAL = (
 )
 def backward_on_scaled_loss(window: Window) -> Outcome:
     steps = [step for step in window.of(trace.ScalerStep) if is_scale(step.scale)]
-    # With a bare step beside the scaler's, the trace does not show which step used the gradients of a backward.
+    # With a bare step next to the scaler's, the trace does not show which step used the gradients of a backward.
     if not steps or any(step.scale is None for step in window.of(trace.Step)):
         return None
     ends = scaling(window).accumulated(steps[-1])
@@ -57,23 +57,23 @@ def backward_on_scaled_loss(window: Window) -> Outcome:
     scale = number(steps[-1].scale)
     return Broken(
         bare,
-        "the loss must go through `scaler.scale` before `backward()`",
+        "`scaler.scale(loss).backward()`",
+        f"the loss of the backward at {bare.line} was not scaled, but the scaler stepped ({steps[-1].line})",
         f"the scaler divides the gradients by {scale} before the step",
-        f"the loss of the backward pass at {bare.line} was not scaled, and the scaler stepped ({steps[-1].line})",
         (bare, steps[-1]),
-        f"The gradient of this backward is 1/{scale} of what it should be.",
+        f"The gradients of this backward are 1/{scale} of the correct ones.",
     )
 
 
 def _carries_scale(window: Window, end: trace.BackwardEnd) -> bool:
-    """Whether the gradients at the model's outputs show the loss scale; where they show nothing, those of other
-    backwards at this place."""
+    """Whether the gradients at the model's outputs carry the loss scale; if unknown, whether those of other backwards
+    on this line do."""
     return _shows_scale(window, end) if terms_of(window, end) else end.where in _places_with_scale(window.rank)
 
 
 @fact
 def _places_with_scale(rank: Rank) -> Collection[object]:
-    """Where backwards are called whose gradients at the model's outputs show the loss scale."""
+    """The lines of backwards whose gradients at the model's outputs carry the loss scale."""
     return [end.where for window in rank.windows for end in window.of(trace.BackwardEnd) if _shows_scale(window, end)]
 
 
@@ -84,10 +84,10 @@ def _shows_scale(window: Window, end: trace.BackwardEnd) -> bool:
 
 @law(
     "amp/step-through-scaler",
-    "On the gradients of a scaled loss the step MUST be `scaler.step(optimizer)`.",
-    why="""A bare `optimizer.step()` moves the weights by lr·S·g while the gradients still carry the scale S. If they
-        were unscaled, nothing checks whether they are finite, and one overflow makes every weight infinite or NaN for
-        the rest of the training.""",
+    "The step on gradients of a scaled loss MUST be `scaler.step(optimizer)`.",
+    why="""A bare `optimizer.step()` moves the weights by lr·S·g if the gradients still carry the scale S. If they were
+        unscaled, nothing checks that they are finite, and one overflow makes every weight infinite or NaN for the rest
+        of the training.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
     fix="""
         scaler.scale(loss).backward()
@@ -107,28 +107,25 @@ def _stepped_bare(scaling: Scaling, step: trace.Step) -> Broken | None:
     ends = scaling.accumulated(step)
     if not ends or not all(is_scale(end.scaled) for end in ends):
         return None
-    scale, must = scaling.carried(step, step.parameters), "`scaler.step(optimizer)` must take the step"
-    however = f"`optimizer.step()` took it, {step.line}"
+    scale, expected = scaling.carried(step, step.parameters), "`scaler.step(optimizer)`"
+    observed = f"`optimizer.step()` ({step.line})"
     if scale is not None:
-        because, effect = (
-            f"the gradients still carry the factor {number(scale)}",
-            f"The step is {number(scale)} times too large.",
-        )
-        return Broken(step, must, because, however, (ends[-1], step), effect)
-    # Gradients may be unscaled and checked by hand. If only some ranks stepped, they did check.
+        why, effect = f"the gradients still carry the loss scale {number(scale)}", f"{number(scale)}x too large"
+        return Broken(step, expected, observed, why, (ends[-1], step), f"The step uses gradients that are {effect}.")
+    # Trainers may unscale and check gradients by hand. If only some ranks stepped, they did check.
     together = scaling.run.together.get(scaling.window.number)
     if all_finite(step.gradients or ()) or (together is not None and disagree(together)):
         return None
-    because = "these gradients have overflowed, and the scaler would have skipped the step"
+    why = "these gradients overflowed, and the scaler would have skipped the step"
     effect = "Weights become infinite or NaN, and never recover."
-    return Broken(step, must, because, however, (*scaling.window.of(trace.Unscale)[-1:], step), effect)
+    return Broken(step, expected, observed, why, (*scaling.window.of(trace.Unscale)[-1:], step), effect)
 
 
 @law(
     "amp/scaler-steps",
-    "Between `scaler.unscale_(optimizer)` and `scaler.update()` the step SHOULD be `scaler.step(optimizer)`.",
-    why="""`unscale_` looks for overflows, and `scaler.step` skips the step if there are any. With a bare step, `update`
-        lowers the scale although the step was taken, unless the trainer checks for overflows itself.""",
+    "The step between `scaler.unscale_(optimizer)` and `scaler.update()` SHOULD be `scaler.step(optimizer)`.",
+    why="""`unscale_` looks for overflows, and `scaler.step` skips the step if there are any. A bare step is taken
+        anyway, unless the trainer checks for overflows itself, and then `update` lowers the scale.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
     fix="""
         scaler.unscale_(optimizer)
@@ -139,7 +136,7 @@ def _stepped_bare(scaling: Scaling, step: trace.Step) -> Broken | None:
     needs=(trace.Unscale,),
 )
 def scaler_steps(window: Window) -> Outcome:
-    # Stepping on an overflow is a worse mistake, which other laws report.
+    # Stepping on an overflow is a worse bug, which other laws report.
     if _steps_on_overflow(window.rank):
         return None
     found: Outcome = None
@@ -149,16 +146,16 @@ def scaler_steps(window: Window) -> Outcome:
         if step is None:
             continue
         found = OK
-        # Without an update of the scaler, it is not in use.
+        # A scaler without an update is not in use.
         updates = [one for one in window.between(trace.Update, after=step) if one.scaler == unscale.scaler]
         if isinstance(step, trace.Step) and step.scale is None and updates:
             return Broken(
                 step,
-                "`scaler.step(optimizer)` should take the step",
-                "only this skips the step if `unscale_` found an overflow",
-                f"after {unscale} `optimizer.step()` took it, {step.line}",
+                "`scaler.step(optimizer)`",
+                f"`optimizer.step()` ({step.line}) followed {unscale}",
+                "only `scaler.step` skips the step if `unscale_` found an overflow",
                 (unscale, step),
-                "Nothing changes until gradients overflow; then weights become infinite or NaN.",
+                "None until gradients overflow; then weights become infinite or NaN.",
             )
     return found
 
@@ -171,7 +168,7 @@ def _steps_on_overflow(rank: Rank) -> bool:
 @law(
     "amp/update-once",
     "`scaler.update()` MUST be called once in a window, after all calls of `scaler.step`.",
-    why="""`update` may change the scale from S to S′. Gradients that were scaled by S and are unscaled after it become
+    why="""`update` may change the scale from S to S′. Gradients that were scaled by S and unscaled after it become
         g·S/S′. `update` also forgets which optimizers are unscaled and which gradients overflowed.""",
     source=f'{SEVERAL}; {GUIDE}: "only call scaler.update() every N batches"',
     fix="""
@@ -179,7 +176,7 @@ def _steps_on_overflow(rank: Rank) -> bool:
             scaler.step(optimizer)
         scaler.update()
         """,
-    latent="""As long as no update changes the scale, its place does not matter. In a window in which the scale grows or
+    latent="""The order does not matter while updates leave the scale as it is. In a window in which the scale grows or
         backs off, S ≠ S′.""",
     needs=(trace.ScalerStep, trace.Raised),
 )
@@ -188,7 +185,7 @@ def update_once(window: Window) -> Outcome:
 
 
 def _updated_early(window: Window) -> Broken | None:
-    """An update between the backward passes, or the step of one optimizer, and the step of this one or another."""
+    """Finds an update between the backward passes, or the step of one optimizer, and a later step."""
     for update in window.of(trace.Update):
         step = next(iter(window.between(trace.ScalerStep, after=update)), None)
         if step is None or step.scaler != update.scaler:
@@ -201,34 +198,34 @@ def _updated_early(window: Window) -> Broken | None:
         before, after = number(update.scale_before), number(update.scale_after)
         return Broken(
             update,
-            "`update()` must come after all steps of the window",
-            "it ends the scaler's step, and forgets what is unscaled and what overflowed"
-            if before == after
-            else f"gradients that were scaled by {before} are unscaled by {after} after it",
+            "`update()` after all steps of the window",
             f"{update} came before the scaler's step at {step.line}",
+            "`update()` forgets which optimizers are unscaled and which overflowed"
+            if before == after
+            else f"gradients scaled by {before} are then unscaled by {after}",
             (*window.between(trace.Event, after=ends[-1], before=update)[-1:], update, step),
-            None if before == after else f"The step is off by the factor {before}/{after}.",
+            None if before == after else f"The step uses {before}/{after} of the correct gradients.",
         )
     return None
 
 
 def _refused(window: Window) -> Broken | None:
-    """GradScaler raised an error because an update is missing, or because an update came before any step."""
+    """Finds an error of GradScaler after a missing update, or an update before any step."""
     for error in window.of(trace.Raised):
         message = error.message
         calls = [
             event for event in window.rank.events if isinstance(event, trace.ScalerStep | trace.Unscale | trace.Update)
         ]
         if message.startswith("step() has already been called"):
-            # The last one is the call that was refused.
+            # The last one is the refused call.
             calls.pop()
         last = calls[-1] if calls else None
         if message.startswith("No inf checks were recorded prior to update"):
             return Broken(
                 error,
-                "`update()` must come after the step of the window",
-                "it adjusts the scale by the overflows that this step found",
-                f"it came before {'any' if last is None else 'another'} step, and GradScaler reported {message!r}",
+                "`update()` after the step of the window",
+                f"`update()` before {'any' if last is None else 'another'} step; GradScaler reported {message!r}",
+                "`update()` adjusts the scale by the overflows that the step found",
                 (*window.of(trace.BackwardEnd)[-1:], error),
             )
         if last is None or last.window == window.number or not message.startswith(("unscale_() ", "step() has")):
@@ -237,9 +234,9 @@ def _refused(window: Window) -> Broken | None:
         if not any(isinstance(call, trace.Update) and call.window == last.window for call in calls):
             return Broken(
                 last,
-                "`update()` must end every window",
-                "the scaler counts everything before it as the same step",
-                f"none came after {last}, and in the next window GradScaler reported {message!r}",
+                "`update()` at the end of every window",
+                f"no `update()` after {last}; in the next window GradScaler reported {message!r}",
+                "the scaler counts everything up to `update()` as one step",
                 (last, error),
             )
     return None

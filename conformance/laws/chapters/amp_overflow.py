@@ -1,4 +1,4 @@
-"""Automatic mixed precision: what must happen after an overflow, and the scale on several ranks."""
+"""Laws of automatic mixed precision: overflows, and the scale on several ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
     "amp/all-ranks-skip",
     "After an overflow on any rank, every rank MUST skip the step.",
     why="""If the gradients of one rank are infinite, their average is infinite on every rank. A rank that decides by
-        its own gradients, before averaging, steps on infinities, or steps while others skip; then the weights
+        its own gradients, before averaging, steps with infinities, or steps while others skip; then the weights
         differ.""",
     source=f'{GUIDE}: "otherwise each worker would step differently"',
     fix="""
@@ -52,19 +52,19 @@ def all_ranks_skip(here: GlobalWindow) -> Outcome:
     stayed = next(window for window, step in zip(windows, parted, strict=True) if step is None)
     return Broken(
         step,
-        "every rank must skip the step",
-        "gradients have overflowed, and their average is infinite for all",
-        f"rank {step.rank} took {step}, and rank {stayed.rank.number} did not step",
+        "every rank skips the step",
+        f"rank {step.rank} took {step}, but rank {stayed.rank.number} did not step",
+        "gradients overflowed, so their average is infinite on all ranks",
         (*(stayed.of(trace.Skip)[:1] or stayed.of(trace.BackwardEnd)[-1:]), step),
-        "The ranks' weights differ from here on.",
+        "The ranks' weights differ from now on.",
     )
 
 
 @law(
     "amp/back-off",
-    "When a step was skipped because of an overflow, the update after it MUST lower the scale.",
+    "After a step is skipped for an overflow, the update MUST lower the scale.",
     why="""A gradient that overflows at the scale S overflows again at S or above until it becomes smaller. If the scale
-        does not come down, one step after the other is skipped.""",
+        does not come down, step after step is skipped.""",
     source=f'{GRADIENT_SCALING}: `GradScaler.update`, "If any optimizer steps were skipped the scale is multiplied by '
     '`backoff_factor` to reduce it"',
     fix="""
@@ -86,9 +86,9 @@ def back_off(window: Window) -> Outcome:
         if isinstance(after, str) or after >= before:
             return Broken(
                 update,
-                "the scale must come down after an overflow",
-                f"what overflows at {number(before)} overflows again at {number(after)}",
-                f"{skip} was followed by {update}",
+                "a lower scale after an overflow",
+                f"{update} followed {skip}",
+                f"gradients that overflow at {number(before)} overflow again at {number(after)}",
                 (skip, update),
                 "The next steps are skipped too, until the gradients become smaller.",
             )
@@ -97,10 +97,10 @@ def back_off(window: Window) -> Outcome:
 
 @law(
     "amp/skip-changes-nothing",
-    "A window whose step is skipped because of an overflow MUST NOT change the weights or the optimizer's state.",
-    why="""The gradients of that window are lost, so it must have no effect: w stays the same. Changes beside the step,
-        such as w − lr·λ·w by hand, must be skipped too; and if the momentum m is reset or decayed to m′, the next step
-        is lr·(μ·m′ + g) instead of lr·(μ·m + g).""",
+    "A window whose step is skipped for an overflow MUST NOT change the weights or the optimizer's state.",
+    why="""The gradients of that window are lost, so w must stay the same. Changes outside the step, such as w − lr·λ·w
+        by hand, must be skipped too. If the momentum m is reset or decayed to m′, the next step is lr·(μ·m′ + g)
+        instead of lr·(μ·m + g).""",
     source='PyTorch, torch.amp, `GradScaler.step`: the step "is skipped to avoid corrupting the params"',
     fix="""
         scale = scaler.get_scale()
@@ -116,7 +116,7 @@ def back_off(window: Window) -> Outcome:
 def skip_changes_nothing(window: Window) -> Outcome:
     if window.of(trace.Step):
         return None
-    skip, because = window.of(trace.Skip)[0], "the gradients of its window were lost"
+    skip, why = window.of(trace.Skip)[0], "the gradients of the window were lost"
     pairs = list(pairwise(_weights_along(window)))
     for (one, before), (other, after) in pairs:
         shown = zip(before, after, strict=True)
@@ -126,9 +126,9 @@ def skip_changes_nothing(window: Window) -> Outcome:
         old, new = map(number, changes[0])
         return Broken(
             other,
-            "a skipped step must not change the weights",
-            because,
-            f"around {skip} a weight changed from {old} to {new}, between {one.line} and {other.line}",
+            "unchanged weights around a skipped step",
+            f"around {skip}, a weight changed from {old} to {new} between {one.line} and {other.line}",
+            why,
             tuple(sorted({one, skip, other}, key=lambda event: event.seq)),
             f"A weight is {new} instead of {old}.",
         )
@@ -136,11 +136,11 @@ def skip_changes_nothing(window: Window) -> Outcome:
     for one, other in filter(None, states):
         return Broken(
             other,
-            "a skipped step must not change the optimizer's state",
-            because,
-            f"around {skip} the state changed between {one.line} and {other.line}",
+            "an unchanged optimizer state around a skipped step",
+            f"around {skip}, the state changed between {one.line} and {other.line}",
+            why,
             tuple(sorted({one, skip, other}, key=lambda event: event.seq)),
-            "The next step continues from a momentum, or from averages, that no step produced.",
+            "The next step starts from a momentum, or from averages, that no step produced.",
         )
     return OK if pairs or states else None
 
@@ -149,8 +149,8 @@ _Shown: TypeAlias = tuple[trace.Event, trace.Vector]
 
 
 def _weights_along(window: Window) -> Sequence[_Shown]:
-    """The events that show weights, from the beginning of a window to that of the next, and the weights."""
-    # Averaging the weights over the ranks may change them, and is independent of the skip.
+    """The events that show weights, from the beginning of a window to the beginning of the next, with these weights."""
+    # Averaging over the ranks may change the weights independently of the skip.
     if any(one.of == "parameters" for kind in (trace.Collective, trace.Receive) for one in window.of(kind)):
         return []
     start = [] if window.index else [event for event in window.rank.setup if isinstance(event, trace.Start)]
@@ -164,10 +164,8 @@ def _weights_along(window: Window) -> Sequence[_Shown]:
 
 
 def _changes_of_state(window: Window) -> Iterator[tuple[trace.Event, trace.Event] | None]:
-    """Of each skip and each event around it that shows the state of the same optimizer: the two if it has changed.
-
-    What changes after the next forward belongs to another window.
-    """
+    """Yields, for each skip and each event around it that shows the state of the same optimizer, the two events if the
+    state changed between them, else None. Changes after the next forward belong to another window."""
     forwards = [*window.of(trace.Forward), *(window.following.forwards[:1] if window.following else ())]
     for order, skip in enumerate(window.of(trace.Skip)):
         steps = [step for step in window.between(trace.ScalerStep, before=skip) if step.optimizer == skip.optimizer]
@@ -188,8 +186,8 @@ def _alike(one: trace.Number, other: trace.Number) -> bool:
 @law(
     "amp/one-scaler",
     "One scaler SHOULD scale the gradients of an optimizer throughout training.",
-    why="""A new one begins at its first scale. What the old one had found out is lost: windows that overflow at the
-        first scale are skipped once more.""",
+    why="""A new scaler starts from its initial scale and knows no earlier overflows: windows that overflow at the
+        initial scale are skipped again.""",
     source='PyTorch recipe "Automatic Mixed Precision": "The same GradScaler instance should be used for the entire '
     'convergence run"',
     fix="""
@@ -211,12 +209,12 @@ def one_scaler(window: Window) -> Outcome:
         if step.scaler != update.scaler and step.scale != update.scale_after:
             return Broken(
                 step,
-                "one scaler should serve an optimizer throughout",
-                "a new one knows nothing of earlier overflows",
-                f"{step} is taken by a new scaler, at the scale {number(step.scale)}, where {update} had left "
+                "the same scaler throughout training",
+                f"{step} went through a new scaler at {number(step.scale)}; {update} had left "
                 f"{number(update.scale_after)}",
+                "a new scaler knows no earlier overflows",
                 (update, step),
-                "Windows that overflow at that scale are skipped once more.",
+                "Windows that overflow at that scale are skipped again.",
             )
     return OK if pairs else None
 
@@ -225,7 +223,7 @@ def one_scaler(window: Window) -> Outcome:
     "amp/same-scale-on-all-ranks",
     "In each window the loss scale MUST be the same on all ranks.",
     why="""The ranks average S₁·g₁, …, Sₙ·gₙ, and rank r divides the average by its own Sᵣ: (Σ Sᵢ·gᵢ) / (n·Sᵣ) is not
-        the average of the gradients, and differs from rank to rank. So their weights diverge at once.""",
+        the average of the gradients, and differs from rank to rank. So the weights diverge at once.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": "always call scaler.scale(loss) with the same '
     'scale factor"; PyTorch, issue 136009',
     fix="""
@@ -235,7 +233,7 @@ def one_scaler(window: Window) -> Outcome:
     unless=("amp/unscale-after-sync",),
 )
 def same_scale_on_all_ranks(here: GlobalWindow) -> Outcome:
-    # After ranks have skipped different steps, their scales differ for that reason.
+    # Ranks that skipped different steps have different scales for that reason.
     if here.plan.world_size == 1 or here.number > first_disagreement(here.run):
         return None
     scaled: list[Sequence[trace.LossScaled | trace.BackwardEnd]] = [
@@ -253,9 +251,9 @@ def same_scale_on_all_ranks(here: GlobalWindow) -> Outcome:
     one, other = (number(scale_of(event) or 0) for event in (first, apart))
     return Broken(
         apart,
-        "the loss scale must be the same on all ranks",
+        "one loss scale on all ranks",
+        f"rank {first.rank} scaled its loss by {one} ({first.line}), rank {apart.rank} by {other} ({apart.line})",
         "each rank divides the common average by its own scale",
-        f"rank {first.rank} scaled its loss by {one} ({first.line}) and rank {apart.rank} by {other} ({apart.line})",
         (first, apart),
-        f"Rank {first.rank}'s gradients weigh {one} and rank {apart.rank}'s {other}, and the ranks step differently.",
+        f"Rank {first.rank}'s gradients weigh {one}, rank {apart.rank}'s {other}, and the ranks step differently.",
     )

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: what runs in half precision, and what float16 needs."""
+"""Laws of automatic mixed precision: autocast, and loss scaling for float16."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SCALING = (trace.LossScaled, trace.Unscale, trace.ScalerStep, trace.Update, tra
 
 @law(
     "amp/autocast-around-forward",
-    "A trainer that is asked for bf16 or fp16 MUST run its forwards under autocast of that type.",
-    why="""Without autocast everything runs in float32. The averages are right, but no time or memory is saved, and the
-        half-precision code remains untested.""",
+    "A trainer in a bf16 or fp16 case MUST run its forwards under autocast of that type.",
+    why="""Without autocast everything runs in float32. The averages are correct, but no time or memory is saved, and
+        the half-precision code remains untested.""",
     source='PyTorch, torch.amp, section "Autocasting": it "should wrap only the forward pass(es) of your network, '
     'including the loss computation(s)"',
     fix="""
@@ -27,8 +27,8 @@ _SCALING = (trace.LossScaled, trace.Unscale, trace.ScalerStep, trace.Update, tra
             loss = criterion(model(inputs), targets)
         loss.backward()
         """,
-    latent="""Data that the type holds exactly give the same numbers in a wider type. Other data are rounded where the
-        type is used, and in float16 they overflow beyond 65504.""",
+    latent="""Data that the type represents exactly give the same numbers in a wider type. Other data are rounded in the
+        type, and overflow in float16 beyond 65504.""",
 )
 def autocast_around_forward(window: Window) -> Outcome:
     if window.plan.precision.amp != "torch":
@@ -40,7 +40,7 @@ def autocast_around_forward(window: Window) -> Outcome:
         if end.recomputed and wanted not in end.recomputed and None not in end.recomputed:
             return _in_other(end, ", which computed a forward again,", end.recomputed[0], f"under autocast of {wanted}")
         found = OK if wanted in end.recomputed else found
-    # A penalty, say, may go forward in float32 beside the forward that trains in half precision.
+    # A penalty, say, may go forward in float32 next to the training forward in half precision.
     for forwards in _by_micro_batch(window):
         types = {forward.computes for forward in forwards}
         if wanted not in types and None not in types:
@@ -51,22 +51,22 @@ def autocast_around_forward(window: Window) -> Outcome:
 
 @law(
     "amp/autocast-only-if-asked",
-    "A trainer that is asked for fp32 or fp64 MUST NOT run its forwards in bfloat16 or float16.",
-    why="""Autocast that is always on rounds features, weights and outputs to 8 or 11 bits. Whoever asks for full
-        precision gets gradients that are wrong by up to 0.4 percent.""",
-    source="PyTorch, torch.autocast: its argument `enabled` says whether it should be in a region",
+    "A trainer in an fp32 or fp64 case MUST NOT run its forwards in bfloat16 or float16.",
+    why="""Autocast that is always on rounds features, weights and outputs to 8 or 11 bits. Gradients in full precision
+        are then wrong by up to 0.4 percent.""",
+    source="PyTorch, torch.autocast: its argument `enabled` turns autocast on in a region",
     fix="""
         with torch.autocast(device.type, enabled=use_amp):
             loss = criterion(model(inputs), targets)
         loss.backward()
         """,
-    latent="""Data that the narrow type holds exactly give the same numbers in it. Other data are rounded, and in
-        float16 they overflow beyond 65504.""",
+    latent="""Data that the narrow type represents exactly give the same numbers in it. Other data are rounded, and
+        overflow in float16 beyond 65504.""",
 )
 def autocast_only_if_asked(window: Window) -> Outcome:
     if window.plan.precision.mixed:
         return None
-    # A look at the model in half precision, say, may stand beside the forward that trains.
+    # An inspection in half precision, say, may stand next to the training forward.
     for forwards in _by_micro_batch(window):
         if all(forward.computes in ("bfloat16", "float16") for forward in forwards):
             return _in_other(forwards[0], "", forwards[0].computes, f"in {window.plan.precision.compute.dtype}")
@@ -83,11 +83,11 @@ def _by_micro_batch(window: Window) -> Iterable[Sequence[trace.Forward]]:
 def _in_other(event: trace.Forward | trace.BackwardEnd, again: str, computes: str | None, asked: str) -> Broken:
     return Broken(
         event,
-        must=f"the forward must run {asked}",
-        because="the case asks for this precision",
-        however=f"{event}{again} of micro-batch {event.micro_batch} ran in {computes}",
+        expected=f"a forward {asked}",
+        observed=f"{event}{again} of micro-batch {event.micro_batch} ran in {computes}",
+        why="the case has this precision",
         shows=(event,),
-        effect=f"Its gradients are those of a run in {computes}.",
+        effect=f"Its gradients are computed in {computes}.",
     )
 
 
@@ -95,8 +95,8 @@ def _in_other(event: trace.Forward | trace.BackwardEnd, again: str, computes: st
     "amp/autocast-ends-in-window",
     "Autocast MUST end between the forwards of one window and those of the next.",
     why="""Autocast casts a weight when a forward first needs it, and keeps the result until its outermost region ends.
-        In a region around several windows, forwards go on with the weights of before the steps.""",
-    source="PyTorch, torch.autocast: its argument `cache_enabled` says whether the weight cache inside it is on",
+        In a region around several windows, forwards keep using the weights from before the steps.""",
+    source="PyTorch, torch.autocast: its argument `cache_enabled` turns the weight cache inside the region on",
     fix="""
         for batch in window:
             with torch.autocast(device.type, dtype=torch.bfloat16):
@@ -119,17 +119,17 @@ def autocast_ends_in_window(window: Window) -> Outcome:
         return OK if ended is not None and ended.seq < first.seq else None
     return Broken(
         region,
-        must="autocast must end between the forwards of two windows",
-        because="it keeps what it has cast weights to until its outermost region ends",
-        however=f"{region} was followed by {last}, {step} and {first} without an end",
+        expected="autocast ends between the forwards of two windows",
+        observed=f"{region} stayed open during {last}, {step} and {first}",
+        why="autocast caches its casts of weights until the outermost region ends",
         shows=(region, last, step, first),
-        effect="Forwards go on with the weights as they were when a forward in this region first used them.",
+        effect="Forwards keep using the weights of the region's first forward.",
     )
 
 
 @fact
 def _outermost(rank: Rank) -> tuple[list[int], list[trace.AutocastEnter | None]]:
-    """The places of all enters and exits in the trace, and the outermost autocast that is open from each on."""
+    """The places of all enters and exits in the trace, and the outermost open autocast after each."""
     found: list[trace.AutocastEnter | None] = []
     open_regions: list[trace.AutocastEnter] = []
     balance = 0
@@ -166,7 +166,7 @@ def scaler_with_fp16(window: Window) -> Outcome:
     half, ends = _in_half(window)
     if any(end.scaled is not None for end in ends):
         return OK
-    # A trainer may scale the loss by hand, and unscale gradients where nobody sees it.
+    # A trainer may scale the loss by hand, and unscale gradients without a trace.
     plain = next((end for end in ends if is_of_mean(window, end)), None)
     if plain is None or window.rank.has(_SCALING):
         return None
@@ -176,17 +176,17 @@ def scaler_with_fp16(window: Window) -> Outcome:
     forward = next(half[number] for number in plain.forwards if number in half)
     return Broken(
         plain,
-        must="the loss should be scaled before `backward()`",
-        because="gradients are computed in float16, where numbers smaller than 6e-8 become zero",
-        however=f"{forward} ran in float16, and {plain} on its unscaled loss",
+        expected="a scaled loss before `backward()`",
+        observed=f"{forward} ran in float16, and {plain} on its unscaled loss",
+        why="float16 gradients smaller than 6e-8 become zero",
         shows=(forward, plain),
-        effect="Small gradients are lost; large ones are right.",
+        effect="Small gradients are lost; large ones are correct.",
     )
 
 
 @fact
 def _scales_by_hand(rank: Rank) -> bool:
-    """Whether the gradients at the model's outputs exceed those of the mean in some backward through float16."""
+    """Whether some backward through float16 has larger gradients at the model's outputs than the mean gives."""
     return any(exceeds_mean(window, end) for window in rank.windows for end in _in_half(window)[1])
 
 

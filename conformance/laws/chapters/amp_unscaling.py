@@ -1,4 +1,4 @@
-"""Automatic mixed precision: when and how often gradients are unscaled, and what must not come before that."""
+"""Laws of automatic mixed precision: when and how often gradients are unscaled, and what must wait for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T", trace.Clip, trace.Norm, trace.GradientChange)
     "amp/unscale-before-clip",
     "Gradients MUST be unscaled before they are clipped.",
     why="""Gradients of a scaled loss are S·g, so clipping them at t clips g at t/S: by norm,
-        g · min(1, t / (S·‖g‖)). Almost every step is clipped then, by an amount that changes with the scale.""",
+        g · min(1, t / (S·‖g‖)). Then almost every step is clipped, by an amount that changes with the scale.""",
     source=UNSCALED_GRADIENTS,
     fix="""
         scaler.scale(loss).backward()
@@ -49,25 +49,25 @@ def _clip(window: Window, clip: trace.Clip, scale: float, unscale: trace.Event) 
     threshold, asked = clip.threshold, window.plan.clip
     if isinstance(threshold, str):
         return None
-    # It ignores the scale if it is the plan's or, if the plan has none, too small to have been multiplied by the scale.
+    # The threshold ignores the scale if it is the plan's or, without one, too small to include the scale.
     if not (threshold < scale if asked is None else isclose(threshold, asked["threshold"], rel_tol=1e-6)):
         return None
     what = "the norm" if clip.kind == "norm" else "each value"
-    effect: str | None = f"The unscaled gradients are in effect clipped at {number(threshold / scale)}"
+    effect: str | None = f"The effective threshold is {number(threshold / scale)} instead of {number(threshold)}"
     if clip.kind != "norm":
         effect = f"{effect}."
     elif not isinstance(clip.norm, int | float):
         effect = None
     elif clip.norm <= threshold:
-        effect = "Nothing is clipped in this window: even the scaled norm is within the threshold."
+        effect = "None in this window: even the scaled norm is within the threshold."
     else:
         right = number(min(clip.norm / scale, threshold))
-        effect = f"{effect}; their norm becomes {number(threshold / scale)} instead of {right}."
+        effect = f"{effect}; the norm becomes {number(threshold / scale)} instead of {right}."
     return Broken(
         clip,
-        f"`unscale_` must come before `{clip.function}`",
-        f"clipping compares {what} with {number(threshold)} while gradients still carry the factor {number(scale)}",
+        f"`unscale_` before `{clip.function}`",
         f"{clip} came before {unscale}",
+        f"clipping compares {what} with {number(threshold)}, but gradients still carry the loss scale {number(scale)}",
         (clip, unscale),
         effect,
     )
@@ -75,7 +75,7 @@ def _clip(window: Window, clip: trace.Clip, scale: float, unscale: trace.Event) 
 
 @law(
     "amp/unscale-before-inspection",
-    "The norm of gradients SHOULD be taken after they are unscaled.",
+    "The norm of gradients SHOULD be computed after they are unscaled.",
     why="""The norm of S·g is S·‖g‖: it doubles when the scale grows and halves when the scale backs off. A decision or
         a log that uses it depends on the scale as much as on the gradients.""",
     source=UNSCALED_GRADIENTS,
@@ -95,19 +95,19 @@ def unscale_before_inspection(window: Window) -> Outcome:
 def _inspection(window: Window, look: trace.Norm, scale: float, unscale: trace.Event) -> Outcome:
     return Broken(
         look,
-        "`unscale_` should come before the norm is taken",
-        f"gradients still carry the factor {number(scale)}",
-        f"the norm of {number(look.norm)} ({look.line}) was taken before {unscale}",
+        "`unscale_` before the norm",
+        f"the norm {number(look.norm)} ({look.line}) was computed before {unscale}",
+        f"gradients still carry the loss scale {number(scale)}",
         (look, unscale),
-        "The weights are right, unless the trainer decides something by this norm.",
+        "The weights are correct, unless the trainer uses this norm for a decision.",
     )
 
 
 @law(
     "amp/unscale-before-change",
-    "Gradients MUST be unscaled before they are changed by hand, unless they are only multiplied by a factor.",
-    why="""An operation f on the gradients is meant for g, and f(S·g) / S equals f(g) only if f is linear, like division
-        by a count. On S·g, a clamp at t becomes a clamp at t/S, and noise or a decay λ·w is divided by S.""",
+    "Gradients MUST be unscaled before they are changed by hand, except by a constant factor.",
+    why="""An operation f on the gradients is meant for g, and f(S·g) / S equals f(g) only if f is linear, such as
+        division by a count. On S·g, a clamp at t becomes a clamp at t/S, and noise or a decay λ·w is divided by S.""",
     source=UNSCALED_GRADIENTS,
     fix="""
         scaler.scale(loss).backward()
@@ -125,7 +125,7 @@ def unscale_before_change(window: Window) -> Outcome:
 
 def _change(window: Window, change: trace.GradientChange, scale: float, unscale: trace.Event) -> Outcome:
     step = scaling(window).next(change, trace.Step, change.parameters)
-    # Overflowed gradients are not used for a step, and the factor of a change to them is unknown. So is masters'.
+    # No step uses gradients that overflowed, and the factor of a change to them, or to masters, is unknown.
     if step is None or overflowed(window) or change.of_masters or _is_sync(change, window):
         return None
     what = _changed_how(change, step, scale, window)
@@ -133,19 +133,19 @@ def _change(window: Window, change: trace.GradientChange, scale: float, unscale:
         return OK
     return Broken(
         change,
-        "`unscale_` must come before gradients are changed",
-        f"they still carry the factor {number(scale)} until then",
-        f"they were {what} before {unscale}",
+        "`unscale_` before gradients are changed",
+        f"gradients were {what} ({change.line}) before {unscale}",
+        f"they still carried the loss scale {number(scale)}",
         (change, unscale),
-        "`unscale_` finds no overflow any more, so the step is not skipped."
+        "`unscale_` no longer finds the overflow, so the step is not skipped."
         if isinstance(change.factor, str)
         else f"The effect of this change is divided by {number(scale)}.",
     )
 
 
 def _is_sync(change: trace.GradientChange, window: Window) -> bool:
-    """Whether averaging may explain the change: a collective or a received message came with it, or the trace shows no
-    averaging at all although there are several ranks."""
+    """Whether averaging may explain the change: a collective or a received message came with it, or several ranks
+    average without a trace."""
     exchanges = window.of(trace.Exchange)
     is_seen = any(isinstance(event, trace.Receive) or brings_together(event) for event in exchanges)
     return (window.plan.world_size > 1 and not is_seen) or any(
@@ -155,7 +155,7 @@ def _is_sync(change: trace.GradientChange, window: Window) -> bool:
 
 
 def _changed_how(change: trace.GradientChange, step: trace.Step, scale: float, window: Window) -> str | None:
-    """A phrase for the change, if it certainly should have come after unscaling; otherwise None."""
+    """A phrase for the change if it certainly came too early; otherwise None."""
     seen = [one for one in step.gradients or () if isinstance(one, int | float)]
     if not step.gradients or any(isinstance(one, str) for one in step.gradients):
         return None
@@ -165,16 +165,16 @@ def _changed_how(change: trace.GradientChange, step: trace.Step, scale: float, w
     threshold = clip["threshold"] if clip else None
     clipped = hypot(*seen) if clip and clip["kind"] == "norm" else max(map(abs, seen), default=0.0)
     if change.factor is None:
-        # Clipping at threshold times scale is right.
+        # Clipping at threshold times scale is correct.
         return None if threshold and isclose(clipped, threshold, rel_tol=1e-3) else "changed by hand"
     if threshold and isclose(clipped * scale, threshold, rel_tol=1e-3):
-        return f"clipped by hand, to {number(threshold)},"
+        return f"clipped by hand to {number(threshold)}"
     return None
 
 
 def _each(window: Window, kind: type[T], judged: Callable[[Window, T, float, trace.Event], Outcome]) -> Outcome:
-    """Judges each event of a kind by the scale that its gradients still carry, and what divides them by it later; if
-    nothing does, the trace does not show the scale's effect. Events on unscaled gradients are OK."""
+    """Judges each event of a kind by the scale that its gradients carry and by their later unscaling; without one, the
+    trace does not show the scale's effect. Events on unscaled gradients are OK."""
     found: Outcome = None
     scaled = scaling(window)
     for event in window.of(kind) if scaled.is_scaled else ():
@@ -200,8 +200,8 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
 @law(
     "amp/unscale-once",
     "The gradients of an optimizer MUST be unscaled at most once in a window.",
-    why="""Each unscaling divides by S, so two of them turn the gradient g into g / S. GradScaler refuses a second
-        `unscale_` before `update()`, but it cannot see a division by hand.""",
+    why="""Each unscaling divides by S, so a second one turns the gradient g into g / S. GradScaler refuses a second
+        `unscale_` before `update()`, but cannot see a division by hand.""",
     source='PyTorch, torch.amp, `GradScaler.unscale_`: "should only be called once per optimizer per step call"',
     fix="""
         scaler.scale(loss).backward()
@@ -223,16 +223,16 @@ def unscale_once(window: Window) -> Outcome:
     again = f"GradScaler reported {second.message!r}" if isinstance(second, trace.Raised) else str(second)
     return Broken(
         second,
-        "gradients must be unscaled once",
-        f"they carry the factor {scale} once",
-        f"after {first} they were unscaled again: {again}",
+        "one unscaling per window",
+        f"unscaled again after {first}: {again}",
+        f"the gradients carry the loss scale {scale} only once",
         twice,
-        None if refused else f"The step is {scale} times too small.",
+        None if refused else f"The step uses gradients that are {scale}x too small.",
     )
 
 
 def _refused(window: Window) -> tuple[trace.Event, trace.Event] | None:
-    """A call of `unscale_` that GradScaler refused, with the one before it in the same window."""
+    """The error of a refused `unscale_`, after the earlier one in the same window."""
     for error in window.of(trace.Raised):
         unscales = [
             event for event in window.of(trace.Unscale) if not window.between(trace.Update, after=event, before=error)
@@ -244,7 +244,7 @@ def _refused(window: Window) -> tuple[trace.Event, trace.Event] | None:
 
 def _unscaled_again(window: Window) -> tuple[trace.Event, trace.Event] | None:
     for first, second in pairwise(window.of(trace.Unscale)):
-        # After an update, a backward or a clearing these are other gradients.
+        # After an update, a backward or a clearing, these are other gradients.
         if first.optimizer == second.optimizer and not _between(
             window, first, second, trace.Update, trace.BackwardEnd, trace.ZeroGrad
         ):
@@ -270,7 +270,7 @@ def _unscaled_by_hand_too(window: Window) -> tuple[trace.Event, trace.Event] | N
 
 @fact
 def _samples(run: Run) -> float:
-    """The largest number by which averaging may divide gradients."""
+    """The largest divisor that averaging may use."""
     spec = run.plan.spec
     sizes = [sum(map(len, run.plan.micro_batches(rank, 0))) for rank in range(run.plan.world_size)]
     return float(sum(sizes) * max([1.0, *spec["samples"]["weight"]]))
@@ -278,10 +278,10 @@ def _samples(run: Run) -> float:
 
 @law(
     "amp/unscale-after-last-backward",
-    "Gradients MUST be unscaled only after the last backward pass of the window.",
+    "Gradients MUST be unscaled only after the last backward of the window.",
     why="""Unscaled after the k-th of n micro-batches, the gradient becomes g₁ + … + gₖ + S·(gₖ₊₁ + … + gₙ), from which
-        no division recovers the sum. If each micro-batch ends with unscaling, the gradients of the first one are
-        divided by S again and again.""",
+        no division recovers the sum. If each micro-batch ends with an unscaling, the gradients of the first are divided
+        by S again and again.""",
     source=ACCUMULATION,
     fix="""
         for inputs, targets in window:
@@ -296,12 +296,12 @@ def _samples(run: Run) -> float:
 )
 def unscale_after_last_backward(window: Window) -> Outcome:
     unscales = window.of(trace.Unscale)
-    # With several optimizers, a later backward may belong to another one.
+    # With several optimizers, a later backward may belong to another optimizer.
     if not scaling(window).is_scaled or len({event.optimizer for event in unscales}) > 1:
         return None
     for unscale in unscales:
         steps = window.between(trace.Attempt, after=unscale)
-        # If the step itself unscales, the step comes too early, and acc/step-after-all-backwards reports it.
+        # acc/step-after-all-backwards reports a step that unscales too early itself.
         if unscale.implicit or not steps:
             continue
         ends = scaling(window).accumulated(steps[0])
@@ -311,11 +311,11 @@ def unscale_after_last_backward(window: Window) -> Outcome:
         scale = number(late.scaled or 0)
         return Broken(
             unscale,
-            "`unscale_` must come after the last backward pass of the window",
-            f"a later backward adds gradients with the factor {scale} to gradients without it",
-            f"{unscale} came before the backward pass at {late.line}",
+            "`unscale_` after the last backward of the window",
+            f"{unscale} came before the backward at {late.line}",
+            f"this backward adds gradients with the loss scale {scale} to unscaled ones",
             (unscale, late),
-            f"The micro-batches before it weigh 1/{scale} of the others.",
+            f"The earlier micro-batches have 1/{scale} of the weight of the others.",
         )
     return OK
 
@@ -323,8 +323,8 @@ def unscale_after_last_backward(window: Window) -> Outcome:
 @law(
     "amp/unscale-after-sync",
     "Gradients MUST be unscaled only after the ranks have averaged them.",
-    why="""`unscale_` also looks for overflows: before the average, a rank finds only its own infinities. It skips, and
-        the others step on the infinity that it sends them; or it steps, and they skip.""",
+    why="""`unscale_` also looks for overflows: before the average, a rank finds only its own infinities. It skips while
+        the others step with the infinity that it sends them, or it steps while they skip.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": always synchronize before `scaler.step`, '
     "otherwise each worker steps differently",
     fix="""
@@ -336,7 +336,7 @@ def unscale_after_last_backward(window: Window) -> Outcome:
         scaler.step(optimizer)
         scaler.update()
         """,
-    latent="""Until a gradient overflows, the order of the two divisions does not matter. Once the gradients of one rank
+    latent="""The order of the two divisions does not matter until a gradient overflows. Once the gradients of one rank
         overflow, some ranks step and others skip.""",
     needs=(trace.Unscale,),
 )
@@ -351,11 +351,11 @@ def unscale_after_sync(window: Window) -> Outcome:
     unscale, collective = pair
     return Broken(
         unscale,
-        "`unscale_` must come after the ranks have averaged their gradients",
-        "it looks for overflows, and until then finds only those of this rank",
+        "`unscale_` after the ranks have averaged their gradients",
         f"{unscale} came before {collective}",
+        "before the average, `unscale_` finds only the overflows of its own rank",
         pair,
-        "Nothing changes until a gradient overflows; then some ranks step and others skip.",
+        "None until a gradient overflows; then some ranks step and others skip.",
     )
 
 

@@ -1,4 +1,4 @@
-"""apex.amp: what must happen before `scale_loss` exits, where it unscales and looks for overflows."""
+"""Laws of apex.amp: what must happen before the exit of `scale_loss`, which unscales and looks for overflows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DOCS = "apex documentation, Advanced Amp Usage"
 @law(
     "apex/synchronize-in-scale-loss",
     "With Horovod, `synchronize()` MUST come before the last `scale_loss` of a window exits.",
-    why="""`scale_loss` unscales and looks for overflows at its exit, and until `synchronize()` returns each rank has
-        only its own gradients. If only one rank's g_r contains ∞, that rank skips its step and the others step.""",
+    why="""`scale_loss` unscales and looks for overflows at its exit, and each rank has only its own gradients until
+        `synchronize()` returns. If only one rank's g_r contains ∞, that rank skips its step and the others step.""",
     source=f'{GUIDE}: "you must call optimizer.synchronize() *before* the `amp.scale_loss()` context manager exits"',
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -26,7 +26,7 @@ DOCS = "apex documentation, Advanced Amp Usage"
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
-    latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
+    latent="All ranks step until a gradient overflows. Once one of rank r overflows, rank r skips and the others step.",
     needs=(ScaleLossExit,),
 )
 def synchronize_in_scale_loss(window: Window) -> Outcome:
@@ -38,20 +38,20 @@ def synchronize_in_scale_loss(window: Window) -> Outcome:
     later = window.between(Synchronize, after=last.exit)[:1]
     return Broken(
         last.exit,
-        must="`synchronize()` must come before `scale_loss` exits",
-        because="its exit unscales, and looks for overflows in this rank's gradients",
-        however=f"{last.exit} came before {later[0]}" if later else f"{last.exit} came without it",
+        expected="`synchronize()` before `scale_loss` exits",
+        observed=f"{last.exit} came before {later[0]}" if later else f"{last.exit} came without a `synchronize()`",
+        why="the exit unscales, and looks for overflows in this rank's gradients only",
         shows=(last.enter, *last.backwards, last.exit, *later),
-        effect="A rank that overflows skips alone.",
+        effect="Only the rank that overflows skips its step.",
     )
 
 
 @law(
     "apex/delay-unscale",
-    "On several ranks every backward of a window but the last MUST run under `scale_loss(..., delay_unscale=True)`.",
-    why="""Without it each exit of `scale_loss` divides by the loss scale, and the next enter sets aside the gradients
-        accumulated so far. The all-reduce of the last backward then covers only its own micro-batch, and each rank
-        adds its local gradients of the others: (1/N) Σ g_r of one plus g_r of the others.""",
+    "On several ranks, every backward of a window except the last MUST use `scale_loss(..., delay_unscale=True)`.",
+    why="""Without it, each exit of `scale_loss` divides by the loss scale, and the next enter sets aside the gradients
+        accumulated so far. Then the all-reduce of the last backward covers only its own micro-batch, and each rank adds
+        its local gradients of the others: (1/N) Σ g_r of one plus g_r of the others.""",
     source=f"{DOCS}: gradient accumulation across iterations",
     fix="""
         for number, batch in enumerate(window, start=1):
@@ -72,19 +72,20 @@ def delay_unscale(window: Window) -> Outcome:
         return OK
     return Broken(
         early.enter,
-        must="`scale_loss` must have `delay_unscale=True` in all passes of a window but the last",
-        because="gradients must add up at one scale until they are averaged",
-        however=f"{early.enter} unscaled at its exit, and {passes[-1].enter} came after it",
+        expected="`scale_loss(..., delay_unscale=True)` in all passes of a window except the last",
+        observed=f"{early.enter} unscaled at its exit, before {passes[-1].enter}",
+        why="gradients add up at one scale until they are averaged",
         shows=(early.enter, early.exit, passes[-1].enter),
-        effect=f"The average over the ranks leaves out the first {len(earlier)} of {len(passes)} passes.",
+        effect=f"The average over the ranks misses the first {len(earlier)} of {len(passes)} passes.",
     )
 
 
 @law(
     "apex/one-optimizer",
     "With Horovod, `scale_loss` MUST be given one optimizer, unless each optimizer is synchronized inside it.",
-    why="""Its exit unscales the gradients of all its optimizers and looks for overflows in them. If one of them was not
-        synchronized, its gradients still differ from rank to rank, so ranks decide differently whether to skip.""",
+    why="""The exit of `scale_loss` unscales the gradients of all its optimizers and looks for overflows in them. The
+        gradients of an optimizer that was not synchronized differ from rank to rank, so some ranks skip and others
+        step.""",
     source=f'{GUIDE}: "we do not allow multiple optimizers; we have to know that the our one optimizer is the correct '
     'optimizer to pass to scale_loss()"',
     fix="""
@@ -105,10 +106,9 @@ def one_optimizer(window: Window) -> Outcome:
         return OK
     return Broken(
         last.enter,
-        must="`scale_loss` must be given only the optimizer that is synchronized inside it",
-        because="its exit unscales the gradients of all its optimizers",
-        however=f"{last.enter} was given {given} optimizers, and {inside} of them "
-        f"{'was' if inside == 1 else 'were'} synchronized before {last.exit}",
+        expected="`scale_loss` with only those optimizers that are synchronized inside it",
+        observed=f"{inside} of {given} optimizers of {last.enter} synchronized before {last.exit}",
+        why="the exit of `scale_loss` unscales the gradients of all its optimizers",
         shows=(last.enter, *last.backwards, last.exit),
         effect="The gradients of the others are unscaled and checked for overflows before the ranks average them.",
     )
@@ -117,8 +117,8 @@ def one_optimizer(window: Window) -> Outcome:
 @law(
     "apex/step-in-skip-synchronize",
     "With Horovod and apex, the step after `synchronize()` MUST be inside `skip_synchronize()`.",
-    why="""With apex gradients are synchronized inside `scale_loss`, so a plain step all-reduces them a second time,
-        after they were unscaled. Under op=Sum N ranks multiply by N twice: N² ḡ instead of N ḡ.""",
+    why="""With apex, gradients are synchronized inside `scale_loss`, so a plain step all-reduces them again, after they
+        were unscaled. With op=Sum, N ranks multiply by N twice: N² ḡ instead of N ḡ.""",
     source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"',
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -153,7 +153,7 @@ def _passes(window: Window) -> Sequence[Pass]:
 
 
 def _last_pass(window: Window) -> Pass | None:
-    """The pass that completes a window, if the window has ended or stepped."""
+    """The last pass of a window that has ended or stepped."""
     passes = _passes(window)
     return passes[-1] if passes and (window.ended or window.attempts) else None
 

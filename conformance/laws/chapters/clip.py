@@ -1,4 +1,4 @@
-"""Gradient clipping: when and how often, and which parameters.
+"""Laws of gradient clipping: when, how often, and which parameters.
 
 amp/unscale-before-clip reports clipping before `unscale_`, and hvd/synchronize-before-clip clipping before Horovod's
 `synchronize()`.
@@ -27,7 +27,7 @@ _FIX = """
 
 
 def _clips(window: Window, until: trace.Event | None = None) -> Sequence[trace.Clip]:
-    """The events that clip; a threshold of infinity only reads the norm."""
+    """The events that clip; a clip at infinity only reads the norm."""
     return [event for event in window.between(trace.Clip, before=until) if not isinstance(event.threshold, str)]
 
 
@@ -46,8 +46,8 @@ def _reaches(clip: trace.Clip) -> bool | None:
 @law(
     "clip/after-sync",
     "Gradients MUST be clipped after the ranks have averaged them.",
-    why="""The norm of a mean is not the mean of norms: clip((1/m) Σ gᵣ) differs from (1/m) Σ clip(gᵣ) as soon as one
-        rank's gradient exceeds the threshold t. Each rank then has its own coefficient min(1, t / ‖gᵣ‖).""",
+    why="""The norm of a mean is not the mean of norms: clip((1/m) Σ gᵣ) differs from (1/m) Σ clip(gᵣ) once one rank's
+        gradient exceeds the threshold t. Then each rank has its own coefficient min(1, t / ‖gᵣ‖).""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix=_FIX,
     unless=("clip/once-per-window",),
@@ -70,25 +70,24 @@ def after_sync(window: Window) -> Outcome:
             next(event for event in averages if event.seq > clip.seq),
             [one for one in same if one.rank != clip.rank],
         )
-        saw = "other gradients than the other ranks did"
+        saw = "other gradients than the other ranks"
         if clip.norm is not None:
             norms = [f"{number(one.norm)} on rank {one.rank}" for one in (clip, *others) if one.norm is not None]
             saw = f"the norm {norms[0]} and {', '.join(norms[1:])}"
         return Broken(
             clip,
-            must=f"the ranks must average their gradients before `{clip.function}`",
-            because=f"the threshold {number(clip.threshold)} is for the mean, and each rank has only its own gradients",
-            however=f"{clip} came before {average}; it saw {saw}",
+            expected=f"gradients averaged over the ranks before `{clip.function}`",
+            observed=f"{clip} came before {average} and saw {saw}",
+            why=f"the threshold {number(clip.threshold)} is for the mean, but each rank has only its own gradients",
             shows=(clip, average, *others[:1]),
-            effect="Each rank clips by its own coefficient, and the mean of the clipped gradients is not the clipped "
-            "mean.",
+            effect="Each rank clips by its own coefficient; the mean of clipped gradients is not the clipped mean.",
         )
     return OK
 
 
 def _averages_gradients(plan: Plan, event: trace.Contribution) -> bool:
-    """Whether ranks average gradients here, or send them to be averaged: the gradients themselves or a copy of all."""
-    # Horovod averages at `synchronize()`, so hvd/synchronize-before-clip judges its clips.
+    """Whether ranks average gradients here, or send them to be averaged: the gradients or a copy of all of them."""
+    # Horovod averages at `synchronize()`; hvd/synchronize-before-clip judges its clips.
     if (
         event.via == "horovod"
         or event.phase != "training"
@@ -99,7 +98,7 @@ def _averages_gradients(plan: Plan, event: trace.Contribution) -> bool:
 
 
 def _differ(same: Sequence[trace.Clip]) -> bool:
-    """Whether these clips, of one each rank, saw different gradients or, if these are unknown, different norms."""
+    """Whether these clips, one per rank, saw different gradients or, if these are unknown, different norms."""
     first = same[0]
     if all(clip.gradients is not None for clip in same):
         return any(clip.gradients != first.gradients for clip in same)
@@ -109,7 +108,7 @@ def _differ(same: Sequence[trace.Clip]) -> bool:
 @law(
     "clip/before-step",
     "Gradients MUST be clipped before the step that uses them.",
-    why="""A step uses the gradients as they are. If they are clipped after it, it has applied them in full: η g and not
+    why="""A step uses the gradients as they are. A clip after it comes too late: the step was η g instead of
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
     fix=_FIX,
@@ -118,18 +117,18 @@ def _differ(same: Sequence[trace.Clip]) -> bool:
 def before_step(window: Window) -> Outcome:
     clips, held = _clips(window), trainable(window.rank)
     for clip in clips if window.ended else ():
-        # Steps of optimizers that hold some of the clipped parameters.
+        # Steps of optimizers with some of the clipped parameters.
         steps = [one for one in window.attempts if not held.get(one.optimizer, set()).isdisjoint(clip.parameters)][-1:]
-        # After another backward, it clips other gradients.
+        # A clip after another backward is of other gradients.
         if not steps or steps[0].seq > clip.seq or window.between(trace.BackwardBegin, after=steps[0], before=clip):
             continue
         return Broken(
             clip,
-            must=f"`{clip.function}` must come before the step",
-            because="the step uses the gradients as they are",
-            however=f"{clip} came after {steps[0]}",
+            expected=f"`{clip.function}` before the step",
+            observed=f"{clip} came after {steps[0]}",
+            why="the step uses the gradients as they are",
             shows=(*steps, clip),
-            effect=f"Window {window.number} steps along gradients that are not clipped.",
+            effect=f"Window {window.number} steps with unclipped gradients.",
         )
     return OK if clips and window.attempts else None
 
@@ -138,7 +137,7 @@ def before_step(window: Window) -> Outcome:
     "clip/once-per-window",
     "Gradients MUST be clipped once in a window, when all of them are complete.",
     why="""Clipping the gradients accumulated so far gives clip(clip(g₁) + g₂) instead of clip(g₁ + g₂): the earlier
-        micro-batches are clipped again and again, and the last one counts most.""",
+        micro-batches are clipped again and again, and the last counts most.""",
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
     "the gradients of the effective batch are complete",
     fix=_FIX,
@@ -147,22 +146,22 @@ def before_step(window: Window) -> Outcome:
 def once_per_window(window: Window) -> Outcome:
     # clip/before-step judges clips after a step.
     clips = _clips(window, window.attempts[0] if window.attempts else None)
-    # Some only read the norm, or clip again what is small enough.
+    # Some clips only read the norm, or find gradients that are already small enough.
     acting = [clip for clip in clips if _reaches(clip) is not False]
     for index, second in enumerate(acting):
         for first in acting[:index]:
             if first.kind != second.kind or set(first.parameters).isdisjoint(second.parameters):
                 continue
             between = window.between(trace.BackwardBegin, after=first, before=second)
-            effect = "The second clip makes the gradients smaller than the first threshold asks for."
+            effect = "The second clip makes the gradients smaller than the first threshold."
             if between:
                 last = f"{between[-1].label} {between[-1].backward}"
                 effect = f"Gradients from before {last} are clipped twice, and count less."
             return Broken(
                 second,
-                must="gradients must be clipped once in a window",
-                because=f"the threshold {number(second.threshold)} is for the gradients of the whole window",
-                however=f"{first} and {second} both clipped them",
+                expected="one clip per window",
+                observed=f"{first} and {second} clipped the same gradients",
+                why=f"the threshold {number(second.threshold)} is for the gradients of the whole window",
                 shows=(first, *between[:1], second),
                 effect=effect,
             )
@@ -172,8 +171,8 @@ def once_per_window(window: Window) -> Outcome:
 @law(
     "clip/all-parameters",
     "Clipping MUST cover all parameters of the optimizer that have gradients.",
-    why="""Clipping by norm scales all of g by min(1, t / ‖g‖), which keeps its direction; if a part is left out, the
-        direction changes. Parameters that are not clipped are not protected from outliers.""",
+    why="""Clipping by norm scales all of g by min(1, t / ‖g‖), which keeps its direction; leaving out a part changes
+        the direction. Unclipped parameters are not protected from outliers.""",
     source=f'{DOCS}: "The norm is computed over the norms of the individual gradients of all parameters"',
     fix="""
         parameters = list(model.parameters())  # a generator can be used once
@@ -188,7 +187,7 @@ def all_parameters(window: Window) -> Outcome:
     clips = _clips(window, last)
     if last is None or not clips:
         return None
-    # Some trainers clip some of the parameters by hand.
+    # Some trainers clip part of the parameters by hand.
     changes = window.between(
         trace.GradientChange, after=window.backwards[-1] if window.backwards else None, before=last
     )
@@ -198,23 +197,21 @@ def all_parameters(window: Window) -> Outcome:
         return OK
     which = enumerated([window.plan.model.tensors[number].name for number in sorted(missing)])
     empty = [clip for clip in clips if not clip.parameters]
-    however = f"{', '.join(map(str, clips))} left out {which}"
+    observed = f"{', '.join(map(str, clips))} left out {which}"
     if empty:
-        however = (
-            f"{empty[0]} was given no parameters; a generator such as `model.parameters()` is empty the second time"
-        )
+        observed = f"{empty[0]} got no parameters; a generator such as `model.parameters()` is empty the second time"
     return Broken(
         (empty or clips)[0],
-        must="clipping must cover all parameters of the optimizer",
-        because=f"{last} uses the gradient of {which} too",
-        however=however,
+        expected="a clip of all parameters of the optimizer",
+        observed=observed,
+        why=f"{last} also uses the gradient of {which}",
         shows=(*clips, last),
         effect=f"The gradient of {which} is not clipped in window {window.number}.",
     )
 
 
 def _with_gradients(window: Window, step: trace.Attempt) -> set[int]:
-    """The parameters for which a step of their optimizer found gradients; empty if unknown."""
+    """The parameters whose optimizer found gradients at this step; empty if unknown."""
     owners, gradients = window.plan.model.tensor_of, step.gradients
     if gradients is None or len(gradients) != len(owners):
         return set()
@@ -228,13 +225,14 @@ _ROUNDING = 2**-7
 
 @law(
     "clip/norm-of-all-shards",
-    "Ranks that hold parts of the gradients MUST clip them by the norm of all parts.",
-    why="""The norm is √(Σ ‖g_r‖²) over the parts g_r. If each rank compares the norm of its own part with the threshold
-        t, it multiplies that by its own min(1, t / ‖g_r‖), and the step takes another direction than the gradient.""",
+    "Ranks with shards of the gradients MUST clip them by the norm of all shards.",
+    why="""The norm is √(Σ ‖g_r‖²) over the shards g_r. If each rank compares the norm of its own shard with the
+        threshold t, it multiplies its shard by its own min(1, t / ‖g_r‖), and the update no longer has the direction of
+        the gradient.""",
     source="PyTorch documentation, Getting Started with Fully Sharded Data Parallel (FSDP2): clip_grad_norm_ computes "
     "the norm of DTensors over all ranks",
     fix="""
-        # Of the parameters as they are, not of their `to_local()`.
+        # Pass the parameters themselves, not their `to_local()`.
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         """,
 )
@@ -249,39 +247,36 @@ def norm_of_all_shards(here: GlobalWindow) -> Outcome:
         return OK if any(window.of(trace.Clip) for window in here.windows) else None
     window, (least, event) = min(factors.items(), key=lambda one: one[1][0])
     other, (most, _) = max(factors.items(), key=lambda one: one[1][0])
-    must = "all ranks must multiply their parts of the gradients by the same factor"
-    apart = f"{number(least)} and rank {other.rank.number} by {number(most)}"
-    effect = "takes another direction than the gradient"
+    expected = "one clipping factor for the shards of all ranks"
+    apart = f"{number(least)}, rank {other.rank.number} its shard by {number(most)}"
+    effect = "does not have the direction of the gradient"
     if isclose(least, most, rel_tol=_ROUNDING):
         window, (factor, event) = changed
         parts = [_part(one) for one in here.windows if one.attempts]
-        # Several ranks may hold the same part.
+        # Several ranks may have the same part.
         whole = hypot(*{at: value for part in parts for at, value in part.items()}.values())
         largest = max(hypot(*part.values()) for part in parts)
-        # The largest part has the norm that all of them should have.
+        # Wrong if the largest part alone has the norm of the threshold.
         if not (isclose(largest, threshold, rel_tol=_ROUNDING) and whole > threshold * (1 + _ROUNDING)):
             return OK
-        must = "ranks must clip by the norm of all parts of the gradients"
-        norms = f"the norm {number(largest)}, and all together {number(whole)}"
-        apart, effect = (
-            f"{number(factor)}, which leaves the largest part {norms}",
-            "goes along gradients that are too long",
-        )
-    # Other things than a clip may multiply them apart.
+        expected = "a clip by the norm of all shards"
+        apart = f"{number(factor)}: the norm is {number(largest)} for the largest shard, {number(whole)} for all"
+        effect = f"uses gradients of {number(whole / threshold)}x the allowed norm"
+    # Different factors may have another reason than a clip.
     elif not all(_is_clipped_alone(one, factor, threshold) for one, (factor, _) in factors.items()):
         return None
     return Broken(
         event,
-        must=must,
-        because=f"the threshold {number(threshold)} is for all parts together",
-        however=f"before the step of window {here.number}, rank {window.rank.number} multiplied its part by {apart}",
+        expected=expected,
+        observed=f"before the step of window {here.number}, rank {window.rank.number} multiplied its shard by {apart}",
+        why=f"the threshold {number(threshold)} is for all shards together",
         shows=(event, *window.attempts[-1:]),
         effect=f"The step of window {here.number} {effect}.",
     )
 
 
 def _factor(window: Window) -> tuple[float, trace.Event] | None:
-    """What a rank has multiplied its part of the gradients by, and the event that shows it; None if that is unknown."""
+    """The factor of a rank's part of the gradients, and the event that shows it; None if unknown."""
     if not window.attempts or not window.backwards:
         return None
     step = window.attempts[-1]
@@ -289,16 +284,16 @@ def _factor(window: Window) -> tuple[float, trace.Event] | None:
     if changes:
         factor = changes[-1].factor
         return (factor, changes[-1]) if len(changes) == 1 and isinstance(factor, float) else None
-    # A norm that is an entry of the gradients looks as if these were exchanged, which may change them.
+    # An exchanged norm that equals an entry of the gradients looks like an exchange of gradients.
     backward = [*window.backwards, *window.of(trace.BackwardEnd)][-1]
     if any(event.of == "gradients" for event in window.between(trace.Collective, after=backward, before=step)):
         return None
-    # Zeros do not show it.
+    # Zeros do not show the factor.
     return (1.0, step) if any(window.rank.own(step.gradients) or ()) else None
 
 
 def _is_clipped_alone(window: Window, factor: float, threshold: float) -> bool:
-    """Whether the rank's own part has the norm that a clip of it alone would leave."""
+    """Whether the rank's own part has the norm that a clip of only this part leaves."""
     norm = hypot(*_part(window).values())
     if factor == 1:
         return norm <= threshold * (1 + _ROUNDING)
@@ -306,6 +301,6 @@ def _is_clipped_alone(window: Window, factor: float, threshold: float) -> bool:
 
 
 def _part(window: Window) -> dict[int, float]:
-    """The gradients that a rank holds where it steps, by their places; NaN for those that are not finite."""
+    """The gradients of a rank's own elements at its step, by position; NaN for those that are not finite."""
     own = zip(window.rank.shard or (), window.rank.own(window.attempts[-1].gradients) or (), strict=False)
     return {at: nan if isinstance(one, str) else one for at, one in own if one is not None}

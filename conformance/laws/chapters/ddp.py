@@ -1,4 +1,4 @@
-"""DistributedDataParallel and other averaging over ranks: whether and when gradients are shared."""
+"""Laws of DistributedDataParallel and other averaging over ranks: whether and when gradients are averaged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 
 @law(
     "ddp/all-reduce-every-window",
-    "The ranks MUST average their gradients, or their weights, in every window, its last micro-batch included.",
-    why="""Gradients that a rank adds after the all-reduce, or without one, reach no other rank. Rank r then steps along
+    "The ranks MUST average their gradients, or their weights, in every window, including its last micro-batch.",
+    why="""Gradients that a rank adds after the all-reduce, or without one, reach no other rank. Then rank r steps with
         its own g_r instead of (1/N) Σ g_r, and the ranks' weights diverge.""",
     source=f'{GUIDE}: "PyTorch DDP synchronizes losses during the backwards pass"; {DOCS}',
     fix="""
@@ -42,8 +42,8 @@ def all_reduce_every_window(window: Window) -> Outcome:
 @law(
     "ddp/all-reduce-once",
     "Gradients SHOULD be averaged once in a window, in the backward of its last micro-batch.",
-    why="""Averaging numbers that are equal on all ranks does not change them, so the weights come out right. But each
-        all-reduce before the last is wasted communication: with K micro-batches, K times the bytes.""",
+    why="""Averaging numbers that are equal on all ranks does not change them, so the weights are correct. But each
+        all-reduce before the last is wasted communication: K times the bytes for K micro-batches.""",
     source=f'{GUIDE}: "each N-1 step must be wrapped in a no_sync context manager to avoid inefficiencies"',
     fix="""
         for number, batch in enumerate(window, start=1):
@@ -55,7 +55,7 @@ def all_reduce_every_window(window: Window) -> Outcome:
 )
 def all_reduce_once(window: Window) -> Outcome:
     found = sharing(window)
-    # Where parameters are split over the ranks, averaging each micro-batch saves the memory of whole gradients.
+    # With sharded parameters, averaging each micro-batch saves the memory of whole gradients.
     if found is None or not found.shared or window.rank.shard is not None:
         return None
     last, first = found.backward, window.backwards[0]
@@ -63,37 +63,37 @@ def all_reduce_once(window: Window) -> Outcome:
     if final is first:
         return None
     early = _of_gradients(window.between(trace.Contribution, after=first, before=final))
-    # A single number, such as the ones that torch's `Join` adds up, may happen to equal the gradient of a bias.
+    # A single number, such as those that torch's `Join` sums, may happen to equal the gradient of a bias.
     if sum(event.elements for event in early) < trained_elements(window.rank):
         return OK
-    wasted = f"{sum(event.bytes for event in early)} bytes a window are sent for nothing"
+    wasted = f"{sum(event.bytes for event in early)} bytes per window are sent for nothing"
     return Broken(
         early[0],
-        must="gradients should be averaged in the backward of the last micro-batch alone",
-        because=f"that average covers the sum over all {len(window.forwards)} micro-batches",
-        however=f"{early[0]} came before the last backward ({last.line})",
+        expected="averaging only in the backward of the last micro-batch",
+        observed=f"{early[0]} came before the last backward ({last.line})",
+        why=f"the last average covers the sum over all {len(window.forwards)} micro-batches",
         shows=(early[0], last, found.shared[0]),
         effect=f"None on the weights; {wasted}."
         if saw_right_gradients(window)
-        else f"{wasted}; and unless each sum is divided by the number of ranks at once, the earlier micro-batches "
-        "count again in each later one.",
+        else f"{wasted}; unless each sum is divided by the number of ranks at once, the earlier micro-batches count "
+        "again in each later average.",
     )
 
 
 @law(
     "ddp/no-sync-around-forward",
-    "`no_sync()` MUST enclose the forward of each micro-batch that is to stay local, and of no other.",
-    why="""DDP's forward decides whether the backward will all-reduce. So `no_sync()` around the backward alone has no
+    "`no_sync()` MUST enclose the forwards of the micro-batches that stay local, and only these.",
+    why="""DDP's forward decides whether the backward will all-reduce. So `no_sync()` around only the backward has no
         effect, and around the forward of a window's last micro-batch it leaves the gradients local: each rank steps
-        along its own g_r instead of (1/N) Σ g_r.""",
+        with its own g_r instead of (1/N) Σ g_r.""",
     source=f'{DOCS}.no_sync: "The forward pass should be inside the context manager"',
     fix="""
         with model.no_sync():
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()
         """,
-    latent="""Around backwards alone it all-reduces every micro-batch. Where several go forward before the first goes
-        backward, DDP reduces the gradients of that one only, and the ranks step apart.""",
+    latent="""`no_sync()` around only the backward all-reduces every micro-batch. If several go forward before the first
+        goes backward, DDP reduces the gradients of only that one, and the ranks' weights diverge.""",
 )
 def no_sync_around_forward(window: Window) -> Outcome:
     if window.plan.world_size == 1:
@@ -110,10 +110,11 @@ def no_sync_around_forward(window: Window) -> Outcome:
 
 
 def _torn_apart(window: Window, forward: trace.Forward, backward: trace.BackwardBegin) -> Broken | None:
-    """That `no_sync()` around a backward or its forwards alone had no effect, or kept the average from a window."""
+    """Finds a `no_sync()` around only a backward, which has no effect, or only its forwards, which prevents the average
+    of a window."""
     end = next(iter(window.between(trace.BackwardEnd, after=backward)), None)
     averaged = [one for one in window.between(trace.Contribution, after=backward, before=end) if brings_together(one)]
-    # Around a forward it has its effect, whatever it is around besides.
+    # `no_sync()` takes effect around a forward, whether or not it also encloses the backward.
     shared = sharing(window)
     is_missing = shared is not None and bool(shared.is_missing) and shared.backward is backward
     if not (is_missing if backward.syncs else averaged):
@@ -122,22 +123,22 @@ def _torn_apart(window: Window, forward: trace.Forward, backward: trace.Backward
     places = ("outside", "inside") if outside else ("inside", "outside")
     return Broken(
         backward,
-        must="`no_sync()` must "
-        + ("enclose the forward too" if outside else "not enclose the forward of the last micro-batch"),
-        because="the forward decides whether the backward will average",
-        however=f"{forward} came {places[0]} `no_sync()` and its backward ({backward.line}) {places[1]}",
+        expected="the forward "
+        + ("also inside `no_sync()`" if outside else "of the last micro-batch outside `no_sync()`"),
+        observed=f"{forward} ran {places[0]} `no_sync()`, its backward ({backward.line}) {places[1]}",
+        why="the forward decides whether the backward averages",
         shows=(forward, backward, *averaged[:1]),
         effect=f"Gradients were averaged anyway: {averaged[0]}."
         if outside
-        else " ".join(filter(None, ["That backward averaged nothing.", _parting(window)])),
+        else " ".join(filter(None, ["This backward averaged nothing.", _parting(window)])),
     )
 
 
 @law(
     "ddp/forward-through-wrapper",
-    "The forward MUST go through the DistributedDataParallel wrapper and not through the module inside it.",
+    "The forward MUST go through the DistributedDataParallel wrapper, not through the module inside it.",
     why="""The wrapper's forward prepares the all-reduce, so a backward from the inner module's output averages nothing.
-        Rank r then steps along its own g_r instead of (1/N) Σ g_r.""",
+        Then rank r steps with its own g_r instead of (1/N) Σ g_r.""",
     source=f"{DOCS}: the forward of the wrapper prepares the backward",
     fix="""
         model = DistributedDataParallel(model)
@@ -155,10 +156,9 @@ def forward_through_wrapper(window: Window) -> Outcome:
     wrap, forward = wraps[-1], forwards[-1]
     return Broken(
         forward,
-        must=f"the forward must go through {wrap.wrapper}",
-        because="only its forward makes the backward average the gradients",
-        however=f"the model was wrapped ({wrap.line}) and {forward} bypassed the wrapper, so "
-        f"backward ({found.backward.line}) averaged nothing",
+        expected=f"a forward through {wrap.wrapper}",
+        observed=f"{forward} bypassed the wrapper ({wrap.line}); backward ({found.backward.line}) averaged nothing",
+        why="only the wrapper's forward makes the backward average the gradients",
         shows=(wrap, forward, found.backward, *window.attempts[-1:]),
         effect=_parting(window),
     )
@@ -167,8 +167,8 @@ def forward_through_wrapper(window: Window) -> Outcome:
 @law(
     "ddp/wrap-after-apex",
     "DistributedDataParallel MUST wrap the model after apex has initialised it.",
-    why="""`amp.initialize` casts parameters and replaces the model's forward. A wrapper that exists before this has
-        made its buckets and hooks for the old parameters, and averages those.""",
+    why="""`amp.initialize` casts parameters and replaces the model's forward. An earlier wrapper has its buckets and
+        hooks on the old parameters, and averages those.""",
     source=f'{GUIDE}: "which must be done after initializing APEX AMP"',
     fix="""
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
@@ -184,22 +184,22 @@ def wrap_after_apex(rank: Rank) -> Outcome:
         return OK
     return Broken(
         wrap,
-        must=f"{wrap.wrapper} must wrap the model after `amp.initialize`",
-        because="it makes its buckets for the parameters at the time of wrapping",
-        however=f"it was wrapped ({wrap.line}) before apex initialised it ({first.line})",
+        expected=f"{wrap.wrapper} wraps the model after `amp.initialize`",
+        observed=f"the model was wrapped ({wrap.line}) before `amp.initialize` ({first.line})",
+        why="the wrapper makes its buckets for the parameters at the time of wrapping",
         shows=(wrap, first),
     )
 
 
 def _forwards(window: Window, backward: trace.BackwardBegin) -> Sequence[trace.Forward]:
-    """The forwards that a backward reached; if its end is missing, the last forward before it."""
+    """The forwards that a backward reached; without its end, the last forward before it."""
     reached = _reached(window).get(backward.backward)
     return [event for event in window.forwards if event.seq < backward.seq][-1:] if reached is None else reached
 
 
 @fact
 def _reached(window: Window) -> Mapping[int, Sequence[trace.Forward]]:
-    """By the number of each completed backward, the forwards that it reached."""
+    """The forwards that each completed backward reached, by the backward's number."""
     known = forwards_by_number(window.rank)
     return {
         end.backward: [known[number] for number in sorted(end.forwards) if number in known]
@@ -217,26 +217,24 @@ def _never_shared(sharing: Sharing) -> Broken:
     ]
     shows: list[trace.Event] = [backward]
     if backward.syncs is False and entered and isinstance(entered[-1], trace.NoSyncEnter):
-        however = f"backward ({backward.line}) ran inside `no_sync()`, entered at {entered[-1].line}"
+        observed = f"backward ({backward.line}) ran inside `no_sync()`, entered at {entered[-1].line}"
         shows = [entered[-1], backward]
     elif backward.syncs is False:
-        however = f"backward ({backward.line}) ran while DDP's `require_backward_grad_sync` was off"
+        observed = f"backward ({backward.line}) ran while DDP's `require_backward_grad_sync` was off"
     else:
-        however = (
-            f"the ranks did not combine their gradients or weights between backward ({backward.line}) and the end "
-        )
-        however += "of the window" + "".join(f" with {attempt}" for attempt in window.attempts[-1:])
+        observed = f"the ranks combined no gradients or weights between backward ({backward.line}) and "
+        observed += "".join([*map(str, window.attempts[-1:])] or ["the end of the window"])
         to_one = [event for event in window.between(trace.Contribution, after=backward) if gives_to_one(event)]
         if to_one:
-            however += f"; {to_one[-1]} gave the result to one rank alone, which did not pass it on"
+            observed += f"; {to_one[-1]} gave the result to only one rank, which did not pass it on"
             shows.append(to_one[-1])
         elif backward.syncs:
-            however += "; DDP was to do it, so its communication hook sent nothing"
+            observed += "; DDP was on, so its communication hook sent nothing"
     return Broken(
         backward,
-        must="the ranks must average their gradients in the last backward of a window, or after it",
-        because=f"no other rank sees what this backward adds to the gradients of rank {window.rank.number}",
-        however=however + "".join(f"; the last before was {one}" for one in early),
+        expected="an average over the ranks in the last backward of the window, or after it",
+        observed=observed + "".join(f"; the last average was {one}" for one in early),
+        why=f"no other rank gets the gradients that this backward adds on rank {window.rank.number}",
         shows=(*early, *shows, *window.attempts[-1:]),
         effect=_parting(window),
     )
@@ -259,29 +257,27 @@ def _parting(window: Window) -> str | None:
     if other == first:
         return None
     (mine, theirs), of = where_apart(window.plan, own, others)
-    apart = f"rank {first} along {mine} and rank {other} along {theirs}{of}"
-    return f"In window {window.number} the ranks step apart: {apart}."
+    return f"In window {window.number}, rank {first} steps with gradient {mine}, rank {other} with {theirs}{of}."
 
 
 _SOURCE = "PyTorch documentation, torch.distributed: synchronous and asynchronous collective operations"
 _FIX = """
     handles = [dist.all_reduce(parameter.grad, async_op=True) for parameter in model.parameters()]
     for handle in handles:
-        handle.wait()  # each of them: they may end in any order
+        handle.wait()  # every handle: collectives may end in any order
     optimizer.step()
     """
 
 
 @law(
     "ddp/wait-before-step",
-    "What writes to gradients or weights asynchronously MUST be waited for before the step that uses them.",
+    "An asynchronous collective that writes gradients or weights MUST be waited for before the step that uses them.",
     why="""`async_op=True` and functional collectives return at once, and another thread writes the result later. A step
         that does not wait, by the handle or by `wait_tensor`, uses the rank's own g_r, the average (1/N) Σ g_r, or a
-        mixture of both, and each rank may get another one.""",
+        mixture of both, and ranks may differ.""",
     source=_SOURCE,
     fix=_FIX,
-    latent="""Whether the collective or the step comes first is a race, which a larger model or a slower network
-        decides otherwise.""",
+    latent="""The collective and the step race; a larger model or a slower network can change which comes first.""",
     needs=(trace.Step,),
 )
 def wait_before_step(window: Window) -> Outcome:
@@ -290,43 +286,43 @@ def wait_before_step(window: Window) -> Outcome:
     if late is None:
         return OK if steps and any(event.seq < steps[-1].seq for event in _averaging(window)) else None
     step, seq = late
-    return _unwaited(step, window.rank.events[seq], "that is the memory that the step uses")
+    return _unwaited(step, window.rank.events[seq], "the collective writes to the memory that the step uses")
 
 
-def _unwaited(step: trace.Step, event: trace.Event, because: str) -> Broken:
+def _unwaited(step: trace.Step, event: trace.Event, why: str) -> Broken:
     return Broken(
         event,
-        must="what is asynchronous must be waited for, by its handle or by `wait_tensor`",
-        because=because,
-        however=f"nobody waited for {event} before {step}",
+        expected="a wait for asynchronous collectives, by the handle or by `wait_tensor`",
+        observed=f"no wait for {event} before {step}",
+        why=why,
         shows=(event, step),
-        effect="The step uses what happens to be there: it may differ from run to run and from rank to rank.",
+        effect="The step may use unfinished results, which differ from run to run and from rank to rank.",
     )
 
 
 @law(
     "ddp/wait-before-use",
-    "The result of an asynchronous collective MUST NOT be used before it has been waited for.",
-    why="""`async_op=True` returns at once, and another thread writes the result later. Whoever copies it back into the
-        gradients before that copies what was in the buffer before: zeros, or the rank's own g_r.""",
+    "The result of an asynchronous collective MUST NOT be used before a wait for it.",
+    why="""`async_op=True` returns at once, and another thread writes the result later. An earlier copy back into the
+        gradients copies the old contents of the buffer: zeros, or the rank's own g_r.""",
     source=_SOURCE,
     fix="""
         flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         dist.all_reduce(flat, async_op=True).wait()
         """,
-    latent="""Whether the collective ends before its result is read is a race, which a larger model or a slower network
-        decides otherwise.""",
+    latent="""The collective and the use of its result race; a larger model or a slower network can change which comes
+        first.""",
     unless=("ddp/wait-before-step",),
     needs=(trace.Step,),
 )
 def wait_before_use(window: Window) -> Outcomes:
     for step in window.of(trace.Step):
         exchanged = [event for event in _averaging(window) if event.seq < step.seq]
-        # If one was waited for, it may have brought the average, and the others may be for a log.
+        # A collective with a wait may have brought the average, and the others may be for a log.
         if exchanged and all(event.seq in step.unfinished_elsewhere for event in exchanged):
             of_gradients = (event for event in exchanged if isinstance(event, trace.Receive) or event.of == "gradients")
             if (event := next(of_gradients, None)) is not None:
-                yield _unwaited(step, event, "nothing else can have brought the average, and it may not be there yet")
+                yield _unwaited(step, event, "no other collective brings the average, and this one may not be finished")
             return
         if exchanged:
             yield OK
@@ -334,7 +330,7 @@ def wait_before_use(window: Window) -> Outcomes:
 
 @fact
 def _averaging(window: Window) -> Sequence[trace.Exchange]:
-    """What may average gradients in a window; a single number is more often a metric."""
+    """The exchanges that may average gradients in a window; a single number is more likely a metric."""
     if window.plan.world_size == 1:
         return ()
     return [

@@ -1,4 +1,4 @@
-"""What ranks must agree on: their first weights, their collectives, and their weights after each step."""
+"""Laws of agreement between ranks: their first weights, their collectives, and their weights after each step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 
 @law(
     "ddp/equal-start",
-    "All ranks MUST begin with the same weights.",
-    why="""Ranks that take equal steps from different weights keep that difference. Their gradients belong to different
+    "All ranks MUST start from the same weights.",
+    why="""Ranks that take equal steps from different weights keep the difference. Their gradients belong to different
         models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
     source=f'{GUIDE}: "DDP broadcasts parameters on model instantiation"',
     fix="""
         for tensor in model.state_dict().values():
-            dist.broadcast(tensor, src=0)  # DistributedDataParallel(model) does it by itself
+            dist.broadcast(tensor, src=0)  # DistributedDataParallel(model) does this itself
         """,
     unless=("hvd/broadcast-before-first-step",),
 )
@@ -41,12 +41,12 @@ def equal_start(run: Run) -> Outcome:
     other, others = apart
     sent = [one for one in run.ranks[0].setup if isinstance(one, trace.Exchange) and one.of == "parameters"][-1:]
     (mine, theirs), of = where_apart(run.plan, weights, others)
-    when = f"after {sent[0]}" if sent else "no collective carried weights before the first forward, and"
+    when = f"after {sent[0]}," if sent else "no collective carried weights before the first forward;"
     return Broken(
         other,
-        must="all ranks must begin with the weights of one of them",
-        because="equal steps keep different weights different",
-        however=f"{when} rank {first.rank} began with {mine} and rank {other.rank} with {theirs}{of}",
+        expected="the same initial weights on all ranks",
+        observed=f"{when} rank {first.rank} started from {mine}, rank {other.rank} from {theirs}{of}",
+        why="equal steps keep different weights different",
         shows=(*sent, first, other),
         effect="The ranks train different models until the end.",
     )
@@ -56,7 +56,7 @@ def equal_start(run: Run) -> Outcome:
     "ddp/same-collectives",
     "Every rank MUST issue the same collectives in the same order.",
     why="""A collective matches the n-th call of each rank in its group, whatever these calls were meant for. If one
-        rank leaves out a call or makes one more, the others wait forever, or unrelated numbers are mixed.""",
+        rank leaves out a call or makes an extra one, the others wait forever, or mix unrelated numbers.""",
     source="PyTorch documentation, torch.distributed: collective functions",
     fix="""
         dist.all_reduce(loss)  # on every rank
@@ -85,7 +85,7 @@ def same_collectives(run: Run) -> Outcomes:
                 yield unanswered
 
 
-#: What else ranks may part by.
+#: Other laws that explain why ranks have different weights.
 _PARTED_BY = (
     "ddp/equal-start",
     "ddp/all-reduce-every-window",
@@ -108,12 +108,13 @@ _PARTED_BY = (
 @law(
     "ddp/average-each-parameter",
     "The gradient of every parameter MUST be averaged over the ranks.",
-    why="""What an all-reduce leaves out is g_r, the mean over the rank's own samples, and not (1/N) Σ g_r: a parameter
-        that no bucket holds, or that was frozen when DDP wrapped the model, the rest of a buffer that is cut into equal
-        parts, or all of them if a copy is averaged. From then on these weights differ from rank to rank.""",
+    why="""A gradient that the all-reduce leaves out is g_r, the mean over the rank's own samples, instead of
+        (1/N) Σ g_r. Such are parameters in no bucket, or frozen when DDP wrapped the model, the rest of a buffer cut
+        into equal parts, or all of them if only a copy is averaged. From then on, these weights differ from rank to
+        rank.""",
     source=f"{DOCS}: parameters must not be added, nor be unfrozen, after the model was wrapped",
     fix="""
-        for parameter in model.parameters():  # DistributedDataParallel does it for those that it found when it wrapped
+        for parameter in model.parameters():  # DistributedDataParallel averages those that it found trainable
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
         """,
@@ -131,9 +132,9 @@ def average_each_parameter(here: GlobalWindow) -> Outcome:
 
 @law(
     "ddp/identical-weights",
-    "After each optimizer step all ranks MUST hold the same weights, to the bit.",
+    "After each optimizer step, all ranks MUST have bit-identical weights.",
     why="""Ranks with different weights average gradients of different models, (1/N) Σ ∇L(w_r), and never agree again.
-        The model that one rank saves or evaluates is not the one that the others train.""",
+        The model that one rank saves or evaluates is not the model that the others train.""",
     source=f"{DOCS}: parameters are never broadcast between processes after construction",
     fix="""
         # Everything that enters a step must be the same on all ranks: gradients after the all-reduce,
@@ -164,7 +165,7 @@ def _held_after(here: GlobalWindow) -> Sequence[tuple[trace.Event, trace.Vector]
         if shown is None:
             return None
         weights: trace.Vector | None = shown.weights
-        # Ranks may average or exchange weights after their steps: what came of it shows later.
+        # Ranks may average or exchange weights after their steps: then the next event shows the result.
         if any(_may_carry_weights(window.rank, event) for event in window.between(trace.Exchange, after=shown)):
             weights = later.weights if (later := window.shown_after) is not None else None
         if weights is None or None in weights:
@@ -175,7 +176,7 @@ def _held_after(here: GlobalWindow) -> Sequence[tuple[trace.Event, trace.Vector]
 
 @fact
 def _first_parted(run: Run) -> float:
-    """The first window after which the ranks hold different weights; infinity if there is none."""
+    """The first window after which the ranks have different weights; infinity if there is none."""
     for here in run.together.values():
         held = _held_after(here)
         if held is not None and any(weights != held[0][1] for _, weights in held):
@@ -184,7 +185,7 @@ def _first_parted(run: Run) -> float:
 
 
 def _left_own(here: GlobalWindow) -> dict[str, list[float | None]] | None:
-    """The gradients of the elements in which they differ, by rank, if these are what the rank's own samples give."""
+    """By element, the gradients that differ between ranks, in rank order, if they come from each rank's own samples."""
     plan, starts = here.plan, {held(window.rank).get(here.number) for window in here.windows}
     sights = [seen for window in here.windows if (seen := _final_gradients(window)) is not None]
     shares = [plan.micro_batches(window.rank.number, here.number) for window in here.windows]
@@ -205,23 +206,23 @@ def _left_own(here: GlobalWindow) -> dict[str, list[float | None]] | None:
             for index in apart
         )
 
-    # Where other elements are wrong, too, something else went wrong. And a rank that alone uses a parameter has a part
-    # of its own gradient that is the average.
+    # If other elements are wrong too, there is another bug. And if only one rank uses a parameter, its own gradient may
+    # be the average.
     if not apart or right is None or all(right.is_times(1.0, _only(apart, gradients)) for gradients in sights):
         return None
-    # Trainers may divide for a sum over the ranks, or multiply for a mean.
+    # Trainers may divide before a sum over the ranks, or multiply before a mean.
     if not any(map(are_own, (1.0, 1 / plan.world_size, float(plan.world_size)))):
         return None
     return {plan.model.elements[index]: list(columns[index]) for index in apart}
 
 
 def _only(places: Collection[int], gradients: Sequence[float | None]) -> list[float | None]:
-    """The gradients at these places, and None at all others."""
+    """The gradients at these places, and None elsewhere."""
     return [value if at in places else None for at, value in enumerate(gradients)]
 
 
 def _final_gradients(window: Window) -> Sequence[float | None] | None:
-    """The gradients that a window's clip or step saw, and nothing averaged after that."""
+    """The gradients that a window's clip or step saw; None if ranks exchange numbers after that."""
     sight = seen_gradients(window)
     if sight is None or any(
         map(brings_together, window.between(trace.Exchange, after=sight[0], before=window.attempts[0]))
@@ -236,17 +237,17 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
     averaged = [one for one in here.windows[1].between(trace.Exchange, before=other) if brings_together(one)][-1:]
     return Broken(
         other,
-        must=f"the gradient of {enumerated([*own])} must be averaged over the ranks",
-        because="a rank's own samples are a part of the batch",
-        however=f"until {first} it was {values[0]} on rank 0 and {values[1]} on rank 1, as the samples of each rank "
-        "alone make it" + "".join(f", though {one} came before" for one in averaged),
+        expected=f"the gradient of {enumerated([*own])} averaged over the ranks",
+        observed=f"{values[0]} on rank 0 and {values[1]} on rank 1 at {first}, each from the rank's own samples"
+        + "".join(f", despite {one}" for one in averaged),
+        why="the samples of one rank are only a part of the batch",
         shows=(*averaged, first, other),
-        effect="The ranks train different models from here on.",
+        effect="The ranks train different models from now on.",
     )
 
 
 def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[trace.Collective]]]]:
-    """The ranks of each group, and the collectives that each of them issued in it."""
+    """Yields the ranks of each group, and the collectives that each rank issued in it."""
     calls: dict[tuple[int, ...], list[list[trace.Collective]]] = {}
     for rank in run.ranks:
         for event in rank.of(trace.Collective):
@@ -256,7 +257,7 @@ def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[trace.Colle
     for group, by_rank in sorted(calls.items()):
         members = [by_rank[rank] for rank in group]
         names = [{event.process_group for event in events} for events in members]
-        # Groups of the same ranks, which threads may use, have an order each, where the ranks know them by their names.
+        # Several groups of the same ranks, which threads may use, have separate orders if all ranks name them alike.
         if all(one == names[0] for one in names):
             for name in sorted(names[0], key=str):
                 yield group, [[event for event in events if event.process_group == name] for events in members]
@@ -282,16 +283,16 @@ def _different(
     one, two = details if details[0] != details[1] else ("", "")
     return Broken(
         odd,
-        must="every rank must issue the same collectives in the same order",
-        because=f"call {index + 1} of each rank in the group joins the same collective",
-        however=f"it is {other}{one} on rank {other.rank} and {odd}{two} on rank {odd.rank}",
+        expected="the same collectives in the same order on every rank",
+        observed=f"call {index + 1} is {other}{one} on rank {other.rank} and {odd}{two} on rank {odd.rank}",
+        why=f"call {index + 1} of each rank in the group joins the same collective",
         shows=together,
         effect="The ranks wait for each other, or mix unrelated numbers.",
     )
 
 
 def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[trace.Collective]]) -> Broken | None:
-    """The first collective that some ranks of a group did not enter, unless they failed for a reason of their own."""
+    """The first collective that some ranks of a group did not enter, unless they failed for another reason."""
     answered = min(map(len, members))
     waiting = [events[answered] for events in members if len(events) > answered]
     absent = [run.ranks[rank] for rank, events in zip(group, members, strict=True) if len(events) == answered]
@@ -306,17 +307,17 @@ def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[trace
     ranks = enumerated([f"rank {event.rank}" for event in waiting])
     return Broken(
         call,
-        must="every rank must issue the same collectives in the same order",
-        because=f"a collective needs all of its {len(group)} ranks",
-        however=f"rank {call.rank} entered {call}, and rank {rank.number} {left}"
+        expected="the same collectives in the same order on every rank",
+        observed=f"rank {call.rank} entered {call}, but rank {rank.number} {left}"
         + "".join(f"; its last action was {event}" for event in last),
+        why=f"a collective needs all of its {len(group)} ranks",
         shows=(*last, *waiting),
         effect=f"{ranks.capitalize()} {'waits' if len(waiting) == 1 else 'wait'} forever.",
     )
 
 
 def _may_carry_weights(rank: Rank, event: trace.Exchange) -> bool:
-    # Sending does not change a rank's own weights; of the ranks in a broadcast, one sends and the others receive.
+    # Sending does not change a rank's own weights; in a broadcast, one rank sends and the others receive.
     if isinstance(event, trace.Collective):
         if not (brings_together(event) or (event.op.startswith("broadcast") and event.of == "parameters")):
             return False
@@ -326,7 +327,7 @@ def _may_carry_weights(rank: Rank, event: trace.Exchange) -> bool:
 
 
 def _ratio(one: trace.Vector, other: trace.Vector) -> float | None:
-    """The number by which all elements are multiplied; None if there is none, or if they are too few to show it."""
+    """The common ratio of all elements; None if there is none, or too few elements to show it."""
     pairs = [(first, second) for first, second in zip(one, other, strict=False) if first or second]
     ratios = [
         two / first for first, two in pairs if first and not isinstance(first, str) and isinstance(two, int | float)
@@ -339,7 +340,7 @@ def _parted(
     here: GlobalWindow, one: trace.Event, weights: trace.Vector, other: trace.Event, others: trace.Vector
 ) -> Broken:
     details = []
-    # A served rank shows its weights at events that are not steps.
+    # A worker of a parameter server shows its weights at events other than steps.
     if isinstance(one, trace.Step) and isinstance(other, trace.Step) and one.lr != other.lr:
         rates = [number(step.lr or 0) for step in (one, other)]
         details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")
@@ -347,7 +348,7 @@ def _parted(
         if one.gradients != other.gradients:
             seen, of = where_apart(here.plan, one.gradients or (), other.gradients or ())
             times = _ratio(one.gradients or (), other.gradients or ())
-            in_all = f", which is {number(times)} times that in every element" if times else ""
+            in_all = f", {number(times)}x in every element" if times else ""
             details.append(
                 f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}"
             )
@@ -358,10 +359,10 @@ def _parted(
     (mine, theirs), of = where_apart(here.plan, weights, others)
     return Broken(
         other,
-        must="all ranks must hold the same weights after a step",
-        because="from then on they average gradients of different models",
-        however=f"after {one} of window {here.number} rank {one.rank} holds {mine} and "
-        f"rank {other.rank} {theirs}{of}" + (f"; in that step {enumerated(details)}" if details else ""),
+        expected="the same weights on all ranks after a step",
+        observed=f"after {one} of window {here.number}, rank {one.rank} has {mine} and rank {other.rank} has "
+        f"{theirs}{of}" + (f"; in that step, {enumerated(details)}" if details else ""),
+        why="from then on, the ranks average gradients of different models",
         shows=(one, other),
-        effect="The ranks train different models from here on.",
+        effect="The ranks train different models from now on.",
     )

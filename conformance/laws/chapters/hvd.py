@@ -1,4 +1,4 @@
-"""Horovod: its optimizer averages in the background; code that reads or writes gradients must wait for it."""
+"""Laws of Horovod: its optimizer averages in the background, and code that uses gradients must wait for it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 @law(
     "hvd/backward-passes-per-step",
     "`backward_passes_per_step` SHOULD be the number of backward passes in a window.",
-    why="""Horovod begins to average a gradient in its backward_passes_per_step-th backward. If the number is too small,
-        it averages before the window is complete and refuses the next backward. If it is too large, nothing is
-        averaged until `synchronize()` or the step, and a window that is longer by mistake goes unnoticed.""",
+    why="""Horovod starts to average a gradient in its backward_passes_per_step-th backward. If the number is too small,
+        it averages before the window is complete and refuses the next backward. If it is too large, nothing is averaged
+        until `synchronize()` or the step, and a window that is too long goes unnoticed.""",
     source=f'{GUIDE}: "set `hvd_optimizer.backward_passes_per_step` to N (aggregation frequency)"; {DOCS}',
     fix="""
         optimizer = hvd.DistributedOptimizer(
@@ -36,31 +36,31 @@ def backward_passes_per_step(window: Window) -> Outcome:
     event: trace.Event
     noted, set_to, passes = optimizers[0], optimizers[0].backward_passes_per_step, _passes(window)
     if len(passes) > set_to:
-        event, effect = passes[set_to], "the next is refused"
+        event, effect = passes[set_to], "Horovod refuses the next one"
     elif not window.ended or not passes:
         return None
     # A window at the end of an epoch may be shorter, but not all windows.
     elif _most_passes(window.rank) < set_to and window.planned == window.plan.accumulation:
         event = next(event for event in (*window.of(trace.Synchronize), *window.attempts, passes[-1]))
-        effect = "no average begins before `synchronize()`"
+        effect = "no average starts before `synchronize()`"
     else:
         return OK
     return Broken(
         event,
-        must=f"`backward_passes_per_step` should be {len(passes)}",
-        because=f"window {window.number} has {len(passes)} backward pass{'es' * (len(passes) > 1)}, the last at "
+        expected=f"`backward_passes_per_step={len(passes)}`",
+        observed=f"{set_to} in Horovod's optimizer",
+        why=f"window {window.number} has {len(passes)} backward pass{'es' * (len(passes) > 1)}, the last at "
         f"{passes[-1].line}",
-        however=f"Horovod's optimizer was created with {set_to}",
         shows=(noted, *passes, *([] if event in passes else [event])),
-        effect=f"The average begins in backward number {set_to}, so {effect}.",
+        effect=f"The average starts in backward number {set_to}, so {effect}.",
     )
 
 
 @law(
     "hvd/broadcast-before-first-step",
-    "Parameters, and any state of the optimizer, MUST be broadcast before the first step of Horovod's optimizer.",
-    why="""Horovod averages gradients and leaves weights alone. Ranks that begin with different weights, w_0 ≠ w_1, keep
-        this difference and average gradients of different models. Momentum on one rank only has the same effect.""",
+    "Parameters and the optimizer's state MUST be broadcast before the first step of Horovod's optimizer.",
+    why="""Horovod averages gradients, not weights. Ranks that start from different weights, w_0 ≠ w_1, keep this
+        difference and average gradients of different models. Momentum on only one rank has the same effect.""",
     source=f"{GUIDE}: horovod's explicit use of broadcast_parameters; Horovod documentation, Horovod with PyTorch",
     fix="""
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -74,16 +74,16 @@ def broadcast_before_first_step(run: Run) -> Outcomes:
     if len(starts) == len(run.ranks) and all(event.weights is not None for event in starts):
         first, other = starts[0], next((event for event in starts if event.weights != starts[0].weights), None)
         sent = [one for rank in run.ranks for one in rank.setup if isinstance(one, trace.Collective)]
-        # If there was a broadcast but it did not suffice, ddp/equal-start reports it.
+        # ddp/equal-start reports a broadcast that was not enough.
         if other is None or any(one.via == "horovod" and one.of == "parameters" for one in sent):
             yield OK
         else:
             yield Broken(
                 other,
-                must="parameters must be broadcast before the first step",
-                because="Horovod averages gradients, and equal steps keep different weights different",
-                however=f"nothing was broadcast, and rank {first.rank} began with {vector(first.weights or ())} and "
-                f"rank {other.rank} with {vector(other.weights or ())}",
+                expected="a broadcast of the parameters before the first step",
+                observed=f"no broadcast; rank {first.rank} started from {vector(first.weights or ())}, "
+                f"rank {other.rank} from {vector(other.weights or ())}",
+                why="Horovod averages only gradients, and equal steps keep different weights different",
                 shows=(first, other),
                 effect="The ranks train different models until the end.",
             )
@@ -95,11 +95,11 @@ def broadcast_before_first_step(run: Run) -> Outcomes:
         one, other_one = having[0], lacking[0]
         yield Broken(
             one,
-            must="the state of the optimizer must be broadcast before the first step",
-            because="momentum on one rank only changes the direction of its steps",
-            however=f"rank {one.rank} has state ({one.line}) and rank {other_one.rank} none, and none was broadcast",
+            expected="a broadcast of the optimizer's state before the first step",
+            observed=f"no broadcast; rank {one.rank} has state ({one.line}), rank {other_one.rank} has none",
+            why="momentum on only one rank changes the direction of its steps",
             shows=(one, other_one),
-            effect="The ranks take different steps from the first step on.",
+            effect="The ranks take different steps from the start.",
         )
 
 
@@ -129,9 +129,9 @@ def _state_was_sent(rank: Rank, noted: trace.Optimizer) -> bool:
 
 @law(
     "hvd/synchronize-at-most-once",
-    "`synchronize()` MUST be called zero or one times for each step of Horovod's optimizer.",
-    why="""Each call all-reduces the gradients again. Under op=Sum N ranks then multiply by N twice: N² ḡ instead of N
-        ḡ. Under an average the second call only costs communication.""",
+    "`synchronize()` MUST be called at most once for each step of Horovod's optimizer.",
+    why="""Each call all-reduces the gradients again. With op=Sum, N ranks then multiply by N twice: N² ḡ instead of
+        N ḡ. With an average, the second call only costs communication.""",
     source=f'{GUIDE}: "call .synchronize() zero or one times per optimizer.step()"',
     fix="""
         optimizer.synchronize()  # once, after the last backward of the window
@@ -149,9 +149,9 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
 
 @law(
     "hvd/step-in-skip-synchronize",
-    "After an explicit `synchronize()` the step of Horovod's optimizer MUST be inside `skip_synchronize()`.",
-    why="""A plain step synchronizes by itself, so the gradients are all-reduced a second time. Under op=Sum N ranks
-        then multiply by N twice: N² ḡ instead of N ḡ. Under an average the second all-reduce only costs time.""",
+    "After an explicit `synchronize()`, the step of Horovod's optimizer MUST be inside `skip_synchronize()`.",
+    why="""A plain step synchronizes by itself, so the gradients are all-reduced again. With op=Sum, N ranks then
+        multiply by N twice: N² ḡ instead of N ḡ. With an average, the second all-reduce only costs time.""",
     source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"; {DOCS}',
     fix="""
         optimizer.synchronize()
@@ -168,9 +168,9 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
 @law(
     "hvd/synchronize-before-clip",
     "Gradients of Horovod's optimizer MUST be synchronized before they are clipped.",
-    why="""Until `synchronize()` returns, each rank has only its own gradients, or Horovod is averaging them at that
-        moment. Each rank then clips by its own norm, which gives the mean over r of c_r g_r instead of c ḡ, or writes
-        into memory that Horovod is reading.""",
+    why="""Until `synchronize()` returns, each rank has only its own gradients, or Horovod is averaging them right now.
+        Then each rank clips by its own norm, which gives the mean over r of c_r g_r instead of c ḡ, or writes into
+        memory that Horovod is reading.""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix="""
         optimizer.synchronize()
@@ -182,7 +182,7 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
 )
 def synchronize_before_clip(window: Window) -> Outcomes:
     for use in uses(window):
-        clips = [event for event in use.after if isinstance(event, trace.Clip) and use.holds(event.parameters)]
+        clips = [event for event in use.after if isinstance(event, trace.Clip) and use.has(event.parameters)]
         if (early := use.early(clips)) is not None:
             norms = [
                 f"rank {event.rank} saw the norm {number(event.norm)}"
@@ -191,8 +191,8 @@ def synchronize_before_clip(window: Window) -> Outcomes:
             ]
             yield use.came_early(
                 early,
-                must="`synchronize()` must come before gradients are clipped",
-                because=f"until then rank {early.rank} has only its own gradients, or partly averaged ones",
+                expected="`synchronize()` before clipping",
+                why=f"until then, rank {early.rank} has only its own gradients, or partly averaged ones",
                 effect=f"{enumerated(norms).capitalize()}: each clips by its own factor." if len(norms) > 1 else None,
             )
         elif clips:
@@ -202,9 +202,9 @@ def synchronize_before_clip(window: Window) -> Outcomes:
 @law(
     "hvd/synchronize-before-unscale",
     "Gradients of Horovod's optimizer MUST be synchronized before `unscale_` and before `scaler.step`.",
-    why="""GradScaler looks for overflows in the current gradients, and until `synchronize()` returns each rank has only
-        its own. If only one rank's g_r contains ∞, that rank skips the step and lowers its scale, and the others step
-        on an average that contains ∞.""",
+    why="""GradScaler looks for overflows in the current gradients, and each rank has only its own until `synchronize()`
+        returns. If only one rank's g_r contains ∞, that rank skips the step and lowers its scale, and the others step
+        with an average that contains ∞.""",
     source=f'{GUIDE}: "always synchronize before scaler.step(optimizer); otherwise each worker steps differently"',
     fix="""
         optimizer.synchronize()
@@ -212,7 +212,7 @@ def synchronize_before_clip(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         """,
-    latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
+    latent="All ranks step until a gradient overflows. Once one of rank r overflows, rank r skips and the others step.",
 )
 def synchronize_before_unscale(window: Window) -> Outcomes:
     for use in uses(window):
@@ -221,9 +221,8 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
             what = "`unscale_`" if isinstance(early, trace.Unscale) else "`scaler.step`"
             yield use.came_early(
                 early,
-                must=f"`synchronize()` must come before {what}",
-                because=f"the scaler looks for overflows in the gradients of rank {early.rank}, which are not averaged "
-                "yet",
+                expected=f"`synchronize()` before {what}",
+                why=f"the scaler looks for overflows, but only rank {early.rank}'s own gradients are there yet",
                 effect=_overflow_on_some(window.run),
             )
         elif reads:
@@ -232,31 +231,31 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
 
 @law(
     "hvd/not-cleared-before-synchronize",
-    "Gradients MUST NOT be cleared between a backward and the `synchronize()` or the step that waits for its average.",
-    why="""Horovod averages in the background, in the gradients' own memory. A gradient that is cleared before it has
-        finished enters the average as 0, or becomes 0 on one rank and ḡ on another, or no longer exists when Horovod
-        writes the result.""",
-    source="Horovod, horovod/torch/optimizer.py: zero_grad raises where this is noticed",
+    "Gradients MUST NOT be cleared between a backward and the `synchronize()` or step that waits for its average.",
+    why="""Horovod averages in the background, in the gradients' own memory. A gradient that is cleared too early enters
+        the average as 0, or becomes 0 on one rank and ḡ on another, or no longer exists when Horovod writes the
+        result.""",
+    source="Horovod, horovod/torch/optimizer.py: zero_grad raises if it notices this",
     fix="""
         optimizer.zero_grad()  # before the first backward of the window
         for batch in window:
             criterion(model(batch.inputs), batch.targets).div(len(window)).backward()
         optimizer.step()
         """,
-    latent="Whether the clearing or the average comes first is a race.",
+    latent="The clearing and the average race; in another run the other one may come first.",
 )
 def not_cleared_before_synchronize(window: Window) -> Outcomes:
     for use in uses(window):
         attempt = next((event for event in use.after if use.is_of(event, trace.Attempt)), None)
-        # A trainer may drop a window; then nothing waits for its average.
+        # In a window that the trainer drops, nothing waits for the average.
         if use.synchronize is None and (window.ended or attempt is not None):
             continue
-        clears = [event for event in use.after if isinstance(event, trace.ZeroGrad) and use.holds(event.parameters)]
+        clears = [event for event in use.after if isinstance(event, trace.ZeroGrad) and use.has(event.parameters)]
         if (early := use.early(clears)) is not None:
             yield use.came_early(
                 early,
-                must="gradients must not be cleared before Horovod has averaged them",
-                because="it averages in the background, in the gradients' own memory",
+                expected="no clearing before Horovod has averaged the gradients",
+                why="Horovod averages in the background, in the gradients' own memory",
                 effect="The step uses zeros instead of the average, or there is no step.",
             )
         elif use.synchronize is not None:
@@ -264,7 +263,7 @@ def not_cleared_before_synchronize(window: Window) -> Outcomes:
 
 
 def _first_after_backward(windows: Sequence[Window], kind: type[E]) -> Sequence[E]:
-    """For each of these windows, the first event of this kind after its last backward."""
+    """The first event of this kind after the last backward of each window."""
     return [
         event
         for window in windows
@@ -275,12 +274,14 @@ def _first_after_backward(windows: Sequence[Window], kind: type[E]) -> Sequence[
 
 @fact
 def _overflow_on_some(run: Run) -> str | None:
-    """A sentence on the first window in which only some ranks found an overflow; None if there is none."""
+    """A sentence about the first window in which only some ranks found an overflow; None if there is none."""
     for window, windows in sorted(run.numbered.items()):
         found = _first_after_backward(windows, trace.Unscale)
         hit = [f"rank {event.rank}" for event in found if event.found_inf]
         clean = [f"rank {event.rank}" for event in found if event.found_inf is False]
         if hit and clean:
-            parted = f"{enumerated(hit)} found an overflow and {enumerated(clean)} none"
-            return f"In window {window} {parted}: their steps differ."
+            return (
+                f"In window {window}, {enumerated(hit)} found an overflow and {enumerated(clean)} did not: their "
+                "steps differ."
+            )
     return None

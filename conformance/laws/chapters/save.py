@@ -1,4 +1,4 @@
-"""Checkpoints: who writes them."""
+"""Laws of checkpoints: which ranks write them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from conformance.trace.events import Exchange, Save
 @law(
     "save/one-writer",
     "A file of a checkpoint MUST be written by one rank at a time.",
-    why="""Each rank that opens the file cuts off what another has written, and writes at a place of its own. What is in
-        it in the end is whole only if all ranks write the same bytes and none is stopped meanwhile.""",
+    why="""Each rank that opens the file truncates it and writes at its own offset. The file ends up intact only if all
+        ranks write the same bytes and none is stopped in between.""",
     source="PyTorch, Getting Started with Distributed Data Parallel, Save and Load Checkpoints: save in one process",
     fix="""
         if dist.get_rank() == 0:
             torch.save(model.state_dict(), folder / "checkpoint.pt")
         dist.barrier()
         """,
-    latent="If ranks do not write at the same pace, or one is killed, the file is broken, or of two ranks.",
+    latent="If one rank is slower, or is killed, the file is corrupt or mixes two ranks.",
 )
 def one_writer(run: Run) -> Outcomes:
-    # Between two collectives or messages, nothing says which rank writes first.
+    # Between two collectives or messages, the ranks' writes have no order.
     writers: defaultdict[tuple[str, int], list[Save]] = defaultdict(list)
     for rank in run.ranks:
         for event in rank.of(Save):
@@ -37,9 +37,9 @@ def one_writer(run: Run) -> Outcomes:
             if len(events) == 1
             else Broken(
                 events[1],
-                must="only one rank must write a file",
-                because="ranks that write it at the same time cut off and overwrite what the others have written",
-                however=f"ranks {ranks} all write {path} ({events[1].line})",
+                expected="one rank writes the file",
+                observed=f"ranks {ranks} all write {path} ({events[1].line})",
+                why="ranks that write at the same time truncate and overwrite each other's bytes",
                 shows=tuple(events[:2]),
             )
         )

@@ -1,6 +1,6 @@
-"""Known bugs of trainers, a file for each kind.
+"""Known bugs of trainers, one file for each kind.
 
-Each class decorated with `fault` is one; there is no list to extend.
+Each class decorated with `fault` is a bug of the catalogue.
 """
 
 from importlib import import_module

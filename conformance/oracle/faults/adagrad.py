@@ -1,4 +1,4 @@
-"""Adagrad."""
+"""Known bugs of Adagrad."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def _is_adagrad(problem: Problem) -> bool:
     return isinstance(problem.workload.optimizer, Adagrad) and problem.workload.steps > 1
 
 
-@fault("forgets that Adagrad's learning rate decays", _is_adagrad)
+@fault("ignores the decay of Adagrad's learning rate", _is_adagrad)
 class RateDecayForgotten(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
         return replace(right, lr_decay=Fraction(0)) if isinstance(right, Adagrad) else right
 
 
-@fault("forgets Adagrad's sums of squares after each step", _is_adagrad)
+@fault("resets Adagrad's sums of squares after each step", _is_adagrad)
 class SumsOfSquaresLost(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:
         class Forgetting(AdagradRule):

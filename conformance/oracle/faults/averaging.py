@@ -1,4 +1,4 @@
-"""Which samples count, and how much: sums and means over samples, windows and ranks."""
+"""Known bugs in sums and means over samples, windows and ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorldDividedTwice(Recurrence):
         return Fraction(1, window.world_size)
 
 
-@fault("adds up the micro-batches without dividing by their number", accumulating)
+@fault("sums the micro-batches without dividing by their number", accumulating)
 class SumOverWindow(Recurrence):
     def over_window(self, window: Window) -> Fraction:
         return Fraction(window.length)
@@ -42,7 +42,7 @@ class WindowDividedTwice(Recurrence):
 
 
 @fault(
-    "reduces the loss by a sum where a mean belongs",
+    "sums the loss over samples instead of averaging it",
     lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
 )
 class LossSummed(Recurrence):
@@ -50,9 +50,9 @@ class LossSummed(Recurrence):
         return Fraction(len(window.shares[0][0]))
 
 
-@fault("steps on its own rank's gradient, without averaging over ranks", distributed)
+@fault("steps with each rank's own gradient, without averaging over ranks", distributed)
 class NotSynchronised(Recurrence):
-    # A trainer that does not average over ranks cannot do it wrong.
+    # A trainer that does not average over ranks cannot average wrongly.
     over_ranks = Recurrence.over_ranks
 
     def counted(self, window: Window) -> Vector:
@@ -60,19 +60,19 @@ class NotSynchronised(Recurrence):
         return times(own, 1 / sum(own, Fraction(0))) if any(own) else own
 
 
-@fault("clears gradients inside the window, so that only its last micro-batch counts", accumulating)
+@fault("clears gradients inside the window, so only the last micro-batch counts", accumulating)
 class ZeroGradInWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
         return only(super().counted(window), (share[-1] for share in window.shares if share))
 
 
-@fault("loses every micro-batch of a window but the first", accumulating)
+@fault("uses only the first micro-batch of a window", accumulating)
 class FirstMicroBatchOnly(Recurrence):
     def counted(self, window: Window) -> Vector:
         return only(super().counted(window), (share[0] for share in window.shares if share))
 
 
-@fault("adds the earlier micro-batches of a window again with each later one", accumulating)
+@fault("adds the earlier micro-batches of a window again with each later micro-batch", accumulating)
 class EarlierMicroBatchesAgain(Recurrence):
     def counted(self, window: Window) -> Vector:
         times_of = {
@@ -92,7 +92,7 @@ class SampleDropped(Recurrence):
         return (*right[:last], Fraction(0), *right[last + 1 :])
 
 
-@fault("reads a sample twice and its neighbour never", lambda problem: problem.workload.batch_size > 1)
+@fault("reads one sample twice and skips the next one", lambda problem: problem.workload.batch_size > 1)
 class SampleRepeated(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)

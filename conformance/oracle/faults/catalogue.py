@@ -1,7 +1,7 @@
-"""The catalogue of numeric faults: what trainers get wrong, each as one deviation from the textbook.
+"""The catalogue of numeric faults: known bugs of trainers, each as one deviation from the textbook.
 
-Each fault has its own trajectory. A comparison has *power* against it if at some step the fault's enclosure and the
-right answer's have no point in common: then no trainer with that fault can pass. A trainer with numbers inside a
+Each fault has its own trajectory. A comparison has *power* against it if, at some step, the enclosures of the fault and
+the correct answer have no point in common: then no trainer with that fault can pass. A trainer with numbers inside a
 fault's enclosure most likely has that fault.
 """
 
@@ -20,7 +20,7 @@ Condition = Callable[[Problem], bool]
 
 @dataclass(frozen=True)
 class Fault(Deviation):
-    """``conditions``: what must hold for a problem if a trainer can have this fault in it."""
+    """A known bug. ``conditions``: all must be true of a problem for the bug to show in it."""
 
     conditions: tuple[Condition, ...]
 
@@ -37,7 +37,7 @@ CATALOGUE: list[Fault] = []
 
 
 def fault(text: str, *conditions: Condition) -> Callable[[type[Recurrence]], type[Recurrence]]:
-    """Add a textbook with one wrong decision to the catalogue."""
+    """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
         CATALOGUE.append(Fault(text, textbook, conditions))
@@ -82,7 +82,7 @@ def has_groups(problem: Problem) -> bool:
 
 
 def invites_groups(problem: Problem) -> bool:
-    """Whether there is one group, and parameters that trainers like to make several of."""
+    """Whether there is one group, but trainers often split these parameters into several."""
     workload = problem.workload
     return not workload.groups and len({tensor.group(2) for tensor in workload.model.tensors}) > 1
 

@@ -1,4 +1,4 @@
-"""Clipping and the loss scale."""
+"""Known bugs of clipping and the loss scale."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ClipPerMicroBatch(Recurrence):
 
 
 def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[_Part]) -> Affine:
-    """The mean of the clipped gradients of ``parts``, which divide up all micro-batches."""
+    """The mean of the clipped gradients of ``parts``, which together are all micro-batches."""
     total = rule.symbols.exactly([Fraction(0)] * len(weights))
     for own in _of_parts(rule, window, weights, parts):
         total = total.plus(rule.clip(own).scaled(Fraction(1, len(parts))))
@@ -63,15 +63,13 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Se
 
 
 def _of_parts(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[_Part]) -> Iterator[Affine]:
-    """The gradients of ``parts``, whose mean is that of the window."""
+    """Yields the gradients of ``parts``, whose mean is the gradient of the window."""
     coefficients = rule.coefficients(window)
     for part in parts:
         yield rule.trained(window, weights, times(only(coefficients, part), len(parts)))
 
 
-@fault(
-    "clips by the largest of the norms that the ranks' gradients have before they are averaged", _by_norm, distributed
-)
+@fault("clips by the largest norm of the ranks' gradients before averaging", _by_norm, distributed)
 class ClipsByLargestNormOfRanks(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         vector, clip = self.trained(window, weights, self.coefficients(window)), self.problem.workload.clip
@@ -80,7 +78,7 @@ class ClipsByLargestNormOfRanks(Recurrence):
 
 
 @fault(
-    "clips each parameter by itself, at a norm that is meant for all of them together",
+    "clips each parameter separately, at the threshold for all parameters together",
     _by_norm,
     _has_several_parameters,
 )
@@ -89,7 +87,7 @@ class ClipsEachParameter(Recurrence):
         return self.joined((super(ClipsEachParameter, self).clip(self.only(vector, [n])), [n]) for n in self.tensors)
 
 
-@fault("clips each parameter group by itself, at a norm that is meant for all of them together", _by_norm, has_groups)
+@fault("clips each parameter group separately, at the threshold for all groups together", _by_norm, has_groups)
 class ClipsEachGroup(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         groups = range(1 + len(self.problem.workload.groups))
@@ -104,7 +102,7 @@ class ClipsFirstParameter(Recurrence):
         return self.joined([(super().clip(self.only(vector, first)), first), (vector, others)])
 
 
-@fault("clips gradients of which some still carry the loss scale", _by_norm, _has_several_parameters, _scaled)
+@fault("clips while some gradients still carry the loss scale", _by_norm, _has_several_parameters, _scaled)
 class ClipsBeforeAllAreUnscaled(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         first, others = self.tensors[:1], self.tensors[1:]
@@ -112,7 +110,7 @@ class ClipsBeforeAllAreUnscaled(Recurrence):
         return self.joined([(clipped, first), (clipped.scaled(1 / self.loss_scale), others)])
 
 
-@fault("steps on gradients that still carry the loss scale", _scaled)
+@fault("steps with gradients that still carry the loss scale", _scaled)
 class ScaleLeftIn(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return super().window_gradient(window, weights).scaled(self.loss_scale)

@@ -1,4 +1,4 @@
-"""What a gradient is of: the weights that it is taken at, the order of the data, and the formats of both."""
+"""Known bugs in the inputs of gradients: the weights, the order of the data, and the formats of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _steps_again(problem: Problem) -> bool:
 
 
 def has_room_for_other_weights(problem: Problem) -> bool:
-    """Not where bfloat16's bound is too wide for batches at weights that they are not designed for."""
+    """False if bfloat16's bound is too wide for batches at weights that they are not designed for."""
     return not (problem.workload.shuffle and problem.precision.compute is BF16)
 
 
@@ -32,7 +32,7 @@ def _has_layers(problem: Problem) -> bool:
 
 
 @fault(
-    "takes each gradient at the weights before the last step",
+    "computes each gradient at the weights before the last step",
     _steps_again,
     has_room_for_other_weights,
     # In 16 bits the bound of AdamW is too wide to tell.
@@ -46,7 +46,7 @@ class StaleWeights(Recurrence):
         return super().window_gradient(window, before)
 
 
-@fault("steps between a forward and its backward, which finds other weights", _has_layers, _steps_again)
+@fault("steps between a forward and its backward, so the backward uses newer weights", _has_layers, _steps_again)
 class StaleForward(Recurrence):
     _before: Affine | None = None
 
@@ -56,18 +56,18 @@ class StaleForward(Recurrence):
 
 
 def _backward_at(rule: Recurrence, window: Window, weights: Affine, backward: Affine) -> Affine:
-    """The gradient of a forward at ``weights`` whose backward finds other ones."""
+    """The gradient of a forward at ``weights`` with a backward at other weights."""
     form, finite = rule.form(window, rule.coefficients(window)), rule.history is not None
     return gradient(rule.problem, window, form, weights, rule.loss_scale, rule.ledger, finite, backward)
 
 
-@fault("steps the last layer before the gradients of those below are computed from it", _has_layers)
+@fault("steps the last layer before the gradients of the earlier layers are computed", _has_layers)
 class LastLayerSteppedFirst(Recurrence):
     _taken = 0
 
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         right, others, last = super().window_gradient(window, weights), self.tensors[:-1], self.tensors[-1:]
-        # A step changes the optimizer's state, and this one is taken again with all parameters.
+        # A step changes the optimizer's state, so step copies; the real step with all parameters comes later.
         tried = self.joined(
             (copy(rule).step(weights, right, self.learning_rate_of(own[0], self._taken)), own)
             for rule, own in self.rules
@@ -92,13 +92,13 @@ def in_first_order(problem: Problem, window: Window) -> Window:
     return replace(first, index=window.index, epoch=window.epoch)
 
 
-@fault("reads every epoch in the order of the first one, as its sampler is never told the epoch", shuffles, has_epochs)
+@fault("reads every epoch in the order of the first, without calling `set_epoch`", shuffles, has_epochs)
 class EpochNeverSet(Recurrence):
     def read(self) -> Sequence[Window]:
         return [in_first_order(self.problem, window) for window in super().read()]
 
 
-@fault("deals the samples out to each rank in an order of its own, as by another seed", shuffles, distributed)
+@fault("shuffles with a different seed on each rank", shuffles, distributed)
 class SeededByRank(Recurrence):
     def read(self) -> Sequence[Window]:
         return [self._of_all_seeds(window) for window in super().read()]
@@ -109,20 +109,20 @@ class SeededByRank(Recurrence):
         workload, parts = self.problem.workload, []
         for rank, share in enumerate(window.numbers):
             order = list(chain(*layout.window(workload, window.index, rank).numbers[rank]))
-            # A window that is filled up has more, and one of whole micro-batches alone has fewer.
+            # A padded window has more samples, and one of only whole micro-batches has fewer.
             read = iter(order + list(chain(*share))[len(order) :])
             parts.append([[next(read) for _ in one] for one in share])
         return window_of(workload, window.index, window.epoch, parts, window.nominal)
 
 
 def _fine(problem: Problem) -> bool:
-    """Whether the weights need more bits than 16-bit formats have. Rounding in the master format may hide it."""
+    """Whether the weights need more bits than 16-bit formats have. Rounding in the master format may hide the bug."""
     workload = problem.workload
     return workload.epochs == 1 and not all(map(BF16.holds, workload.start))
 
 
 def _data_fit(problem: Problem) -> bool:
-    """Whether bfloat16 has all features and targets."""
+    """Whether bfloat16 represents all features and targets exactly."""
     return all(BF16.holds(value) for sample in problem.workload.data for value in (*sample.x, sample.y))
 
 

@@ -1,4 +1,4 @@
-"""Frozen parameters, parameter groups, and what the optimizer does and keeps."""
+"""Known bugs with frozen parameters, parameter groups, and the optimizer's steps and state."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def _unfreezes(problem: Problem) -> bool:
     return problem.workload.unfreeze_at is not None
 
 
-@fault("trains parameters that are frozen", _freezes)
+@fault("trains frozen parameters", _freezes)
 class FrozenTrained(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
         return True
 
 
-@fault("steps frozen parameters as if they had gradients of zero, so that they decay", _freezes, decays)
+@fault("steps frozen parameters with zero gradients, so weight decay changes them", _freezes, decays)
 class FrozenDecay(Recurrence):
     def steps_on(self, tensor: int) -> bool:
         return True
 
 
-@fault("never trains the parameters that are unfrozen", _unfreezes)
+@fault("never trains parameters after they are unfrozen", _unfreezes)
 class NeverUnfreezes(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
         return super().trains(tensor, 0)
 
 
-@fault("trains the parameters that are unfrozen one window late", _unfreezes)
+@fault("unfreezes parameters one window too late", _unfreezes)
 class UnfreezesLate(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
         return super().trains(tensor, window - 1)
 
 
-@fault("makes the optimizer anew when it unfreezes parameters, and so forgets its momentum", _unfreezes, has_momentum)
+@fault("recreates the optimizer when it unfreezes parameters, and loses the momentum", _unfreezes, has_momentum)
 class StateLostWhenUnfreezing(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         if self.window.index == self.problem.workload.unfreeze_at:
@@ -63,20 +63,20 @@ class StateLostWhenUnfreezing(Recurrence):
         return super().update(weights, vector, step)
 
 
-@fault("begins the learning-rate schedule again when it unfreezes parameters", _unfreezes, schedules)
+@fault("restarts the learning-rate schedule when it unfreezes parameters", _unfreezes, schedules)
 class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     def place(self, step: int) -> int:
         first = self.problem.workload.unfreeze_at or 0
         return super().place(step - first if step >= first else step)
 
 
-@fault("steps the parameters that are unfrozen by a learning rate that no schedule changes", _unfreezes, schedules)
+@fault("leaves unfrozen parameters out of the learning-rate schedule", _unfreezes, schedules)
 class ScheduleWithoutUnfrozen(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return super().learning_rate_of(tensor, step if self.trains(tensor, 0) else 0)
 
 
-@fault("clips only the parameters that are trained from the start", _unfreezes, clips)
+@fault("clips only the parameters that are trainable from the start", _unfreezes, clips)
 class ClipsWhatWasTrainedAtFirst(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         first = [n for n in self.tensors if self.trains(n, 0)]
@@ -85,12 +85,12 @@ class ClipsWhatWasTrainedAtFirst(Recurrence):
 
 
 def _has_own(setting: str) -> Condition:
-    """Whether a parameter group has a momentum or a schedule of its own."""
+    """Whether a parameter group has its own momentum or schedule."""
     return lambda problem: any(getattr(group, setting) is not None for group in problem.workload.groups)
 
 
 @fault(
-    "applies the weight decay to the first parameter group only",
+    "applies weight decay only to the first parameter group",
     decays,
     lambda problem: any(group.weight_decay for group in problem.workload.groups),
 )
@@ -100,7 +100,7 @@ class DecayForFirstGroup(Recurrence):
         return replace(right, weight_decay=Fraction(0)) if self.group_of(tensor) else right
 
 
-@fault("makes parameter groups of its own, and applies the weight decay to the first only", decays, invites_groups)
+@fault("makes its own parameter groups, and applies weight decay only to the first", decays, invites_groups)
 class DecayForFirstOwnGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
         right = super().optimizer_of(tensor)
@@ -120,7 +120,7 @@ class GroupsAlikeTheLast(Recurrence):
         return len(self.problem.workload.groups)
 
 
-@fault("gives parameter groups each other's settings", has_groups)
+@fault("swaps the settings of parameter groups", has_groups)
 class GroupsSwapped(Recurrence):
     def group_of(self, tensor: int) -> int:
         return len(self.problem.workload.groups) - super().group_of(tensor)
@@ -159,7 +159,7 @@ class Ascends(Recurrence):
         return super().update(weights, vector.scaled(Fraction(-1)), step)
 
 
-@fault("leaves ranks that have run out of data with the weights that they had then", runs_out)
+@fault("stops updating ranks that run out of data", runs_out)
 class LeftBehind(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         has_all = self.window.with_data == self.window.world_size
@@ -172,7 +172,7 @@ class StepsTwice(Recurrence):
         return super().update(super().update(weights, vector, step), vector, step)
 
 
-@fault("forgets the weight decay", decays)
+@fault("ignores the weight decay", decays)
 class NoWeightDecay(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         return replace(super().optimizer(group), weight_decay=Fraction(0))
@@ -185,14 +185,14 @@ class WeightDecayTwice(Recurrence):
         return replace(right, weight_decay=2 * right.weight_decay)
 
 
-@fault("forgets the momentum", has_momentum)
+@fault("ignores the momentum", has_momentum)
 class MomentumLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
-@fault("makes the optimizer anew in each epoch, and so forgets its state", _has_state, _passes_again)
+@fault("recreates the optimizer in each epoch, and loses its state", _has_state, _passes_again)
 class StateLostInEpochs(Recurrence):
     _epoch = 0
 
@@ -206,7 +206,7 @@ class StateLostInEpochs(Recurrence):
 
 
 @fault(
-    "forgets that the momentum is Nesterov's",
+    "uses plain momentum instead of Nesterov's",
     lambda problem: isinstance(problem.workload.optimizer, SGD) and problem.workload.optimizer.nesterov,
 )
 class NesterovLost(Recurrence):

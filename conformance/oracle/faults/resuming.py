@@ -1,4 +1,4 @@
-"""Stop and resume: what a checkpoint leaves out, or its load does wrong."""
+"""Known bugs of stop and resume: incomplete checkpoints, and wrong loads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _keeps_state(problem: Problem) -> bool:
     return not isinstance(optimizer, SGD) or bool(optimizer.momentum)
 
 
-@fault("resumes with the weights that training began with", resumes)
+@fault("resumes from the initial weights", resumes)
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         super().resumed(weights, taken)
         return self.symbols.exactly(self.problem.workload.start)
 
 
-@fault("resumes without the optimizer's state, its momentum, AdamW's moments or Adagrad's sums", resumes, _keeps_state)
+@fault("resumes without the optimizer's state: momentum, AdamW's moments or Adagrad's sums", resumes, _keeps_state)
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         for rule, _ in self.rules:
@@ -41,7 +41,7 @@ class OptimizerStateNotRestored(Recurrence):
 
 
 @fault(
-    "resumes with AdamW's moments, and counts its steps from zero again",
+    "resumes with AdamW's moments, but restarts its step count",
     resumes,
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
 )
@@ -53,7 +53,7 @@ class StepCountNotRestored(Recurrence):
         return super().resumed(weights, taken)
 
 
-@fault("gives all parameter groups the settings of the first once it is resumed", resumes, has_groups)
+@fault("gives all parameter groups the settings of the first after a resume", resumes, has_groups)
 class GroupsAlikeOnceResumed(Recurrence):
     _has_resumed = False
 
@@ -68,7 +68,7 @@ class GroupsAlikeOnceResumed(Recurrence):
 
 
 class _Rescheduled(Recurrence):
-    """Goes on elsewhere in the learning-rate schedule once it is resumed."""
+    """Resumes at another place in the learning-rate schedule."""
 
     _taken: int | None = None
 
@@ -81,35 +81,35 @@ class _Rescheduled(Recurrence):
         return super().place(min(place, self.problem.workload.steps - 1))
 
     def resumed_place(self, step: int, taken: int) -> int:
-        """The place in the schedule of a step after the resume, before which ``taken`` steps were taken."""
+        """The place in the schedule of a step after the resume, which came after ``taken`` steps."""
         raise NotImplementedError
 
 
-@fault("begins the learning-rate schedule again when it is resumed", resumes, schedules)
+@fault("restarts the learning-rate schedule after a resume", resumes, schedules)
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step - taken
 
 
-@fault("is one step ahead in the learning-rate schedule once it is resumed", resumes, schedules)
+@fault("is one step ahead in the learning-rate schedule after a resume", resumes, schedules)
 class ScheduleAheadOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step + 1
 
 
-@fault("is one step behind in the learning-rate schedule once it is resumed", resumes, schedules)
+@fault("is one step behind in the learning-rate schedule after a resume", resumes, schedules)
 class ScheduleBehindOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step - 1
 
 
-@fault("takes the first step after a resume at the learning rate that the schedule begins with", resumes, schedules)
+@fault("takes the first step after a resume at the initial learning rate of the schedule", resumes, schedules)
 class FirstRateWhenResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return 0 if step == taken else step
 
 
-@fault("resumes with the weights alone, without the optimizer's state and the schedule", resumes, _keeps_state)
+@fault("resumes with only the weights, without the optimizer's state and the schedule", resumes, _keeps_state)
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     pass
 
@@ -119,7 +119,7 @@ def _resumes_inside(problem: Problem) -> bool:
 
 
 class _ResumedInside(Recurrence):
-    """Counts samples of the window in which it is stopped otherwise."""
+    """Counts samples differently in the window of the stop."""
 
     def counted(self, window: Window) -> Vector:
         counted = super().counted(window)
@@ -135,20 +135,18 @@ class _ResumedInside(Recurrence):
         return tuple(factors[index] * one for index, one in enumerate(counted))
 
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
-        """What a sample of a rank counts, in multiples of the right factor; ``before``: whether it was read before the
-        stop."""
+        """The factor of a rank's sample, as a multiple of the correct one; ``before``: read before the stop."""
         raise NotImplementedError
 
 
-@fault("loses the gradients of a window's first micro-batches when it is resumed inside the window", _resumes_inside)
+@fault("loses a window's first micro-batches after a resume inside the window", _resumes_inside)
 class HalfWindowLost(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(not before)
 
 
 @fault(
-    "adds the gradients of a window's first micro-batches twice, or the sum of two ranks' on each of them, when it is "
-    "resumed inside the window",
+    "counts a window's first micro-batches twice, or sums them over two ranks, after a resume inside the window",
     _resumes_inside,
 )
 class HalfWindowTwice(_ResumedInside):
@@ -156,14 +154,14 @@ class HalfWindowTwice(_ResumedInside):
         return Fraction(1 + before)
 
 
-@fault("divides by the micro-batches that are left of a window when it is resumed inside the window", _resumes_inside)
+@fault("divides by the remaining micro-batches of a window after a resume inside the window", _resumes_inside)
 class DividesByRestOfWindow(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(1) if before else Fraction(window.length, window.length - self.problem.resumed_inside)
 
 
 @fault(
-    "gives all ranks the first rank's gradients of a window's first micro-batches when it is resumed inside the window",
+    "gives all ranks rank 0's gradients of a window's first micro-batches after a resume inside the window",
     _resumes_inside,
     distributed,
 )
@@ -173,7 +171,7 @@ class HalfWindowOfFirstRank(_ResumedInside):
 
 
 @fault(
-    "restores the gradients of a window's first micro-batches on the first rank alone when it is resumed inside it",
+    "restores a window's first micro-batches only on rank 0 after a resume inside the window",
     _resumes_inside,
     distributed,
 )
@@ -183,7 +181,7 @@ class HalfWindowLostOnOtherRanks(_ResumedInside):
 
 
 class _ResumedOnOthers(Recurrence):
-    """Averages over the ranks otherwise once it is resumed."""
+    """Averages over the ranks differently after a resume."""
 
     def over_ranks(self, window: Window) -> Fraction:
         layouts = self.problem.layouts
@@ -193,11 +191,11 @@ class _ResumedOnOthers(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         if not self.problem.life_of(window.index):
             return super().averaged(window, weights, coefficients)
-        # What data are exact for is another divisor.
+        # The data are exact for another divisor.
         return enclosed(self.problem, window, self.form(window, coefficients), weights, self.loss_scale)
 
     def factor(self, times: Fraction) -> Fraction:
-        """``times``: how many times as many ranks there were before the stop."""
+        """The wrong factor. ``times``: the number of ranks before the stop relative to after it."""
         raise NotImplementedError
 
 
@@ -205,23 +203,23 @@ def _resumes_on_others(problem: Problem) -> bool:
     return problem.resumed_layout is not None
 
 
-@fault("divides by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
+@fault("divides by the old number of ranks after a resume on a different number", _resumes_on_others)
 class DividesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
         return 1 / times
 
 
-@fault("multiplies by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
+@fault("multiplies by the old number of ranks after a resume on a different number", _resumes_on_others)
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
         return times
 
 
 @fault(
-    "goes on in the order of the first epoch when it is resumed in a later one, as its sampler is not told the epoch",
+    "reads in the order of the first epoch after a resume in a later one, without calling `set_epoch`",
     resumes,
     shuffles,
-    # Where the windows at the ends of epochs are left out, none may follow the stop.
+    # If the windows at the ends of epochs are left out, none may follow the stop.
     lambda problem: any(window.epoch > 0 for window in problem.windows[problem.resumed_at :][:1]),
 )
 class EpochNotRestored(Recurrence):
@@ -230,11 +228,11 @@ class EpochNotRestored(Recurrence):
 
 
 def _reads_on_in_place(problem: Problem) -> bool:
-    """Whether windows have no loss scales, which are known for those that a trainer reads in their place."""
+    """Whether windows have no loss scales, which are recorded for the windows that a trainer reads instead."""
     return resumes(problem) and not problem.precision.scaled
 
 
-@fault("reads the data from the beginning again when it is resumed", _reads_on_in_place)
+@fault("reads the data from the start again after a resume", _reads_on_in_place)
 class DataReadAgain(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows_of_lives[-1]
@@ -243,13 +241,13 @@ class DataReadAgain(Recurrence):
         return super().place(min(step, self.problem.workload.steps - 1))
 
 
-@fault("trains on the last window before the stop again when it is resumed", _reads_on_in_place)
+@fault("repeats the last window before the stop after a resume", _reads_on_in_place)
 class WindowReadAgain(DataReadAgain):
     def read_on(self, stop: int) -> Sequence[Window]:
         return super().read_on(stop)[stop - 1 :]
 
 
-@fault("leaves out a window when it is resumed", _reads_on_in_place)
+@fault("skips a window after a resume", _reads_on_in_place)
 class WindowLeftOut(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows[stop + 1 :]

@@ -1,4 +1,4 @@
-"""The learning rate and its schedule."""
+"""Known bugs of the learning rate and its schedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _schedules_epochs(problem: Problem) -> bool:
 
 
 def _has_other_rates_further_on(problem: Problem) -> bool:
-    """Whether some window has another rate as many places further on as epochs have ended before it."""
+    """Whether some window gets another rate if the schedule also advances at each end of an epoch."""
     last = problem.workload.steps - 1
     return any(
         schedule[min(step + window.epoch, last)] != schedule[step]
@@ -36,7 +36,7 @@ def _has_other_rates_further_on(problem: Problem) -> bool:
 
 
 @fault(
-    "multiplies gradients by the learning rate before they enter the momentum, which a schedule then does not scale",
+    "multiplies gradients by the learning rate before the momentum, so a schedule does not scale the momentum",
     has_momentum,
     schedules,
     lambda problem: not problem.workload.groups,
@@ -56,14 +56,14 @@ class ScheduleAhead(Recurrence):
         return super().place(min(step + 1, self.problem.workload.steps - 1))
 
 
-@fault("advances the learning-rate schedule for the first parameter group only", schedules, has_groups)
+@fault("advances the learning-rate schedule only for the first parameter group", schedules, has_groups)
 class ScheduleForFirstGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return super().learning_rate_of(tensor, 0 if self.group_of(tensor) else step)
 
 
 @fault(
-    "makes parameter groups of its own, and advances the learning-rate schedule for the first only",
+    "makes its own parameter groups, and advances the learning-rate schedule only for the first",
     schedules,
     invites_groups,
 )
@@ -74,7 +74,7 @@ class ScheduleForFirstOwnGroup(Recurrence):
 
 
 @fault(
-    "decays the weights by a learning rate that the schedule does not change",
+    "decays the weights with the initial learning rate instead of the scheduled one",
     decays,
     schedules,
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
@@ -98,14 +98,14 @@ class ScheduleTwice(Recurrence):
         return super().place(min(2 * step, self.problem.workload.steps - 1))
 
 
-@fault("begins the learning-rate schedule again in each epoch", schedules, has_epochs)
+@fault("restarts the learning-rate schedule in each epoch", schedules, has_epochs)
 class ScheduleOfEpochs(Recurrence):
     def place(self, step: int) -> int:
         epochs = [window.epoch for window in self.problem.windows]
         return super().place(step - epochs.index(epochs[step]) if step < len(epochs) else 0)
 
 
-@fault("advances the learning-rate schedule after each epoch, too", schedules, _has_other_rates_further_on)
+@fault("also advances the learning-rate schedule after each epoch", schedules, _has_other_rates_further_on)
 class ScheduleAfterEpochsToo(Recurrence):
     def place(self, step: int) -> int:
         windows = self.problem.windows
@@ -119,19 +119,19 @@ class ScheduleIgnored(Recurrence):
         return super().place(0)
 
 
-@fault("advances a learning-rate schedule within epochs that should advance once an epoch", _schedules_epochs)
+@fault("advances a per-epoch learning-rate schedule within epochs", _schedules_epochs)
 class ScheduleWithinEpochs(Recurrence):
     def place(self, step: int) -> int:
         return min(step, self.problem.workload.epochs - 1)
 
 
-@fault("advances a learning-rate schedule before each epoch, and not after it", _schedules_epochs)
+@fault("advances a per-epoch learning-rate schedule before each epoch instead of after it", _schedules_epochs)
 class ScheduleBeforeEpochs(Recurrence):
     def place(self, step: int) -> int:
         return min(super().place(step) + 1, self.problem.workload.epochs - 1)
 
 
-@fault("never advances a learning-rate schedule that should advance once an epoch", _schedules_epochs)
+@fault("never advances a per-epoch learning-rate schedule", _schedules_epochs)
 class EpochScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:
         return 0

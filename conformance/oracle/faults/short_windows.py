@@ -1,4 +1,4 @@
-"""Short windows, smaller batches and ranks without data."""
+"""Known bugs with short windows, smaller batches and ranks without data."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class NominalLength(Recurrence):
         return Fraction(window.length, window.nominal)
 
 
-def _goes_on_from_a_short_window(problem: Problem) -> bool:
+def _continues_after_a_short_window(problem: Problem) -> bool:
     """Whether windows come after a short one."""
     has_mean = problem.workload.loss == "mean"
     return has_mean and any(window.length < window.nominal for window in problem.windows[:-1])
 
 
 def with_carried(windows: Sequence[Window]) -> Iterator[Window]:
-    """The windows if no short one is stepped, and its micro-batches are the first ones of the next."""
+    """Yields the windows if no short window is stepped, and its micro-batches come first in the next one."""
     left: Window | None = None
     for window in windows:
         if left is not None:
@@ -42,14 +42,14 @@ def with_carried(windows: Sequence[Window]) -> Iterator[Window]:
 
 
 def _left(window: Window) -> set[int]:
-    """The samples of the micro-batches that a window has from the one before."""
+    """The samples of the micro-batches that a window got from the previous one."""
     extra = max(window.length - window.nominal, 0)
     return {index for share in window.shares for micro_batch in share[:extra] for index in micro_batch}
 
 
 @fault(
-    "leaves the gradients of a short window at the end of an epoch in those of the next epoch's first window",
-    _goes_on_from_a_short_window,
+    "adds the gradients of an epoch's short last window to the next epoch's first window",
+    _continues_after_a_short_window,
 )
 class AddsWhatIsLeft(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -61,8 +61,8 @@ class AddsWhatIsLeft(Recurrence):
 
 
 @fault(
-    "adds the mean gradient of a short window at the end of an epoch to that of the next epoch's first window",
-    _goes_on_from_a_short_window,
+    "adds the mean gradient of an epoch's short last window to that of the next epoch's first window",
+    _continues_after_a_short_window,
 )
 class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
     def counted(self, window: Window) -> Vector:
@@ -71,8 +71,8 @@ class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
 
 
 @fault(
-    "counts micro-batches on after a short window, so that windows of the next epoch end elsewhere",
-    _goes_on_from_a_short_window,
+    "keeps counting micro-batches after a short window, so windows of the next epoch end too early",
+    _continues_after_a_short_window,
 )
 class CountsOnInNextEpoch(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -119,7 +119,7 @@ class NominalSamples(Recurrence):
 
 
 @fault(
-    "averages over the ranks in every micro-batch, which divides the earlier ones again when ranks have no data left",
+    "averages over the ranks in every micro-batch, which shrinks the earlier ones if ranks run out of data",
     accumulating,
     runs_out,
 )
@@ -128,7 +128,7 @@ class AveragedAgain(Recurrence):
         return Fraction(1)
 
     def counted(self, window: Window) -> Vector:
-        # The others add zeros to what was averaged before.
+        # Ranks without data add zeros to the earlier averages.
         share = Fraction(window.with_data, window.world_size)
         factors = [
             (index, share ** (window.length - number))

@@ -1,4 +1,4 @@
-"""Parameters with sparse gradients, and those that some windows do not use."""
+"""Known bugs with sparse gradients, and with parameters that some windows do not use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _has_sparse_gradients(problem: Problem) -> bool:
 
 
 class _SparseApart(Recurrence):
-    """Does otherwise with sparse gradients than with the others."""
+    """Treats sparse gradients differently from the others."""
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         sparse = [n for n in self.tensors if self.problem.workload.model.tensors[n].sparse]
@@ -30,20 +30,20 @@ class _SparseApart(Recurrence):
         )
 
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
-        """What each sample's squared error is multiplied with in sparse gradients."""
+        """The factor of each sample's squared error in sparse gradients."""
         raise NotImplementedError
 
 
-@fault("sums the ranks' sparse gradients, and averages all others", _has_sparse_gradients, distributed)
+@fault("sums the ranks' sparse gradients, but averages all others", _has_sparse_gradients, distributed)
 class SparseSummed(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
         return times(coefficients, window.world_size)
 
 
 @fault(
-    "takes of each row of a sparse gradient only the last of its entries, which add up",
+    "keeps only the last entry of each row of a sparse gradient instead of their sum",
     _has_sparse_gradients,
-    # To add up micro-batches, torch adds entries of both.
+    # Summing micro-batches makes torch add the entries of both.
     lambda problem: not accumulating(problem),
 )
 class SparseEntriesLost(_SparseApart):
@@ -58,7 +58,7 @@ def _leaves_unused(problem: Problem) -> bool:
 
 
 def _users(problem: Problem, window: Window, tensor: int) -> int:
-    """How many ranks use a parameter in a window; all if none does."""
+    """The number of ranks that use a parameter in a window; all if none does."""
     own = ((window.batch[index] for index in chain(*share)) for share in window.shares)
     return sum(problem.workload.uses(tensor, samples) for samples in own) or window.world_size
 
@@ -69,7 +69,7 @@ def _has_users_on_some_ranks(problem: Problem) -> bool:
 
 
 @fault(
-    "averages a parameter's gradients over the ranks that use it, and not over all",
+    "averages a parameter's gradients over only the ranks that use it",
     _leaves_unused,
     _has_users_on_some_ranks,
 )
@@ -80,7 +80,7 @@ class AveragedOverUsers(Recurrence):
         return self.joined((vector.scaled(factor), [n]) for n, factor in enumerate(factors))
 
 
-@fault("steps a parameter that a window does not use along its gradient of an earlier window", _leaves_unused)
+@fault("steps a parameter that a window does not use with its stale gradient of an earlier window", _leaves_unused)
 class GradientKept(Recurrence):
     _last: Affine | None = None
 

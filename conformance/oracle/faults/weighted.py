@@ -1,4 +1,4 @@
-"""A loss that is weighted by sample."""
+"""Known bugs of a loss that is weighted by sample."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeanOfRankMeans(Recurrence):
 
 
 def mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
-    """The mean of the means of ``groups``, which divide up all samples."""
+    """The mean of the means of ``groups``, which together are all samples."""
     result = list(right)
     for group in groups:
         weight = len(groups) * sum((right[index] for index in group), Fraction(0))
@@ -66,7 +66,7 @@ class WeightOfFirstWindow(Recurrence):
         return times(super().counted(window), self.problem.total_weight(window) / first)
 
 
-@fault("divides by the weight of rank 0's samples, as if all ranks had the same", _weighted, distributed)
+@fault("divides by the weight of rank 0's samples on every rank", _weighted, distributed)
 class WeightOfRankZero(Recurrence):
     def counted(self, window: Window) -> Vector:
         own = sum((window.batch[index].weight for index in chain.from_iterable(window.shares[0])), Fraction(0))

@@ -1,4 +1,4 @@
-"""What scripts are made of: each copies, of these files, the functions and methods that its trainer uses.
+"""The parts of scripts: each script copies the functions and methods that its trainer uses.
 
-They import nothing of ours but each other. `values` has the names of what a script holds of its case.
+They import only each other from this package. `values` has the names of a case's values.
 """

@@ -1,6 +1,6 @@
 """How the ranks of a script start, and what each does.
 
-A script takes one of these for `launch`, which returns what `run` returns in each rank, and one for `run`.
+A script uses one of these functions as `launch`, which returns the results of `run` of all ranks, and one as `run`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def start(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
 
 
 def under_horovod(**life: Any) -> list[Any]:
-    """What horovod.run does, on loopback alone, as its own servers listen on all interfaces."""
+    """Starts ranks as horovod.run does, but only on loopback; its own servers listen on all interfaces."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
@@ -85,14 +85,14 @@ def in_one_life(**life: Any) -> list[Any]:
 
 
 def resumed() -> list[Any]:
-    """Training that stops, and goes on in other processes."""
+    """Trains, stops, and resumes in other processes."""
     with tempfile.TemporaryDirectory() as name:
         in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
         return in_one_life(**GO_ON, resume_from=Path(name))
 
 
 def resumed_twice() -> list[Any]:
-    """Training that goes on from one checkpoint, and then from it once more."""
+    """Trains, stops, and resumes twice from the same checkpoint."""
     with tempfile.TemporaryDirectory() as name:
         in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
         in_one_life(**GO_ON, resume_from=Path(name))
@@ -100,7 +100,7 @@ def resumed_twice() -> list[Any]:
 
 
 def run(rank: int, **life: Any) -> list[float]:
-    """The weights after the last step."""
+    """Returns the weights after the last step."""
     torch.set_num_threads(1)
     task = Task(rank, **life)
     train(task)
@@ -108,7 +108,7 @@ def run(rank: int, **life: Any) -> list[float]:
 
 
 def run_within_limit(rank: int, **life: Any) -> list[float]:
-    """Ends a rank that hangs, and shows where it is."""
+    """Ends a rank that hangs, and shows where."""
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     train(Task(rank, **life))
@@ -117,7 +117,7 @@ def run_within_limit(rank: int, **life: Any) -> list[float]:
 
 
 def run_for_gradients(rank: int, **life: Any) -> list[float]:
-    """The gradients that the last step used."""
+    """Returns the gradients that the last step used."""
     torch.set_num_threads(1)
     task, found = Task(rank, **life), list[float]()
 
@@ -132,7 +132,7 @@ def run_for_gradients(rank: int, **life: Any) -> list[float]:
 
 
 def run_sharded(rank: int, **life: Any) -> list[float]:
-    """The weights after the last step, gathered from the ranks that hold their shards."""
+    """Returns the weights after the last step, gathered from their shards."""
     torch.set_num_threads(1)
     task, found = Task(rank, **life), list[float]()
 

@@ -1,4 +1,4 @@
-"""The task of a script. A subclass has what is otherwise in some cases; a script takes its methods into one class."""
+"""The task of a script. Subclasses have what differs in some cases; a script merges their methods into one class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.repro.parts.values import GROUPS, OPTIMIZER, SAMPLES, SCHEDULES
 
 
 class Task:
-    """What the trainer is given: the settings of the case, and the data of a rank."""
+    """The trainer's input: the settings of the case, and the data of a rank."""
 
     dtype: torch.dtype
     device: torch.device
@@ -107,7 +107,7 @@ class Task:
 
 
 class Reporting(Task):
-    """Its weights are those that the trainer reports."""
+    """Takes the weights that the trainer reports."""
 
     reported: Mapping[str, Any]
 
@@ -158,7 +158,7 @@ class InFloat16(Task):
 
 
 class InGroups(Task):
-    """Matrices are in the first group, vectors in the next, and scalars in the last."""
+    """Puts matrices in the first group, vectors in the next, and scalars in the last."""
 
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         given = list(params)
@@ -180,7 +180,7 @@ class InGroups(Task):
 
 
 class WithLargeTensors(Task):
-    """Of each, few elements differ from the rest, and are the only ones compared."""
+    """Few elements of each large tensor differ from the rest; only these are compared."""
 
     def weights(self) -> list[float]:
         found: list[float] = []
@@ -207,10 +207,10 @@ class WithLargeTensors(Task):
 
 
 def group_of(parameter: Any) -> int:
-    # It may come with its name.
+    # A parameter may come with its name.
     tensor: torch.Tensor = parameter[-1] if isinstance(parameter, tuple) else parameter
     return min(max(2 - tensor.ndim, 0), len(GROUPS) - 1)
 
 
 class Unsupported(Exception):
-    """What the trainer has no place for."""
+    """A feature that the trainer does not support."""

@@ -1,4 +1,4 @@
-"""What a script holds of its case, by the names under which the other parts use it. A script has its own values."""
+"""The values of a case, by the names that the other parts use. Each script has its own."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import torch
 
 #: How many processes train.
 WORLD_SIZE: int = 1
-#: Each sample's inputs and target, and its weight where the loss is weighted.
+#: Each sample's inputs and target, and its weight if the loss is weighted.
 SAMPLES: list[list[Any]] = []
 #: By epoch and rank, windows of micro-batches of sample numbers.
 WINDOWS: list[list[list[list[list[int]]]]] = []
 #: By epoch and rank, the numbers of the samples in the order of a sampler.
 ORDERS: list[list[list[int]]] = []
-#: By epoch, those of all ranks, micro-batch by micro-batch.
+#: By epoch, the samples of all ranks, micro-batch by micro-batch.
 TURNS: list[list[int]] = []
-#: Whether a sampler that does not divide leaves samples out.
+#: Whether a sampler drops samples that do not divide evenly.
 DROP_LAST: bool = False
-#: By rank, the parameters with which the model begins.
+#: By rank, the model's initial parameters.
 START: list[list[Any]] = []
-#: Of large parameters, the positions of the elements that differ from the rest, by name.
+#: By the name of a large parameter, the positions of the elements that differ from the rest.
 USED: dict[str, list[int]] = {}
 OPTIMIZER: type[torch.optim.Optimizer] = torch.optim.SGD
-#: What it is made with, by parameter group.
+#: By parameter group, the optimizer's arguments.
 GROUPS: list[dict[str, Any]] = []
-#: By parameter group, what multiplies the learning rate.
+#: By parameter group, the factors of the learning rate.
 SCHEDULES: list[list[float]] = []
-#: What the trainer reads, or should: the name of each entry, its right value, and how large the error may be.
+#: The name of each value, its correct value, and its largest allowed error.
 EXPECTED: list[tuple[str, float, float]] = []
-#: What is right, too, for a trainer that does as its key says: values, and how large the error may be.
+#: Other correct values, with the largest allowed errors, by what a trainer does that has them.
 OTHERS: dict[str, list[tuple[float, float]]] = {}
-#: When and of what these values are.
+#: The step and the quantity of these values.
 MOMENT: str = ""
-#: How training is stopped and resumed.
+#: The task's settings until training stops.
 STOP: dict[str, Any] = {}
-#: What it is told from there.
+#: The task's settings when it resumes.
 GO_ON: dict[str, Any] = {}
-#: Seconds after which a rank that has not ended hangs.
+#: Seconds after which a running rank is considered hung.
 LIMIT: int = 30
 
 

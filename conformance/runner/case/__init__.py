@@ -1,1 +1,1 @@
-"""One case in the server: the processes of its ranks, their rendezvous, and their supervision."""
+"""Runs one case in the server: its ranks' processes, rendezvous and supervision."""

@@ -1,5 +1,5 @@
-"""A case whose workers the trainer starts itself: its function runs in one process, the driver, and each rank is the
-worker that enters as that rank."""
+"""Runs a case whose workers the trainer starts itself. Its function runs in one process, the driver; the worker that
+enters as a rank is that rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from conformance.runner.system.protocol import Caller, Callers, Channel, Lines, 
 
 
 def drive(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
-    """Be the driver: run the function that ``load`` returns; the result is the exit code."""
+    """Run the function that ``load`` returns as the driver; returns the exit code."""
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     make_importable_for_workers()
@@ -52,12 +52,12 @@ def drive(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
         send({"event": "raised", **what, "at": monotonic()})
         return exit_code(error)
     if os.getpid() != process:
-        # A process that the trainer forked, and for which it may wait.
+        # This process was forked by the trainer, which may wait for its end.
         return 0
     send({"event": "finished"})
     if send.has_ended:
         return DESCRIPTORS_LOST if send.lost else 1
-    # Frameworks end their workers with the driver, so give the workers time to send their last events.
+    # Frameworks end their workers with the driver, so the driver waits for the workers' last events.
     if release.is_intact:
         os.read(pipes.release, 1)
     return 0
@@ -71,8 +71,8 @@ def make_importable_for_workers() -> None:
 def pickle_by_value(train: Train) -> None:
     """Have cloudpickle send the trainer's functions by value if a worker could not import their module.
 
-    We give the module of a file its name (`importing.from_path`). Functions of a module that is not in `sys.modules`
-    are pickled by value.
+    The harness names the module of a file (`importing.from_path`), so workers cannot import it. Functions of a module
+    outside `sys.modules` are pickled by value.
     """
     name = train.__module__
     if "." not in name and importlib.machinery.PathFinder.find_spec(name) is None:
@@ -80,14 +80,14 @@ def pickle_by_value(train: Train) -> None:
 
 
 _LONGEST_STACK = 20_000
-#: Exceptions that collectives raise when a rank is gone, in torch and in Horovod.
+#: Names of the exceptions that torch's and Horovod's collectives raise when a rank is gone.
 _OF_LOST_PEERS = ("RuntimeError", "Dist", "Connection", "HorovodInternalError")
 
 
 class Worker(RankMember):
-    """A rank that one process enters (`conformance.enter`). When we hang up, that process ends.
+    """A rank that a process enters (`conformance.enter`). The process ends when the harness hangs up.
 
-    lost_a_peer: whether it raised what ranks raise when another one is gone.
+    lost_a_peer: whether it raised an exception as ranks do when another rank is gone.
     """
 
     def __init__(self, rank: int) -> None:
@@ -112,7 +112,7 @@ class Worker(RankMember):
         return failure._replace(raised=False)
 
     def enter(self, channel: Channel, spec: dict[str, Any]) -> bool:
-        """Let the process at the other end be this rank; False if the rank is taken or the process has disconnected."""
+        """Let the process at the other end be this rank; False if the rank is taken or the process is gone."""
         if self._channel is not None or self._has_exited:
             return False
         try:
@@ -123,7 +123,7 @@ class Worker(RankMember):
         return True
 
     def refuse(self) -> None:
-        """Admit no worker any more."""
+        """Admit no worker from now on."""
         if self._channel is None:
             self._has_exited = True
 
@@ -143,11 +143,11 @@ class Worker(RankMember):
             while self._channel.holds_message and (message := self._channel.receive()) is not None:
                 self._take(message)
         except (ValueError, RecursionError):
-            self._reject("has something among its events that is none")
+            self._reject("has a message that is not an event")
         return True
 
     def note_earlier_failure(self, at: float) -> None:
-        """Note, as of ``at``, if its process has raised what is no consequence, or dies or has hung up without that."""
+        """Note a failure as of ``at`` if the process raised for its own reason, or dies or hung up without raising."""
         if self._channel is None or self._has_exited or self._failed_at is not None or self.killed_because:
             return
         poll = select.poll()
@@ -185,7 +185,7 @@ class Worker(RankMember):
         if isinstance(stack := message.get("stack"), str):
             self._stack += stack
             return
-        # Clocks of other machines cannot be compared with ours.
+        # Clocks of different machines cannot be compared.
         message.pop("at", None)
         if message.get("event") == "started":
             self._pid = message.get("pid")
@@ -196,7 +196,7 @@ class Worker(RankMember):
             self._note({**message, "at": monotonic()})
 
     def _printed(self) -> tuple[str, str]:
-        """The framework captures its workers' output, and may pass it on to the driver."""
+        """No output, because the framework captures that of its workers, and may pass it on to the driver."""
         return "", self._stack[-_LONGEST_STACK:]
 
     def _exit(self, after: int | None) -> str:
@@ -213,7 +213,7 @@ class Worker(RankMember):
 
 
 class LaunchedCase(Case):
-    """A case whose driver calls the function that ``load`` returns; ``session`` is what its session yields."""
+    """A case whose driver calls the function that ``load`` returns; ``session`` is the value of its session."""
 
     def __init__(self, load: Callable[[], Train], session: Any, request: dict[str, Any], client: Channel) -> None:
         super().__init__(request, client)
@@ -246,7 +246,7 @@ class LaunchedCase(Case):
         super()._watch()
 
     def _admit(self) -> bool:
-        """Let waiting workers enter; always True, as more may come."""
+        """Let waiting workers enter; always True, because more may come."""
         with suppress(TimeoutError):
             while (caller := self._callers.next(monotonic())) is not None:
                 worker = self._called(caller)
@@ -257,8 +257,8 @@ class LaunchedCase(Case):
         return True
 
     def _hear(self, worker: Worker) -> bool:
-        """Read what a worker reports. Where a peer may be why it raised, one that failed has failed before: its report
-        may be read later, and one that dies may still close its connections, in whatever order."""
+        """Read a worker's reports. If it raised because it lost a peer, failures of its peers count as earlier: their
+        reports may arrive later, and a dying process closes its connections in any order."""
         began = monotonic()
         more = worker.read()
         for other in self._workers if worker.lost_a_peer else ():
@@ -267,7 +267,7 @@ class LaunchedCase(Case):
         return more
 
     def _called(self, caller: Caller) -> Worker | None:
-        """The rank that a caller asks for."""
+        """The worker of the rank that a caller asks for."""
         match caller.message:
             case {"rank": int(rank)} if 0 <= rank < len(self._workers):
                 return self._workers[rank]
@@ -287,7 +287,7 @@ class LaunchedCase(Case):
 
 
 def _with_driver(rank: RankOutcome, driver: RankOutcome) -> RankOutcome:
-    """The outcome of a rank, with how the driver ended: no rank is finished before the trainer's function returns."""
+    """The outcome of a rank together with the driver's: no rank is finished before the trainer's function returns."""
     output = driver.output
     if rank.finished and driver.finished:
         return replace(rank, output=output)
@@ -303,13 +303,13 @@ def _with_driver(rank: RankOutcome, driver: RankOutcome) -> RankOutcome:
 
 
 def _declined(driver: RankOutcome) -> dict[str, Any] | None:
-    """What the trainer's function raised to decline the case."""
+    """The event with which the trainer's function declined the case, if it did."""
     last = driver.events[-1] if driver.events else {}
     return last if last.get("declined") else None
 
 
 def _as_of(rank: int, raised: dict[str, Any]) -> bytes:
-    """What the driver raised, as the only event of a rank."""
+    """The driver's `raised` event as the only event of a rank."""
     at = {"rank": rank, "seq": 0, "time": 0.0, "window": None, "micro_batch": None, "where": None}
     return to_json({**at, **{name: value for name, value in raised.items() if name != "at"}})
 
@@ -321,6 +321,6 @@ def _how_it_ended(driver: RankOutcome) -> str:
     raised = driver.events[-1] if driver.events and driver.events[-1]["event"] == "raised" else None
     if raised is None:
         return f"the process of the trainer's function {driver.exit}"
-    # Frameworks put the reason last, below a traceback of their own.
+    # Frameworks put the reason last, below their own traceback.
     message = " ".join(raised["message"].split())
     return f"the trainer's function raised {raised['type']}: {message}".rstrip(": ")

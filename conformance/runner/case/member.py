@@ -1,4 +1,4 @@
-"""One rank of a running case, as its trainer server sees it, whatever kind of process it runs in."""
+"""One rank of a running case, as its server sees it, for any kind of process."""
 
 from __future__ import annotations
 
@@ -18,31 +18,29 @@ _BEGINNING = b'{"'
 
 
 class MalformedEvidence(ValueError):
-    """What is wrong with the evidence of a rank, in words that follow "the evidence of rank 1"."""
+    """The problem with a rank's evidence, in words that follow "the evidence of rank 1"."""
 
 
 class Evidence:
-    """The events of ``rank``, which are checked as they come. Those of the driver have no numbers.
-
-    A trainer can write to any descriptor of its process, so nothing is assumed.
-    """
+    """The events of ``rank``, checked as they come, because a trainer can write to any descriptor of its process. The
+    driver's events have no numbers."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._numbered: list[tuple[int, bytes]] = []
 
     def add(self, line: bytes) -> None:
-        """Raises MalformedEvidence: the line is not an event of this rank."""
+        """Add a line. Raises MalformedEvidence if it is not an event of this rank."""
         position = len(self._numbered)
         self._numbered.append((_number(position, line, self._rank), line))
 
     def events(self, *, is_whole: bool) -> Lines:
-        """The events in the order of their numbers, which threads may have written in another order.
+        """The events in the order of their numbers, because threads may write them in another order.
 
-        ``is_whole``: the rank has delivered, so that none may be missing; otherwise those before the first gap.
+        ``is_whole``: the rank has delivered, so none may be missing. Otherwise, returns those before the first gap.
 
         Raises:
-            MalformedEvidence: an event is missing.
+            MalformedEvidence: an event is missing or repeated.
         """
         numbered = sorted(self._numbered)
         for expected, (number, _) in enumerate(numbered):
@@ -66,7 +64,7 @@ def _number(position: int, line: bytes, rank: int) -> int:
 
 
 def may_begin(rest: bytes) -> bool:
-    """Whether a line of ours can begin so: `protocol.encode` writes no white space."""
+    """Whether an event's line can begin like this: `protocol.encode` writes no white space."""
     return rest.startswith(_BEGINNING[: len(rest)])
 
 
@@ -81,29 +79,29 @@ def _event(position: int, line: bytes) -> dict[str, Any]:
 
 
 def _no_event(position: int, line: bytes) -> MalformedEvidence:
-    return MalformedEvidence(f"has a line {position + 1} that is not an event of it: {excerpt(line)}")
+    return MalformedEvidence(f"has an invalid line {position + 1}: {excerpt(line)}")
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-# `json.loads` would make a decoder for each line, which takes as long as reading the line.
+# `json.loads` would create a decoder for each line, which takes as long as reading the line.
 _decode = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 def excerpt(line: bytes) -> str:
-    """The beginning of a line, as it may be printed."""
+    """The start of a line, safe to print."""
     return ascii(line[:40].decode(errors="replace")) + ("..." if len(line) > 40 else "")
 
 
 class RankMember(Answering):
-    """What is known about a rank so far, and the connection on which it reports.
+    """The current state of a rank, and the connection on which it reports.
 
     Attributes:
-        started, delivered, raised: what it has reported.
-        malformed: what is wrong with what it has sent, if anything; that fails it at once.
-        killed_because: why we killed it, in words that complete "killed".
+        started, delivered, raised: its reports so far.
+        malformed: the problem with its evidence, if any, which fails the rank at once.
+        killed_because: why the harness killed it, in words that complete "killed".
     """
 
     def __init__(self, rank: int) -> None:
@@ -120,24 +118,24 @@ class RankMember(Answering):
 
     @property
     def is_building(self) -> bool:
-        """It builds an extension of torch, or waits for one of our ranks that does."""
+        """Whether it builds a torch extension, or waits for a rank of this run that does."""
         return False
 
     @abstractmethod
     def fileno(self) -> int:
-        """Readable when there is something to `read`."""
+        """A descriptor that is readable when there is something to `read`."""
 
     @abstractmethod
     def read(self) -> bool:
-        """Read what it has reported; False when nothing more will come."""
+        """Read its reports; False when nothing more will come."""
 
     @abstractmethod
     def kill(self, because: str) -> None:
-        """End it and everything that it started, unless it has exited."""
+        """End it and everything it started, unless it has exited."""
 
     @property
     def failure(self) -> Failure | None:
-        """What went wrong in this rank before it delivered."""
+        """Its failure before it delivered, if any."""
         if self.delivered or self._failed_at is None:
             return None
         return Failure(self.raised, self._failed_at, self.rank)
@@ -153,7 +151,7 @@ class RankMember(Answering):
             why = malformed(self.rank, self.malformed)
             return RankOutcome(self.rank, (), False, why, output, stack or None, after)
         if self.raised and self._failed_at is None:
-            # It raised when we had stopped it, because we had stopped its peers as well.
+            # It raised only after the harness had stopped it and its peers.
             events = Lines([to_json(event) for event in events if event["event"] != "raised"])
         return RankOutcome(
             rank=self.rank,
@@ -171,7 +169,7 @@ class RankMember(Answering):
 
     @abstractmethod
     def _exit(self, after: int | None) -> str:
-        """How it ended, in one phrase. ``after``: the rank whose failure may have caused this one."""
+        """How it ended, in one phrase. ``after``: the rank whose failure may have caused this."""
 
     def _note(self, notice: dict[str, Any]) -> None:
         self.started = True
@@ -179,23 +177,23 @@ class RankMember(Answering):
             self.delivered = self.malformed is None
         elif notice["event"] == "raised":
             self.raised = True
-            # By the system's clock, which all processes share.
+            # A time on the system's clock, which all processes share.
             self._fail(notice["at"])
 
     def _fail(self, at: float) -> None:
-        """Note a failure, unless we have killed the rank and so caused it."""
+        """Note a failure, unless the harness caused it by killing the rank."""
         if self._failed_at is None and not self.killed_because:
             self._failed_at = at
 
     def _add(self, line: bytes) -> None:
-        """Take a line of its evidence."""
+        """Add a line of its evidence."""
         try:
             self._evidence.add(line)
         except MalformedEvidence as error:
             self._reject(str(error))
 
     def _reject(self, what: str) -> None:
-        """End it: ``what`` is wrong with what it has sent, in words that follow "the evidence of rank 1"."""
+        """End it for malformed evidence. ``what``: the problem, in words that follow "the evidence of rank 1"."""
         if self.malformed is None:
             self.malformed = what
             self.delivered = False

@@ -1,4 +1,4 @@
-"""A rank that runs in a process that we forked."""
+"""A rank that runs in a process forked by the harness."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from conformance.runner.system.child import HARNESS_FAILED, Child
 from conformance.runner.system.descriptors import Descriptors, Known, Output, last_line, tail
 
 _CHUNK = 1 << 16
-# A lock that was there before is nobody's: ours are removed when their rank ends.
+# An older lock belongs to no rank of this run, whose locks are removed when their rank ends.
 _BEGAN = time()
 
 
 class RankProcess(RankMember):
-    """A forked process, pipes for its notices and its output, and files that outlive it: evidence, stack.
+    """A forked process, pipes for its notices and output, and files for evidence and stack that outlive it.
 
     Attributes:
-        output: what it prints.
+        output: its standard output and error.
         unwritable: why the system refused to write its evidence, if it did.
     """
 
     def __init__(self, rank: int, descriptors: Descriptors, hold: int, become: Callable[[Pipes], int]) -> None:
-        """The process calls ``become``. ``hold``: the pipe that closes when it may leave."""
+        """``become``: called in the process. ``hold``: the pipe that closes when it may leave."""
         super().__init__(rank)
         self._notices, write = descriptors.pipe()
         os.set_blocking(self._notices, False)
         source, output = descriptors.pipe()
         self.output = Output(source)
         self._stack, self._file = descriptors.file(), descriptors.file()
-        # Of the notices and of the evidence: the beginning of a line.
+        # The incomplete last lines of the notices and of the evidence.
         self._unread = self._half = b""
         self._read_to = 0
         self.unwritable: str | None = None
@@ -77,15 +77,15 @@ class RankProcess(RankMember):
             self._take(line)
         if not may_begin(self._unread):
             self._take(self._unread)
-        # What was written into the pipe without end is not kept.
+        # A trainer may write an endless line into the pipe.
         self._unread = self._unread[:_CHUNK]
         return bool(data)
 
     def look(self) -> None:
-        """Read what it has written as evidence since the last time."""
+        """Read its evidence since the last call."""
         size = os.fstat(self._file).st_size
         if size < self._read_to:
-            self._reject("has become shorter")
+            self._reject("has shrunk")
         elif size > LARGEST:
             self._reject(f"is larger than {LARGEST >> 20} MiB")
         if self.malformed is not None:
@@ -100,13 +100,13 @@ class RankProcess(RankMember):
 
     def outcome(self, first_failed: int | None) -> RankOutcome:
         self.look()
-        # A process that was killed may leave half a line.
+        # Only a process that was killed may leave half a line.
         if self._half and self.delivered:
             self._add(self._half)
         return super().outcome(first_failed)
 
     def _take(self, line: bytes) -> None:
-        """Note a notice. A trainer can write something else into the pipe."""
+        """Note a notice, or reject anything else that a trainer wrote into the pipe."""
         try:
             notice = protocol.decode(line)
         except (ValueError, RecursionError):
@@ -127,16 +127,16 @@ class RankProcess(RankMember):
             case {"event": "leaving", "waits_for": [str(), *_] as names}:
                 self._leaves_running = ", ".join(map(str, names))
             case _:
-                self._reject(f"has a notice that is not one of ours: {excerpt(line)}")
+                self._reject(f"has an invalid notice: {excerpt(line)}")
 
     def reap(self) -> None:
-        """If the process has ended, note it and read its last reports."""
+        """Note the end of the process, if it has ended, and read its last reports."""
         if not self.has_exited and self.child.poll() is not None:
             self._read_rest()
             self._fail(monotonic())
 
     def _read_rest(self) -> None:
-        """Read what a full pipe holds. Something that it has started elsewhere may go on writing."""
+        """Read up to a full pipe, but not forever: a process that it has started may continue to write."""
         for _ in range(2):
             self.read()
 
@@ -146,17 +146,17 @@ class RankProcess(RankMember):
             self.child.kill()
 
     def end(self) -> None:
-        """Kill it, and remove the locks of builds that it did not end: nobody else would."""
+        """Kill it, and remove the locks of its unfinished builds, because nobody else would."""
         self.child.end()
         self._read_rest()
         for path in self._locks:
-            # Torch names it so, and leaves it empty.
+            # Torch names the file "lock" and leaves it empty.
             with suppress(OSError):
                 if os.path.basename(path) == "lock" and not os.path.getsize(path):
                     os.unlink(path)
 
     def ask_for_stack(self) -> bool:
-        # Its handler writes to the descriptor whatever that is by now.
+        # Its handler writes to the descriptor even if the trainer has replaced it.
         if not Known.of(self._stack).is_intact_in(self.child.pid):
             return False
         stacks.ask(self.child.pid)
@@ -170,21 +170,21 @@ class RankProcess(RankMember):
 
     @property
     def _doing(self) -> str:
-        """What it was doing beside the trainer's function, in words that follow what became of it."""
+        """What it was doing outside the trainer's function, in words that complete its `exit`."""
         if self._waits_for is not None:
             return (
-                f" while it waited for the lock of a build of a torch extension, {self._waits_for}; if no such build "
-                "is running, one that was killed has left it: remove the file"
+                f" while it waited for the build lock of a torch extension, {self._waits_for}; if no build is running, "
+                "a killed one has left the file: remove it"
             )
         if self._locks:
             return (
-                f" while it built a torch extension, for which it had {BUILD_LIMIT:g} s beside its time limit; "
-                "build it before the run"
+                f" while it built a torch extension, for which it had {BUILD_LIMIT:g} s besides its time limit; build "
+                "it before the run"
             )
         if self._leaves_running is not None:
             return (
-                " after its function had returned, as Python waits for threads and processes that are no daemons "
-                f"before it exits, here for {self._leaves_running}"
+                " after its function had returned: at exit, Python waits for non-daemon threads and processes, here "
+                f"{self._leaves_running}"
             )
         return ""
 
@@ -202,13 +202,13 @@ class RankProcess(RankMember):
             return f"{text} after it delivered" if code else text
         if self._is_limited:
             return (
-                f"{rank_name(self.rank)} limited the size of its files (RLIMIT_FSIZE), so what it did could not be "
-                "recorded; have it keep the limit that it finds"
+                f"{rank_name(self.rank)} lowered its file size limit (RLIMIT_FSIZE), so its events could not be "
+                "recorded; leave the limit unchanged"
             )
         if code == DESCRIPTORS_LOST:
             return (
-                f"{rank_name(self.rank)} closed or replaced file descriptors that it had not opened, and what it did "
-                "after that could not be recorded; have it close only its own"
+                f"{rank_name(self.rank)} closed or replaced file descriptors it had not opened, so later events could "
+                "not be recorded; close only the trainer's own"
             )
         if code >= 0:
             text += " before it finished"
@@ -218,7 +218,7 @@ class RankProcess(RankMember):
 
 
 def _is_ours(lock: str) -> bool:
-    """Whether a rank of this run may hold the lock of a build."""
+    """Whether a rank of this run may hold this build lock."""
     try:
         return os.path.getmtime(lock) >= _BEGAN
     except OSError:

@@ -1,4 +1,4 @@
-"""The process that hosts a case's rendezvous, so that it outlives any rank."""
+"""Hosts a case's rendezvous in its own process, which outlives every rank."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def listen(address: str) -> socket.socket:
 
 
 def why_down(address: str) -> str | None:
-    """Why a connection to ``address``, which is loopback's, cannot be made, and what to do; None if it can.
+    """Why connections to the loopback ``address`` fail, and what to do; None if they work.
 
-    A new network namespace begins with loopback down.
+    In a new network namespace, loopback is down.
     """
     try:
         with socket.create_server((address, 0)) as listener, socket.create_connection(listener.getsockname(), 10.0):
@@ -45,7 +45,7 @@ def _host_store(listener: socket.socket) -> NoReturn:
 
     address, port = listener.getsockname()
     descriptor = listener.detach()
-    # The store that uses libuv cannot take over a listening socket in torch 2.6.
+    # In torch 2.6 the libuv store cannot take over a listening socket.
     _hold(TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=False))
 
 
@@ -56,7 +56,7 @@ def _hold(store: object) -> NoReturn:
 
 
 def _host_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
-    """Horovod's own `RendezvousServer` listens on every interface, so its parts are put together here."""
+    """Serve Horovod's rendezvous. Its own `RendezvousServer` would listen on every interface."""
     http: Any = import_module("horovod.runner.http.http_server")
     hosts: Any = import_module("horovod.runner.common.util.hosts")
     nothing = {"server_bind": lambda server: None, "server_activate": lambda server: None}
@@ -72,7 +72,7 @@ def _host_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
 
 
 def preload(backend: str) -> None:
-    """Import what `host` needs, so that forked processes have it."""
+    """Import the modules of `host`, once for all forked processes."""
     if BACKENDS[backend].rendezvous == "horovod":
         import_module("horovod.runner.http.http_server")
         import_module("horovod.runner.common.util.hosts")

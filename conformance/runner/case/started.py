@@ -1,4 +1,4 @@
-"""One case: start its rendezvous and its ranks, watch them, and clean up after them."""
+"""Runs one case: starts its rendezvous and ranks, watches them, and cleans up after them."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from conformance.runner.system.child import POLL, Child, children, sweep
 from conformance.runner.system.descriptors import Descriptors
 from conformance.runner.system.protocol import Channel
 
-# Seconds beyond the time limit if some ranks run elsewhere: the front, which sees all of them, enforces the limit.
+# Seconds beyond the time limit if some ranks run elsewhere; then the front enforces the limit, because it sees all.
 _SHARE_PATIENCE = 30.0
-# Seconds between two looks at the evidence of ranks that say nothing.
+# Seconds between checks of the evidence of silent ranks.
 _LOOK = 1.0
 
 
 class ClientDisconnected(Exception):
-    """The process that asked for the case has disconnected, so its outcome is not needed."""
+    """The process that asked for the case has disconnected, so nobody needs the outcome."""
 
 
 class Case(ABC):
     """A case in fresh processes, for the client at the end of ``client``.
 
-    ``request``: {"spec", "time_limit"}, the limit in seconds, until all ranks have started, and again from there; and
-    "share", the ranks to run here, if others run elsewhere: the client then supervises all of them.
+    ``request``: {"spec", "time_limit"}, the limit in seconds until all ranks have started, and again from there; and
+    "share", the ranks to run here, if others run elsewhere. Then the client supervises all of them.
 
-    ``start_limit``: the seconds until all have started, where that takes an import of torch.
+    ``start_limit``: seconds until all have started, if each rank imports torch itself.
     """
 
     def __init__(self, request: dict[str, Any], client: Channel, start_limit: float | None = None) -> None:
@@ -64,7 +64,7 @@ class Case(ABC):
         self._rendezvous: Child | None = None
 
     def run(self) -> Outcome:
-        """Raises ClientDisconnected; RunnerError for what is no failure of a rank."""
+        """Run the case. Raises ClientDisconnected; RunnerError for failures of the harness."""
         began = monotonic()
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
         limits = Limits(self._time_limit + patience, self._start_limit)
@@ -84,7 +84,7 @@ class Case(ABC):
             self._watch()
             for process in self._processes():
                 if process.unwritable is not None:
-                    # As on a full disk.
+                    # For example because the disk is full.
                     raise RunnerError(f"cannot write the evidence of rank {process.rank}: {process.unwritable}")
             ranks = self._outcomes(self._supervision.first_failed)
         return Outcome(ranks, monotonic() - began, self._supervision.timed_out)
@@ -97,14 +97,14 @@ class Case(ABC):
         return tuple(member.outcome(first_failed) for member in self._members)
 
     def _watch(self) -> None:
-        """Until every rank has exited. Raises ClientDisconnected, RunnerError."""
+        """Watch until every rank has exited. Raises ClientDisconnected, RunnerError."""
         self._listen_to(self._client, self._read_client)
         for process in self._processes():
             self._listen_to(process, process.read)
             self._listen_to(process.output.source, process.output.read)
         for child in self._children():
             if child.descriptor is not None:
-                # `_note_exits` finds out which of them has ended, and closes its descriptor.
+                # The event only wakes the loop; `_note_exits` then finds the ended process and closes its descriptor.
                 self._listen_to(child.descriptor, lambda: False)
         while not self._supervision.is_over:
             for key, _ in self._selector.select(self._patience()):
@@ -122,23 +122,23 @@ class Case(ABC):
         return min(POLL, patience) if is_silent else patience
 
     def _listen_to(self, source: Any, read: Callable[[], bool]) -> None:
-        """Call ``read`` when there is something to read, until it is False."""
+        """Call ``read`` when there is something to read, until it returns False."""
         self._selector.register(source, selectors.EVENT_READ, read)
 
     def _note_exits(self) -> None:
-        """Note which processes have ended. Raises RunnerError."""
+        """Note processes that have ended. Raises RunnerError."""
         if self._rendezvous is not None and (status := self._rendezvous.poll()) is not None:
             raise RunnerError(f"the process that hosts the rendezvous ended early: {describe_status(status)}")
         for process in self._processes():
             process.reap()
 
     def _act(self, action: Action[RankMember]) -> None:
-        """Raises ClientDisconnected."""
+        """Do what the supervision asks for. Raises ClientDisconnected."""
         match action:
             case AllStarted():
                 self._report(started=True)
-            case Building(going_on):
-                self._report(building=going_on)
+            case Building(in_progress):
+                self._report(building=in_progress)
             case FirstFailure(rank, raised):
                 self._report(failed=rank, raised=raised)
             case AllFinished():
@@ -153,7 +153,7 @@ class Case(ABC):
                     member.kill(because)
 
     def _let_leave(self) -> None:
-        """Let the ranks leave that have finished or raised."""
+        """Let ranks leave that have finished or raised."""
         if self._release is not None:
             self._descriptors.close(self._release)
             self._release = None
@@ -167,8 +167,8 @@ class Case(ABC):
                 raise ClientDisconnected from error
 
     def _read_client(self) -> bool:
-        """Read what the client reports about ranks elsewhere; always True. Raises ClientDisconnected."""
-        # A client whose ranks all run here sends nothing, so there is only the end of its connection to read.
+        """Read the client's reports about ranks elsewhere; always True. Raises ClientDisconnected."""
+        # If all ranks run here, the client sends nothing, and only the end of its connection can be read.
         if self._share is None or not self._client.fill():
             raise ClientDisconnected
         while self._client.holds_message:
@@ -183,7 +183,7 @@ class Case(ABC):
         return True
 
     def _start_rendezvous(self, address: str) -> int:
-        """Returns the port of the case's rendezvous."""
+        """Start the case's rendezvous; returns its port."""
         listener = rendezvous_host.listen(address)
 
         def body() -> int:
@@ -204,7 +204,7 @@ class Case(ABC):
         return process
 
     def _close_inherited(self, *kept: int) -> None:
-        """In a child: close everything that belongs to the server except the descriptors ``kept``."""
+        """Close, in a child, everything of the server except the descriptors ``kept``."""
         for child in self._children():
             child.close()
         self._client.close()
@@ -226,7 +226,7 @@ class Case(ABC):
 
 
 class StartedCase(Case):
-    """A case whose ranks we start; ``run_rank`` runs in a forked process, and returns the exit code."""
+    """A case whose ranks the harness starts; ``run_rank`` runs in a forked process and returns the exit code."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class StartedCase(Case):
 
     def _start(self, hold: int) -> None:
         share = self._share or NodeShare(range(int(self._spec["world_size"])))
-        # A process that is alone can do without.
+        # A single rank can do without a rendezvous.
         is_needed = int(self._spec["world_size"]) > 1 or rendezvous_host.why_down(share.address) is None
         if share.port is None and is_needed:
             share = replace(share, port=self._start_rendezvous(share.address))
@@ -252,7 +252,7 @@ class StartedCase(Case):
     def _act(self, action: Action[RankMember]) -> None:
         super()._act(action)
         if isinstance(action, FirstFailure) and self._share is None:
-            # With ranks elsewhere, this waits until the client knows who failed.
+            # With ranks elsewhere, the client first finds out which rank failed.
             self._let_leave()
 
     def _become_rank(self, rank: int, environment: dict[str, str], pipes: Pipes) -> int:

@@ -1,7 +1,7 @@
 """Decides what to do about the ranks of one case, from their state and the clock.
 
-A state machine without processes: it reads the attributes of `Member`, and returns actions. The server uses it, with
-ranks as members, and so does the front of several machines, with all ranks of a node as one member.
+A state machine without processes: it reads the attributes of `Member` and returns actions. In the server, each rank is
+a member; in the front of several machines, all ranks of a node are one member.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 START_LIMIT = 120.0
 # For builds of extensions, which do not count towards the time limit of a case.
 BUILD_LIMIT = 600.0
-# When a rank has exited, its peers' collectives fail at once or hang; this gives those that fail time to report it.
+# After a rank has exited, its peers' collectives fail at once or hang; this is the time for failed peers to report.
 GRACE = 2.0
-# From the release to the exit; a rank has nothing left to do in between.
+# From the release to the exit, between which a rank has nothing left to do.
 LEAVE_LIMIT = 5.0
 
 #: The "rank" of a process that belongs to the case as a whole.
@@ -25,10 +25,10 @@ DRIVER = -1
 
 
 class Failure(NamedTuple):
-    """What went wrong with a rank before it delivered. Failures are ordered: the smaller one came first.
+    """A rank's failure before it delivered. Failures are ordered: the smaller one came first.
 
-    A death without a report counts as earlier than any exception: peers raise as soon as its connections break, and
-    only later do we see the death itself.
+    A death without a report counts as earlier than any exception, because peers raise as soon as its connections break,
+    and the harness sees the death only later.
     """
 
     raised: bool
@@ -37,7 +37,7 @@ class Failure(NamedTuple):
 
 
 class Member(Protocol):
-    """What is known about a rank, or about all ranks of a node."""
+    """The current state of a rank, or of all ranks of a node."""
 
     @property
     def started(self) -> bool: ...
@@ -51,7 +51,7 @@ class Member(Protocol):
 
     @property
     def is_building(self) -> bool:
-        """It builds an extension of torch, or waits for somebody who does."""
+        """It builds a torch extension, or waits for another process that does."""
 
     @property
     def failure(self) -> Failure | None: ...
@@ -61,7 +61,7 @@ M = TypeVar("M", bound=Member)
 
 
 class Phase(Enum):
-    """How far a case has come. Each phase has its own time limit."""
+    """The phases of a case, each with its own time limit."""
 
     STARTING = auto()
     RUNNING = auto()
@@ -70,7 +70,7 @@ class Phase(Enum):
 
 
 class Limits(NamedTuple):
-    """Seconds for each phase."""
+    """The time limits of the phases, in seconds."""
 
     run: float
     start: float = START_LIMIT
@@ -84,20 +84,20 @@ class AllStarted(NamedTuple):
 
 
 class Building(NamedTuple):
-    """Members have begun to build, or all have ended it."""
+    """Members have started to build, or all builds have ended."""
 
-    going_on: bool
+    in_progress: bool
 
 
 class FirstFailure(NamedTuple):
-    """The earliest failure that is known."""
+    """The earliest known failure."""
 
     rank: int
     raised: bool
 
 
 class AllFinished(NamedTuple):
-    """Nothing more is expected of any member: each has delivered, or exited."""
+    """Every member has delivered, or exited."""
 
 
 class Release(NamedTuple):
@@ -110,7 +110,7 @@ class Stop(Generic[M]):
 
     Attributes:
         because: the reason, in words that complete "killed".
-        is_late: they are stopped because they hang, not because of a failure, nor after their release.
+        is_late: whether they are stopped because they hang, rather than after a failure or their release.
     """
 
     members: tuple[M, ...]
@@ -127,12 +127,12 @@ class Supervision(Generic[M]):
     Attributes:
         deadline: the latest time for the next call of `advance`.
         may_leave: members may leave when all have finished; otherwise they wait for other machines.
-        failed_elsewhere: the rank that failed first, by the reports of all machines.
+        failed_elsewhere: the rank that failed first according to all machines.
         given_up: why the front stopped waiting, if it did.
     """
 
     def __init__(self, members: Sequence[M], limits: Limits, time_limit: float, now: float, *, may_leave: bool) -> None:
-        """``time_limit``: the limit that the user has set. ``now``: seconds on any clock, the same for `advance`."""
+        """``time_limit``: the user's limit. ``now``: seconds on any clock, the same for `advance`."""
         self._members = members
         self._limits = limits
         self._time_limit = time_limit
@@ -149,7 +149,7 @@ class Supervision(Generic[M]):
 
     @property
     def first_failed(self) -> int | None:
-        """The rank that failed first, which may be why others failed."""
+        """The rank that failed first, which may have made others fail."""
         if self.failed_elsewhere is not None:
             return self.failed_elsewhere
         return None if self._first_failure is None else self._first_failure.rank
@@ -195,7 +195,8 @@ class Supervision(Generic[M]):
         return min((member.failure for member in self._members if member.failure), default=None)
 
     def _leave_time_for_builds(self, now: float) -> None:
-        """Since the last call nobody has begun or ended a build: whoever does has this called."""
+        """Extend the deadline by the time since the last call if a build is in progress. Each start or end of a build
+        calls this."""
         if self._is_building and self.phase is Phase.RUNNING:
             spent = min(now - self._advanced_at, self._limits.build - self._time_of_builds)
             self._time_of_builds += spent

@@ -1,1 +1,1 @@
-"""What the suite uses; nothing here imports torch."""
+"""The front side of the runner, which the suite uses. Imports no torch."""

@@ -1,6 +1,6 @@
-"""The front side of the runner: what the suite uses. Nothing here imports torch.
+"""Runs cases on a trainer's server, for the suite. Imports no torch.
 
-A case that is stopped and resumed has two lives: its ranks run in fresh processes up to the stop, and then in others.
+A resumed case has two lives: its ranks run in fresh processes up to the stop, and then in other fresh processes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from conformance.trace.lives import as_resumed
 __all__ = ["ForkServer", "Outcome", "RankOutcome", "RunnerError", "TrainerError", "Unavailable", "shared"]
 
 IMPORT_LIMIT = 120.0
-# Seconds beyond its own limits after which a server that has not answered counts as dead.
+# Seconds beyond its own limits after which a silent server counts as dead.
 SLACK = 30.0
-# Seconds that a server has to end.
+# Seconds for a server to end.
 _END_LIMIT = 10.0
 
 
@@ -38,15 +38,15 @@ class ForkServer:
         with ForkServer("my_trainer.py", backend="ddp") as server:
             outcome = server.run(spec, time_limit=60.0)
 
-    Entering it, or `start`, raises TrainerError, one line that says what is wrong with the trainer; Unavailable when
-    the backend or the trainer needs something that is missing; RunnerError when the harness itself fails.
+    Entering it, or `start`, raises TrainerError, one line about a problem of the trainer; Unavailable if a requirement
+    of the backend or trainer is missing; RunnerError if the harness itself fails.
 
     Attributes:
         declaration: what the trainer supports.
-        why_slow: why ranks cannot be forked, what that costs and what to do; None if they can.
-        versions: of python, torch, horovod (if it is the backend) and what the trainer requires.
-        gpus: {"devices": the CUDA devices that ranks can use, "reason": why there are none, or None}.
-        refused: the precisions that the backend refuses on this machine, each with the reason.
+        why_slow: why ranks cannot be forked, the cost, and what to do; None if they can.
+        versions: of python, torch, horovod (if it is the backend) and the trainer's requirements.
+        gpus: {"devices": number of CUDA devices that ranks can use, "reason": why there are none, or None}.
+        refused: precisions that the backend refuses on this machine, each with the reason.
     """
 
     declaration: Declaration
@@ -76,33 +76,33 @@ class ForkServer:
         self.close()
 
     def start(self) -> None:
-        """Start the server. Where that raises, it lasts until `close` all the same: nobody else imports again."""
+        """Start the server. If this raises, the server still lasts until `close`, to spare others a new import."""
         self._start()
 
     def close(self) -> None:
-        """End the process, also where `start` raised."""
+        """End the process, even if `start` raised."""
         self._end(_END_LIMIT)
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Run one case in fresh processes.
 
-        ``time_limit``: seconds for the trainer's function; ranks that still run then are killed. If the server itself
-        dies, the case is run again in a new one; if that dies too, the outcome says so for every rank. Raises
-        RunnerError when the harness itself fails.
+        ``time_limit``: seconds for the trainer's function, after which ranks are killed. If the server itself dies, the
+        case is run again in a new one; if that dies too, each rank's `exit` says so. Raises RunnerError if the harness
+        itself fails.
         """
         self.channel()
         began = monotonic()
         try:
             answer = self._answer(spec, time_limit)
             if answer is None:
-                # What killed it may have nothing to do with this case: the system, when memory ran out.
+                # The death may have nothing to do with this case, such as when the system ran out of memory.
                 self.abandon()
                 answer = self._answer(spec, time_limit)
             how = self.abandon() if answer is None else ""
         except TimeoutError:
             answer, how = None, self.abandon(0.0)
         except (TrainerError, Unavailable) as error:
-            raise RunnerError(f"the trainer's server died, and cannot be started again: {error}") from error
+            raise RunnerError(f"the trainer's server died and cannot be restarted: {error}") from error
         except BaseException:
             self._end(_END_LIMIT)
             raise
@@ -113,17 +113,17 @@ class ForkServer:
         return Outcome.from_dict(answer).placed(spec)
 
     def _answer(self, spec: dict[str, Any], time_limit: float) -> dict[str, Any] | None:
-        """What the server says of a case; None if it died. Raises TimeoutError, and what entering raises."""
+        """The server's answer for a case; None if it died. Raises TimeoutError, and the errors of `__enter__`."""
         channel = self.channel()
         try:
             channel.send({"spec": spec, "time_limit": time_limit})
         except BrokenPipeError:
             return None
-        # A session, the start of the ranks and their work have the time limit each.
+        # The session, the start of the ranks and their work each have the time limit.
         return channel.receive(3 * time_limit + START_LIMIT + BUILD_LIMIT + LEAVE_LIMIT + SLACK)
 
     def channel(self) -> Channel:
-        """The connection to the server, which is started if it does not run. Raises what entering raises."""
+        """The connection to the server, which is started if necessary. Raises the errors of `__enter__`."""
         if self._server is not None:
             return self._server.channel
         try:
@@ -133,7 +133,7 @@ class ForkServer:
             raise
 
     def abandon(self, patience: float = _END_LIMIT) -> str:
-        """End a server that has hung up, or any server with a ``patience`` of 0; the result says how it ended."""
+        """End a server that has hung up, or any server with a ``patience`` of 0; returns how it ended."""
         printed = self._last_printed()
         return f"the trainer's server died ({self._end(patience)}){printed}"
 
@@ -142,13 +142,13 @@ class ForkServer:
         try:
             return self._begin()
         except ZygoteLost:
-            # The system may have killed it for its memory, which others have freed by now.
+            # The system may have killed it when memory was short, which may be over by now.
             try:
                 return self._begin()
             except ImporterLost as error:
                 raise TrainerError(
-                    f"{self._trainer}: the process that had imported it ended, twice: memory may be short, or the "
-                    "import limits that process or replaces what it uses"
+                    f"{self._trainer}: the process that imported it died twice: memory is short, or the import limits "
+                    "the process or replaces functions it needs"
                 ) from error
 
     def _begin(self) -> Serving:
@@ -170,7 +170,7 @@ class ForkServer:
     def _serve(
         self, starter: ServerStarter, *, spawn: Literal["ranks", "driver"] | None
     ) -> tuple[Serving, dict[str, Any]]:
-        """The server, and its first message. Raises TrainerError, Unavailable, RunnerError."""
+        """Start a server; returns it and its first message. Raises TrainerError, Unavailable, RunnerError."""
         self._server = server = starter.serve(self._trainer, self._backend, spawn=spawn, limit=self._import_limit)
         try:
             hello = server.channel.receive(self._import_limit)
@@ -193,7 +193,7 @@ class ForkServer:
         return f"; it last printed: {printed}" if printed else ""
 
     def _end(self, patience: float) -> str:
-        """How the server ended; it never raises."""
+        """End the server; returns how it ended. Never raises."""
         server, self._server = self._server, None
         if server is None:
             return "it was not running"
@@ -201,20 +201,20 @@ class ForkServer:
         try:
             return server.process.end(patience)
         except RunnerError as error:
-            # It ends by itself when its connection does, and nobody else can wait for it.
+            # It ends by itself with its connection, and no other process can wait for it.
             return str(error)
 
 
 Run = Callable[[dict[str, Any], float], Outcome]
 
-#: The names of folders for checkpoints begin so.
+#: The prefix of folders for checkpoints.
 CHECKPOINTS = "conformance-checkpoints-"
 
 
 def run_case(run: Run, spec: dict[str, Any], time_limit: float) -> Outcome:
-    """Run a case with ``run``, once, or once for each life of one that is resumed. ``time_limit``: of each.
+    """Run a case with ``run``: once, or once per life of a resumed case. ``time_limit``: seconds for each.
 
-    A life in which a rank fails is the last, unless it was to be killed. Raises RunnerError.
+    A life in which a rank fails is the last, unless the case wanted it killed. Raises RunnerError.
     """
     if spec["resumed_at"] is None:
         return run(spec, time_limit)
@@ -234,10 +234,10 @@ def _run_lives(run: Callable[..., Outcome], spec: dict[str, Any], folder: str) -
         if first.ranks[0].exit != KILLED:
             return first
         if spec["resumed"] == BETWEEN_FILES:
-            # The file that is whole may be all that the second checkpoint needs.
+            # The complete file may be all that the second checkpoint needs.
             second = run(resume_from=folder)
-            goes_on_at = {_first_window(rank) for rank in second.ranks}
-            return first.up_to(again if goes_on_at == {again} else stop).followed_by(second)
+            resumed_at = {_first_window(rank) for rank in second.ranks}
+            return first.up_to(again if resumed_at == {again} else stop).followed_by(second)
         first = first.up_to(stop)
     else:
         inside: int = spec.get("resumed_inside", 0)
@@ -261,7 +261,7 @@ def _first_window(rank: RankOutcome) -> int | None:
 
 
 def _contents(folder: str) -> dict[str, bytes]:
-    """A digest of each file in it."""
+    """A digest of each file in a folder."""
     files = (path for path in Path(folder).rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256(path.read_bytes()).digest() for path in files}
 

@@ -1,4 +1,4 @@
-"""The front side of the zygote, which starts when first needed, forks all servers and ends with this process."""
+"""The front side of the zygote, which starts on first use, forks all servers and ends with this process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from conformance.runner.system.descriptors import Followed, last_line, nameless_
 from conformance.runner.system.protocol import Channel
 
 _CLOSE_LIMIT = 20.0
-# Seconds from losing a connection until the process at its other end is known to have ended.
+# Seconds to wait for the end of a process after its connection is lost.
 _EXIT_LIMIT = 1.0
-# Workers that may wait at the same time for torch to be imported.
+# Workers that may wait at the same time for the import of torch.
 _MOST_WORKERS = 1024
 
 
 class ZygoteProcess:
     """A fresh Python that imports torch, and forks servers for each `ZygoteClient` that connects to ``address``.
 
-    It starts in the background, and ends when it is closed or when this process ends. Its last act is to remove the
-    folder of its address, see `temporary`.
+    It starts in the background, and ends when it is closed or this process ends. Last, it removes the folder of its
+    address, see `temporary`.
     """
 
     def __init__(self) -> None:
@@ -46,18 +46,18 @@ class ZygoteProcess:
             listener.listen(_MOST_WORKERS)
             self._process = subprocess.Popen(
                 fresh_python("conformance.runner.zygote.zygote", str(listener.fileno()), str(folder)),
-                # It ends when its standard input does.
+                # The end of its standard input ends it.
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
                 env={**base_environment(os.environ), **temporary(self.address)},
                 pass_fds=[listener.fileno()],
-                # Only we handle Ctrl-C.
+                # Only this process handles Ctrl-C.
                 start_new_session=True,
             )
 
     def how_it_ended(self) -> str | None:
-        """How it ended, and what it printed last; None if it has not ended."""
+        """How it ended, and its last printed line; None if it has not ended."""
         try:
             code = self._process.wait(_EXIT_LIMIT)
         except subprocess.TimeoutExpired:
@@ -66,7 +66,7 @@ class ZygoteProcess:
         return f"{how}; it last printed: {last_line(tail(self._output)) or 'nothing'}"
 
     def close(self) -> None:
-        """End it once its servers have ended, and their ranks with them."""
+        """End it, after its servers and their ranks have ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -80,12 +80,12 @@ class ZygoteProcess:
 
 
 def temporary(address: str) -> dict[str, str]:
-    """The variable that has a process put its temporary files next to this address: they go when the zygote ends."""
+    """The environment variable that puts a process's temporary files next to this address, removed with the zygote."""
     return {"TMPDIR": str(Path(address).parent)}
 
 
 def connect(address: str) -> Channel:
-    """A connection to the process with this address. Raises OSError when it does not listen."""
+    """A connection to the process at this address. Raises OSError if it does not listen."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         with _short_name(address) as name:
@@ -100,7 +100,7 @@ def connect(address: str) -> Channel:
 def _short_name(path: str) -> Iterator[str]:
     """Another name for ``path``, short enough for a socket's address, if the system has one.
 
-    An address holds about a hundred bytes: too few for the paths of some temporary folders.
+    An address has about a hundred bytes, too few for the paths of some temporary folders.
     """
     links = Path("/proc/self/fd")
     if not links.is_dir():
@@ -121,10 +121,10 @@ class ServerProcess(Protocol):
     """A forked server, here or on another machine."""
 
     def end(self, patience: float) -> str:
-        """Wait ``patience`` seconds for it to end, then kill it; the result says how it ended. Raises RunnerError."""
+        """Wait ``patience`` seconds for its end, then kill it; returns how it ended. Raises RunnerError."""
 
     def last_output(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
 
 
 class Serving(NamedTuple):
@@ -141,10 +141,10 @@ class ServerStarter(Protocol):
     gpus: dict[str, Any]
 
     def serve(self, target: str, backend: str, *, spawn: str | None, limit: float) -> Serving:
-        """Fork a server for a trainer, from a process that has imported it, which may take ``limit`` seconds; or, if it
-        is to ``spawn`` what imports it, from one that has not. Its first message says whether it is ready.
+        """Fork a server from a process that has imported its trainer, in at most ``limit`` seconds. If the server is to
+        ``spawn`` the processes that import it, fork from one that has not. The first message tells if it is ready.
 
-        Raises TrainerError; RunnerError, and ZygoteLost where another starter may succeed.
+        Raises TrainerError; RunnerError, and ZygoteLost if another starter may succeed.
         """
 
 
@@ -152,7 +152,7 @@ class ForkedServer:
     """A server on this machine."""
 
     def __init__(self, pid: int, control: Channel, output: Followed) -> None:
-        """``control``: where its parent says how it has ended."""
+        """``control``: the connection to its parent, which reports how it ended."""
         self.pid = pid
         self._control = control
         self._output = output
@@ -170,7 +170,7 @@ class ForkedServer:
             self._control.close()
             self._output.close()
         if answer is None:
-            raise ZygoteLost("the process that had imported the trainer has ended")
+            raise ZygoteLost("the process that imported the trainer died")
         return describe_status(answer["status"])
 
     def last_output(self) -> str:
@@ -181,9 +181,9 @@ class ZygoteClient:
     """A connection to a `ZygoteProcess`: the `ServerStarter` of this machine."""
 
     def __init__(self, address: str | None = None) -> None:
-        """``address``: of another's process; by default one is started, which ends with this process.
+        """``address``: that of an existing process; by default one is started, which ends with this process.
 
-        Raises RunnerError when torch cannot be imported, OSError when nothing listens at ``address``.
+        Raises RunnerError if torch cannot be imported, OSError if nothing listens at ``address``.
         """
         self._process = None
         if address is None:
@@ -221,7 +221,7 @@ class ZygoteClient:
     def fork(
         self, target: str, backend: str, client: socket.socket, *, spawn: str | None, limit: float
     ) -> ForkedServer:
-        """As `serve`, where the server's client is at the other end of ``client``."""
+        """`serve`, for a client at the other end of ``client``."""
         request = {
             "target": target,
             "place": place_of(target),
@@ -232,7 +232,7 @@ class ZygoteClient:
             "folder": os.getcwd(),
             "path": [str(folder) for folder in sys.path],
         }
-        # Not by the address: a trainer may have removed the folder of temporary files.
+        # A new connection by address could fail, because a trainer may remove the folder of temporary files.
         ours, theirs = socket.socketpair()
         control = Channel(ours)
         with theirs:
@@ -253,20 +253,20 @@ class ZygoteClient:
         return ForkedServer(answer["pid"], control, output)
 
     def close(self) -> None:
-        """End it, its servers and their ranks, if this process has started it."""
+        """Close the connection. If this process started the zygote, end it with its servers and ranks."""
         self._channel.close()
         if self._process is not None:
             self._process.close()
 
     def _ask(self, channel: Channel, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
-        """Raises RunnerError."""
-        # A trainer's import has its own limit, which the other end enforces.
+        """Send a request; returns the answer. Raises RunnerError."""
+        # The other end enforces the limit of a trainer's import.
         limit = _START_LIMIT + request.get("limit", 0.0)
         try:
             channel.send(request, descriptors)
             answer = channel.receive(limit)
         except TimeoutError as error:
-            raise RunnerError(f"importing torch did not end within {limit:g} s") from error
+            raise RunnerError(f"importing torch took longer than {limit:g} s") from error
         except OSError as error:
             raise self._lost() from error
         if answer is None:
@@ -276,9 +276,9 @@ class ZygoteClient:
     def _lost(self) -> ZygoteLost:
         self._channel.is_readable(_EXIT_LIMIT)
         if self.running:
-            return ImporterLost("the process that had imported the trainer has ended")
+            return ImporterLost("the process that imported the trainer died")
         how = None if self._process is None else self._process.how_it_ended()
-        return ZygoteLost(f"the process that imports torch {how or 'ended'}")
+        return ZygoteLost(f"the process that imports torch {how or 'died'}")
 
 
 class Shared:
@@ -290,7 +290,7 @@ class Shared:
         self._address: str | None = None
 
     def join(self, address: str) -> None:
-        """From now on, use another's `ZygoteProcess` at this address."""
+        """Use an existing `ZygoteProcess` at this address from now on."""
         self._address = address
 
     def get(self) -> ZygoteClient:
@@ -299,7 +299,7 @@ class Shared:
             if self._zygote is not None and not (self._is_ours() and self._zygote.running):
                 self._drop()
             if self._zygote is None and self._address is not None:
-                # If joining fails, a process of our own succeeds or reports why.
+                # If joining fails, an own process succeeds or reports why.
                 with suppress(OSError, RunnerError):
                     self._zygote = ZygoteClient(self._address)
             if self._zygote is None:
@@ -307,12 +307,12 @@ class Shared:
             return self._zygote
 
     def close(self) -> None:
-        """End the zygote, if this process has started one; `get` starts another."""
+        """End the zygote, if this process has started one. `get` starts a new one."""
         with self._lock:
             self._drop()
 
     def _is_ours(self) -> bool:
-        """False in a process forked from the zygote's owner, which must not touch it."""
+        """Whether this process owns the zygote; False in a process forked from its owner, which must not touch it."""
         return self._zygote is not None and self._zygote.owner == os.getpid()
 
     def _drop(self) -> None:

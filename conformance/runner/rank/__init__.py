@@ -1,1 +1,1 @@
-"""Inside a rank: its environment, its imports, its reports, and how a worker enters."""
+"""Runs inside a rank: its environment, imports and reports, and the entry of workers."""

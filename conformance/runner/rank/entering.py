@@ -27,9 +27,9 @@ def enter(ticket: Mapping[str, Any], rank: int) -> Iterator[Task]:
             model = task.model()
             ...
 
-    Inside, the harness records what this worker does. An exception is reported and propagates to the caller. The
-    process ends if the harness gives up the case. Raises ValueError for a rank that the case does not have, and
-    RuntimeError if another worker has entered as this rank or the case is over.
+    Inside, the harness records this worker. An exception is reported and propagates to the caller. The process ends if
+    the harness gives up the case. Raises ValueError for a rank that the case does not have, and RuntimeError if another
+    worker has entered as this rank or the case is over.
     """
     with closing(Entry(ticket, rank)) as entry, entry.working() as task:
         yield task
@@ -37,15 +37,15 @@ def enter(ticket: Mapping[str, Any], rank: int) -> Iterator[Task]:
 
 
 class Entry:
-    """`enter` in parts, for a worker whose work comes in calls, or a process that is several ranks in turn.
+    """`enter` in parts, for a worker that works in separate calls, or a process that is several ranks in turn.
 
         entry = conformance.Entry(ticket, rank)
         with entry.working() as task: ...     # any number of times
         entry.finish()
         entry.close()
 
-    Only what happens inside `working` is recorded, as this rank's. Only one entry of a process can work at a time.
-    An entry closed without `finish` counts as a rank that died. Raises what `enter` raises.
+    Only the code inside `working` is recorded as this rank. Only one entry of a process can work at a time. An entry
+    closed without `finish` counts as a rank that died. Raises the same errors as `enter`.
     """
 
     def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:
@@ -60,7 +60,7 @@ class Entry:
 
     @contextmanager
     def working(self) -> Iterator[Task]:
-        """Inside, this process is this rank. An exception inside is reported, and ends the entry."""
+        """A context in which this process is this rank. An exception inside is reported and ends the entry."""
         with self._reporting(), self._recorder:
             yield self._task
 
@@ -105,7 +105,7 @@ class _Connection:
         threading.Thread(target=self._attend, name="conformance", daemon=True).start()
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """What cannot be sent ends the evidence: it never raises into a trainer."""
+        """Send an event. Never raises into a trainer: an event that cannot be sent ends the evidence."""
         with self._lock, suppress(OSError):
             if self._known.is_intact:
                 self._channel.send(event)
@@ -129,7 +129,7 @@ class _Connection:
 
 
 def _stack() -> str:
-    """Where each thread of this process is, the most recent call first."""
+    """The stacks of all threads of this process, most recent call first."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

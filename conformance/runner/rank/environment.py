@@ -16,12 +16,12 @@ INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclass(frozen=True)
 class NodeShare:
-    """The ranks of a case that one of several machines starts, and where they meet the others.
+    """The ranks of a case that one machine starts, and their rendezvous with the others.
 
     Attributes:
-        ranks: their numbers.
-        address: the IPv4 address of the case's rendezvous.
-        port: where it listens; None if this machine hosts it.
+        ranks: numbers of the ranks.
+        address: the IPv4 address of the rendezvous.
+        port: the port of the rendezvous; None if this machine hosts it.
         interface: the network interface for messages between ranks.
     """
 
@@ -41,22 +41,22 @@ _EVERYWHERE = {
     "HOROVOD_GLOO_IFACE": INTERFACE,
     # Makes `torch.cuda.is_available()` ask NVML: unlike the CUDA runtime, NVML leaves the process safe to fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # PyArrow's allocator starts a thread on import, too.
+    # PyArrow's allocator starts a thread on import too.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # Ray has no other way to stay on loopback on Linux (ray/_private/services.py, get_node_ip_address).
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # The output of a rank must survive its being killed.
+    # A rank's output must survive its death.
     "PYTHONUNBUFFERED": "1",
 }
 
 _UNLESS_SET = {
-    # Ray's own default for a cluster that it starts. For a cluster that it connects to by address, it must be set
-    # before Ray is imported (ray/_private/worker.py, init).
+    # Ray's own default for a cluster that it starts. For a cluster at an address, it must be set before Ray is imported
+    # (ray/_private/worker.py, init).
     "RAY_AUTH_MODE": "token",
 }
 
-# A framework that finds these believes that it was launched; we may run inside a batch job or torchrun.
+# With these, a framework believes that it was launched. The harness itself may run in a batch job or torchrun.
 _OTHER_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MV2_")
 _TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -71,7 +71,7 @@ _LAUNCH_VARIABLES = frozenset([*_TORCHRUN, *_HOROVODRUN])
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without the variables of launchers, with ours for threads and loopback."""
+    """``environ`` without the variables of launchers, and with settings for threads and loopback."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -81,7 +81,7 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(spec: Mapping[str, Any], rank: int, share: NodeShare) -> dict[str, str]:
-    """The variables that make a process of this share rank ``rank`` of the case; none without a rendezvous."""
+    """The variables of rank ``rank`` of this share; empty without a rendezvous."""
     if share.port is None:
         return {}
     topology = Topology.of(spec)
@@ -92,7 +92,7 @@ def rank_environment(spec: Mapping[str, Any], rank: int, share: NodeShare) -> di
 
 
 def _torchrun(case: str, topology: Topology, rank: int, address: str, port: int) -> dict[str, str]:
-    """What torchrun sets, documented at https://docs.pytorch.org/docs/stable/elastic/run.html."""
+    """The variables that torchrun sets, documented at https://docs.pytorch.org/docs/stable/elastic/run.html."""
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -108,13 +108,13 @@ def _torchrun(case: str, topology: Topology, rank: int, address: str, port: int)
         "TORCHELASTIC_RUN_ID": case,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # The store runs in another process, so no rank tries to host it.
+        # Keeps rank 0 from hosting the store, which another process hosts.
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
     }
 
 
 def _horovod(topology: Topology, rank: int, address: str, port: int) -> dict[str, str]:
-    """What horovodrun sets for gloo (horovod/runner/gloo_run.py)."""
+    """The variables that horovodrun sets for gloo (horovod/runner/gloo_run.py)."""
     across = topology.across(rank)
     return {
         "HOROVOD_RANK": str(rank),
@@ -128,8 +128,8 @@ def _horovod(topology: Topology, rank: int, address: str, port: int) -> dict[str
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        # Milliseconds between two looks at the queue of tensors.
+        # Milliseconds between checks of the queue of tensors.
         "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME", "1"),
-        # Bytes of the buffer in which it averages tensors together: the largest workload must not fit into its 128 MiB.
+        # Bytes of the fusion buffer. The largest workload must not fit; it would into the default of 128 MiB.
         "HOROVOD_FUSION_THRESHOLD": os.environ.get("HOROVOD_FUSION_THRESHOLD", str(2 * 2**20)),
     }

@@ -1,8 +1,8 @@
-"""Kills a rank while it saves, as `kill -9` would, at a place that is the same in each run.
+"""Kills a rank while it saves, as `kill -9` would, at the same place in each run.
 
-Once a checkpoint is whole and another window was stepped, no file may grow beyond a few bytes: the system ends the
-process in the write that would make one larger. What it has written until then stays in the file, and nothing in the
-process has its turn any more. To kill it between two files, the first one that it writes may grow.
+After the first complete checkpoint and one more window, a file size limit of a few bytes applies: the system ends the
+process in the first write beyond it. Earlier writes stay in the file, and no more code of the process runs. For a kill
+between two files, the limit starts after the first file.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-#: How a process ends that is killed so.
+#: The `exit` of a process that was killed like this.
 KILLED = "killed by SIGXFSZ"
 
 BETWEEN_FILES = "killed-between-files"
-#: The ways to end a case's first life that kill its processes, as `conformance.cases.case.Resumed` names them.
+#: The kinds of `conformance.cases.case.Resumed` that kill the processes of a case's first life.
 KILLS = ("killed", BETWEEN_FILES)
 
-#: Bytes. A file that only names another one may be smaller, but nothing that holds weights is.
+#: Bytes. A file that only names another one may be smaller, a file with weights may not.
 LARGEST = 64
 
 Send = Callable[[Mapping[str, Any]], None]
 
 
 def killed_in_save(send: Send, spec: Mapping[str, Any], rank: int) -> Send:
-    """``send``, which also has this process killed where the case asks for that. Rank 0 alone is: the others find out
-    that it is gone, after they have saved what is theirs to save. Call it in the main thread.
+    """``send``, which also gets this process killed if the case wants that. Only rank 0 is killed; the others first
+    save their parts, and then find it gone. Call this in the main thread.
     """
     life = spec.get("life") or {}
     if spec.get("resumed") not in KILLS or rank or life["checkpoint_dir"] is None:
@@ -42,9 +42,9 @@ def killed_in_save(send: Send, spec: Mapping[str, Any], rank: int) -> Send:
     folder, whole = Path(life["checkpoint_dir"]), life["save_after"][0]
     _, hard = unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    # Python ignores it, so that writes fail instead.
+    # Python ignores this signal by default, and then the write would fail instead.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    # A model may have several optimizers, which all step in each window.
+    # Counted per optimizer, because several optimizers of a model all step in each window.
     steps, is_armed = Counter[int | None](), False
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (LARGEST, hard))
     first_file = _FirstFile(folder, then=limit)
@@ -52,11 +52,11 @@ def killed_in_save(send: Send, spec: Mapping[str, Any], rank: int) -> Send:
     def counting(event: Mapping[str, Any]) -> None:
         nonlocal is_armed
         if is_armed:
-            # The evidence has no such limit.
+            # The evidence may grow.
             sys.setprofile(None)
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         send(event)
-        # Of steps that no optimizer of torch's takes, there is a report.
+        # Steps without a torch optimizer are visible as reports.
         if event["event"] in ("step", "skip", "report"):
             steps[event.get("optimizer")] += 1
             is_armed |= max(steps.values()) > whole and bool(_files(folder))
@@ -70,18 +70,18 @@ def killed_in_save(send: Send, spec: Mapping[str, Any], rank: int) -> Send:
 
 
 class _FirstFile:
-    """The next file that this process writes in a folder; ``then`` is called when it is whole."""
+    """The next file that this process writes in a folder; ``then`` is called when it is complete."""
 
     def __init__(self, folder: Path, then: Callable[[], None]) -> None:
         self._folder, self._then = folder, then
         self.expect()
 
     def expect(self) -> None:
-        """What there is by now is not it."""
+        """Ignore all files until now."""
         self._before, self.is_whole = _files(self._folder), False
 
     def look(self, frame: FrameType, event: str, argument: Any) -> None:
-        """For `sys.setprofile`, which calls it whenever a function returns."""
+        """A profile function for `sys.setprofile`, which checks the files whenever a function returns."""
         if not event.endswith("return"):
             return
         written = [path for path, state in _files(self._folder).items() if self._before.get(path) != state]
@@ -92,9 +92,9 @@ class _FirstFile:
 
 
 def _files(folder: Path) -> dict[Path, tuple[int, int, int]]:
-    """Those that may hold weights, each with what changes when it is written."""
+    """The files that may contain weights, each with a state that changes when it is written."""
     found = {}
-    # A thread of the trainer's may rename a file meanwhile.
+    # A thread of the trainer may rename a file meanwhile.
     with suppress(FileNotFoundError):
         for path in folder.rglob("*"):
             if path.is_file() and (state := path.stat()).st_size > LARGEST:
@@ -105,7 +105,7 @@ def _files(folder: Path) -> dict[Path, tuple[int, int, int]]:
 def _open_files() -> set[str]:
     found = set()
     for descriptor in os.listdir("/proc/self/fd"):
-        # That of the listing is closed by now.
+        # The descriptor of the listing itself is closed by now.
         with suppress(FileNotFoundError):
             found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
     return found

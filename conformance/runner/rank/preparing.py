@@ -1,4 +1,4 @@
-"""Prepares a process for ranks: what is imported and done once, and what each rank changes of torch."""
+"""Prepares a process for ranks: imports and warm-up once, and each rank's changes of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-# What DDP, autocast and the optimizers import only when first used, and sympy by way of torch._dynamo.
+# Modules that DDP, autocast and the optimizers import only on first use; torch._dynamo imports sympy.
 _MODULES = (
     "conformance.trace.recorder",
     "conformance.adapter.task",
@@ -24,16 +24,16 @@ _MODULES = (
 
 
 def preload() -> None:
-    """Import all of it, once for all forked children."""
+    """Import these modules, once for all forked children."""
     for module in _MODULES:
         import_module(module)
 
 
 def warm_up() -> None:
-    """Have torch initialise what it initialises on first use, once for all forked children.
+    """Have torch do its initialisation of first use, once for all forked children.
 
-    No backward runs here: autograd refuses to work in a child of a process that has run one. Random numbers stay those
-    of a fresh process.
+    No backward runs here: autograd refuses to work in a child of a process that has run one. The random state stays
+    that of a fresh process.
     """
     import torch
     from torch._dynamo.trace_rules import clear_lru_cache
@@ -42,7 +42,7 @@ def warm_up() -> None:
     from conformance.trace.recorder import Recorder
     from conformance.trace.seams.patching import leaving_seams, replaced
 
-    # Autocast of torch 2.6 asks for CUDA even on the CPU, and without NVML the answer starts CUDA.
+    # Autocast of torch 2.6 asks for CUDA even on the CPU, which starts CUDA without NVML.
     with (
         replaced(torch.cuda, "is_available", lambda original: False),
         torch.random.fork_rng(devices=()),
@@ -67,12 +67,12 @@ def warm_up() -> None:
         scaler.update()
         scheduler.step()
         optimizer.zero_grad()
-    # Large, and discarded by each `init_process_group`.
+    # A large cache, which each `init_process_group` would discard.
     clear_lru_cache()
 
 
 def remember() -> None:
-    """Have ranks call the functions of torch and Python that there are now, whatever a trainer puts in their place."""
+    """Have the recorder of ranks use the current functions of torch and Python, even if a trainer replaces them."""
     from conformance.trace.seams.ours import ours
 
     ours.remember()
@@ -82,9 +82,9 @@ Notify: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 
 def report_locks(notify: Notify) -> None:
-    """Have the server told which lock files of builds of torch extensions this process holds or waits for.
+    """Report to the server the build locks of torch extensions that this process holds or waits for.
 
-    A lock outlives a rank that is killed, and every later build waits for ever.
+    A lock outlives a killed rank, and every later build would wait forever.
     """
     baton: Any = import_module("torch.utils.file_baton").FileBaton
     acquire, release, wait = baton.try_acquire, baton.release, baton.wait
@@ -113,8 +113,8 @@ def report_locks(notify: Notify) -> None:
 def separate_groups() -> None:
     """Give each `init_process_group` of this process its own prefix in the store.
 
-    With torchrun's defaults rank 0 hosts a new store each time. Ours outlives a destroyed group, so the next group
-    would find the old addresses and hang (as it does with `torchrun --standalone`).
+    With torchrun's defaults, rank 0 hosts a new store each time. The harness's store outlives a destroyed group, so the
+    next group would find old addresses and hang (as with `torchrun --standalone`).
     """
     # The attribute `torch.distributed.rendezvous` is a function of the same name.
     module: Any = import_module("torch.distributed.rendezvous")

@@ -1,4 +1,4 @@
-"""One rank of one case: runs the trainer's function, sends what the recorder sees, and waits for its peers."""
+"""Runs one rank of a case: calls the trainer's function, sends the recorder's events, and waits for its peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from multiprocessing import active_children, util
 
-# As they were before a trainer could replace them.
+# Imported by name, before a trainer can replace them.
 from os import getpid, read
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def wait_for_the_rest(notify: Callable[[Mapping[str, Any]], object]) -> None:
-    """Wait, after the trainer's function has returned, for what Python waits for when it exits: threads and processes
-    but daemons. ``notify`` is told their names if there are any.
+    """Wait, after the trainer's function has returned, for non-daemon threads and processes, as Python does at exit.
+    ``notify`` gets their names, if any.
 
-    A rank leaves without Python's teardown, which would also run what libraries have registered for it.
+    A rank leaves without Python's teardown, which would also run the exit handlers of libraries.
     """
     own = threading.current_thread()
     threads = [thread.name for thread in threading.enumerate() if thread is not own and not thread.daemon]
@@ -44,13 +44,13 @@ def wait_for_the_rest(notify: Callable[[Mapping[str, Any]], object]) -> None:
         notify({"event": "leaving", "waits_for": [*threads, *processes]})
     try:
         if threads:
-            # Executors have idle threads, which end only when this tells them to.
+            # Executors have idle threads, which end only on this call.
             threading._shutdown()  # type: ignore[attr-defined]
-        # A thread may have started others.
+        # A thread may have started more processes.
         if _processes():
             util._exit_function()  # type: ignore[attr-defined]
     except Exception:
-        # So does Python, and goes on.
+        # Python prints such errors too, and continues.
         traceback.print_exc()
 
 
@@ -60,7 +60,7 @@ def _processes() -> list[str]:
 
 @dataclass(frozen=True)
 class Pipes:
-    """A rank's descriptors: it writes evidence, notices and stack; release reaches its end when the rank may leave."""
+    """A rank's descriptors: it writes evidence, notices and stack; the end of release lets it leave."""
 
     evidence: int
     notices: int
@@ -68,15 +68,15 @@ class Pipes:
     stack: int
 
 
-#: A recorder holds process groups. Other ranks may need their connections until all have finished, and freeing a group
-#: joins its threads: that costs a case some 15 ms.
+#: Keeps recorders, and with them process groups: other ranks may need the groups' connections until all have finished,
+#: and freeing a group joins its threads, which takes some 15 ms per case.
 _never_freed: list[Recorder] = []
 
 
 def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes) -> int:
-    """Run the function that ``load`` returns as rank ``rank``; the result is the exit code.
+    """Run the function that ``load`` returns as rank ``rank``; returns the exit code.
 
-    The environment variables of the rank are already set.
+    The rank's environment variables must be set.
     """
     import torch
 
@@ -94,11 +94,11 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     process = getpid()
     code = attempt(load, spec, rank, recorder, lambda: wait_for_the_rest(send.notify))
     if getpid() != process:
-        # A process that the trainer forked. Nobody releases it, and the trainer may wait for its end.
+        # This process was forked by the trainer, which may wait for its end, and nobody releases it.
         return code or 0
     if send.has_ended:
         return DESCRIPTORS_LOST if send.lost else 1
-    # Its end breaks the connections of its peers. One that raised waits too: what its peers raise then comes later.
+    # The end of this process breaks its peers' connections. After an exception it waits too, so the peers raise later.
     if release.is_intact:
         read(pipes.release, 1)
     return code or 0
@@ -107,13 +107,13 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
 def attempt(
     load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder: Recorder, wait: Callable[[], None]
 ) -> int | None:
-    """Run the function that ``load`` returns, recorded, and ``wait`` for what it leaves running; the exit code if it
-    raised."""
+    """Run the function that ``load`` returns, recorded, and ``wait`` for its threads and processes; returns the exit
+    code if it raised, else None."""
     from conformance.adapter.task import Task
     from conformance.trace.seams.ours import Aside, ours
 
     try:
-        # From here on its time is limited: what follows, an import or what else loads it, is the trainer's.
+        # This starts the time limit, because loading, such as an import, is the trainer's own work.
         recorder.note("started", pid=getpid())
         train = load()
         recorder.sites.trainer_file = file_of(train)
@@ -136,17 +136,17 @@ def attempt(
 def call(function: Callable[[Any], object], argument: object) -> None:
     """Call a trainer.
 
-    Raises TypeError if it returned what has not run yet, as a function does that wraps an async or generator function.
+    Raises TypeError if it returned a coroutine or generator, which has not run yet.
     """
     returned = function(argument)
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
-            # Else Python would warn that nobody awaits it.
+            # Prevents Python's warning that nobody awaits it.
             returned.close()
         kind = type(returned).__name__.replace("_", " ")
         raise TypeError(
-            f"the trainer's function returned a {kind}, of which nothing has run; write a plain `def train(task)` that "
-            "runs it to its end"
+            f"the trainer's function returned a {kind}, which has not run; write a plain `def train(task)` that runs "
+            "it to the end"
         )
 
 
@@ -168,7 +168,7 @@ def spawn(target: str, backend: str, spec: dict[str, Any], rank: int, pipes: Pip
 
 
 def main(descriptor: str, target: str) -> None:
-    """The entry point of the interpreter that `spawn` starts; ``descriptor`` is of its job file."""
+    """The entry point of the interpreter that `spawn` starts; ``descriptor``: that of its job file."""
     sys.argv[:] = [place_of(target)]
     with open(int(descriptor), encoding="utf-8") as file:
         job = json.load(file)

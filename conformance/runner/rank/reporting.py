@@ -1,4 +1,4 @@
-"""What a process of a case reports to the server: events and exceptions.
+"""Reports events and exceptions of a case's process to the server.
 
 Events are evidence for later. They go to a file, which outlives the process; a pipe would wake the server for each
 event. Only events that the server waits for are also sent as notices.
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 
-# As they were before a trainer could replace them.
+# Imported by name, before a trainer can replace them.
 from os import getpid, write
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from conformance.runner.system.descriptors import Known
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_TEXT = 20_000
-#: As it was before a trainer could lower it.
+#: Read before a trainer can lower it.
 _FILE_SIZE = resource.getrlimit(resource.RLIMIT_FSIZE)
 
 #: The events that the server acts upon at once.
@@ -35,14 +35,14 @@ DESCRIPTORS_LOST = 71
 
 class Sender:
     """Writes events to the file ``evidence``, and those that the server waits for also to the pipe ``notices``: one
-    line each, from any thread of the process that made it.
+    line each, from any thread of the process that created it.
 
-    An event's "at", a time on the system's clock, is for the server only. It never raises into a trainer: what cannot
-    be written ends the evidence.
+    An event's "at", a time on the system's clock, is only for the server. Never raises into a trainer: an event that
+    cannot be written ends the evidence.
 
     Attributes:
-        has_ended: something could not be written, so the server will not hear that this process has finished.
-        lost: that is because a descriptor was closed or replaced.
+        has_ended: a write failed, so the server will not hear that this process has finished.
+        lost: the write failed because a descriptor was closed or replaced.
     """
 
     def __init__(self, evidence: int, notices: int) -> None:
@@ -54,7 +54,7 @@ class Sender:
         self.lost = False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        # What a trainer forks is not this rank, and would write in between.
+        # A process that the trainer forked is not this rank, and its events would get in between.
         if self.has_ended or getpid() != self._process:
             return
         kept = {name: value for name, value in event.items() if name != "at"} if "at" in event else event
@@ -71,11 +71,11 @@ class Sender:
             self.notify({name: event[name] for name in ("event", "at") if name in event})
 
     def notify(self, notice: Mapping[str, Any]) -> None:
-        """Tell the server something that is no event."""
+        """Send the server a notice."""
         if getpid() != self._process:
             return
         with suppress(OSError):
-            # Whatever else was written into the pipe ends with a line.
+            # The first line break ends anything that a trainer wrote into the pipe.
             self._write(self._notices, b"\n" + protocol.encode(notice))
 
     def _write(self, descriptor: Known, line: bytes) -> None:
@@ -89,9 +89,9 @@ class Sender:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """{type, message, traceback, declined}, the traceback without the runner's own frames. It never raises."""
+    """{type, message, traceback, declined}, the traceback without the runner's own frames. Never raises."""
     try:
-        # Exactly a string: one of a class of the trainer's may have other methods.
+        # Exactly `str`, because a subclass of the trainer may have other methods.
         message = str.__str__(str(error))
     except BaseException as another:
         message = f"(its message cannot be shown: {_name_of(type(another))})"
@@ -99,13 +99,13 @@ def described(error: BaseException) -> dict[str, Any]:
         "type": _name_of(type(error)),
         "message": shortened(message),
         "traceback": _formatted(error),
-        # A class of the trainer's may say that it is another one.
+        # `isinstance` would trust a trainer's class that claims to be another one.
         "declined": issubclass(type(error), Unsupported),
     }
 
 
 def _name_of(kind: type[BaseException]) -> str:
-    """The name of a class, whatever its own class makes of that."""
+    """The name of a class, even if its metaclass overrides `__name__`."""
     return str(type.__dict__["__name__"].__get__(kind))
 
 
@@ -115,7 +115,7 @@ def _formatted(error: BaseException) -> str:
         _trim(trace)
         return "".join(trace.format())[-_LONGEST_TEXT:]
     except BaseException:
-        # Its message or its files cannot be shown, its causes are too many, or it has properties that raise.
+        # Its message or files cannot be shown, it has too many causes, or its properties raise.
         trace = BaseException.__dict__["__traceback__"].__get__(error)
         calls = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
         shown = [(code, line) for code, line in calls if not code.co_filename.startswith(_OURS)]
@@ -125,7 +125,7 @@ def _formatted(error: BaseException) -> str:
 
 
 def shortened(text: str) -> str:
-    """``text`` without its middle if it is long: what happened is said first, and why often last."""
+    """``text`` without its middle if it is long: messages start with the event, and often end with the reason."""
     half = _LONGEST_TEXT // 2
     return text if len(text) <= _LONGEST_TEXT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
@@ -140,7 +140,7 @@ def _trim(trace: traceback.TracebackException) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """What Python would exit with."""
+    """The exit code that Python would use."""
     if not issubclass(type(error), SystemExit):
         return 1
     code = SystemExit.__dict__["code"].__get__(error)

@@ -1,4 +1,4 @@
-"""Imports a trainer together with what its backend needs beyond torch."""
+"""Imports a trainer and its backend's requirements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conformance.runner.system import patches
 
 
 class _Special(NamedTuple):
-    """A package that a plain `pip install NAME` would not install: the command that does, and what else to say."""
+    """A package that a plain `pip install NAME` would not install: the right command, and a reason to show."""
 
     command: str
     reason: str | None = None
@@ -46,9 +46,9 @@ _SPECIAL = {
 
 
 def remembered(place: str) -> Import:
-    """Import ``place`` now; the result returns it, or raises why it cannot be imported, each time.
+    """Import ``place`` now. The result is a function that returns the module, or raises the import's error each time.
 
-    What the import replaces that our own processes use is put back: see `patches`.
+    Functions that the import replaces and the harness needs are put back, see `patches`.
     """
     try:
         with patches.undone():
@@ -84,7 +84,7 @@ def load_for(target: str, backend: str, imported: Import = imported) -> tuple[Tr
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """The versions of the installed ones of these packages."""
     found = {}
     for package in packages:
         try:
@@ -95,7 +95,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _why_unavailable(backend: Backend) -> tuple[str, str] | None:
-    """Why ranks cannot use what the backend needs, if so, and the command that installs it."""
+    """Why ranks cannot use the backend's package, and the command that installs it; None if they can."""
     if backend.package is None or backend.module is None:
         return None
     try:
@@ -108,7 +108,7 @@ def _why_unavailable(backend: Backend) -> tuple[str, str] | None:
 
 
 def why_no_gpu(backend: str) -> str | None:
-    """Why ranks cannot use a GPU even if there is one, if so."""
+    """Why ranks could not even use an existing GPU; None if they could."""
     if BACKENDS[backend].rendezvous != "horovod" or import_module("horovod.torch").cuda_built():
         return None
     return "Horovod was built without CUDA; rebuild it with a torch that has CUDA"
@@ -120,7 +120,7 @@ def refused(backend: str) -> dict[str, str]:
         return {}
     if import_module("deepspeed.accelerator").get_accelerator().is_fp16_supported():
         return {}
-    return {"fp16": "DeepSpeed refuses fp16 here, as this CPU has no instructions for it (AVX512-FP16)"}
+    return {"fp16": "DeepSpeed refuses fp16 here, because this CPU has no instructions for it (AVX512-FP16)"}
 
 
 def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:

@@ -1,1 +1,1 @@
-"""Processes, descriptors, signals, stacks, GPUs, and the messages between processes."""
+"""Processes, descriptors, signals, stacks, and messages between processes."""

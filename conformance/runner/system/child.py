@@ -1,6 +1,6 @@
-"""Processes: fresh interpreters, and children, which end together with everything that they started.
+"""Starts processes: fresh interpreters, and children that end together with everything they started.
 
-Linux keeps track of children; on other systems its calls here do nothing, and less is cleaned up.
+Only Linux tracks children; on other systems these calls do nothing, and some processes may stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HUGE_PAGE = 2 << 20
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent``, which started it, has ended."""
+    """Have the kernel kill this process when its ``parent`` has ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -37,12 +37,12 @@ def outlive_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of any descendant that loses its own, so that `children` shows it."""
+    """Become the parent of any descendant that loses its own parent, for `children`."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> set[int]:
-    """The process ids of this process's children, including those that ended but were not waited for."""
+    """The ids of this process's children, including those that have ended but were not waited for."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return set()
@@ -50,7 +50,7 @@ def children() -> set[int]:
 
 
 def is_exiting(pid: int) -> bool:
-    """Whether a process has begun to exit; its connections may still be open. False if nothing is known of it."""
+    """Whether a process is exiting; its connections may still be open. False if nothing is known of it."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -61,8 +61,8 @@ def is_exiting(pid: int) -> bool:
 def gather_memory() -> None:
     """Move this process's memory into huge pages, if the kernel can (Linux 6.1 and later).
 
-    A fork copies the page table, and the end of the child frees it. With torch's quarter of a gigabyte, that is most
-    of the cost of a short-lived process.
+    A fork copies the page table, and the end of the child frees it. With torch's 250 MB, this is most of the cost of a
+    short-lived process.
     """
     maps = Path("/proc/self/maps")
     if not maps.is_file():
@@ -75,7 +75,7 @@ def gather_memory() -> None:
         if permissions == "rw-p" and inode == "0":
             first, end = -(-first // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
             if first < end:
-                # An older kernel refuses, and so does one that has no free huge pages; small pages work too.
+                # The call may fail in an older kernel or without free huge pages; small pages work too.
                 madvise(first, end - first, _MADV_COLLAPSE)
 
 
@@ -84,20 +84,20 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-# `python -m` would put the current folder first, where a user's own `torch/` or `types.py` may lie.
+# `python -m` would put the current folder first, which may contain a user's own `torch/` or `types.py`.
 _BOOT = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[3:]; from {module} import main; main(*sys.argv[1:3])"
 
 
 def fresh_python(module: str, first: str, second: str) -> list[str]:
     """The command line that calls ``main(first, second)`` of ``module`` with this process's ``sys.path``.
 
-    The garbage collector is off, as the `gc` module advises for processes that fork: imports make hardly any garbage,
-    and looking for it takes an eighth of their time. ``main`` must switch it on.
+    The garbage collector is off, as the `gc` module advises for processes that fork: imports create hardly any garbage,
+    and collecting it takes an eighth of their time. ``main`` must switch it on.
     """
     return [sys.executable, "-c", _BOOT.format(module=module), first, second, *map(str, sys.path)]
 
 
-#: Seconds between two looks at a child where the kernel cannot report its end.
+#: Seconds between checks of a child if the kernel cannot report its end.
 POLL = 0.01
 #: The exit code of a child whose body raised.
 HARNESS_FAILED = 70
@@ -107,7 +107,7 @@ class Child:
     """A forked process that leads its own session and dies with this one.
 
     Attributes:
-        descriptor: readable once it has ended; None where the kernel has no pidfd, and after `close`.
+        descriptor: readable once it has ended; None if the kernel has no pidfd, and after `close`.
         status: its wait status, once it was waited for.
     """
 
@@ -121,18 +121,18 @@ class Child:
         self.status: int | None = None
 
     def poll(self) -> int | None:
-        """Its wait status, once it has ended and its process group was killed; None while it runs."""
+        """Its wait status, or None while it runs. If it has ended, kills its process group."""
         if self.status is None and self._has_ended:
             self.end()
         return self.status
 
     def kill(self) -> None:
-        """Kill it, unless it has ended, and its process group."""
+        """Kill it and its process group, unless it has ended."""
         if self.status is None:
             _kill(self.pid)
 
     def end(self, patience: float | None = 0.0) -> int:
-        """Wait ``patience`` seconds for its end (None: without limit), kill it and what it has started, and return its
+        """Wait ``patience`` seconds for its end (None: without limit), then kill it and its process group; returns its
         wait status.
         """
         if self.status is None:
@@ -168,7 +168,7 @@ class Child:
 
 
 def answer_of_child(question: Callable[[], int]) -> int | None:
-    """Call ``question`` in a child, so that whatever it starts ends with the child; None if it fails.
+    """Call ``question`` in a child, which takes everything it starts with it; None if it fails.
 
     The answer is the child's exit code, from 0 to 69.
     """
@@ -177,7 +177,7 @@ def answer_of_child(question: Callable[[], int]) -> int | None:
 
 
 def sweep(spared: set[int]) -> None:
-    """Kill and reap all children except ``spared``: processes that a rank or an import started and that outlived it."""
+    """Kill and reap all children except ``spared``: processes that outlived the rank or import that started them."""
     while leftovers := children() - spared:
         for pid in leftovers:
             _kill_and_reap(pid)
@@ -199,7 +199,7 @@ def _become(body: Callable[[], int], parent: int) -> NoReturn:
 
 
 def _pidfd(pid: int) -> int | None:
-    """None on systems other than Linux, before Linux 5.3, and in a sandbox that forbids it."""
+    """A pidfd of a process; None outside Linux, before Linux 5.3, and in a sandbox that forbids it."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -208,7 +208,7 @@ def _pidfd(pid: int) -> int | None:
 
 def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    # It may not lead a group yet, or its group may be empty; macOS says "not permitted" for the latter.
+    # It may not lead a group yet, or its group may be empty, for which macOS reports "not permitted".
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Raw file descriptors: files without a name, those of one case, and what a process prints."""
+"""Raw file descriptors: nameless files, the descriptors of a case, and the output of processes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import threading
 from collections.abc import Container
 from dataclasses import dataclass
 
-# As it was before a trainer could replace it.
+# Imported by name, before a trainer can replace it.
 from os import fstat
 
 
 def nameless_file() -> int:
-    """The descriptor of an empty file for reading and appending, which disappears when it is closed."""
+    """The descriptor of an empty file for reading and appending, which disappears when closed."""
     try:
         descriptor, path = tempfile.mkstemp(prefix="conformance-")
         os.unlink(path)
     except (FileNotFoundError, PermissionError):
-        # A trainer has removed the folder of temporary files, or its permissions.
+        # A trainer may have removed the folder of temporary files, or its permissions.
         descriptor = os.memfd_create("conformance")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
     return descriptor
@@ -33,7 +33,7 @@ def tail(file: int, size: int = 20_000) -> str:
 
 
 def print_to(descriptor: int) -> None:
-    """Have this process print there, and only there."""
+    """Redirect this process's standard output and error to ``descriptor``, which is closed."""
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -41,9 +41,9 @@ def print_to(descriptor: int) -> None:
 
 @dataclass(frozen=True)
 class Known:
-    """A descriptor and the file, pipe or socket that it is of.
+    """A descriptor together with the identity of its file, pipe or socket.
 
-    A trainer may close descriptors that it has not opened, and then the number may become that of a file of its own.
+    A trainer may close a descriptor that it has not opened, and then reuse the number for its own file.
     """
 
     number: int
@@ -52,17 +52,17 @@ class Known:
 
     @classmethod
     def of(cls, number: int) -> Known:
-        """``number`` as it is now. Raises OSError."""
+        """``number`` with its current file. Raises OSError."""
         found = fstat(number)
         return cls(number, found.st_dev, found.st_ino)
 
     @property
     def is_intact(self) -> bool:
-        """Whether the number is still of the same file."""
+        """Whether the number still belongs to the same file."""
         return self.is_intact_in("self")
 
     def is_intact_in(self, process: int | str) -> bool:
-        """The same for another process, which got the descriptor from this one; True where nobody can know."""
+        """`is_intact` for another process, which inherited the descriptor; True if that is unknowable."""
         try:
             found = fstat(self.number) if process == "self" else os.stat(f"/proc/{process}/fd/{self.number}")
         except OSError:
@@ -77,13 +77,13 @@ def last_line(text: str) -> str:
 
 
 class Descriptors:
-    """Owns raw descriptors: a forked child closes those that are not its own, and none is closed twice."""
+    """Owns raw descriptors: a forked child can close those it does not need, and none is closed twice."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
 
     def pipe(self) -> tuple[int, int]:
-        """(read end, write end)"""
+        """A pipe: (read end, write end)."""
         ends = os.pipe()
         self._open.update(ends)
         return ends
@@ -103,18 +103,18 @@ class Descriptors:
             self.close(descriptor)
 
 
-#: Bytes of the end that are kept.
+#: The last bytes of an output that are kept.
 KEPT = 20_000
 _CHUNK = 1 << 16
-# More than a pipe holds.
+# Chunks, more than a full pipe has.
 _REST = 32
 
 
 class Output:
-    """The end of what comes out of the pipe ``source``; a file would grow as long as a process prints.
+    """The end of the output in the pipe ``source``; a file would grow as long as a process prints.
 
     Attributes:
-        count: bytes that were read until now.
+        count: bytes read until now.
     """
 
     def __init__(self, source: int) -> None:
@@ -134,18 +134,18 @@ class Output:
         return bool(data)
 
     def text(self) -> str:
-        """The last `KEPT` bytes of what was printed until now."""
-        # Something that the process has started elsewhere may go on printing.
+        """The last `KEPT` bytes of the output until now."""
+        # Not until the pipe is empty, because a process started elsewhere may print forever.
         for _ in range(_REST):
             self.read()
         return self._end.decode(errors="replace")
 
 
 class Followed:
-    """The same, of a pipe that a thread reads: for who waits for other things.
+    """An `Output` that a thread reads, for owners that wait for other things.
 
     Attributes:
-        sink: what to write to. It stays open here, so that the pipe does not end.
+        sink: the write end. It stays open here, to keep the pipe open.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Followed:
         self._thread.start()
 
     def text(self) -> str:
-        """The last `KEPT` bytes of what was printed until now."""
+        """The last `KEPT` bytes of the output until now."""
         with self._lock:
             return self._output.text()
 

@@ -1,7 +1,7 @@
-"""What importing a trainer changes of Python that our own processes rely on: undone in them, and done again in ranks.
+"""Undoes changes of Python by a trainer's import in the harness's processes, and repeats them in ranks.
 
-Libraries replace functions of the standard library (gevent, mocks, guards against sockets) and install handlers of
-signals. That is theirs to do in the processes that they train in, but not in those that start and watch these.
+Libraries replace functions of the standard library (gevent, mocks, guards against sockets) and install signal handlers.
+Ranks must have these replacements; the processes that start and watch ranks must not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWNERS: tuple[Any, ...] = (
     *(subprocess, tempfile, threading, time, traceback),
     *(contextlib, functools, inspect, linecache, pathlib, pathlib.Path, pathlib.PurePath, re, shutil, sys),
 )
-#: With these, children end without our notice, and writing to a closed connection ends the process.
+#: A handler of the first hides the end of children; with the second, writing to a closed connection ends the process.
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE)
 _set_handler, _get_handler = signal.signal, signal.getsignal
 
@@ -46,7 +46,7 @@ _handlers: dict[int, Any] = {}
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Undo what the block replaces. Names that it deletes stay deleted, and the state that `sys` has stays changed."""
+    """Undo replacements in the block. Names that it deletes stay deleted, and data of `sys` stays changed."""
     before = [
         (owner, name, value)
         for owner in _OWNERS
@@ -69,10 +69,10 @@ def undone() -> Iterator[None]:
 
 
 def do_again() -> None:
-    """In a process that trains: do again what was undone."""
+    """Repeat the undone replacements, in a process that trains."""
     for owner, name, value in _replaced:
         setattr(owner, name, value)
     for number, handler in _handlers.items():
-        # None: it was not set from Python.
+        # None means that it was not set from Python.
         if handler is not None:
             _set_handler(number, handler)

@@ -1,4 +1,4 @@
-"""Messages between the processes: JSON lines, strict JSON, over sockets and pipes."""
+"""Exchanges messages between processes: lines of strict JSON over sockets and pipes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import Any, NamedTuple, overload
 
-# `JSONEncoder.encode` makes one of these for each message, which takes as long as writing a short one.
+# `JSONEncoder.encode` creates an encoder for each message, which takes as long as encoding a short one.
 _chunks: Callable[[Any, int], Iterable[str]] = vars(json.encoder)["c_make_encoder"](
     None, json.JSONEncoder().default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False
 )
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
-# Milliseconds that a poll can wait.
+# The longest wait of a poll, in milliseconds.
 _LONGEST_WAIT = 2**31 - 1
-# Bytes. The outcome of a case, which is the longest message, takes less than a tenth of it.
+# Bytes. The longest message, the outcome of a case, takes less than a tenth of it.
 _LONGEST_LINE = 1 << 30
-# The errors of a read when the other end vanished without closing; keepalive reports ETIMEDOUT.
+# Errors of a read after the other end vanished without closing; keepalive reports ETIMEDOUT.
 _LOST = {errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
 def to_json(message: Mapping[str, Any]) -> bytes:
-    """Strict JSON without line breaks; floats that are not finite become "nan", "inf" and "-inf"."""
+    """The message as strict JSON without line breaks; non-finite floats become "nan", "inf" and "-inf"."""
     try:
         chunks = _chunks(message, 0)
     except ValueError:
@@ -39,19 +39,19 @@ def to_json(message: Mapping[str, Any]) -> bytes:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line of `to_json`."""
+    """`to_json` as a line."""
     return to_json(message) + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
     message = json.loads(line)
     if not isinstance(message, dict):
-        raise ValueError(f"a message is an object, not {message!r}")
+        raise ValueError(f"a message must be a JSON object, not {message!r}")
     return message
 
 
 class Lines(Sequence[dict[str, Any]]):
-    """Messages as they came, in JSON; each is decoded when it is read."""
+    """Received messages in JSON, each decoded on access."""
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._lines = lines
@@ -68,8 +68,8 @@ class Lines(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Lines:
         return Lines(self._lines[index]) if isinstance(index, slice) else decode(self._lines[index])
 
-    def beside(self, message: Mapping[str, Any], name: str) -> bytes:
-        """The JSON of a non-empty message, with all of these as its entry ``name``."""
+    def within(self, message: Mapping[str, Any], name: str) -> bytes:
+        """The JSON of a non-empty message with these lines as its additional entry ``name``."""
         return b'{"' + name.encode() + b'":[' + b",".join(self._lines) + b"]," + to_json(message)[1:]
 
 
@@ -84,9 +84,9 @@ def _spelled_out(value: Any) -> Any:
 
 
 class Channel:
-    """One end of a stream socket that carries JSON lines and, beside them, file descriptors.
+    """One end of a stream socket for JSON lines and file descriptors.
 
-    The socket always blocks: other threads and processes may use it too, and would share any other mode.
+    The socket always blocks, because other threads and processes that use it share the mode.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -129,7 +129,7 @@ class Channel:
         return decode(bytes(line))
 
     def fill(self) -> bool:
-        """Read what has arrived, or wait for it; False if the other end has disconnected, or sends no whole lines."""
+        """Wait for data and read it; False if the other end has disconnected, or sends an endless line."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
         except OSError as error:
@@ -145,17 +145,17 @@ class Channel:
 
     @property
     def held(self) -> int:
-        """Bytes that were read and not yet returned."""
+        """Number of bytes read and not yet returned."""
         return len(self._unread)
 
     @property
     def holds_message(self) -> bool:
-        """A whole message has been read already: no selector will report it."""
+        """Whether a whole message has been read already, which no selector will report."""
         return self._whole > 0
 
     @property
     def hung_up(self) -> bool:
-        """The other end has disconnected, and everything that it sent has been read."""
+        """Whether the other end has disconnected and everything it sent was read."""
         if self._unread or not self.is_readable(0.0):
             return False
         try:
@@ -166,12 +166,12 @@ class Channel:
             raise
 
     def cut(self) -> None:
-        """End the connection, for the other end and for every reader at this end."""
+        """End the connection for the other end and all readers at this end."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def take_descriptors(self) -> list[int]:
-        """The descriptors that came with the messages received so far; the caller owns them."""
+        """The descriptors that came with messages so far; the caller owns them."""
         taken, self._descriptors = self._descriptors, []
         return taken
 
@@ -182,9 +182,9 @@ class Channel:
         return bool(poll.poll(min(max(0.0, timeout) * 1000, _LONGEST_WAIT)))
 
 
-#: Bytes of a first message; an agent's names versions and GPUs.
+#: Bytes of a first message; the longest is an agent's, with versions and GPUs.
 LONGEST = 1 << 16
-# Connections that have not said anything yet; the oldest one gives way.
+# Silent connections; with more, the oldest is closed.
 _MOST_SILENT = 256
 
 
@@ -196,9 +196,9 @@ class Caller(NamedTuple):
 
 
 class Callers:
-    """The connections to ``listener``, from callers whose first message has this ``token``.
+    """The connections to ``listener`` from callers whose first message has this ``token``.
 
-    A silent one does not keep the others waiting, nor does one that sends something else.
+    Callers that are silent or send something else do not delay the others.
     """
 
     def __init__(self, listener: socket.socket, token: str) -> None:
@@ -210,7 +210,7 @@ class Callers:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Readable when `next` may have a result."""
+        """A descriptor that is readable when `next` may have a result."""
         return self._selector.fileno()
 
     def close(self) -> None:
@@ -242,7 +242,7 @@ class Callers:
         try:
             channel = Channel(self._listener.accept()[0])
         except OSError:
-            # It has hung up before it was accepted.
+            # The caller hung up before it was accepted.
             return
         self._silent[channel] = None
         self._selector.register(channel, selectors.EVENT_READ)
@@ -250,7 +250,7 @@ class Callers:
             self._drop(next(iter(self._silent)))
 
     def _heard(self, channel: Channel) -> Caller | None:
-        """The caller, if its first message is complete. One that hangs up or sends anything else is dropped."""
+        """The caller, if its first message is complete. Drops one that hangs up or sends anything else."""
         is_open = channel.fill()
         if is_open and not channel.holds_message and channel.held <= LONGEST:
             return None

@@ -1,4 +1,4 @@
-"""Shows where a process hangs: asks for the stacks of its threads, and reads them."""
+"""Shows where a process hangs: requests and reads the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Answering(ABC):
 
     @abstractmethod
     def ask_for_stack(self) -> bool:
-        """False if it cannot answer."""
+        """Request the stacks; False if it cannot answer."""
 
     @abstractmethod
     def stack_size(self) -> int:
-        """Bytes of the answer so far."""
+        """Number of bytes of the answer so far."""
 
 
 def answer_requests(descriptor: int) -> None:
-    """Have this process write the stacks of all its threads to ``descriptor`` when `request` asks."""
+    """Have this process write the stacks of all its threads to ``descriptor`` on `request`."""
     faulthandler.register(_REQUEST, file=descriptor, all_threads=True)
 
 
 def ask(pid: int) -> None:
-    """Have a process answer that has called `answer_requests`."""
+    """Request the stacks of a process that has called `answer_requests`."""
     os.kill(pid, _REQUEST)
 
 
 def request(asked: Iterable[Answering]) -> None:
-    """Ask each for its stacks, and wait until the answers are complete.
+    """Request the stacks of each, and wait until the answers are complete.
 
-    A process that cannot answer (stopped, or its handler replaced) costs two seconds and writes nothing.
+    A process that cannot answer (stopped, or its handler replaced) takes two seconds and writes nothing.
     """
     before = {one: one.stack_size() for one in asked}
     waiting = [one for one in before if one.ask_for_stack()]
@@ -58,7 +58,7 @@ def request(asked: Iterable[Answering]) -> None:
 
 
 def line_of_trainer(dump: str) -> str | None:
-    """The outermost line of a dump that is neither ours nor the import system's: "my_trainer.py:7"."""
+    """The outermost line of a dump outside this package and the import system: "my_trainer.py:7"."""
     for frame in reversed(list(_FRAME.finditer(dump))):
         file = frame["file"]
         if not file.startswith((_OURS, "<")) and f"{os.sep}importlib{os.sep}" not in file:

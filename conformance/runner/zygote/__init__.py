@@ -1,1 +1,1 @@
-"""The process that imports torch once and forks the servers of trainers."""
+"""The zygote, which imports torch once and forks the servers of trainers."""

@@ -1,7 +1,7 @@
-"""Whether this process can be forked into ranks that start clean, and counts GPUs without starting CUDA in it.
+"""Checks whether this process can be forked into clean ranks, and counts GPUs without starting CUDA in it.
 
-`conformance.runner.zygote.importer` asks after it has imported a trainer, and `conformance.runner.zygote.server` tells
-why ranks are started by fresh interpreters instead."""
+`conformance.runner.zygote.importer` checks after it has imported a trainer. If forks are unsafe,
+`conformance.runner.zygote.server` starts ranks in fresh interpreters, and reports why."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ import torch.distributed
 
 from conformance.runner.system.child import answer_of_child
 
-# Seconds.
 _SETTLE = 0.2
+"""Seconds."""
 
 
 @dataclass(frozen=True)
 class Unsafe:
-    """What makes a fork unsafe, and what to do about it where the trainer causes it."""
+    """The reason why a fork is unsafe, and the work that a trainer should do later instead."""
 
     what: str
     instead: str
 
 
 def why_not_fork() -> Unsafe | None:
-    """What makes forking this process unsafe; None if nothing does.
+    """Why forking this process is unsafe; None if it is safe.
 
     A forked child has only the thread that forked, so a lock that another thread held is never released. CUDA and the
-    connections of a process group do not survive a fork at all.
+    connections of a process group do not survive a fork.
     """
     if threads := _other_threads():
         plural = "s" if len(threads) > 1 else ""
@@ -47,7 +47,7 @@ def why_not_fork() -> Unsafe | None:
 
 
 def _other_threads() -> list[str]:
-    """Names of the other threads; a joined thread disappears a little later."""
+    """Names of the other threads, after a short wait because a joined thread disappears with a delay."""
     deadline = monotonic() + _SETTLE
     while (threads := _threads_now()) and monotonic() < deadline:
         sleep(_SETTLE / 20)
@@ -55,7 +55,7 @@ def _other_threads() -> list[str]:
 
 
 def _threads_now() -> list[str]:
-    """Native threads have the names that the kernel knows."""
+    """Names of the other threads now; native threads by the kernel's names."""
     main = threading.main_thread()
     python = {thread.native_id: thread.name for thread in threading.enumerate() if thread is not main}
     tasks = Path("/proc/self/task")
@@ -73,22 +73,22 @@ def _threads_now() -> list[str]:
 def _cuda_started() -> bool:
     """Whether a child could not use CUDA although there is a GPU.
 
-    Asking the CUDA runtime for the number of devices is enough to cause that, and only a child can find out. Without
-    NVML `torch.cuda.is_available()` asks it, and many trainers call that on import; without a GPU it does no harm.
+    A query of the CUDA runtime for the number of devices causes that, and only a child can detect it. Without NVML,
+    `torch.cuda.is_available()` makes that query, and many trainers call it on import. Without a GPU it does no harm.
     """
     if torch.version.cuda is None:
         return False
     if torch.cuda.is_initialized():
         return True
-    # Asking the runtime once more does no further harm.
+    # Another query of the runtime does no more harm.
     return answer_of_child(torch.cuda._is_in_bad_fork) != 0 and torch.cuda.device_count() > 0
 
 
 def gpus() -> dict[str, Any]:
-    """{"devices": how many CUDA devices ranks can use, "reason": why there are none, or None}."""
+    """{"devices": number of CUDA devices that ranks can use, "reason": why there are none, or None}."""
     if torch.version.cuda is None:
         return {"devices": 0, "reason": f"torch {torch.__version__} is built without CUDA"}
-    # Without NVML, as on a machine without a driver, torch asks the CUDA runtime, which starts CUDA.
+    # In a child, because without NVML, as on a machine without a driver, torch's query starts CUDA.
     count = answer_of_child(torch.cuda.device_count)
     if count is None:
         return {"devices": 0, "reason": "torch cannot count the CUDA devices: torch.cuda.device_count() fails"}

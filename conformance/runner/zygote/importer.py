@@ -1,4 +1,4 @@
-"""The process that imports a trainer once for all clients in the same surroundings, and forks their servers."""
+"""The process that imports a trainer once for all clients with the same environment, and forks their servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from conformance.runner.system.descriptors import Known, Output, last_line, prin
 from conformance.runner.system.protocol import Channel
 from conformance.runner.zygote import forking, server
 
-# Seconds that a server has to end its ranks when the front process has ended.
+# Seconds for a server to end its ranks after the front process has ended.
 _PATIENCE = 3.0
 
 
@@ -40,12 +40,12 @@ class _Server:
 class Nursery:
     """The servers that are children of this process.
 
-    The client of each hears {"pid"}, and {"status"}, its wait status, when it has ended. Whatever the client says kills
-    it, and so does its silence some time after it has disconnected.
+    Each server's client gets {"pid"} and, at the server's end, its wait status as {"status"}. Any message of the client
+    kills the server. After the client has disconnected, so does a time limit.
     """
 
     def __init__(self, selector: selectors.BaseSelector, when_empty: Callable[[], object] = lambda: None) -> None:
-        """``when_empty`` is called when the last server has ended, before its client hears of it."""
+        """``when_empty``: called when the last server has ended, before its client gets the status."""
         self._selector = selector
         self._when_empty = when_empty
         self._servers: list[_Server] = []
@@ -68,25 +68,25 @@ class Nursery:
         os.close(output)
 
     def adopt(self, process: Child, client: Channel) -> None:
-        """Take in a child of this process that has become a server."""
+        """Add a child of this process that has become a server."""
         server = _Server(process, client)
         self._servers.append(server)
         self._selector.register(client, selectors.EVENT_READ, partial(self._hear, server))
         if process.descriptor is not None:
-            # `advance` follows, and finds out which of them has ended.
+            # The event only wakes the loop; `advance` then finds the ended server.
             self._selector.register(process.descriptor, selectors.EVENT_READ, lambda: None)
         with suppress(OSError):
             client.send({"pid": process.pid})
 
     def patience(self) -> float | None:
-        """Seconds until the next call of `advance` is due, if nothing happens before."""
+        """Seconds until the next call of `advance`, None for any time."""
         if any(server.process.descriptor is None for server in self._servers):
             return POLL
         soonest = min((server.deadline for server in self._servers), default=math.inf)
         return None if soonest == math.inf else max(0.0, soonest - monotonic())
 
     def advance(self) -> None:
-        """Note which servers have ended, and end those that have been given up."""
+        """Remove servers that have ended, and end those past their deadline."""
         for one in [*self._servers]:
             watched = [one.client, one.process.descriptor]
             if one.process.poll() is None and monotonic() < one.deadline:
@@ -103,7 +103,7 @@ class Nursery:
             one.client.close()
 
     def close(self) -> None:
-        """In a child: close what belongs to the parent."""
+        """Close, in a child, everything of the parent."""
         for one in self._servers:
             one.client.close()
             one.process.close()
@@ -113,25 +113,25 @@ class Nursery:
         self._selector.unregister(one.client)
 
 
-# Seconds that it has to end once it has disconnected.
+# Seconds for an importer to end after it has disconnected.
 _END_LIMIT = 1.0
-# pytest names the worker and the test in these, which are all that differs between the workers of one run.
+# pytest's variables with the worker and the test: the only differences between the workers of a run.
 _OF_WORKER = "PYTEST_"
 
 
 def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which a trainer is imported."""
+    """The variables for the import of a trainer, the same for all workers of a run."""
     return {name: value for name, value in environment.items() if not name.startswith(_OF_WORKER)}
 
 
 @dataclass(frozen=True)
 class Client:
-    """Who wants a server.
+    """A process that wants a server.
 
     Attributes:
-        channel: where to say {"pid"} or {"error"}, see `Nursery`.
+        channel: gets {"pid"} or {"error"}, see `Nursery`.
         request: {"target", "place", "backend", "spawn", "limit", "environment", "folder", "path"}.
-        descriptors: of the server's connection, and of what it prints to.
+        descriptors: those of the server's connection and of its output.
     """
 
     channel: Channel
@@ -148,22 +148,22 @@ class Client:
 
 
 class Importer(stacks.Answering):
-    """An importer, seen from the process that forks it.
+    """An importer, as the process that forks it sees it.
 
     Attributes:
-        channel: from here comes {"imported": whether it can be forked}, and its end when all servers have ended.
-        watched: readable when it has said something or has ended. What it has forked may hold its channel open.
-        output: what it prints.
-        waiting: who waits for the import, until ``deadline``.
+        channel: delivers {"imported": whether it can be forked}, and ends when all servers have ended.
+        watched: readable when it has sent something or ended. Two sources, because its children may keep its channel
+            open.
+        output: its standard output and error.
+        waiting: clients that wait for the import, until ``deadline``.
         is_importing: the import has not ended.
-        can_be_forked: it has room for more than one client.
-        was_killed: it has ended by SIGKILL, which may be the system's doing when memory runs out.
+        can_be_forked: it can serve more than one client.
+        was_killed: it ended by SIGKILL, perhaps because the system ran out of memory.
     """
 
     def __init__(self, name: str, client: Client, unsafe: forking.Unsafe | None, close_all: Callable[[], None]) -> None:
-        """``client`` waits for it. ``unsafe``: why this process must not be forked; ``close_all`` is called in the
-        fork.
-        """
+        """``client`` waits for it. ``unsafe``: why this process must not be forked; ``close_all``: called in the
+        fork."""
         self.name = name
         self.channel, theirs = map(Channel, socket.socketpair())
         source, sink = os.pipe()
@@ -192,21 +192,21 @@ class Importer(stacks.Answering):
         os.close(sink)
 
     def admit(self, client: Client) -> None:
-        """Have it fork a server for a client, or become it. Raises OSError if it has ended."""
+        """Have it fork a server for a client, or become that server. Raises OSError if it has ended."""
         own = {name: value for name, value in client.request["environment"].items() if name.startswith(_OF_WORKER)}
         wanted = {name: client.request[name] for name in ("target", "backend", "spawn")}
         self.channel.send({**wanted, "environment": own}, [client.channel.fileno(), *client.descriptors])
 
     def release(self) -> Child:
-        """Its process, which has become a server, and is not ended with this."""
+        """Its process, which has become a server and no longer ends with this importer."""
         self.channel.close()
         os.close(self.output.source)
         return self._child
 
     def why_late(self) -> str:
-        """The error when the import has not ended at the deadline."""
+        """The error if the import has not ended at the deadline."""
         stacks.request([self])
-        return f"{self._place}: importing it did not end within {self._limit:g} s{self._at_line()}"
+        return f"{self._place}: import took longer than {self._limit:g} s{self._at_line()}"
 
     def ask_for_stack(self) -> bool:
         stacks.ask(self._child.pid)
@@ -217,7 +217,7 @@ class Importer(stacks.Answering):
         return self.output.count
 
     def why_ended(self) -> str:
-        """The error when it has ended or disconnected before the import had ended. It is ended."""
+        """End it; returns the error if it ended or disconnected during the import."""
         has_ended = self._child.wait(_END_LIMIT)
         status = self._child.end()
         self.was_killed = has_ended and status == signal.SIGKILL
@@ -225,14 +225,14 @@ class Importer(stacks.Answering):
             return self.why_unreadable()
         words = last_line(self.output.text())
         why = self._at_line() or (f"; it last printed: {words}" if words else "")
-        return f"{self._place}: importing it ended the process ({describe_status(status)}){why}"
+        return f"{self._place}: import ended the process ({describe_status(status)}){why}"
 
     def why_unreadable(self) -> str:
-        """The error when its channel is not its own any more."""
-        return f"{self._place}: importing it closed, or wrote to, file descriptors that it had not opened"
+        """The error if the trainer has closed or written to its channel."""
+        return f"{self._place}: import closed or wrote to file descriptors it had not opened"
 
     def end(self) -> None:
-        """Hang up, and kill it if it goes on all the same."""
+        """Hang up, and kill it if it continues."""
         self.channel.close()
         self._child.end(0.0 if self.is_importing else _END_LIMIT)
         os.close(self.output.source)
@@ -243,7 +243,7 @@ class Importer(stacks.Answering):
         self._child.end(0.0 if self.is_importing else None)
 
     def close(self) -> None:
-        """In another child: close what belongs to the parent."""
+        """Close, in another child, everything of the parent."""
         self.channel.close()
         os.close(self.output.source)
         self._child.close()
@@ -264,7 +264,7 @@ def _become(parent: Channel, request: dict[str, Any], unsafe: forking.Unsafe | N
     server.move(request)
     imported = remembered(request["place"])
     if os.getpid() != process:
-        # The import has forked, and this is what it has forked.
+        # This process was forked by the import.
         return 0
     if not known.is_intact:
         return DESCRIPTORS_LOST
@@ -283,7 +283,7 @@ def _become(parent: Channel, request: dict[str, Any], unsafe: forking.Unsafe | N
 
 
 class _Serving:
-    """Forks a server for each client that ``parent`` passes on, until they have ended."""
+    """Forks a server for each client from ``parent``, until all have ended."""
 
     def __init__(self, parent: Channel, imported: Import) -> None:
         self._parent = parent
@@ -308,7 +308,7 @@ class _Serving:
         self._nursery.fork(client, connection, output, partial(self._serve, wanted))
 
     def _leave(self) -> None:
-        """From now on ``parent`` cannot pass on any client, unless it has already."""
+        """Accept no more clients from ``parent``, unless one is waiting already."""
         if not self._parent.is_readable(0.0):
             self._parent.cut()
             self._is_over = True
@@ -321,7 +321,7 @@ class _Serving:
 
 
 def _next(parent: Channel) -> tuple[dict[str, Any], Channel, int, int] | None:
-    """What the next client wants, and its descriptors; None if there is none."""
+    """The next client's request, channel, connection and output; None if there is none."""
     if (wanted := parent.receive()) is None:
         return None
     client, connection, output = parent.take_descriptors()

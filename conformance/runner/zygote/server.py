@@ -1,4 +1,4 @@
-"""The server of one trainer and backend: runs cases in processes forked from here, and holds what they share."""
+"""The server of one trainer and backend: runs cases in forked processes, and keeps their shared session."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from conformance.runner.system.child import Child, adopt_orphans, outlive_parent
 from conformance.runner.system.protocol import Channel
 from conformance.runner.zygote import forking
 
-# Seconds to leave the session's context; then it is killed.
+# Seconds to leave the session's context before it is killed.
 _END_LIMIT = 8.0
 
 
 class SessionFailed(Exception):
-    """The session could not be entered: one line. ``timed_out``: because that took too long."""
+    """The session could not be entered. `str()` is one line. ``timed_out``: it took too long."""
 
     def __init__(self, message: str, *, timed_out: bool) -> None:
         super().__init__(message)
@@ -46,18 +46,18 @@ class SessionFailed(Exception):
 class Session:
     """The session of the trainer that ``load`` returns, such as a local cluster, which its cases share.
 
-    A separate process enters it when it is first needed, and again after it has died.
+    A separate process enters it on first use, and again if it has died.
     """
 
     def __init__(self, load: Callable[[], Train]) -> None:
         self._load = load
         self._child: Child | None = None
         self._value: Any = None
-        # The session is left when this closes.
+        # Closing this ends the session.
         self._channel: Channel
 
     def value(self, limit: float) -> Any:
-        """What the session yields. Raises SessionFailed, also after ``limit`` seconds."""
+        """The value that the session yields. Raises SessionFailed, also after ``limit`` seconds."""
         if self._child is not None and self._child.poll() is not None:
             self.end()
         if self._child is None:
@@ -65,7 +65,7 @@ class Session:
         return self._value
 
     def end(self) -> None:
-        """Leave the session, and end everything that it has started."""
+        """Leave the session, and end everything it has started."""
         if self._child is not None:
             self._channel.close()
             self._child.end(_END_LIMIT)
@@ -82,9 +82,9 @@ class Session:
         server.close()
         timed_out = False
         try:
-            answer = self._channel.receive(limit) or {"failed": "ended before it began"}
+            answer = self._channel.receive(limit) or {"failed": "ended before it started"}
         except TimeoutError:
-            answer, timed_out = {"failed": f"had not begun after {limit:g} s"}, True
+            answer, timed_out = {"failed": f"had not started after {limit:g} s"}, True
         if "failed" in answer:
             self.end()
             raise SessionFailed(f"the trainer's session {answer['failed']}", timed_out=timed_out)
@@ -108,7 +108,7 @@ def _enter(load: Callable[[], Train], server: Channel) -> int:
     return 0
 
 
-#: Makes the case that a request of the client asks for.
+#: Makes the case of a client's request.
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
@@ -117,9 +117,9 @@ def serve(
 ) -> int:
     """Serve ``client`` until it disconnects; returns the exit code.
 
-    ``request``: {"target", "backend", "spawn"}, where "spawn" names what must not be forked from a process that has
-    imported the trainer, and imports it itself: "ranks", "driver" or nothing. ``unsafe`` says why ranks must not be
-    forked even before the import; ``imported`` returns the imported trainer.
+    ``request``: {"target", "backend", "spawn"}; "spawn" names the processes that must import the trainer themselves
+    instead of being forked after its import: "ranks", "driver" or None. ``unsafe``: why ranks must not be forked even
+    before the import; ``imported`` returns the imported trainer.
     """
     faulthandler.enable(file=2)
     with ExitStack() as closing:
@@ -130,13 +130,13 @@ def serve(
             hello = {"unavailable": missing.to_dict()}
         except TrainerError as error:
             hello = {"error": str(error)}
-        # From here on the end of the connection ends this process, which first ends its ranks.
+        # From here on, this process first ends its ranks when its connection ends.
         outlive_parent()
         adopt_orphans()
         try:
             client.send(hello)
             if make_case is None:
-                # The import's process stays with this one: who asks for the trainer next does not import it again.
+                # The importer stays as long as this process, so the next client needs no new import.
                 client.receive()
             elif hello.get("why_slow") is None:
                 _answer(client, make_case)
@@ -146,7 +146,7 @@ def serve(
 
 
 def move(request: Mapping[str, Any]) -> None:
-    """Be where the client is, for the import of a trainer. ``request``: {"folder", "path", "place"}."""
+    """Take over the client's folder and paths to import a trainer. ``request``: {"folder", "path", "place"}."""
     os.chdir(request["folder"])
     sys.path[:] = request["path"]
     sys.argv[:] = [request["place"]]
@@ -155,7 +155,7 @@ def move(request: Mapping[str, Any]) -> None:
 def _prepare(
     request: dict[str, Any], unsafe: forking.Unsafe | None, imported: Import, closing: ExitStack
 ) -> tuple[MakeCase, dict[str, Any]]:
-    """What makes the cases, and the first message. ``closing`` ends what cases share.
+    """The function that makes cases, and the first message. ``closing``: ends what cases share.
 
     Raises TrainerError, Unavailable.
     """
@@ -190,7 +190,7 @@ def _prepare(
 
 
 def _launched(load: Callable[[], Train], closing: ExitStack) -> MakeCase:
-    """Makes cases whose workers the trainer launches, in its session."""
+    """A function that makes cases whose workers the trainer launches, in its session."""
     session = Session(load)
     closing.callback(sweep, set())
     closing.callback(session.end)
@@ -198,11 +198,11 @@ def _launched(load: Callable[[], Train], closing: ExitStack) -> MakeCase:
 
 
 def _why_slow(target: str, before: forking.Unsafe | None, after: forking.Unsafe | None) -> str | None:
-    """The warning if ranks cannot be forked: why they cannot be before, or after, ``target`` is imported."""
-    slow = "takes seconds a case, because each rank is a fresh Python that imports torch again: a fork would be unsafe"
+    """The warning if ranks cannot be forked: why not before, or after, ``target`` is imported; None if they can."""
+    slow = "takes seconds per case, because each rank starts a fresh Python that imports torch: forks are unsafe"
     if before is not None:
-        cause = "Torch itself causes that, or what every Python here imports, such as a .pth file or sitecustomize."
-        return f"Every trainer {slow} even before one is imported, with {before.what}. {cause}"
+        cause = "The cause is torch, or a module that every Python here imports, such as a .pth file or sitecustomize."
+        return f"Every trainer {slow} even before its import, with {before.what}. {cause}"
     if after is not None:
         return (
             f"{target} {slow} after its import, with {after.what}. {after.instead} inside its function, not on import."
@@ -211,7 +211,7 @@ def _why_slow(target: str, before: forking.Unsafe | None, after: forking.Unsafe 
 
 
 def _answer(client: Channel, make_case: MakeCase) -> None:
-    """Raises ClientDisconnected."""
+    """Run the cases that the client requests. Raises ClientDisconnected."""
     while (request := client.receive()) is not None:
         began = monotonic()
         try:
@@ -229,7 +229,7 @@ def _answer(client: Channel, make_case: MakeCase) -> None:
 
 
 def _remove_checkpoints(spec: Mapping[str, Any]) -> None:
-    """Remove the folder of a case that is stopped and resumed: a client that was killed has left it."""
+    """Remove the checkpoints of a resumed case, which a killed client has left."""
     life = spec.get("life", {})
     for folder in filter(None, [life.get("checkpoint_dir"), life.get("resume_from")]):
         shutil.rmtree(folder, ignore_errors=True)

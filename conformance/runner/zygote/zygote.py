@@ -1,6 +1,4 @@
-"""The process that imports torch once and stays single-threaded. All others are forked from it: importers, servers and
-their ranks.
-"""
+"""The process that imports torch once and stays single-threaded, from which importers, servers and ranks are forked."""
 
 from __future__ import annotations
 
@@ -29,9 +27,9 @@ from conformance.runner.zygote.importer import Client, Importer, Nursery, shared
 
 
 def main(listener: str, folder: str) -> None:
-    """``listener``: the descriptor of the socket that clients connect to, which is in ``folder``.
+    """Run the zygote. ``listener``: the descriptor of the socket for clients, which is in ``folder``.
 
-    The end of the standard input ends this process; ``folder`` is removed then.
+    The end of the standard input ends this process, which then removes ``folder``.
     """
     hold = _replace_input()
     prepare()
@@ -41,7 +39,7 @@ def main(listener: str, folder: str) -> None:
 
 
 def _replace_input() -> int:
-    """A copy of the standard input, which is empty from now on: forked processes must not read it."""
+    """A copy of the standard input, which is replaced by an empty one because forked processes must not read it."""
     hold = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -52,7 +50,7 @@ def _replace_input() -> int:
 def prepare() -> None:
     """Prepare this process for forking."""
     adopt_orphans()
-    # The front process may have blocked or ignored the signals that our children need.
+    # The front process may have blocked or ignored signals that children need.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A rank that aborts must not leave a core file in the user's folder.
@@ -60,18 +58,18 @@ def prepare() -> None:
     preload()
     warm_up()
     remember()
-    # No collection before this: it would leave gaps in pages that children then fill, and so copy.
+    # No collection before this: it would leave gaps in pages, which children would fill and so copy.
     gc.freeze()
     gc.enable()
     gather_memory()
 
 
 class Zygote:
-    """Forks servers for clients, and importers, of which there is one for each module and surroundings.
+    """Forks servers for clients, and one importer per module and environment.
 
-    A client that names no trainer is greeted with {"versions", "gpus"}, as often as it speaks; if it sends descriptors,
-    these are connections of more clients. Any other wants a server, from an importer unless what it spawns imports the
-    trainer; it hears what `Nursery` says, or {"error": how the import ended the process}.
+    A message without a trainer is answered with {"versions", "gpus"}, or, if it has descriptors, adds these as
+    connections of more clients. Any other message requests a server, from an importer unless it spawns processes that
+    import the trainer. Its client gets the messages of `Nursery`, or {"error": how the import ended the process}.
     """
 
     def __init__(self, listener: socket.socket, hold: int) -> None:
@@ -85,7 +83,7 @@ class Zygote:
         self._asking: list[Client] = []
         self._importers: list[Importer] = []
         self._unfit: set[str] = set()
-        self._begun_again: set[str] = set()
+        self._restarted: set[str] = set()
         self._hello = {
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "gpus": gpus(),
@@ -93,13 +91,13 @@ class Zygote:
         self._is_over = False
 
     def run(self) -> None:
-        """Until ``hold`` ends, and all servers have ended."""
+        """Serve until ``hold`` and all servers have ended."""
         while not (self._is_over and self._nursery.is_empty):
             for key, _ in self._selector.select(self._patience()):
-                # What one event does may end what another one is of.
+                # The handling of one event may have ended the source of another.
                 if key in self._selector.get_map().values():
                     key.data()
-            # Last, so that a client finds no importer that the client before it has left.
+            # Last, to not give a client the importer that an earlier client has just left.
             while self._asking:
                 self._serve(self._asking.pop(0))
             for importer in [*self._importers]:
@@ -108,7 +106,7 @@ class Zygote:
             self._nursery.advance()
         for importer in self._importers:
             importer.wait()
-        # What they started. Not before: the server of an importer that was killed serves its client to the end.
+        # Only now, because the server of a killed importer serves its client to the end.
         sweep(set())
 
     def _patience(self) -> float | None:
@@ -164,7 +162,7 @@ class Zygote:
             self._admit(known, client)
 
     def _import(self, name: str, client: Client) -> None:
-        """Start an importer, for which this client waits."""
+        """Start an importer, with this client waiting for it."""
         importer = Importer(name, client, forking.why_not_fork(), self._close_all)
         self._importers.append(importer)
         for source in importer.watched:
@@ -176,7 +174,7 @@ class Zygote:
             self._selector.unregister(importer.output.source)
 
     def _hear(self, importer: Importer) -> None:
-        """Take what an importer says, or that it has ended."""
+        """Handle an importer's messages, or its end."""
         is_open = importer.channel.is_readable(0.0) and importer.channel.fill()
         why = importer.why_unreadable
         try:
@@ -192,8 +190,8 @@ class Zygote:
             self._end(importer)
             return
         error = why()
-        if importer.was_killed and importer.name not in self._begun_again:
-            self._begun_again.add(importer.name)
+        if importer.was_killed and importer.name not in self._restarted:
+            self._restarted.add(importer.name)
             self._end(importer)
             self._asking += importer.waiting
         else:
@@ -214,7 +212,7 @@ class Zygote:
         try:
             importer.admit(client)
         except OSError:
-            # It has been killed since.
+            # It was killed meanwhile.
             self._end(importer)
             self._import(importer.name, client)
             return
@@ -226,7 +224,7 @@ class Zygote:
             self._nursery.adopt(importer.release(), client.channel)
 
     def _refuse(self, importer: Importer, error: str) -> None:
-        """Let no client wait any longer for this importer."""
+        """End an importer, and report the error to the clients that wait for it."""
         self._end(importer)
         for client in importer.waiting:
             with suppress(OSError):
@@ -244,7 +242,7 @@ class Zygote:
                 self._selector.unregister(source)
 
     def _close_all(self) -> None:
-        """In a child: close everything that belongs to this process."""
+        """Close, in a child, everything of this process."""
         self._selector.close()
         self._listener.close()
         os.close(self._hold)

@@ -1,4 +1,4 @@
-"""What a rank begins with: processes, models, wrappers and optimizers."""
+"""Events of a rank's start: processes, models, wrappers and optimizers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ KEPT_BY_TORCH = frozenset(
         *("old_dirs", "old_stps", "prev_flat_grad", "prev_loss"),
     }
 )
-"""What the optimizers of torch.optim keep in their state. A trainer may keep more there, which they do not read."""
+"""The entries of state that the optimizers of torch.optim use. A trainer's own entries there have no effect on them."""
 
 
 class Started(
-    Event, noted="when the process has started; in a case that is resumed, of two processes, which number objects anew"
+    Event, noted="when a process has started; a resumed case has two processes, which number objects separately"
 ):
     pid: int
 
 
 class Topology(
-    Event, noted="at the first optimizer step, the first message or collective of several ranks, or the end"
+    Event, noted="at the first optimizer step, at the first message or collective of several ranks, or at the end"
 ):
     world_size: Annotated[int, "the number of ranks that the trainer connected"]
     rank_reached: Annotated[int, "the rank of this process among them"]
@@ -39,12 +39,12 @@ class Model(Event, noted="when the recorder begins to watch a model"):
 
 class Shards(
     Event,
-    noted="before a forward, a step or the end, where parameters are split over the ranks and that has changed",
+    noted="before a forward, a step or the end, if parameters are split over the ranks and the split has changed",
 ):
     held: Annotated[
         Numbers | None,
-        "the positions of the elements that this rank holds, among those of all parameters; null if it holds all. The "
-        "others are null in its weights and gradients",
+        "positions of the elements that this rank holds, among those of all parameters; null if it holds all. Weights "
+        "and gradients are null at all other positions",
     ]
 
 
@@ -56,37 +56,35 @@ class Wrap(Event, noted="after a watched model is wrapped in DDP"):
 
 class Zero(
     Event,
-    noted="after DeepSpeed has made an engine for a watched model, if its settings leave no doubt what it will send",
+    noted="after DeepSpeed has made an engine for a watched model, if its settings determine its communication",
     label="DeepSpeed's engine (ZeRO stage {stage})",
 ):
-    stage: Annotated[int, "of ZeRO"]
-    in_each_micro_batch: Annotated[bool, "whether it averages gradients in each micro-batch, or in the last one only"]
-    share: Annotated[
-        int, "how many elements of the weights each rank gives to all others after a step; parts are filled up to that"
-    ]
-    gradient_width: Annotated[int, "bytes of an element of the gradients that are averaged"]
-    weight_width: Annotated[int, "bytes of an element of the weights that are put together"]
+    stage: Annotated[int, "stage of ZeRO"]
+    in_each_micro_batch: Annotated[bool, "whether it averages gradients in each micro-batch, or only in the last"]
+    share: Annotated[int, "elements of the weights, with padding, that each rank sends to all others after a step"]
+    gradient_width: Annotated[int, "bytes per element of the averaged gradients"]
+    weight_width: Annotated[int, "bytes per element of the gathered weights"]
 
 
 class ApexInitialize(Event, noted="after `apex.amp.initialize`"):
-    models: Annotated[int, "the number that was passed"]
-    optimizers: Annotated[int, "the number that was passed"]
+    models: Annotated[int, "number of models passed"]
+    optimizers: Annotated[int, "number of optimizers passed"]
 
 
-class Optimizer(Event, noted="before the first event that mentions an optimizer that holds watched parameters"):
+class Optimizer(Event, noted="before the first event that mentions an optimizer of watched parameters"):
     optimizer: int
     type: Annotated[str, "its class"]
-    parameters: Annotated[Numbers, "those that it holds"]
-    trainable: Annotated[Numbers, "those of them that require gradients"]
+    parameters: Annotated[Numbers, "its watched parameters"]
+    trainable: Annotated[Numbers, "its watched parameters that require gradients"]
     horovod: Annotated[bool, "whether it is a Horovod optimizer"]
-    backward_passes_per_step: Annotated[int | None, "Horovod's setting, null for another optimizer"]
-    state: Annotated[bool, "whether it has any yet"]
+    backward_passes_per_step: Annotated[int | None, "Horovod's setting, null for other optimizers"]
+    state: Annotated[bool, "whether it has any state yet"]
     algorithm: Annotated[
-        str | None, "the optimizer of torch that its class is, or is derived from; left out if it is none of torch's"
+        str | None, "the torch.optim class that its class is or derives from; left out for other optimizers"
     ] = None
-    # The schema and the check of its fields know `dict` only.
+    # The schema and the check of its fields support only plain `dict`.
     groups: Annotated[
-        Sequence[dict], "of each group with watched parameters, the settings that are numbers, by their names"  # type: ignore[type-arg]
+        Sequence[dict], "numeric settings, by name, of each group with watched parameters"  # type: ignore[type-arg]
     ] = ()
 
 

@@ -1,4 +1,4 @@
-"""What every event has, and the types of fields."""
+"""The base class of events, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from conformance.trace.words import number
 
 Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
-"""A string where the number is not finite, which JSON cannot write."""
+"""A string if the number is not finite, because JSON has no such numbers."""
 Vector: TypeAlias = Sequence[Number | None]
 Site: TypeAlias = tuple[str, int, str]
 """File, line and function, in JSON a list."""
@@ -17,16 +17,16 @@ Numbers: TypeAlias = Sequence[int]
 
 
 class Event:
-    """What every event has: its fields are the annotations, which hold their descriptions too. `read` makes events.
+    """The base class of events. The annotations are the fields, with their descriptions. `read` makes events.
 
-    A field with a value in the class may be left out.
+    A field with a default in the class may be left out.
     """
 
-    #: Its kind, as in the trace.
+    #: The kind, as in the trace.
     event: ClassVar[str] = ""
     #: When it is noted; "" for a base class.
     noted: ClassVar[str] = ""
-    #: Its label; the fields in braces are filled in.
+    #: The template of the label, with field names in braces.
     title: ClassVar[str] = ""
 
     rank: Annotated[int, "its rank"]
@@ -34,25 +34,25 @@ class Event:
     time: Annotated[float, "seconds of `CLOCK_MONOTONIC`, which all processes of a machine share"]
     window: Annotated[
         int | None,
-        "the accumulation window that it belongs to; null before training begins. A window begins with its first "
-        "training forward: one that gradients flow through to a step, or whose place in the plan nothing else takes. "
-        "Its rows show which window that is; where they do not, a window is what a step ends. If no forward of the "
-        "model was seen, a window begins with the first sign of its gradients. What a rank does after the last step "
-        "for which it has samples is in the first window that only others have samples for",
+        "its accumulation window; null before training starts. A window starts with its first training forward: one "
+        "through which gradients flow to a step, or the only candidate for its place in the plan. The rows of the "
+        "forward identify the window; otherwise each step ends one. Without a visible forward, a window starts with "
+        "the first sign of its gradients. Events after a rank's last step with samples belong to the first window in "
+        "which only other ranks have samples",
     ]
     micro_batch: Annotated[
         int | None,
-        "that of the last training forward in its window, or of the last backward if no forward was seen; null where "
-        "only other ranks have samples",
+        "that of the last training forward in its window, or of the last backward if no forward was seen; null in "
+        "windows where only other ranks have samples",
     ]
     where: Annotated[
         Site | None,
-        "the innermost call outside torch, Horovod, apex and this package. The file is relative to the longest folder "
-        "that contains it, of those in `sys.path` and the working directory",
+        "the innermost call outside torch, Horovod, apex and this package. The file is relative to the longest of the "
+        "folders in `sys.path` and the working directory that contain it",
     ]
     called_from: Annotated[
         Site | None,
-        "the innermost call in the trainer's own file, if that is not `where` because a framework made the call",
+        "the innermost call in the trainer's own file, if `where` is in a framework",
     ] = None
 
     def __init_subclass__(cls, noted: str = "", label: str = "") -> None:
@@ -68,9 +68,9 @@ class Event:
 
     @property
     def line(self) -> str:
-        """``train.py:41``; for a line in a framework, also the line where the trainer called it."""
+        """``train.py:41``; for a line in a framework, also the trainer's line that called it."""
         if self.where is None:
-            return "from no line of the trainer's"
+            return "an unknown line"
         line = "{}:{}".format(*self.where)
         return line if self.called_from is None else f"{line}, called from {{}}:{{}}".format(*self.called_from)
 
@@ -80,7 +80,7 @@ class Event:
 
 
 class _Shown:
-    """The fields of an event, by name, as a label shows them."""
+    """The fields of an event by name, formatted for its label."""
 
     def __init__(self, event: Event) -> None:
         self._event = event
@@ -91,4 +91,4 @@ class _Shown:
 
 
 KINDS: dict[str, type[Event]] = {}
-"""The classes of events by their kinds."""
+"""The classes of events by kind."""

@@ -1,4 +1,4 @@
-"""The lines of a trace as events, and whether they are valid ones."""
+"""Turns lines of a trace into events, and validates them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from conformance.trace.events.event import KINDS, Event
 
 
 class MalformedEvent(ValueError):
-    """A line of a trace is not a valid event. ``str()`` says which line and why."""
+    """A line of a trace is not a valid event. ``str()`` names the line and the reason."""
 
 
 def read(line: dict[str, Any]) -> Event:
-    """The event that a line of a trace holds, which shares its fields: leave the line as it is from now on.
+    """The event of a line of a trace. It shares the line's fields, so do not change the line afterwards.
 
-    Lines are checked where they come in, with `check` or `check_all`, and not again here.
+    Does not validate: `check` or `check_all` do, where lines come in.
     """
     event = object.__new__(KINDS[line["event"]])
     event.__dict__ = line
@@ -23,7 +23,7 @@ def read(line: dict[str, Any]) -> Event:
 
 
 def check(line: dict[str, Any]) -> None:
-    """Check a line of a trace, but for what is inside its lists.
+    """Check a line of a trace, except the elements of its lists.
 
     Raises:
         MalformedEvent: the kind is unknown, a field is missing or unknown, or a value has the wrong type.
@@ -38,7 +38,7 @@ def check_all(lines: Iterable[dict[str, Any]], rank: int) -> None:
     """Check the lines of a rank.
 
     Raises:
-        MalformedEvent: a line is not a valid event; says which.
+        MalformedEvent: a line is not a valid event.
     """
     for position, line in enumerate(lines):
         try:
@@ -48,22 +48,22 @@ def check_all(lines: Iterable[dict[str, Any]], rank: int) -> None:
 
 
 def check_inside(lines: Sequence[dict[str, Any]], rank: int) -> None:
-    """Check what is inside the fields too, which takes long.
+    """Check the lines of a rank including the elements of lists, which takes long.
 
     Raises:
-        MalformedEvent: as `check_all`; or a list or number in a field is not what its description says.
+        MalformedEvent: as `check_all`; or an element or value does not fit the type of its field.
     """
     check_all(lines, rank)
     for position, line in enumerate(lines):
         kind = KINDS[line["event"]]
         for name, hint in hints(kind).items():
             if name in line and not _fits(line[name], hint):
-                what = f"{kind.event} has {str(line[name])[:60]!r} in the field {name!r}"
-                raise MalformedEvent(f"event {position} of rank {rank}: {what}, which cannot be")
+                what = f"{kind.event} has an invalid value in the field {name!r}: {str(line[name])[:60]!r}"
+                raise MalformedEvent(f"event {position} of rank {rank}: {what}")
 
 
 def _fits(value: object, hint: Any, *, inside: bool = True) -> bool:
-    """Whether a value is of this type; without `inside`, but for what is in its lists and which of some words it is."""
+    """Whether a value is of this type; without `inside`, ignores the elements of lists and the choices of a Literal."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _fits(value, arguments[0], inside=inside)
@@ -79,7 +79,7 @@ def _fits(value: object, hint: Any, *, inside: bool = True) -> bool:
     return type(value) is hint or (hint is float and type(value) is int)
 
 
-#: What was found to be right: a kind, and the names and types of the fields.
+#: Shapes that passed the check: a kind, and the names and types of the fields.
 _SHAPES: set[tuple[object, ...]] = set()
 
 
@@ -95,7 +95,7 @@ def _check(line: Mapping[str, Any]) -> None:
         if name not in fields:
             raise MalformedEvent(f"{kind.event} has an unknown field {name!r}")
         if not _fits(line[name], fields[name], inside=False):
-            raise MalformedEvent(f"{kind.event} has {line[name]!r} in the field {name!r}, which has another type")
+            raise MalformedEvent(f"{kind.event} has a value of the wrong type in the field {name!r}: {line[name]!r}")
 
 
 def hints(kind: type[Event]) -> dict[str, Any]:

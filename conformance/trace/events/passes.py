@@ -1,4 +1,4 @@
-"""Forwards and backwards, what ranks exchange in and between them, and when a wrapper does or does not."""
+"""Events of forwards, backwards and the ranks' exchanges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Autocast(Event):
 
 
 class AutocastEnter(_Autocast, noted="on entering an enabled `torch.autocast` region", label="enter autocast {dtype}"):
-    caches: Annotated[bool, "whether it keeps what it casts weights to"] = True
+    caches: Annotated[bool, "whether it caches the weights it casts"] = True
 
 
 class AutocastExit(_Autocast, noted="on leaving it", label="leave autocast"):
@@ -31,17 +31,17 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
     ]
     wrapper: Annotated[str | None, "the class of the wrapper that called the model, null without one"]
     syncs: Annotated[bool | None, "whether DDP will average in its backward, null without DDP"]
-    computes: Annotated[str | None, "the dtype that the model computes in, null if its own `forward` may cast"]
+    computes: Annotated[str | None, "the dtype in which the model computes, null if its own `forward` may cast"]
     weights: Annotated[
         Vector | None,
-        "those that it uses, at the beginning of a window and where they have changed within one; else null",
+        "the weights it uses, at the start of a window and if they have changed within one; else null",
     ]
-    rounded: Annotated[bool, "whether these have 16 bits, and may have been rounded from what nothing shows"] = False
+    rounded: Annotated[bool, "whether these have 16 bits and may be rounded from weights that are not visible"] = False
     training: Annotated[bool, "whether the model is in training mode"] = True
-    extra: Annotated[bool, "whether it does not train, but is for a metric, an evaluation or a dry run"] = False
+    extra: Annotated[bool, "whether it does not train: a forward for a metric, an evaluation or a dry run"] = False
     states: Annotated[
         Sequence[str | None],
-        "after skipped steps: digests of the states that their optimizers now have, in the order of the skips",
+        "after skipped steps: digests of their optimizers' current states, in the order of the skips",
     ] = ()
 
     @property
@@ -55,21 +55,21 @@ class Buffers(
     label="{how}: {after[0]} samples counted",
 ):
     how: Literal["with gradients", "without gradients", "recomputed", "at the end"]
-    model: Annotated[int, "the number of the module; at the end, of the one that went forward last"]
+    model: Annotated[int, "number of the module; at the end, of the module that ran forward last"]
     training: bool
-    before: Annotated[Vector, "their elements; other tensors may be in their place within a functional call"]
+    before: Annotated[Vector, "elements of the buffers, or of the tensors that replace them in a functional call"]
     after: Vector
 
 
 class Draw(Event, noted="after a forward in which a model with dropout has drawn random numbers"):
-    before: Annotated[str, "a digest of the state of the generator before it"]
+    before: Annotated[str, "digest of the generator's state before it"]
     after: str
 
 
-class Average(Event, noted="in a case that is resumed, after `torch.optim.swa_utils.AveragedModel.update_parameters`"):
+class Average(Event, noted="in a resumed case, after `torch.optim.swa_utils.AveragedModel.update_parameters`"):
     average: int
-    updates: Annotated[int, "how many came before"]
-    before: Annotated[Vector, "the elements of its parameters"]
+    updates: Annotated[int, "number of earlier updates"]
+    before: Annotated[Vector, "elements of its parameters"]
     after: Vector
 
 
@@ -80,30 +80,28 @@ class LossScaled(Event, noted="after `GradScaler.scale`, unless disabled", label
 
 class BackwardBegin(Event, noted="before a backward that accumulates gradients", label="backward"):
     backward: Annotated[int, "its number"]
-    root: Annotated[int, "the number of its graph, which a second backward through it repeats"]
+    root: Annotated[int, "number of its graph; a second backward through the graph has the same"]
     syncs: Annotated[bool | None, "DDP's flag at this moment, null without DDP"]
     gradients: Annotated[
         Literal["none", "zero", "some"] | None,
-        "those that it adds to, before it; null if no model is watched",
+        "the gradients to which it adds, before it; null if no model is watched",
     ]
-    contains: Annotated[Numbers, "the numbers of graphs of earlier backwards that it goes through again"] = ()
+    contains: Annotated[Numbers, "numbers of earlier backwards' graphs that it traverses again"] = ()
 
 
-class BackwardEnd(Event, noted="after it", label="backward done"):
+class BackwardEnd(Event, noted="after a backward that accumulates gradients", label="backward done"):
     backward: Annotated[int, "its number"]
-    forwards: Annotated[Numbers, "the numbers of the forwards that it reached"]
-    scaled: Annotated[Number | None, "the scale of the loss, applied by a GradScaler or by hand, null without one"]
-    outputs: Annotated[
-        Sequence[Vector], "of each of these forwards, what the model put out; left out where it is not read"
-    ] = ()
-    output_gradients: Annotated[Sequence[Vector], "the gradients of the loss with respect to these outputs"] = ()
+    forwards: Annotated[Numbers, "numbers of the forwards that it reached"]
+    scaled: Annotated[Number | None, "scale of the loss, applied by a GradScaler or by hand, null without one"]
+    outputs: Annotated[Sequence[Vector], "the model's outputs in each of these forwards; left out if not read"] = ()
+    output_gradients: Annotated[Sequence[Vector], "gradients of the loss with respect to these outputs"] = ()
     recomputed: Annotated[
-        Sequence[str | None], "the dtypes of the forwards that were computed again in it, as `computes` of a forward"
+        Sequence[str | None], "dtypes of the forwards that it recomputed, like `computes` of a forward"
     ] = ()
 
 
 class AutogradGrad(
-    Event, noted="after `torch.autograd.grad` that reached forwards of the model", label="torch.autograd.grad"
+    Event, noted="after a `torch.autograd.grad` that reached forwards of the model", label="torch.autograd.grad"
 ):
     forwards: Annotated[Numbers, "their numbers"]
 
@@ -111,29 +109,29 @@ class AutogradGrad(
 class Exchange(Event):
     """A collective, or a message between two ranks."""
 
-    bytes: Annotated[int, "the size of this rank's input, or of the buffer for a message that it receives"]
-    elements: Annotated[int, "the same in elements"]
+    bytes: Annotated[int, "size of this rank's input, or of the buffer for a received message"]
+    elements: Annotated[int, "the same size in elements"]
     group: Annotated[Numbers, "the ranks"]
     via: Annotated[Literal["c10d", "horovod"], "`c10d` is torch.distributed"]
-    phase: Annotated[Literal["construction", "training"], "`construction` until training begins"]
+    phase: Annotated[Literal["construction", "training"], "`construction` until training starts"]
     during: Annotated[
         Literal["forward", "backward", "synchronize", "unscale", "step"] | None,
-        "the innermost of these calls that is in progress",
+        "the innermost of these calls in progress",
     ]
-    of: Annotated[Literal["gradients", "parameters"] | None, "what it carries, [see below](#what-a-collective-carries)"]
-    integers: Annotated[bool, "whether these are integers, which also hold text and pickled objects"] = False
+    of: Annotated[Literal["gradients", "parameters"] | None, "its payload, [see below](#what-a-collective-carries)"]
+    integers: Annotated[bool, "whether the elements are integers, as for text and pickled objects"] = False
 
     @property
     def payload(self) -> str:
-        """What is carried, in words."""
+        """The payload in words: ``gradients, 64 B``."""
         return f"{self.of}, {size(self.bytes)}" if self.of else size(self.bytes)
 
 
 class Contribution(Exchange):
-    """What a rank gives to others, in a collective or as a message."""
+    """Data that a rank gives to others, in a collective or as a message."""
 
     zeros: Annotated[
-        bool | None, "whether it is nothing but zeros; left out unless it is, or may be by its size, gradients"
+        bool | None, "whether all elements are zero; left out if the payload cannot be gradients, by its size"
     ] = None
 
 
@@ -143,7 +141,7 @@ class Collective(Contribution, noted="before it is issued"):
         Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "adasum", "unknown"] | None,
         "null if it does not reduce, `unknown` where torch hides it from Python, as 2.6 does",
     ]
-    process_group: Annotated[str | None, "torch's name of the group; left out if it has none"] = None
+    process_group: Annotated[str | None, "torch's name of the group, if any"] = None
 
     @property
     def label(self) -> str:

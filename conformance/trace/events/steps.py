@@ -1,4 +1,4 @@
-"""What becomes of gradients between a backward and a step, steps, what a trainer saves, and how it ends."""
+"""Events from a backward to a step, of checkpoints, and of a trainer's end."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_valu
     kind: Literal["norm", "value"]
     threshold: Number
     norm_type: Number | None
-    norm: Annotated[Number | None, "the total norm before clipping, null when clipping by value"]
+    norm: Annotated[Number | None, "total norm before clipping, null when clipping by value"]
     parameters: Numbers
-    gradients: Annotated[Vector | None, "those before it"]
+    gradients: Annotated[Vector | None, "gradients before clipping"]
 
     @property
     def label(self) -> str:
@@ -36,7 +36,7 @@ class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_valu
 
     @property
     def function(self) -> str:
-        """What torch calls it."""
+        """The name of torch's function."""
         return "clip_grad_norm_" if self.kind == "norm" else "clip_grad_value_"
 
 
@@ -46,14 +46,14 @@ class Norm(Event, noted="after `get_total_norm` outside clipping"):
 
 
 class GradientChange(Event, noted="when the next event finds gradients changed and no noted call explains it"):
-    parameters: Annotated[Numbers, "those found changed: in a model too large to be read, only some are looked at"]
+    parameters: Annotated[Numbers, "those with changed gradients; in a model too large to be read, only some of them"]
     factor: Annotated[
         Number | None,
         "the factor by which all were multiplied, null if there is none, `nan` if they were not finite and now are",
     ]
-    since: Annotated[int, "the event after which they were last known", {"type": "integer", "minimum": -1}]
+    since: Annotated[int, "`seq` of the event after which they were last known", {"type": "integer", "minimum": -1}]
     of_masters: Annotated[
-        bool, "whether backwards add to other tensors, of which these hold copies, as those of master weights do"
+        bool, "whether these are copies of the gradients to which backwards add, as those of master weights are"
     ] = False
 
     @property
@@ -63,7 +63,7 @@ class GradientChange(Event, noted="when the next event finds gradients changed a
         return "gradients changed" if self.factor is None else f"gradients × {number(self.factor)}"
 
 
-class ZeroGrad(Event, noted="before gradients are cleared; if by hand, when the next event finds them cleared"):
+class ZeroGrad(Event, noted="before gradients are cleared; if cleared by hand, when the next event finds it"):
     by: Literal["optimizer", "model", "hand"]
     optimizer: Annotated[int | None, "null unless an optimizer cleared them"]
     parameters: Numbers
@@ -78,12 +78,12 @@ class ScalerStep(Event, noted="at the beginning of `GradScaler.step`"):
     scaler: int
     optimizer: int
     scale: Number
-    state: Annotated[str | None, "a digest of the optimizer's state, null for a model too large to be read"]
+    state: Annotated[str | None, "digest of the optimizer's state, null for a model too large to be read"]
 
 
 class _ScaleLoss(Event):
     delay_unscale: bool
-    optimizers: Annotated[int, "their number"]
+    optimizers: Annotated[int, "number of optimizers"]
     scale: Annotated[Number | None, "null while apex is disabled"]
 
 
@@ -94,7 +94,7 @@ class ScaleLossEnter(_ScaleLoss, noted="on entering `apex.amp.scale_loss`"):
 
 
 class ScaleLossExit(_ScaleLoss, noted="on leaving it, after gradients are unscaled", label="leave scale_loss"):
-    scale_after: Annotated[Number | None, "the scale of the next one, lower if gradients overflowed"]
+    scale_after: Annotated[Number | None, "the next scale, lower if gradients overflowed"]
 
 
 class StateInit(
@@ -106,12 +106,12 @@ class StateInit(
 
 class OptimizerState(
     Event,
-    noted="in a case that is resumed, after each step before the stop, and before the first steps after it",
+    noted="in a resumed case, after each step before the stop, and before the first steps after it",
 ):
     kept: Annotated[
         Sequence[dict],  # type: ignore[type-arg]
-        "of each watched parameter that the optimizer holds: its number `parameter`, its `values`, the `settings` of "
-        "its group but for the learning rate, and the optimizer's `state` for it by name, as lists of numbers",
+        "for each watched parameter of the optimizer: its number `parameter`, its `values`, the `settings` of its "
+        "group except the learning rate, and the optimizer's `state` for it by name, as lists of numbers",
     ]
 
 
@@ -119,40 +119,39 @@ class Attempt(Event):
     """An optimizer step, or one that was requested and skipped."""
 
     optimizer: int
-    forwards: Annotated[int, "the number of training forwards so far"]
+    forwards: Annotated[int, "number of training forwards so far"]
     gradients: Annotated[
         Vector | None,
-        "as the step used them, null for parameters that the optimizer does not hold; null as a whole if the step is "
-        "not torch's, and may use others",
+        "gradients that the step used, null for parameters outside the optimizer; null as a whole if the step is not "
+        "torch's and may use others",
     ]
-    weights: Annotated[Vector | None, "of the whole model, after it"]
-    scale: Annotated[Number | None, "of the enabled GradScaler that called it, null without one"]
+    weights: Annotated[Vector | None, "weights of the whole model after it"]
+    scale: Annotated[Number | None, "scale of the enabled GradScaler that called it, null without one"]
 
 
 class Step(Attempt, noted="after an optimizer step that was applied"):
     step: Annotated[int, "its number"]
     lr: Number | None
-    parameters: Annotated[Numbers, "those that the optimizer holds"]
+    parameters: Annotated[Numbers, "the optimizer's watched parameters"]
     synchronizes: Annotated[
-        bool | None, "whether a Horovod optimizer's step waits for averages, null for another optimizer"
+        bool | None, "whether a Horovod optimizer's step waits for averages, null for other optimizers"
     ]
-    lr_of: Annotated[Numbers, "those of them that have this `lr`, where the optimizer has several groups"] = ()
-    idle: Annotated[bool, "whether it had no gradients, or zeros, and changed nothing"] = False
+    lr_of: Annotated[Numbers, "the parameters with this `lr`, if the optimizer has several groups"] = ()
+    idle: Annotated[bool, "whether it changed nothing, because gradients were missing or zero"] = False
     of_replaced: Annotated[
-        bool,
-        "whether the optimizer holds parameters in whose place the model has got shards since: these it does not step",
+        bool, "whether the model has since replaced the optimizer's parameters by shards, so the step has no effect"
     ] = False
     groups: Annotated[
-        Sequence[dict], "those of `optimizer`, where more than the learning rate has changed since"  # type: ignore[type-arg]
+        Sequence[dict], "the new `groups` of `optimizer`, if settings other than the learning rate changed"  # type: ignore[type-arg]
     ] = ()
     unfinished: Annotated[
         Numbers,
-        "the `seq` of asynchronous collectives and receives that write to the gradients or weights it used, and whose "
+        "`seq` of asynchronous collectives and receives that write to the gradients or weights it used, and whose "
         "handles nobody had waited for; left out if there are none, and on a GPU",
     ] = ()
-    unfinished_elsewhere: Annotated[Numbers, "the same of those that write to other memory"] = ()
+    unfinished_elsewhere: Annotated[Numbers, "the same for those that write to other memory"] = ()
     scalars_in_tensors: Annotated[
-        bool, "whether torch may have computed its scalars, such as bias corrections, as tensors: it was compiled, say"
+        bool, "whether torch may have computed its scalars, such as bias corrections, as tensors, as when compiled"
     ] = False
 
     @property
@@ -162,7 +161,7 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
 
 class Skip(
     Attempt,
-    noted="after `GradScaler.step`, or a step that apex replaced, that took no optimizer step",
+    noted="after a `GradScaler.step`, or a step that apex replaced, skipped the optimizer's step",
     label="step skipped by the scaler",
 ):
     gradients_finite: bool | None
@@ -173,10 +172,10 @@ class Update(Event, noted="after `GradScaler.update`", label="scale {scale_befor
     scaler: int
     scale_before: Number
     scale_after: Number
-    growth_factor: Annotated[Number, "the scaler's own setting"]
-    backoff_factor: Annotated[Number, "the scaler's own setting"]
-    growth_interval: Annotated[int, "the scaler's own setting"]
-    given: Annotated[bool, "whether the trainer gave it the new scale"] = False
+    growth_factor: Annotated[Number, "the scaler's setting"]
+    backoff_factor: Annotated[Number, "the scaler's setting"]
+    growth_interval: Annotated[int, "the scaler's setting"]
+    given: Annotated[bool, "whether the trainer passed the new scale"] = False
 
 
 class Schedule(Event, noted="after `LRScheduler.step`"):
@@ -192,25 +191,25 @@ class Schedule(Event, noted="after `LRScheduler.step`"):
         return f"learning rate {before} → {after}"
 
 
-class ForeignOptimizer(Event, noted="at the first step of an optimizer that holds no watched parameter"):
+class ForeignOptimizer(Event, noted="at the first step of an optimizer without watched parameters"):
     optimizer: Annotated[str, "its class"]
-    shapes: Annotated[Sequence[Numbers], "of what it holds"]
+    shapes: Annotated[Sequence[Numbers], "shapes of its parameters"]
 
 
-class Save(Event, noted="when a file in the folder of the checkpoint is opened, to be written from its beginning"):
+class Save(Event, noted="when a file in the checkpoint's folder is opened for writing from its start"):
     path: Annotated[str, "its path in that folder"]
 
 
-class Fork(Event, noted="after the trainer has forked a process, of which nothing is recorded"):
+class Fork(Event, noted="after the trainer has forked a process, which is not recorded"):
     pass
 
 
-class ObserverFailed(Event, noted="when a part of the recorder has raised an error, and is switched off from then on"):
+class ObserverFailed(Event, noted="when a part of the recorder has raised an error, which switches it off"):
     observer: Annotated[str, "the part: a module of `conformance.trace.observers`, or `recorder`"]
-    error: Annotated[str, "the type and the message"]
+    error: Annotated[str, "type and message of the error"]
     traceback: str
     replaced: Annotated[
-        Sequence[str], "the functions that the recorder calls and that the trainer has replaced before, if any"
+        Sequence[str], "functions that the recorder calls and that the trainer had replaced, if any"
     ] = ()
 
 
@@ -219,20 +218,20 @@ class Report(
     noted="when the trainer calls `Task.report`, and after a step within `Task.step`",
     label="reports its weights after window {step}",
 ):
-    step: Annotated[int, "the window after which it has these weights, by its own account"]
-    weights: Annotated[Vector | None, "those that it reports"]
-    gradients: Annotated[Vector | None, "those that the step used, by its own account"] = None
-    counted: Annotated[bool, "whether `Task.step` has counted: then `step` is the `window`, if that is known"] = False
+    step: Annotated[int, "the window after which it has these weights, as reported"]
+    weights: Annotated[Vector | None, "reported weights"]
+    gradients: Annotated[Vector | None, "reported gradients that the step used"] = None
+    counted: Annotated[bool, "whether `Task.step` counted the steps: then `step` is the `window`, if known"] = False
 
 
 class Finished(Event, noted="after the trainer's function has returned"):
     weights: Vector | None
     copies: Annotated[
-        Vector | None, "what the model computes with, where `weights` are those of the masters, of which this is a part"
+        Vector | None, "the model's own weights, if `weights` are this rank's part of the master weights"
     ] = None
     state_bytes: Annotated[
         int | None,
-        "of the state that the optimizers of the last step kept on this rank, without counts of steps, where a backend "
+        "bytes of state that the optimizers of the last step kept on this rank, without step counts, if the backend "
         "may split it",
     ] = None
 
@@ -242,5 +241,5 @@ class Raised(Event, noted="after the trainer's function has raised"):
     message: str
     traceback: str
     declined: Annotated[bool, "whether it is `conformance.Unsupported`"] = False
-    weights: Annotated[Vector | None, "where it is, those of the moment"] = None
-    at: Annotated[float | None, "the `time` at which it raised"] = None
+    weights: Annotated[Vector | None, "current weights, if declined"] = None
+    at: Annotated[float | None, "`time` of the raise"] = None

@@ -1,1 +1,1 @@
-"""What only a whole trace shows: where in the plan an event is, and which events of several ranks belong together."""
+"""Adds what only a whole trace shows: the place of events in the plan, and weights joined over the ranks."""

@@ -1,4 +1,4 @@
-"""The places of forwards by the rows that went in. Those of an evaluation that goes backward are of no window."""
+"""Places forwards by their input rows. Forwards of an evaluation that runs backwards belong to no window."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from conformance.trace.hindsight.training import Line, forwarded, steps_by_hand
 def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[int]) -> dict[int, Place]:
     """The place of each training forward, by its number.
 
-    A forward that no gradient flows through trains if nothing else takes the place of its rows: its backward was
-    forgotten, in the window before or after it, or their window was left out between them.
+    A forward without gradients also trains if the neighbouring windows, or windows skipped between them, still lack its
+    rows: then the trainer forgot its backward.
     """
     rows_of = forwarded(lines)
     used = dict(_in_order(windows, lines, trains))
@@ -42,11 +42,11 @@ def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[
 def are_as_planned(
     windows: Sequence[MicroBatches], places: Mapping[int, Place], rows: Mapping[int, Rows], trains: Set[int]
 ) -> bool:
-    """Whether rows prove these places: each forward is of rows of one micro-batch, and windows follow one another, of
-    which short ones may be left out.
+    """Whether rows prove these places: each forward has rows of one micro-batch, and windows follow one another, except
+    that short ones may be skipped.
 
-    All rows of a window go forward, some perhaps several times; those of the last one may be missing, and those of a
-    window that was left out, in which no forward ``trains``.
+    All rows of a window run forward, perhaps repeatedly. Rows may be missing in the last window, and in a skipped one,
+    in which no forward ``trains``.
     """
     complete = {places[number][0] for number in trains & places.keys()}
     seen: defaultdict[int, set[int | None]] = defaultdict(set)
@@ -65,7 +65,7 @@ def are_as_planned(
 
 
 def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[int]) -> Iterator[tuple[int, Place]]:
-    """The place of each used forward, with its number. Steps end windows, here or by a rank that sends the weights."""
+    """The number and place of each used forward. Steps end windows, here or on a rank that sends the weights."""
     position = Position(windows)
     by_hand = steps_by_hand(lines) | {*_sent(lines)}
     for index, line in enumerate(lines):
@@ -76,8 +76,7 @@ def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[
 
 
 def _sent(lines: Sequence[Line]) -> Iterator[int]:
-    """The forwards, by the indices of their lines, that go through other weights than the last one, and ranks have sent
-    one another weights since."""
+    """The line indices of forwards with other weights than the previous forward, after ranks exchanged weights."""
     weights, were_sent = None, False
     for index, line in enumerate(lines):
         if line["event"] in ("collective", "receive"):
@@ -92,13 +91,13 @@ def _micro_batch(window: MicroBatches, rows: Sequence[int | None]) -> int | None
     return next((number for number, micro_batch in enumerate(window) if not set(rows).isdisjoint(micro_batch)), None)
 
 
-def beside(
+def extras(
     windows: Sequence[MicroBatches], together: Sequence[Counter[int]], lines: Sequence[Line], trains: Set[int]
 ) -> set[int]:
-    """The forwards that come before those of a window, where all steps end with the rows that are planned for one.
+    """The extra forwards before those of a window, if the last rows before each step are those of a planned window.
 
-    There are none if they have only rows that the ranks read ``together`` in the window that follows: these may have
-    been read for another rank.
+    None if all their rows are rows that the ranks read ``together`` in the next window: this rank may have read them
+    for another rank.
     """
     if not windows:
         return set()
@@ -111,7 +110,7 @@ def beside(
             if size is not None:
                 others, is_open = others[:-size], False
             elif (size := _size([rows_of[number] for number in others], windows[at])) is not None:
-                # No step ends it.
+                # A window that no step ends.
                 others = others[size:]
             elif len(windows[at]) == longest:
                 return found if is_beyond and stretch.end is None else set()
@@ -124,7 +123,7 @@ def beside(
 
 
 def _size(forwards: Iterable[Rows], window: MicroBatches) -> int | None:
-    """How many of the first forwards have all rows of a window, and no others; None if none have."""
+    """The number of first forwards with exactly the rows of a window; None if there is no such number."""
     left = Counter[int | None](chain.from_iterable(window))
     for number, rows in enumerate(forwards, start=1):
         if not rows or not Counter(rows) <= left:

@@ -1,4 +1,4 @@
-"""The places of forwards by the steps that end windows: for rows that do not show where they belong in the plan."""
+"""Places forwards by the steps that end windows, for rows that do not identify their place in the plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conformance.trace.hindsight.position import MicroBatches, Place
 from conformance.trace.hindsight.training import Line, steps_by_hand
 
-#: What is still a part of a step's window.
+#: Events after a step that still belong to its window.
 _TAIL = ("update", "schedule", "zero_grad", "unscale")
 _SIGNS = ("backward_begin", "autograd_grad", "loss_scaled", "gradient_change")
 
@@ -18,8 +18,8 @@ _SIGNS = ("backward_begin", "autograd_grad", "loss_scaled", "gradient_change")
 class Stretch:
     """The lines from one step to the next, by their indices.
 
-    end: the last line of the step, or that before gradients are cleared; None if neither follows.
-    forwards: those that train. signs: lines that show that gradients are computed.
+    end: the last line of the step, or the one before gradients are cleared; None if neither follows.
+    forwards: numbers of training forwards. signs: lines that show a computation of gradients.
     """
 
     end: int | None
@@ -28,10 +28,10 @@ class Stretch:
 
 
 def stretches(lines: Sequence[Line], trains: Collection[int], *, clearing_ends: bool = False) -> list[Stretch]:
-    """What lies between the steps of a rank; the last one only if something trains in it.
+    """The stretches between the steps of a rank; the last one only if something trains in it.
 
-    clearing_ends: a window that a trainer skips where nobody sees it, as with a loss scaler of its own, ends where its
-    gradients are cleared.
+    clearing_ends: clearing gradients ends a stretch too, for windows that a trainer skips without an event, as with its
+    own loss scaler.
     """
     ends = _ends(lines, trains)
     if clearing_ends:
@@ -44,13 +44,13 @@ def stretches(lines: Sequence[Line], trains: Collection[int], *, clearing_ends: 
         elif line["event"] in _SIGNS or line.get("of") == "gradients":
             stretch.signs.append(index)
     if clearing_ends:
-        # Weights that change by hand show in the next forward, after they were cleared.
+        # Weights that change by hand show only in the next forward, after gradients were cleared.
         found = [*(one for one in found[:-1] if one.forwards or one.signs), found[-1]]
     return found if found[-1].forwards else found[:-1]
 
 
 def end_windows(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> bool:
-    """Whether steps end windows: as many of them, or each after as many forwards as its window has micro-batches."""
+    """Whether steps end windows: their number fits, or each has as many forwards as its window has micro-batches."""
     ended = [step for step in steps if step.end is not None]
     if not ended:
         return False
@@ -60,7 +60,7 @@ def end_windows(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> bo
 
 
 def fewest_of(windows: Sequence[MicroBatches]) -> int:
-    """How many steps there are at least: short windows may be dropped."""
+    """The least number of steps: a trainer may drop short windows."""
     return sum(len(window) == len(windows[0]) for window in windows)
 
 
@@ -76,7 +76,7 @@ def by_steps(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> dict[
 def without_forwards(
     steps: Sequence[Stretch], windows: Sequence[MicroBatches], lines: Sequence[Line]
 ) -> Iterator[tuple[int, Place]]:
-    """Where windows of which no forward was seen begin, and their later micro-batches, by the indices of lines."""
+    """The line indices and places where windows without visible forwards, and their later micro-batches, start."""
     for window, step in enumerate(steps):
         if step.forwards or step.end is None:
             continue
@@ -87,7 +87,8 @@ def without_forwards(
 
 
 def run_out(steps: Sequence[Stretch], places: Mapping[int, Place], last: int, lines: Sequence[Line]) -> int | None:
-    """Where a rank whose data end with window ``last`` begins to serve the ranks that go on; None if it never does."""
+    """The line where a rank with data up to window ``last`` starts to serve ranks with more data, None if it never
+    does."""
     for step in steps:
         if step.end is not None and any(places[forward][0] == last for forward in step.forwards if forward in places):
             after = range(step.end + 1, len(lines))
@@ -96,9 +97,9 @@ def run_out(steps: Sequence[Stretch], places: Mapping[int, Place], last: int, li
 
 
 def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:
-    """The last line of each step. Several optimizers that share the model take one step together.
+    """The last line of each step. Optimizers that share the model take one step together.
 
-    A step without any gradients changes nothing, and does not count.
+    A step without gradients changes nothing and does not count.
     """
     by_hand = steps_by_hand(lines)
     if by_hand:
@@ -117,12 +118,12 @@ def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:
             optimizers.add(optimizer)
         elif kind == "forward" and line["forward"] in trains:
             optimizers.clear()
-    # Where no step is seen, weights that are reported are those after one.
+    # Without a visible step, each report of weights stands for one.
     return ends or [index for index, line in enumerate(lines) if line["event"] == "report"]
 
 
 def _clearings(lines: Sequence[Line], trains: Collection[int]) -> Iterator[int]:
-    """The line before each one that clears gradients of forwards that train, or any gradients if no forward is seen."""
+    """The line before each clearing of gradients of training forwards, or of any gradients without visible forwards."""
     has_gradients = False
     for index, line in enumerate(lines):
         if line["event"] in ("backward_end", "autograd_grad"):

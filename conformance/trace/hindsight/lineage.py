@@ -1,12 +1,11 @@
-"""A trace without copies of the task's model that are not what trains, and without rehearsals.
+"""Removes copies of the task's model that do not train, and rehearsals, from a trace.
 
-A framework may train a copy of the model that it was given, or compute with one. A target network, a moving average, a
-teacher or a probe is a copy as well. What tells them apart shows at the end: whether the task's own parameters were
-stepped, and whether gradients flowed through its own forwards.
+A framework may train a copy of the given model, or compute with one. A target network, a moving average, a teacher or a
+probe is a copy too. Only the end of the trace tells them apart: whether the task's own parameters were stepped, and
+whether gradients flowed through its own forwards.
 
-Learning-rate finders, sanity checks and searches for a batch size train the model itself for a while, and restore its
-weights and its optimizer afterwards. It shows in weights that are bit-identical to those of the beginning, and in as
-many steps from there on as are planned.
+Rehearsals (learning-rate finders, sanity checks, searches for a batch size) train the model, then restore weights and
+optimizer. Their sign: weights become bit-identical to the first ones, and as many steps as planned follow.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ _STEPS = ("step", "skip")
 
 
 def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
-    """The lines without the forwards of copies, and of models of the task's that nothing steps, where gradients flow
-    through the one that trains, which may be another copy; and without what optimizers do to copies, where the task's
-    own parameters are stepped."""
+    """The lines without forwards of models that do not train, and without optimizers' events on copies.
+
+    The first are copies, and models of the task that nothing steps, if gradients flow through another one. Events on
+    copies are removed only if the task's own parameters are stepped."""
     stepped = {model for line in lines if line["event"] in _STEPS for model in line.get("of_models", ())}
     marked = [line for line in lines if line.get("copy") or _is_of_another(line, stepped)]
     if not marked and not any("of_models" in line for line in lines):
@@ -39,18 +39,18 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
         trained = trained & _following(lines, copies, optimizers) or trained
         forwards = {number for number, copy in copies.items() if copy not in trained}
 
-    def is_beside(line: Line) -> bool:
+    def is_removed(line: Line) -> bool:
         if line["event"] == "forward":
             return line["forward"] in forwards
         return own_steps and (bool(line.get("copy")) or line.get("optimizer") in optimizers)
 
     if own_steps or has_masters:
         lines = [{**line, "weights": line["own"]} if "own" in line else line for line in lines]
-    return without(lines, is_beside, forwards)
+    return without(lines, is_removed, forwards)
 
 
 def _following(lines: Sequence[Line], copies: Mapping[int, int], optimizers: Set[int]) -> Set[int | None]:
-    """The copies that go forward with the weights to which the task's own model was last stepped."""
+    """The copies that run forward with the weights from the last step of the task's own model."""
     found, stepped = set[int | None](), None
     for line in lines:
         if line["event"] == "step" and line["optimizer"] not in optimizers:
@@ -61,9 +61,9 @@ def _following(lines: Sequence[Line], copies: Mapping[int, int], optimizers: Set
 
 
 def _moves(lines: Sequence[Line], others: Set[int], optimizers: Set[int]) -> bool:
-    """Whether the weights of the task's own model change otherwise than to what one of these optimizers has stepped.
+    """Whether the weights of the task's own model change in other ways than to the result of these optimizers' steps.
 
-    others: the forwards of copies. optimizers: those that step copies; master weights are such a copy.
+    others: forwards of copies. optimizers: optimizers of copies, including master weights.
     """
     held = stepped = None
     for line in lines:
@@ -78,8 +78,8 @@ def _moves(lines: Sequence[Line], others: Set[int], optimizers: Set[int]) -> boo
 
 
 def _has_masters(lines: Sequence[Line], trains: Set[int], optimizers: Set[int]) -> bool:
-    """Whether a forward that ``trains`` computes with what one of these optimizers has stepped: then that is to come
-    back to the task's own model at the end too."""
+    """Whether a forward that ``trains`` uses the weights stepped by one of these optimizers; then the task's own model
+    must have these at the end too."""
     stepped = None
     for line in lines:
         if line["event"] in _STEPS and line["optimizer"] in optimizers:
@@ -90,20 +90,21 @@ def _has_masters(lines: Sequence[Line], trains: Set[int], optimizers: Set[int]) 
 
 
 def _waits(lines: Sequence[Line], copies: Set[int]) -> bool:
-    """Whether nothing is stepped, and the copy that goes forward in ``copies`` ends as it last did: it would get what
-    came of that in the next window only, and the task's own model has weights that the copy never had."""
+    """Whether the copy that runs forward in ``copies`` would get its last update only in the next window.
+
+    Then nothing is stepped, it ends with its last weights, and the task's own model has weights it never had."""
     used = [line["weights"] for line in lines if line["event"] == "forward" and line["forward"] in copies]
     ended = [line for line in lines if "own" in line and [line["weights"]] == used[-1:] and line["own"] not in used]
     return bool(ended) and not any(line["event"] in _STEPS for line in lines)
 
 
 def _is_of_another(line: Line, stepped: Set[int]) -> bool:
-    """Whether a forward is of a model that the task handed out and that nothing steps, beside one that is stepped."""
+    """Whether a forward is of a task's model that nothing steps, while another one is stepped."""
     models = line.get("of_models", ()) if line["event"] == "forward" else ()
     return bool(stepped) and bool(models) and stepped.isdisjoint(models)
 
 
-#: What is done over again. All else, such as a model or an optimizer, is there from then on.
+#: Events that a rehearsal repeats. All others, such as a new model or optimizer, persist.
 _REHEARSED = frozenset(
     {
         *("forward", "backward_begin", "backward_end", "autograd_grad", "step", "skip", "state_init"),
@@ -114,8 +115,8 @@ _REHEARSED = frozenset(
 
 
 def without_rehearsals(lines: Sequence[Line], fewest: int, most: int) -> Sequence[Line]:
-    """The lines without what came before a return to the first weights, from which on there are from `fewest` to `most`
-    steps. A trace without more steps than that is left as it is."""
+    """The lines without a rehearsal: without repeated events before a return to the first weights that `fewest` to
+    `most` steps follow. Unchanged if the trace has no more than `most` steps."""
     steps = list(_steps(lines))
     if len(steps) <= most:
         return lines
@@ -125,7 +126,7 @@ def without_rehearsals(lines: Sequence[Line], fewest: int, most: int) -> Sequenc
 
 
 def _steps(lines: Sequence[Line]) -> Iterator[Line]:
-    """The first step after forwards or backwards: several optimizers may share the model."""
+    """The first step after each run of forwards and backwards, because several optimizers may share the model."""
     has_trained = False
     for line in lines:
         if line["event"] in ("forward", "backward_begin"):
@@ -136,7 +137,7 @@ def _steps(lines: Sequence[Line]) -> Iterator[Line]:
 
 
 def _returns(lines: Sequence[Line], steps: Sequence[Line]) -> Iterator[int]:
-    """Where the weights have become those of the first forward again: the last `seq` before these forwards."""
+    """The last `seq` before each forward whose weights have returned to those of the first forward."""
     forwards = [line for line in lines if line["event"] == "forward"]
     weights = forwards[0].get("weights") if forwards else None
     has_moved = False

@@ -1,7 +1,7 @@
-"""Places the events of a rank in its plan, in windows and micro-batches, once they are all there.
+"""Places the events of a rank in the windows and micro-batches of its plan, after the rank has ended.
 
-Which forwards train shows only afterwards: gradients flow through them. A forward for a metric, a dry run or an
-evaluation takes no place in the plan, whatever mode the model is in.
+Only later events show which forwards train: gradients flow through them. A forward for a metric, a dry run or an
+evaluation takes no place in the plan, in any mode of the model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from conformance.trace.events import MalformedEvent
-from conformance.trace.hindsight.by_rows import are_as_planned, beside, by_rows
+from conformance.trace.hindsight.by_rows import are_as_planned, by_rows, extras
 from conformance.trace.hindsight.by_steps import by_steps, end_windows, fewest_of, run_out, stretches, without_forwards
 from conformance.trace.hindsight.lineage import without_copies, without_rehearsals
 from conformance.trace.hindsight.position import MicroBatches, Place
@@ -21,18 +21,18 @@ from conformance.workloads.plan import count_windows, planned_windows, rows
 
 
 def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """The events of ``rank`` as the recorder wrote them, with what hindsight adds.
+    """The events of ``rank`` as recorded, with these additions:
 
-    - Every event has the ``window`` and ``micro_batch`` of the last training forward; None before the first.
-    - `forward`: whether it is ``extra``. One that trains keeps its ``weights`` if it is the first one of a window, or
-      if they have changed within it.
-    - `start` is put before the first training forward.
+    - every event: ``window`` and ``micro_batch`` of the last training forward; None before the first.
+    - `forward`: whether it is ``extra``. A training forward keeps its ``weights`` only if it is the first of a window,
+      or if they have changed within the window.
+    - `start`: inserted before the first training forward.
     - `collective`, `send`, `receive`: the ``phase``.
     - `step`, `skip`: the number of training ``forwards`` before it.
-    - `report`: of a step that was only counted, the window that it ends.
+    - `report` of a step that was only counted: the window that it ends.
 
     Raises:
-        MalformedEvent: a line lacks what the recorder writes.
+        MalformedEvent: a line lacks a field that the recorder writes.
     """
     try:
         return _placed(spec, rank, lines)
@@ -48,7 +48,7 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
     lines = without_rehearsals(without_copies(lines), fewest_of(plan[first:end]), end - first)
     trains, begins = _places_in_life(spec, plan, first, end, inside, lines, of_windows)
     events: list[dict[str, Any]] = []
-    # Events refer to others by their numbers, which the start moves.
+    # Events refer to others by `seq`, which the inserted start moves.
     numbers = {-1: -1}
     at: tuple[int | None, int | None] = (None, None)
     shown: tuple[int | None, Any] = (None, None)
@@ -90,7 +90,7 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
 
 
 def _of_life(spec: Mapping[str, Any], windows: int) -> tuple[int, int]:
-    """The first window that a process should train, and the one after its last."""
+    """The first window that a process should train, and the window after its last one."""
     life, stop = spec.get("life"), spec.get("resumed_at")
     if life is None or stop is None:
         return 0, windows
@@ -106,21 +106,21 @@ def _places_in_life(
     lines: Sequence[Line],
     numbers: Sequence[int],
 ) -> tuple[Set[int], dict[int, Place]]:
-    """As `_places`, for a process that should train the windows from ``first`` to ``end``. If its rows are those of
-    other windows, such as all of them, it has lost its place, and these are the places: as near as possible, as epochs
-    may have the same rows. ``inside``: how many micro-batches it trains further, or begins later. ``numbers``: those of
+    """`_places` for a process that should train the windows from ``first`` to ``end``. If its rows belong to other
+    windows, such as all of them, it has lost its position, and gets the nearest fitting windows, because epochs may
+    share rows. ``inside``: micro-batches that it trains beyond its end, or skips at its start. ``numbers``: those of
     the windows, and that of the next one."""
     windows, skipped = plan[first:end], 0
     if inside and end < len(plan):
         windows = [*windows, plan[end][:inside]]
     elif inside:
         windows, skipped = [plan[first][inside:], *windows[1:]], inside
-    # In an order of its own, rows may be those of other windows by chance, as in the order of the data.
+    # In a trainer's own order, rows may fit other windows by chance.
     if (first, end) != (0, len(plan)) and not spec.get("own_order"):
         training, rows_of = trained(lines), forwarded(lines)
         nearest = sorted(range(len(plan)), key=lambda begin: abs(begin - first))
         asked = windows, first, end, skipped
-        # Who drops short windows may count those alone that it steps.
+        # A trainer that drops short windows may count only those it steps.
         ends = [number for number, window in enumerate(plan, start=1) if len(window) == len(plan[0])]
         dropping = [] if first else [(plan[:stop], 0, stop, 0) for stop in ends[:end][-1:]]
         for found in (asked, *dropping, *((plan[begin:], begin, len(plan), 0) for begin in nearest)):
@@ -137,21 +137,21 @@ def _places_in_life(
 def _places(
     spec: Mapping[str, Any], windows: Sequence[MicroBatches], lines: Sequence[Line], numbers: Sequence[int]
 ) -> tuple[Set[int], dict[int, Place]]:
-    """The forwards that train, and the lines where windows and micro-batches begin, with their places.
+    """The training forwards, and the lines where windows and micro-batches start, with their places.
 
-    Rows show where they belong. Where they do not, as they were transformed or read in another order, a window is what
-    a step ends; where steps are missing, gradients that are cleared end it, too. Where other ranks have a window after
-    one of these, all that comes after the one here, and before the next one, is in theirs.
+    Rows identify windows. If they do not, because they were transformed or read in another order, steps end windows; if
+    steps are missing, clearing gradients ends windows too. If only other ranks have the following window, the events
+    between this window and the rank's next one belong to it.
     """
     trains = trained(lines)
     places = by_rows(windows, lines, trains)
     begins: dict[int, Place] = {}
     if not are_as_planned(windows, places, forwarded(lines), trains):
-        others = beside(windows, _together(spec, numbers[:-1]), lines, trains)
+        others = extras(windows, _together(spec, numbers[:-1]), lines, trains)
         trains, places = trains - others, by_rows(windows, lines, trains - others) if others else places
     if not are_as_planned(windows, places, forwarded(lines), trains):
         by_step, by_clearing = (stretches(lines, trains, clearing_ends=ends) for ends in (False, True))
-        # Where no forward is seen, there is nothing else to go by.
+        # Without visible forwards, steps are the only evidence.
         otherwise = None if trains else by_step
         ended = next((steps for steps in (by_step, by_clearing) if end_windows(steps, windows)), otherwise)
         if ended is not None:
@@ -164,7 +164,7 @@ def _places(
         elif line["event"] == "backward_end":
             backward = None
         elif line["event"] == "forward" and line["forward"] in places:
-            # Reentrant checkpointing goes forward within the backward.
+            # Reentrant checkpointing runs forwards within the backward.
             begins.setdefault(index if backward is None else backward, places[line["forward"]])
     beyond = range(numbers[-1], numbers[-1] + len(lines) + 1)
     number_of = [*numbers[:-1], *beyond]
@@ -192,7 +192,7 @@ def _windows(spec: Mapping[str, Any], rank: int) -> list[MicroBatches]:
 
 
 def _together(spec: Mapping[str, Any], numbers: Sequence[int]) -> list[Counter[int]]:
-    """The rows of these windows on all ranks."""
+    """The rows of each of these windows on all ranks together."""
     row_of, found = rows(spec), {number: Counter[int]() for number in numbers}
     for rank in range(len(spec["orders"][0])):
         for window in planned_windows(spec, rank):

@@ -1,4 +1,4 @@
-"""Where in its plan a rank is: which window and micro-batch the rows that it forwards belong to."""
+"""Follows a rank through its plan: finds the window and micro-batch of each forward by its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from typing import TypeAlias
 
 Rows: TypeAlias = tuple[int | None, ...]
-"""Of a forward; None for a row that is no sample, () when they are unknown."""
+"""The rows of a forward; None for a row that is no sample, () if unknown."""
 MicroBatches: TypeAlias = Sequence[Sequence[int]]
 Place: TypeAlias = tuple[int, int | None]
 """A window, and a micro-batch in it."""
@@ -18,14 +18,14 @@ Place: TypeAlias = tuple[int, int | None]
 class Position:
     """Follows windows of micro-batches of rows.
 
-    has_stepped: whether an optimizer has stepped in the window, which the caller sets. Rows that come again after that
-    are of another window.
+    has_stepped: whether an optimizer has stepped in the window, set by the caller. Rows that repeat after a step belong
+    to another window.
 
-    Rows belong to the window that they complete; after all rows of a window, to the next one that has them. Rows of a
-    later window mean that samples were dropped. Several micro-batches at once count as the first of them.
+    Rows belong to the current window until it is complete, then to the next window that has them. Rows of a later
+    window mean that samples were dropped. A forward of several micro-batches counts as the first of them.
 
-    A trainer may deal the samples to the ranks in its own way. From the first rows that no window here has, rows are
-    only counted against the planned sizes.
+    A trainer may distribute the samples over the ranks in its own way. From the first rows that fit no window of this
+    rank on, rows are only counted against the planned sizes.
     """
 
     def __init__(self, windows: Sequence[MicroBatches]) -> None:
@@ -39,18 +39,17 @@ class Position:
         self._is_as_planned, self._is_counting = True, False
         self._window: int | None = None
         self._micro_batch: int | None = None
-        # How many rows went forward, by the plan.
+        # The number of rows so far, by the plan.
         self._seen = 0
-        # Of the window, the rows of each micro-batch that are left, those of each forward, and the places of these.
+        # For the current window: rows left of each micro-batch, rows of each forward, and micro-batches of these rows.
         self._left: list[Counter[int | None]] = []
         self._forwarded: list[Counter[int | None]] = []
         self._taken: dict[Rows, int | None] = {}
 
     def take(self, rows: Rows) -> Place:
-        """The place of the next forward, of these rows.
+        """The place of the next forward, which has these rows.
 
-        Rows that come again before a step are the same micro-batch going forward again, unless the window has them once
-        more.
+        Rows that repeat before a step are the same micro-batch again, unless the window has them once more.
         """
         window = self._window
         if rows in self._taken and None not in rows and not self.has_stepped and not self._has_next(rows):
@@ -66,7 +65,7 @@ class Position:
 
     @property
     def _next(self) -> tuple[int, int, Rows]:
-        """The micro-batch that follows in the plan, with its rows."""
+        """The window, micro-batch and rows that follow in the plan."""
         return self._plan[bisect_right(self._ends, self._seen)]
 
     def _has_next(self, rows: Rows) -> bool:
@@ -83,7 +82,7 @@ class Position:
 
     def _advance(self, rows: Rows) -> None:
         following, at, planned = self._next
-        # Nearly all forwards are as planned: this has to be quick.
+        # Nearly all forwards are as planned, so this must be fast.
         if self._is_as_planned and rows and rows == planned:
             self._window, self._micro_batch, self._seen = following, at, self._seen + len(rows)
             return

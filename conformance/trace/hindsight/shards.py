@@ -1,4 +1,4 @@
-"""Puts together what the ranks hold of weights and gradients that are split over them."""
+"""Joins weights and gradients that are split over the ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 
 Moment: TypeAlias = tuple[object, ...]
 
-#: The events that show weights or gradients at a moment that all ranks have in common. A step that one rank takes is
-#: skipped on another, if they disagree.
+#: Events with weights or gradients, and their moments, which all ranks share. Ranks that disagree may step and skip at
+#: one moment.
 _SHOWN = {"step": "step", "skip": "step", "clip": "clip", "forward": "forward", "start": "start", "finished": "end"}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a rank shows at a moment. ``held``: the positions of the elements that it holds, None if it holds all."""
+    """A rank's event at a moment. ``held``: positions of the elements that the rank holds, None if it holds all."""
 
     line: dict[str, Any]
     held: Collection[int] | None
@@ -26,11 +26,12 @@ class _Part:
 
 
 def joined(ranks: Sequence[Sequence[dict[str, Any]]]) -> Sequence[Sequence[dict[str, Any]]]:
-    """The events of all ranks, each with whole weights and gradients: what a rank does not hold is that of the first
-    rank that holds it at the same moment. What several ranks hold, each keeps as its own, so that copies that differ
-    still do. What no rank holds is null.
+    """The events of all ranks with whole weights and gradients.
 
-    Where no rank notes ``shards``, the events are left as they are.
+    An element that a rank does not hold is taken from the first rank that holds it at the same moment, null if there is
+    none. Elements that several ranks hold are not changed, to keep differences between the copies.
+
+    Without an event ``shards`` on any rank, the events stay unchanged.
     """
     if not any(line["event"] == "shards" for lines in ranks for line in lines):
         return ranks
@@ -44,7 +45,7 @@ def joined(ranks: Sequence[Sequence[dict[str, Any]]]) -> Sequence[Sequence[dict[
 
 
 def _parts(lines: Sequence[dict[str, Any]]) -> Iterator[tuple[Moment, _Part]]:
-    """What shows weights or gradients, by its moment: its kind, its micro-batch, and its number among those."""
+    """The events with weights or gradients by moment: kind, window, micro-batch, and number among these."""
     known: Collection[int] | None = None
     often = Counter[Moment]()
     for line in lines:

@@ -1,4 +1,4 @@
-"""Which forwards train: gradients flow through them, to a step. And a trace without some of its lines."""
+"""Finds the forwards that train, through which gradients flow to a step, and removes lines from a trace."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Line: TypeAlias = Mapping[str, Any]
 
 
 def forwarded(lines: Sequence[Line]) -> dict[int, Rows]:
-    """The rows of each forward, by its number, in order."""
+    """The rows of each forward, by its number."""
     return {line["forward"]: tuple(line["rows"]) for line in lines if line["event"] == "forward"}
 
 
 def steps_by_hand(lines: Sequence[Line]) -> set[int]:
-    """The lines before which weights changed, by their indices, in a rank that never steps an optimizer of torch's."""
+    """The indices of lines before which weights changed, for a rank that never steps a torch optimizer; else empty."""
     if any(line["event"] == "step" for line in lines):
         return set()
     shown = [
@@ -29,14 +29,14 @@ def steps_by_hand(lines: Sequence[Line]) -> set[int]:
 
 
 def trained(lines: Sequence[Line]) -> set[int]:
-    """The forwards that gradients flow through, to a step.
+    """The forwards through which gradients flow to a step.
 
-    A step without any backward before it uses all forwards since the last one: its gradients were made without
-    autograd. In a rank that did not finish, or that did nothing else, the backward of the last forwards is missing.
+    A step without an earlier backward uses all forwards since the last step, because its gradients were made without
+    autograd. If a rank did not finish, or only ran forwards, the last forwards count without a backward.
 
-    Where a trainer forwards samples, other rows of which no step uses the gradients train nothing: they warm it up, or
-    the loss of another model flows through this one. Nor does what only `autograd.grad` reaches, beside backwards that
-    make all gradients: it is measured.
+    Not counted: forwards of rows that are no samples, if no step uses their gradients and other forwards have samples
+    (warm-ups, or another model's loss that flows through this one); forwards that only `autograd.grad` reaches, if
+    backwards make all gradients (measurements).
     """
     rows = forwarded(lines)
     reached, unused = _reached(lines)
@@ -46,8 +46,7 @@ def trained(lines: Sequence[Line]) -> set[int]:
 
 
 def _measured(lines: Sequence[Line]) -> set[int]:
-    """The forwards that only `autograd.grad` reached, in a rank that runs backwards and puts no other gradients in
-    place."""
+    """The forwards that only `autograd.grad` reached, if the rank runs backwards and sets no gradients by hand."""
     by_backward, by_function = (
         {number for line in lines if line["event"] == name for number in line["forwards"]}
         for name in ("backward_end", "autograd_grad")
@@ -57,7 +56,7 @@ def _measured(lines: Sequence[Line]) -> set[int]:
 
 
 def _reached(lines: Sequence[Line]) -> tuple[set[int], set[int]]:
-    """The forwards that gradients flow through, and those of them whose gradients no step used."""
+    """The forwards through which gradients flow, and those of them whose gradients no step used."""
     reached, stepped, waiting = set[int](), set[int](), set[int]()
     since: list[int] = []
     has_gradients = has_trained = False
@@ -70,7 +69,7 @@ def _reached(lines: Sequence[Line]) -> tuple[set[int], set[int]]:
             reached.update(line["forwards"])
             waiting.update(line["forwards"])
         elif kind == "zero_grad" or (kind == "backward_begin" and line.get("gradients") in ("none", "zero")):
-            # The backwards until here have left nothing in the model, which may have been frozen.
+            # Earlier backwards have left no gradients, perhaps because the model was frozen.
             waiting.clear()
         elif kind in ("step", "skip"):
             if not has_gradients:
@@ -88,15 +87,15 @@ def _reached(lines: Sequence[Line]) -> tuple[set[int], set[int]]:
 
 
 FLOWS = ("backward_end", "autograd_grad")
-"""Lines that name the forwards that gradients flow through."""
+"""Events that name the forwards through which gradients flow."""
 
 
 _MARKS = ("copy", "of_copy", "of_models", "own")
-"""What the recorder writes for hindsight alone."""
+"""Fields that the recorder writes only for hindsight."""
 
 
 def without(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forwards: Set[int] = frozenset()) -> list[Line]:
-    """The lines that are not left out. `forwards`: those to which others no longer refer."""
+    """The lines except those left out, without references to the removed `forwards`."""
     kept: list[Line] = []
     since, steps = {-1: -1}, 0
     for line in lines:

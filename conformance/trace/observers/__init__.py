@@ -1,1 +1,1 @@
-"""What is observed, one file each: its `observe` yields seams, which the recorder enters. Nothing else imports one."""
+"""Observers, one file each: `observe` yields seams, which the recorder enters. Nothing else imports an observer."""

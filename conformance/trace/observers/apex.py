@@ -1,4 +1,4 @@
-"""NVIDIA apex: `amp.initialize`, `amp.scale_loss`, and steps that it skips."""
+"""Observes NVIDIA apex: `amp.initialize`, `amp.scale_loss` and skipped steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCALING, INITIALIZING = "apex.amp.handle", "apex.amp.frontend"
 
 @dataclass(frozen=True)
 class _Region:
-    """A `scale_loss` of the loss number `loss`, with the scale at its beginning. `state` is apex's."""
+    """A `scale_loss` region: the loss number `loss`, the `scale` at its start, and apex's own `state`."""
 
     state: Any
     loss: int
@@ -29,7 +29,7 @@ class _Region:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Those that its two events share."""
+        """The fields that its two events share."""
         return {
             "delay_unscale": self.delays_unscaling,
             "optimizers": len(self.optimizers),
@@ -38,18 +38,18 @@ class _Region:
 
 
 def observe(recording: Recording) -> Seams:
-    """Records apex's `initialize` and `scale_loss`, also where a trainer imported them by name, and skipped steps."""
+    """Records apex's `initialize` and `scale_loss`, also if a trainer imported them by name, and skipped steps."""
     skips: set[Callable[..., Any]] = set()
 
     def initialize(original: Callable[..., Any], models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-        # `amp.initialize` leaves the work to `_initialize` if enabled.
+        # An enabled `amp.initialize` calls `_initialize`.
         result = original(models, optimizers, *args, **kwargs)
         recording.note("apex_initialize", models=len(_listed(models)), optimizers=len(_listed(optimizers)))
         return result
 
     def scale_loss(original: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
-        # The generator of `amp.scale_loss`: it stashes gradients at the beginning, and unscales at the end. It runs
-        # after this call, so each part of ours is kept away from the trainer by itself.
+        # The generator of `amp.scale_loss` stashes gradients at its start, and unscales at its end. It runs after this
+        # call, so each part of the recorder needs its own guard.
         region = harmless(begin)(original, args, kwargs)
         with contextmanager(original)(*args, **kwargs) as scaled_loss:
             harmless(enter)(region, scaled_loss)
@@ -82,13 +82,13 @@ def observe(recording: Recording) -> Seams:
                 observe_skip(optimizer, region.scale)
 
     def observe_skip(optimizer: Any, scale: float) -> None:
-        # To skip a step, apex has replaced the optimizer's next one with a function that does nothing.
+        # To skip a step, apex has replaced the optimizer's next step by a function that does nothing.
         skip = optimizer.step
         if not optimizer._amp_stash.already_patched or skip in skips:
             return
 
         def noting_skip(*args: Any, **kwargs: Any) -> Any:
-            # It puts the real step back.
+            # This puts the real step back.
             result = skip(*args, **kwargs)
             skips.discard(noting_skip)
             harmless(note_skip, __name__)(recording, optimizer, number(scale))

@@ -1,4 +1,4 @@
-"""Backward passes, and what becomes of their gradients: clearing and clipping."""
+"""Observes backward passes, and the clearing and clipping of gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.trace.values import Number, elements, number
 def _passes(recording: Recording) -> Seams:
     """Records `backward_begin`, `backward_end` and `autograd_grad`.
 
-    Without `accumulate_grad` a call of the engine is `torch.autograd.grad`'s; a backward within a backward belongs to
+    An engine call without `accumulate_grad` is `torch.autograd.grad`'s; a backward within a backward belongs to
     checkpointing.
     """
 
@@ -51,7 +51,7 @@ def _passes(recording: Recording) -> Seams:
             syncs=recording.wrappers.syncs,
             gradients=recording.gradients.state(),
         )
-        # Before the engine frees what the graph has saved.
+        # This must precede the run, in which the engine frees the graph's saved tensors.
         scaled = carried(root, recording.numbers.alive("scaler"))
         recording.recomputed.clear()
         reached: dict[int, Reached] = {}
@@ -73,7 +73,7 @@ def _passes(recording: Recording) -> Seams:
 
 
 def _clearing(recording: Recording) -> Seams:
-    """Records `zero_grad`. If a class has its own and does not call torch's, that is recorded as by hand."""
+    """Records `zero_grad`. If a class overrides it without calling torch's, the gradients count as cleared by hand."""
 
     def by_optimizer(original: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         return clear("optimizer", original, optimizer, held_by(optimizer), args, kwargs)
@@ -101,14 +101,14 @@ def _clearing(recording: Recording) -> Seams:
 
 
 def _clipping(recording: Recording) -> Seams:
-    """Records clipping, and norms that are computed without it."""
+    """Records clipping, and norms computed outside it."""
 
     def clip(call: Clip) -> Generator[None, Any]:
         numbers = recording.watched.numbers(call.parameters)
         recording.look()
         gradients = recording.watched.gradients(recording.watched.current, only=numbers) if numbers else None
         result = yield
-        # Of no parameters at all: a generator of them was used up.
+        # A clip of no parameters at all got an exhausted generator.
         if numbers or not call.parameters:
             recording.note(
                 "clip",
@@ -139,7 +139,7 @@ def _clipping(recording: Recording) -> Seams:
 
 def _number(value: Any) -> Number:
     if isinstance(value, torch.Tensor):
-        # To read a DTensor that is not summed up yet would take a collective.
+        # Reading a DTensor that is not summed yet would take a collective.
         return next(iter(elements(value)), None)
     return None if value is None else number(float(value))
 

@@ -1,4 +1,4 @@
-"""Collectives and messages of torch.distributed, seen at c10d's operators, and who waits for their handles."""
+"""Observes collectives and messages of torch.distributed at c10d's operators, and the waits for their handles."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _TO_OTHERS = (
     *("alltoall_", "alltoall_base_"),
 )
 PAYLOADS = dict.fromkeys(_IN_PLACE, 0) | dict.fromkeys(_TO_OTHERS, 1)
-"""The operators that are watched, with the position of the argument that holds what a rank puts in."""
+"""The watched operators with a payload, and the position of the argument with a rank's input."""
 
 MEETINGS = ("barrier", "monitored_barrier_")
-"""Those in which ranks put in nothing."""
+"""The watched operators without a payload."""
 
 
 def _collectives(recording: Recording) -> Seams:
     """Records each collective before it is issued, including those that DDP issues in C++.
 
-    Also tracks what torch broadcasts in coalesced buffers: parameters when DDP is constructed; in DDP's forward only
-    the model's buffers, such as those of batch norm.
+    Also tracks what torch's coalesced broadcasts carry: parameters during DDP's construction; in DDP's forward only the
+    model's buffers, such as those of batch norm.
     """
 
     def broadcast(original: Any, group: Any, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def _noting(recording: Recording, name: str) -> Callable[..., Any]:
 
 
 def reduction(boxed: Any) -> str:
-    """The name of a reduction that is on its way to C++. torch 2.6 does not let Python see which it is."""
+    """The name of a boxed reduction; "unknown" in torch 2.6, which hides it from Python."""
     op = getattr(boxed, "op", None)
     return "unknown" if op is None else ReduceOp.RedOpType(op()).name.lower()
 
@@ -85,15 +85,15 @@ def _positions(name: str) -> dict[str, int]:
 
 
 def _is_called_by_the_engine(caller: Any) -> bool:
-    """Whether the autograd engine issues a collective with no Python code in between: then it is DDP's reducer.
+    """Whether the autograd engine issues a collective without Python code in between, which only DDP's reducer does.
 
-    The reducer also shares which parameters were used, but in integers.
+    The reducer also exchanges which parameters were used, but as integers.
     """
     return caller is None or caller.f_code is _engine_run_backward.__code__
 
 
 OPERATORS: dict[str, str] = {"send": "send", "recv_": "receive", "recv_any_source_": "receive"}
-"""The operators that isend, irecv, send, recv and batch_isend_irecv end in, each with the kind of its events."""
+"""The operators behind isend, irecv, send, recv and batch_isend_irecv, each with the kind of its events."""
 
 
 def _messages(recording: Recording) -> Seams:
@@ -134,14 +134,14 @@ ISSUING = (
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     *("alltoall", "alltoall_base", "all_to_all_single"),
 )
-"""Methods of a process group that return a handle to Python; the first argument holds what they write to."""
+"""Methods of a process group that return a handle to Python. Their first argument has the tensors they write."""
 
 WAITING = ("wait", "synchronize", "block_current_stream", "get_future", "get_future_result")
-"""Methods of a handle that wait, or give what can be waited for."""
+"""Methods of a handle that wait, or return something to wait for."""
 
 resolve: Any = torch._C._distributed_c10d._resolve_process_group
 
-#: Whether functional collectives may wait for what others have issued; torch 2.6 may lack it.
+#: Whether functional collectives may wait for what others have issued; missing in torch 2.6.
 _are_registered = getattr(torch._C._distributed_c10d, "_allow_inflight_collective_as_graph_input", lambda: False)
 
 FUNCTIONAL = (
@@ -150,18 +150,18 @@ FUNCTIONAL = (
     *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_out"),
     *("all_to_all_single", "irecv"),
 )
-"""Functional collectives, and the receive. They return what they write to."""
+"""Functional collectives and the functional receive. They return the tensors they write."""
 
 ASKING = ("is_completed", "is_success")
-"""Methods of a handle that say whether it is done."""
+"""Methods of a handle that tell whether it is done."""
 
 
 def _handles(recording: Recording) -> Seams:
-    """Tracks which handles nobody has waited for.
+    """Tracks handles that nobody has waited for.
 
-    DDP's reducer issues its collectives in C++, where Python gets no handles. Nor does it of functional collectives:
-    torch keeps them, with the memory that is written to, until `wait_tensor`. What torch's own functions for them
-    return calls that when it is first used.
+    Python gets no handles from DDP's reducer, which issues its collectives in C++, nor from functional collectives:
+    torch keeps these, with the memory they write, until `wait_tensor`. The results of torch's functional API call that
+    on first use.
     """
     handles = recording.handles
 
@@ -169,7 +169,7 @@ def _handles(recording: Recording) -> Seams:
         def around(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
             handles.issuing()
             work = original(group, *args, **kwargs)
-            # What is registered with its tensor is waited for in C++.
+            # C++ waits for a collective that is registered with its tensor.
             if group.size() > 1 and not _are_registered():
                 written = list(tensors_in([*args, *kwargs.values()][:1]))
                 handles.issued(work, group.group_name, written, ends_all=name == "barrier" or not _overtakes(group))
@@ -213,7 +213,7 @@ def _handles(recording: Recording) -> Seams:
 
 
 def _overtakes(group: Any) -> bool:
-    """Whether what was issued later in a group may end earlier: gloo has several threads, other backends a queue."""
+    """Whether a later collective of a group may end earlier: gloo has several threads, other backends a queue."""
     cpu = torch.device("cpu")
     backend = group._get_backend(cpu) if cpu in group._device_types else None
     return int(getattr(getattr(backend, "options", None), "_threads", 1)) > 1

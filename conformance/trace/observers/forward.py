@@ -1,4 +1,4 @@
-"""Forwards of the watched model: which samples went in, what buffers became, and what random numbers were drawn."""
+"""Observes forwards of the watched model: their samples, changes of buffers, and draws of random numbers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from conformance.trace.values import values
 
 @contextmanager
 def _forwards(recording: Recording) -> Iterator[None]:
-    """Records forwards that gradients can flow through, and tracks which of them a backward reaches. Replaces the
-    `forward` of the watched models' classes, whenever a model is watched.
+    """Records forwards with gradients, and tracks which of them a backward reaches. Replaces `forward` of the class of
+    each watched model.
 
-    Hooks on a model would be copied and pickled with it; torch's global ones slow down the call of every module there
-    is.
+    Hooks on a model would be copied and pickled with it; torch's global hooks slow down every module.
     """
     owners: set[type] = set()
 
     def run(original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not recording.watched.is_model(module):
             return original(module, *args, **kwargs)
-        # Checkpointing computes a forward again within the backward.
+        # Checkpointing recomputes a forward within the backward.
         if recording.is_inside("backward"):
             recording.recomputed.append(_computes(recording, module, _inputs(args)))
             return original(module, *args, **kwargs)
-        # A class that is observed may call the forward of its base, which may be observed too.
+        # An observed class may call the forward of its base, which may be observed too.
         if recording.is_inside(("forward of", id(module))):
             return original(module, *args, **kwargs)
-        # What a parametrization computes is read, and may draw random numbers: the forward gets the same.
+        # `_note` reads parametrized tensors, whose computation may draw random numbers. The forward reuses them.
         is_parametrized = any("parametrizations" in one._modules for one in module.modules())
         with recording.inside(("forward of", id(module))), cached() if is_parametrized else nullcontext():
             number = _note(recording, module, args)
@@ -53,7 +52,7 @@ def _forwards(recording: Recording) -> Iterator[None]:
                 stack.enter_context(replaced(owner, "forward", run))
 
         stack.callback(recording.flow.forget)
-        # Copies of the task's model are of its class.
+        # Copies of the task's model have its class.
         if recording.rows is not None:
             watch(recording.watched.kind)
         with recording.watched.followed_by(lambda model: watch(type(model))):
@@ -61,7 +60,7 @@ def _forwards(recording: Recording) -> Iterator[None]:
 
 
 def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) -> int:
-    # Looking at the gradients of a large model takes long, and its backward will look at them.
+    # Reading the gradients of a large model takes long, and its backward reads them anyway.
     if recording.watched.is_readable:
         recording.look()
     inputs = _inputs(args)
@@ -101,21 +100,21 @@ def _inputs(args: tuple[Any, ...]) -> torch.Tensor | None:
 
 
 def _computes(recording: Recording, module: torch.nn.Module, inputs: torch.Tensor | None) -> str | None:
-    """The dtype that the task's model computes its products in; None where its forward is another, and may cast."""
+    """The dtype of the products in the task's model; None if its forward is not the task's, so it may cast."""
     own = recording.watched.kind
     if not isinstance(module, own) or type(module).forward is not own.forward:
         return None
     if inputs is None or not inputs.is_floating_point():
         return None
     kind = inputs.device.type
-    # Autocast leaves float64 alone.
+    # Autocast does not change float64.
     is_cast = torch.is_autocast_enabled(kind) and inputs.dtype != torch.float64
     dtype = torch.get_autocast_dtype(kind) if is_cast else inputs.dtype
     return str(dtype).removeprefix("torch.")
 
 
 def _draws(recording: Recording) -> Seams:
-    """Records `draw`, of forwards that draw. A recomputed forward draws, too."""
+    """Records `draw` for forwards that draw random numbers, including recomputed ones."""
 
     def run(original: Callable[..., Any], module: WithDropout, inputs: torch.Tensor) -> Any:
         before = _state()
@@ -129,14 +128,13 @@ def _draws(recording: Recording) -> Seams:
 
 
 def _state() -> str:
-    """A digest of the generator's state. The cases of this model run on CPUs alone."""
+    """A digest of the CPU generator's state. The cases of this model run only on CPUs."""
     return hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _buffers(recording: Recording) -> Seams:
-    """Shows which forward changed them, and what changed them in between. Copies of the task's model are of its class,
-    and functional calls put other tensors into a model for a while: both count alike. Those that an evaluation only
-    reads may be others, such as an average's."""
+    """Records `buffers` for forwards with gradients or that change buffers. Copies of the task's model and functional
+    calls with other tensors count too. A forward that only reads buffers may use others, such as an average's."""
 
     def run(original: Callable[..., Any], module: Counting, *args: Any, **kwargs: Any) -> Any:
         own = module.samples, module.total
@@ -144,7 +142,7 @@ def _buffers(recording: Recording) -> Seams:
         try:
             return original(module, *args, **kwargs)
         finally:
-            # Checkpointing raises within a forward once it has computed again what it needs.
+            # Checkpointing raises within a forward once it has recomputed enough.
             after = values(own, (1, 1))
             if recording.is_inside("backward"):
                 how = "recomputed"

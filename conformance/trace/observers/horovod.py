@@ -1,4 +1,4 @@
-"""Horovod: its collectives, intercepted in its Python module, and what its optimizer does with gradients."""
+"""Observes Horovod: its collectives, intercepted in its Python module, and its optimizer's synchronization."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ OPERATIONS = (
     *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),
     *("reducescatter", "grouped_reducescatter"),
 )
-"""What the functions `_..._async` of Horovod's module are for; the payload comes first."""
+"""Operations with functions `_..._async` in Horovod's module; their first argument is the payload."""
 
 WITHOUT_PAYLOAD = ("barrier", "join")
-"""Operations of Horovod's library, `horovod_torch_...`, in which ranks meet and put in nothing.
+"""Operations of Horovod's library, `horovod_torch_...`, without a payload.
 
-The functions of its module are imported by their names into `horovod.torch`, and call these.
+`horovod.torch` imports the module's functions, which call these, by name.
 """
 
 REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", "Max": "max", "Product": "product"}
-"""Horovod's names of reductions, each with the one that events have."""
+"""Horovod's names of reductions, each with the name in events."""
 
 WAIT = "horovod_torch_wait_and_clear"
 """The function of Horovod's library that polls until a collective ends."""
 
 POLL = "horovod_torch_poll"
-"""The function of it that asks whether a collective has ended."""
+"""The function of Horovod's library that tells whether a collective has ended."""
 
-# Seconds.
 _PAUSE = 1e-4
+"""Seconds."""
 
 
 def observe(recording: Recording) -> Seams:
@@ -101,7 +101,7 @@ def _operations(recording: Recording, module: ModuleType) -> Seams:
 def _optimizers(recording: Recording, module: ModuleType) -> Seams:
     """The seams of Horovod's module of optimizers.
 
-    `DistributedOptimizer` makes a class of a copy of these functions for each optimizer that it is given.
+    `DistributedOptimizer` makes a class with copies of these functions for each optimizer that it wraps.
     """
 
     def synchronize(original: Callable[..., None], optimizer: torch.optim.Optimizer) -> None:
@@ -124,7 +124,7 @@ def _optimizers(recording: Recording, module: ModuleType) -> Seams:
 
 
 def sleeping_until(is_done: Callable[[int], bool]) -> Callable[..., None]:
-    """Around `WAIT`: where there are fewer cores than ranks, the others and Horovod's own threads need them."""
+    """Sleeps instead of polling around `WAIT`: with fewer cores than ranks, other ranks and threads need the core."""
 
     def around(original: Callable[[int], None], handle: int) -> None:
         while not is_done(handle):

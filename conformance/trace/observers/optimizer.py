@@ -1,4 +1,4 @@
-"""Optimizer steps, seen through torch's global step hooks."""
+"""Observes optimizer steps with torch's global step hooks."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _seams_of_wrapper(steps: _Steps, name: str, module: ModuleType) -> Seams:
 
 @dataclass
 class _Running:
-    """A step that was called and has not ended. Steps nest: Horovod's calls that of the class it wraps.
+    """A step in progress. Steps nest: Horovod's step calls that of the class it wraps.
 
-    has_begun: the optimizer's class has its turn. lasting: what ends with the step.
+    has_begun: the step of the optimizer's class runs. lasting: contexts and callbacks that end with the step.
     """
 
     caller: FrameType | None
@@ -60,11 +60,11 @@ class _Running:
     stepped: list[torch.optim.Optimizer] = field(default_factory=list)
 
     def steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the step of a wrapper around this optimizer, of which it shows the parts."""
+        """Whether it is the step of a wrapper around this optimizer that steps it in parts."""
         return isinstance(self.optimizer, Parted) and self.optimizer.inner is optimizer
 
     def begin(self, doing: AbstractContextManager[None]) -> None:
-        """`doing` lasts as long as the step."""
+        """Mark the class's step as running, and keep `doing` entered until it ends."""
         self.has_begun = True
         self.lasting.enter_context(doing)
 
@@ -79,15 +79,15 @@ class _Steps:
 
     @property
     def _running(self) -> list[_Running]:
-        """The steps that this thread is in, the outermost first."""
+        """The steps in progress in this thread, outermost first."""
         steps: list[_Running] = vars(self._here).setdefault("steps", [])
         return steps
 
     def in_parts(self, original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around a step of a wrapper, in which its optimizer steps parts of masters, perhaps group by group."""
+        """The `around` of a wrapper's step, in which its optimizer steps parts of masters, perhaps group by group."""
         here, known = sys._getframe(), self._parted
         if id(wrapper) not in known:
-            # It is kept alive, so that its identity stays its own.
+            # Keeping the wrapper alive prevents reuse of its identity.
             known[id(wrapper)] = wrapper, deepspeed.parted(wrapper, self._recording.watched)
         _, optimizer = known[id(wrapper)]
         if optimizer is None:
@@ -109,12 +109,12 @@ class _Steps:
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Torch's global pre-hook; `args` begins with the optimizer."""
+        """Torch's global pre-hook; `args` starts with the optimizer."""
         step = self._begin(optimizer, caller(sys._getframe()))
         if step.parameters is None:
             return None
         _have_bases_hooked(type(optimizer))
-        # Torch calls the optimizer's own pre-hooks after the global ones: they may still average, clip or unscale.
+        # Torch calls the optimizer's own pre-hooks after the global ones. They may still average, clip or unscale.
         last = optimizer.register_step_pre_hook(harmless(partial(self._last, step), __name__))
         step.lasting.callback(last.remove)
         return None
@@ -138,8 +138,8 @@ class _Steps:
     def _last(
         self, step: _Running, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The last pre-hook of a step, after which the optimizer's class has its turn."""
-        # A step within it has pre-hooks of the same optimizer, this one among them.
+        """The last pre-hook of a step, after which the step of the optimizer's class runs."""
+        # A nested step of the same optimizer calls this hook again.
         if step.parameters is None or step.has_begun:
             return None
         step.begin(self._recording.inside("step"))
@@ -187,7 +187,7 @@ class _Steps:
         recording.accounted()
 
     def _read(self, optimizer: torch.optim.Optimizer, parameters: Found) -> None:
-        # Looking at a large model takes long, and its scaler's step began with a look.
+        # Reading a large model takes long, and its scaler's step has just read it.
         if self._recording.scale is None or self._recording.watched.is_readable:
             self._recording.look()
         # A fused optimizer gets the scale and the overflow flag from GradScaler, and its kernel does the rest.
@@ -196,12 +196,12 @@ class _Steps:
         if all(group.get("maximize", False) for group in optimizer.param_groups):
             scale = -1.0 if scale is None else -scale
         for tensor in _used(optimizer):
-            # The step is about to wait for what a functional collective has returned; nobody needs to before.
+            # The step itself waits for the results of functional collectives; the trainer need not wait earlier.
             wait = getattr(type(tensor), "trigger_wait", None)
             if wait is not None:
                 wait(tensor)
         outermost = next(step for step in self._running if step.parameters is not None)
-        # A class with a step of its own may average or clip in it, or use other gradients altogether.
+        # A class with its own step may average or clip in it, or use other gradients.
         outermost.gradients = (
             self._recording.watched.gradients(parameters, scale, only=outermost.numbers)
             if self._runs_torchs(optimizer)
@@ -213,7 +213,7 @@ class _Steps:
         outermost.is_applied = overflow is None or not bool(overflow)
 
     def _note_update(self, wrapper: Any, scale: float) -> None:
-        # Its rule is a wrapper's own, so what becomes of the scale counts as given; an overflow may leave it as it is.
+        # A wrapper has its own rule, so its new scale counts as given; an overflow may not change it.
         recording = self._recording
         recording.note(
             "update",
@@ -227,7 +227,7 @@ class _Steps:
         )
 
     def _read_parts(self, step: _Running) -> None:
-        """Read the gradients that a wrapper's optimizer is about to use."""
+        """Read the gradients that a wrapper's optimizer will use."""
         optimizer, watched = step.optimizer, self._recording.watched
         if isinstance(optimizer, Parted) and step.parameters is not None:
             optimizer.take_gradients()
@@ -235,7 +235,7 @@ class _Steps:
             step.scalars_in_tensors = _scalars_in_tensors(optimizer)
 
     def _runs_torchs(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the innermost step that is running is that of a class of torch's."""
+        """Whether the innermost step in progress is that of a torch class."""
         depth = sum(step.optimizer is optimizer for step in self._running)
         steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind)]
         seen = [step for step in steps if getattr(step, "hooked", False)][:depth]
@@ -248,7 +248,7 @@ class _Steps:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """With a closure, gradients exist only once it ran: the step gets one that reads them then."""
+        """The step's arguments with a closure that then reads gradients, which do not exist earlier; else None."""
         closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
             return None
@@ -263,7 +263,7 @@ class _Steps:
         return args, {**kwargs, "closure": reading_closure}
 
     def _forget_interrupted(self, caller: FrameType | None) -> None:
-        """Drop steps that never ended because something in them raised: their frames are not running."""
+        """Drop steps that raised and so never ended: their frames are not running."""
         if not self._running:
             return
         alive = set()
@@ -284,8 +284,8 @@ class _Steps:
 
 
 def _scalars_in_tensors(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether torch may compute the scalars of a step, such as bias corrections, as tensors: it does so if compiled."""
-    # There is no way in torch 2.6 to ask without setting it.
+    """Whether torch may compute the scalars of a step, such as bias corrections, as tensors, as when compiled."""
+    # In torch 2.6 the compiler can be read only by setting it.
     compiler = _set_compiler(None)
     _set_compiler(compiler)
     return compiler is not None or any(
@@ -299,7 +299,8 @@ def _is_torchs(step: Callable[..., Any]) -> bool:
 
 
 def _have_bases_hooked(kind: type[torch.optim.Optimizer]) -> None:
-    """A class's own step may end in that of torch's class, which torch hooks only once one of that class is made."""
+    """Hooks the step of the torch class that a class's own step may call: torch hooks it only when the torch class is
+    instantiated."""
     if _is_torchs(kind.step):
         return
     for base in kind.__mro__:
@@ -313,7 +314,7 @@ def _have_bases_hooked(kind: type[torch.optim.Optimizer]) -> None:
 
 
 def _used(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """What a step reads and writes."""
+    """The tensors that a step reads and writes."""
     for parameter in held_by(optimizer):
         yield parameter
         if parameter.grad is not None:
@@ -321,7 +322,7 @@ def _used(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _is_idle(step: _Running, weights: list[Number] | None) -> bool:
-    """Of weights that others hold a part of, this rank does not see whether they change."""
+    """Whether a step changed no weights; False if other ranks hold a part, whose changes this rank does not see."""
     return step.weights is not None and step.weights == weights and None not in step.weights
 
 
@@ -333,7 +334,7 @@ def _any(step: _Running) -> bool:
 
 
 def _learning_rate(optimizer: torch.optim.Optimizer, watched: Watched) -> dict[str, Any]:
-    """That of the first group with watched parameters, and which these are, if others are in other groups."""
+    """The fields `lr` and, with several groups, `lr_of`: rate and parameters of the first group with watched ones."""
     groups = [(group, own) for group in optimizer.param_groups if (own := watched.numbers(group["params"]))]
     if not groups or (rate := groups[0][0].get("lr")) is None:
         return {"lr": None}

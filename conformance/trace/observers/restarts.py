@@ -1,4 +1,4 @@
-"""What is kept where training is stopped and resumed: optimizers, models, averages of weights, files of checkpoints."""
+"""Observes what a resumed training keeps: optimizer states, averages of weights, checkpoint files."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ from conformance.trace.values import Number, elements, number
 
 
 def _states(recording: Recording) -> Seams:
-    """Records `optimizer_state`: in a process that will stop after each step, in one that has resumed before its first
-    steps."""
-    begun = set[int]()
+    """Records `optimizer_state`: after each step of a process that will stop, before the first steps of a resumed."""
+    started = set[int]()
 
     def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _note(recording, optimizer)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if id(optimizer) not in begun:
+        if id(optimizer) not in started:
             _note(recording, optimizer)
-        has_begun(optimizer, args, kwargs)
+        has_started(optimizer, args, kwargs)
 
-    def has_begun(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # A step before any backward only makes a state to load into.
+    def has_started(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A step before any backward only creates state to load into.
         if recording.has_gradients:
-            begun.add(id(optimizer))
+            started.add(id(optimizer))
 
     def set_state(original: Callable[..., None], module: torch.nn.Module, state: dict[str, Any]) -> None:
         original(module, state)
-        # A copy that is made in this process has its state set, too.
+        # Copying within this process calls `__setstate__` too.
         frame = caller(sys._getframe())
         if frame is None or frame.f_globals.get("__name__") != "copy":
             recording.watched.unpickled(module)
@@ -52,7 +51,7 @@ def _states(recording: Recording) -> Seams:
         yield from optimizer_steps(after=after)
     else:
         # With a closure, the first backward is inside the step.
-        yield from optimizer_steps(before, has_begun)
+        yield from optimizer_steps(before, has_started)
         yield replaced(torch.nn.Module, "__setstate__", set_state)
 
 
@@ -64,7 +63,7 @@ def _note(recording: Recording, optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for position in watched.numbers([parameter]):
-                # ZeroRedundancyOptimizer loads None for what is another rank's.
+                # ZeroRedundancyOptimizer loads None for other ranks' parameters.
                 state = optimizer.state.get(parameter) or {}
                 kept.append(
                     {
@@ -83,12 +82,12 @@ def _plain(value: Any) -> Any:
     return [number(float(value))] if isinstance(value, int | float) else None
 
 
-#: What is told of each file that is opened, now.
+#: Called with each file that is opened for writing from its start.
 _listeners: list[Callable[[object], None]] = []
 
 
 def _files(recording: Recording) -> Seams:
-    """Records `save`, of files that are written from their beginning."""
+    """Records `save` for checkpoint files that are written from their start."""
     if recording.life is None or recording.life["checkpoint_dir"] is None:
         return
     folder = Path(recording.life["checkpoint_dir"]).resolve()
@@ -100,7 +99,7 @@ def _files(recording: Recording) -> Seams:
                 recording.note("save", path=path.relative_to(folder).as_posix())
 
     def writer(original: Callable[[Any], Any], file: Any) -> Any:
-        # It opens a file by itself, of which Python does not know.
+        # The original opens the file in C++, without an audit event.
         harmless(note)(file)
         return original(file)
 
@@ -120,7 +119,7 @@ def _told(listener: Callable[[object], None]) -> Any:
 
 @cache
 def _listen() -> None:
-    """Once in a process: nothing takes an audit hook off."""
+    """Add the audit hook, once per process because audit hooks cannot be removed."""
 
     def heard(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and _listeners and isinstance(args[2], int) and args[2] & os.O_TRUNC:
@@ -131,7 +130,7 @@ def _listen() -> None:
 
 
 def _averages(recording: Recording) -> Seams:
-    """Records `average`, in cases that are resumed."""
+    """Records `average` in resumed cases."""
 
     def update(original: Callable[..., Any], averaged: AveragedModel, model: torch.nn.Module) -> Any:
         updates, before = int(averaged.n_averaged), _values(averaged)
@@ -149,7 +148,7 @@ def _values(averaged: AveragedModel) -> list[Number]:
 
 
 def observe(recording: Recording) -> Seams:
-    """Records `optimizer_state`, `save` and `average`, in cases that are resumed."""
+    """Records `optimizer_state`, `save` and `average` in resumed cases."""
     yield from _states(recording)
     yield from _files(recording)
     yield from _averages(recording)

@@ -1,4 +1,4 @@
-"""What training runs in: autocast, compiled code, and processes that are forked."""
+"""Observes the runtime of training: autocast, compiled code and forked processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.trace.seams.probes import compiling
 
 
 def _autocast(recording: Recording) -> Seams:
-    """Records where an enabled autocast begins and ends, except where checkpointing repeats it in a backward."""
+    """Records entry and exit of enabled autocasts, except where checkpointing repeats them in a backward."""
 
     def noting(event: str) -> Callable[..., Any]:
         def around(original: Callable[..., Any], autocast: torch.autocast, *args: Any) -> Any:
@@ -34,13 +34,13 @@ def _autocast(recording: Recording) -> Seams:
 
 
 def _compiling(recording: Recording) -> Seams:
-    """Lets the compiler break its graph where the recorder begins. It would compile the recorder too, which takes ten
-    times as long as the model; and `fullgraph`, which forbids breaks, would make it raise.
+    """Lets the compiler break its graph at the recorder. Compiling the recorder too takes ten times as long as the
+    model alone, and `fullgraph`, which forbids breaks, would raise.
 
-    An export must not break: there the compiler sees what it would see without the recorder."""
+    An export must not break, so there the compiler sees the original functions."""
 
     def convert(original: Callable[..., Any], converter: Any, *args: Any, **kwargs: Any) -> Any:
-        # Functions may have been compiled, in this sense, when the trainer was imported.
+        # The trainer may have decorated functions with `torch.compile` on import, before `convert` was in place.
         converter._one_graph = False
         return original(converter, *args, **kwargs)
 
@@ -64,7 +64,7 @@ def _left_out(rules: ModuleType) -> Iterator[None]:
 
 
 def _forks(recording: Recording) -> Seams:
-    """Records `os.fork`, which is how Python's multiprocessing starts a process, too."""
+    """Records `os.fork`, which Python's multiprocessing uses too."""
 
     def fork(original: Callable[[], int]) -> int:
         process = original()
@@ -76,7 +76,7 @@ def _forks(recording: Recording) -> Seams:
 
 
 def observe(recording: Recording) -> Seams:
-    """Records autocast and forks, and keeps the recorder out of what is compiled."""
+    """Records autocast and forks, and keeps the recorder out of compiled code."""
     yield from _autocast(recording)
     yield from _compiling(recording)
     yield from _forks(recording)

@@ -1,4 +1,4 @@
-"""GradScaler, and the learning rates of schedulers."""
+"""Observes GradScaler, and the learning rates of schedulers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Optimizer = torch.optim.Optimizer
 
 
 def _scalers(recording: Recording) -> Seams:
-    """Records what enabled scalers do. A subclass that calls super() is recorded once."""
+    """Records the calls of enabled scalers. A subclass that calls super() is recorded once."""
 
     def scale(original: Original, scaler: Scaler, outputs: Any) -> Any:
         result = original(scaler, outputs)
@@ -62,14 +62,14 @@ def _scalers(recording: Recording) -> Seams:
             )
         with recording.scaled_by(factor), recording.inside("step"):
             result = original(scaler, optimizer, *args, **kwargs)
-        # A step of an optimizer that is not torch's leaves no trace.
+        # A step of a foreign optimizer calls no hook, so it is not proof of a skip.
         if recording.steps == steps_before and (isinstance(optimizer, Optimizer) or _found_inf(scaler, optimizer)):
             note_skip(recording, optimizer, factor)
         return result
 
     def update(original: Original, scaler: Scaler, *args: Any, **kwargs: Any) -> Any:
         before = number(scaler.get_scale())
-        # The trainer has left the window out by hand, because of what it saw in the unscaled gradients.
+        # The trainer has skipped the step by hand, after it found an overflow in the unscaled gradients.
         optimizer, steps = unscaled.pop(id(scaler), (None, 0))
         if optimizer is not None and steps == recording.steps and _found_inf(scaler, optimizer):
             note_skip(recording, optimizer, before)
@@ -84,13 +84,13 @@ def _scalers(recording: Recording) -> Seams:
         )
         return result
 
-    # The optimizer that was unscaled last, with the number of steps until then.
+    # For each scaler: the optimizer unscaled last, and the number of steps until then.
     unscaled: dict[int, tuple[Optimizer, int]] = {}
     yield from scaling(recording, {"scale": scale, "unscale_": unscale, "step": step, "update": update})
 
 
 def _rule(scaler: Scaler) -> dict[str, Any]:
-    """How the scale changes."""
+    """The scaler's settings for changes of its scale."""
     return {
         "growth_factor": number(scaler.get_growth_factor()),
         "backoff_factor": number(scaler.get_backoff_factor()),
@@ -135,6 +135,6 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[Number]:
 
 
 def observe(recording: Recording) -> Seams:
-    """Records what enabled scalers and schedulers do."""
+    """Records the calls of enabled scalers and of schedulers."""
     yield from _scalers(recording)
     yield from _schedulers(recording)

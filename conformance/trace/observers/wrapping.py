@@ -1,4 +1,4 @@
-"""DDP, FSDP2 and DeepSpeed: what they make of a model, and what their collectives carry."""
+"""Observes DDP, FSDP2 and DeepSpeed: how they wrap or shard a model, and the payloads of their collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conformance.trace.state.topology import OPTIMIZER_MODULE
 
 
 def _ddp(recording: Recording) -> Seams:
-    """Records what happens to wrappers of the watched model, and ignores wrappers of other models."""
+    """Records events of the watched model's DDP wrappers, and ignores wrappers of other models."""
 
     def construct(original: Callable[..., None], wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         original(wrapper, *args, **kwargs)
@@ -47,7 +47,7 @@ def _ddp(recording: Recording) -> Seams:
         return surrounded(lambda: original(wrapper), lambda: recording.region("no_sync"), __name__)
 
     def register_hook(original: Callable[..., None], reducer: Any, state: object, hook: Callable[..., Any]) -> None:
-        # The reducer calls it with buckets of gradients.
+        # The reducer calls the hook with buckets of gradients.
         @wraps(hook)
         def carrying(state: object, bucket: Any) -> Any:
             with recording.payloads.carrying(GRADIENTS):
@@ -73,23 +73,23 @@ CARRIED = {
     (f"{_ZERO}.stage3", _STAGE_3, f"_{_STAGE_3}__reduce_and_partition_ipg_grads"): GRADIENTS,
     (f"{_ZERO}.stage3", _STAGE_3, "_post_step"): PARAMETERS,
     (f"{_ZERO}.partitioned_param_coordinator", "PartitionedParameterCoordinator", "fetch_sub_module"): PARAMETERS,
-    # Of gradients, or of compressed copies.
+    # Their payload is gradients, or compressed copies of them.
     (OPTIMIZER_MODULE, "_DistributedOptimizer", "_allreduce_grad_async"): GRADIENTS,
     (OPTIMIZER_MODULE, "_DistributedOptimizer", "_grouped_allreduce_grad_async"): GRADIENTS,
     (OPTIMIZER_MODULE, "_DistributedOptimizer", "_sparse_allreduce_grad_async"): GRADIENTS,
 }
-"""Methods of FSDP2, DeepSpeed and Horovod that issue collectives, by module and class, and what these carry."""
+"""Methods of FSDP2, DeepSpeed and Horovod that issue collectives, by module and class, with the payload of these."""
 
 
 def _carried(recording: Recording) -> Seams:
-    """Tracks what the collectives of FSDP2, DeepSpeed and Horovod carry."""
+    """Tracks the payloads of FSDP2's, DeepSpeed's and Horovod's collectives."""
 
     def seams(kind: str, method: str, what: str, module: ModuleType) -> Seams:
         def carrying(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with recording.payloads.carrying(what):
                 return original(*args, **kwargs)
 
-        # Another version may do it in another method.
+        # Other versions may use another method.
         if hasattr(getattr(module, kind, None), method):
             yield replaced(getattr(module, kind), method, carrying)
 
@@ -98,7 +98,7 @@ def _carried(recording: Recording) -> Seams:
 
 
 def _fsdp(recording: Recording) -> Seams:
-    """Keeps watching a model after it is sharded."""
+    """Continues to watch a model after it is sharded."""
 
     def construct(original: Callable[..., None], group: Any, *args: Any, **kwargs: Any) -> None:
         before = [(model, dict(model.named_parameters())) for model in recording.numbers.alive("model")]
@@ -117,7 +117,7 @@ def _fsdp(recording: Recording) -> Seams:
 
 
 def _deepspeed(recording: Recording) -> Seams:
-    """Records what engines of a watched model are going to send."""
+    """Records what the engine of a watched model will send."""
 
     def construct(original: Callable[..., None], engine: Any, *args: Any, **kwargs: Any) -> None:
         original(engine, *args, **kwargs)
@@ -131,7 +131,7 @@ def _deepspeed(recording: Recording) -> Seams:
 
 
 def observe(recording: Recording) -> Seams:
-    """Records `wrap`, `no_sync` and `zero`, and tracks what collectives carry."""
+    """Records `wrap`, `no_sync` and `zero`, and tracks the payloads of collectives."""
     yield from _ddp(recording)
     yield from _fsdp(recording)
     yield from _deepspeed(recording)

@@ -1,1 +1,1 @@
-"""How functions of torch, Horovod and apex are replaced for a while."""
+"""Temporary replacement of functions of torch, Horovod and apex."""

@@ -1,10 +1,10 @@
-"""Keeps what goes wrong in the recorder away from the trainer.
+"""Keeps errors of the recorder away from the trainer.
 
-All code of the recorder that a trainer's call runs goes through here: wrappers of functions, hooks, and what is called
-on entering and leaving a context. If it raises, the trainer gets what it would have got without it, and the observer
-that raised is switched off. So is one that is called while a CUDA graph is captured, where reading a tensor would spoil
-the capture. Neither notices what the other is in: see `Aside`. Nor do warnings: Python looks for the line that one is
-about by `stacklevel`, and passes over the frames that are `passed_over`.
+All recorder code that runs within a trainer's call goes through here: wrappers of functions, hooks, and the entry and
+exit of contexts. If it raises, the trainer gets the result it would have without the recorder, and the observer that
+raised is switched off. So is an observer called during the capture of a CUDA graph, which reading a tensor would break.
+Recorder and trainer do not see each other's modes (see `Aside`). Warnings keep the trainer's line: when Python counts
+`stacklevel`, it ignores the frames of functions that are `passed_over`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from conformance.trace.seams.ours import Aside, ours
 _Passed = TypeVar("_Passed", bound=Callable[..., Any])
 
 _MARK = " <importlib._bootstrap>"
-"""Python knows the frames of its import system, which no warning is about, by both words in their files' names."""
+"""Python recognises the frames of its import system, which it skips for warnings, by these words in the file name."""
 
 
 def passed_over(function: _Passed) -> _Passed:
-    """The same function, whose frame is passed over; what is no function or method of Python is given back."""
+    """A copy of a Python function or method whose frame Python skips for warnings; other objects unchanged."""
     found: Any = function
     if isinstance(function, MethodType):
         found = MethodType(passed_over(function.__func__), function.__self__)
@@ -49,7 +49,7 @@ def passed_over(function: _Passed) -> _Passed:
 
 @cache
 def marked(code: CodeType) -> CodeType:
-    """The code of a function that is passed over."""
+    """The code, with a file name for which Python skips its frame."""
     return code.replace(co_filename=code.co_filename + _MARK)
 
 
@@ -59,12 +59,12 @@ _SEAMS = os.path.join(os.path.dirname(__file__), "")
 
 
 class CudaGraph(Exception):
-    """An observer is called while a CUDA graph is captured."""
+    """An observer was called during the capture of a CUDA graph."""
 
 
 class Failures:
-    """Which observers have failed and are switched `off`, by their module, and who is told. untold: what failed where
-    the stack was too deep to tell."""
+    """The failed observers, by module, which are switched `off`, and the function that reports them. untold: errors
+    that could not be reported because the stack was too deep."""
 
     def __init__(self) -> None:
         self.off: set[str] = set()
@@ -73,7 +73,7 @@ class Failures:
 
     @contextmanager
     def reported_to(self, report: Callable[[str, Exception], None]) -> Iterator[None]:
-        """Within this, `report` is called with each observer that fails, once, and with its error."""
+        """A context in which `report` is called once for each observer that fails, with its error."""
         before = self.off, self._report
         self.off, self._report = set(), report
         try:
@@ -83,23 +83,23 @@ class Failures:
             self.off, self._report = before
 
     def tell(self) -> None:
-        """Report those that could not be reported when they failed."""
+        """Report the failures that could not be reported earlier."""
         while self.untold and self._report is not None:
             observer, error = self.untold.popitem()
             with suppress(Exception):
                 self._report(observer, error)
 
     def blames(self, observer: str, error: Exception) -> bool:
-        """Whether the observer raised `error`, which switches it off; False if the error is the script's, or if nobody
-        is told."""
-        # What the trainer replaced since its import may have broken the observer, and would break this.
+        """Whether the observer raised `error`, which switches it off; False if the error is the script's, or without a
+        `report`."""
+        # A replacement by the trainer since its import may have broken the observer, and would break this function.
         ours.look(late=True)
         with Aside():
             if self._report is None or _came_by_signal(error):
                 return False
             if observer not in self.off:
                 self.off.add(observer)
-                # Evidence that cannot be delivered shows by its absence.
+                # Without this report, the missing evidence shows the failure.
                 with suppress(Exception):
                     self._report(observer, error)
         return True
@@ -109,8 +109,8 @@ failures = Failures()
 
 
 class Original(Aside):
-    """The original of a call: whether it has run, and what came of it. Within it, as a context, the recorder is aside,
-    but for the original, which runs in all that the trainer is in. `given`: what it gets if nothing calls it."""
+    """The original function of a call, whether it has run, and its outcome. As a context, it sets the trainer's modes
+    aside, except while the original runs. `given`: the arguments of the original if nothing calls it."""
 
     __slots__ = ("__wrapped__", "error", "given", "has_run", "result")
 
@@ -126,7 +126,7 @@ class Original(Aside):
     @passed_over
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = True
-        # What the original returned, such as a generator, may call it when the call has ended.
+        # The result, such as a generator, may call this after the call has ended.
         was_aside = self._functions is not None
         try:
             if was_aside:
@@ -142,25 +142,25 @@ class Original(Aside):
         return self.result
 
     def instead(self, *args: Any, **kwargs: Any) -> None:
-        """From now on the original gets these: what it was given has been used up."""
+        """Replace the arguments `given`, because the recorder has consumed them."""
         self.given = args, kwargs
 
     def outcome(self) -> Any:
-        """What the caller would have got without us."""
+        """The result or error that the caller would get without the recorder."""
         if self.error is not None:
             raise self.error
         return self.result if self.has_run else self.__wrapped__(*self.given[0], **self.given[1])
 
 
 def guarded(around: Function, original: Function) -> Function:
-    """A function that calls `around(original, ...)`. If `around` raises an error of its own, the original runs all the
-    same, once, and its result or error is that of the call."""
+    """A function that calls `around(original, ...)`. If `around` itself raises, the original still runs once, and its
+    result or error is that of the call."""
     observer = around.__module__
     around = passed_over(around)
 
     @passed_over
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Where torch compiles us with the trainer, it leaves out all but this line.
+        # When torch compiles this function with the trainer, only this line remains.
         if is_dynamo_compiling() or observer in failures.off:
             return original(*args, **kwargs)
         once = Original(original, (args, kwargs))
@@ -171,7 +171,7 @@ def guarded(around: Function, original: Function) -> Function:
         except RecursionError as error:
             if error is once.error:
                 raise
-            # There is no room for a call.
+            # The stack has no room for a call.
             failures.off.add(observer)
             failures.untold[observer] = error
         except Exception as error:
@@ -183,9 +183,9 @@ def guarded(around: Function, original: Function) -> Function:
 
 
 def harmless(act: Function, observer: str | None = None) -> Function:
-    """The same function, which returns None if it raises or its observer has been switched off.
+    """`act`, except that it returns None if it raises or its observer is switched off.
 
-    observer: its module, if that is not where the function is from.
+    observer: the observer's module, by default the function's.
     """
     observer = observer or act.__module__
 
@@ -208,14 +208,14 @@ def harmless(act: Function, observer: str | None = None) -> Function:
 
 
 def _see_that_nothing_is_captured() -> None:
-    # Asking starts CUDA, after which a process cannot be forked.
+    # The second call would start CUDA, and then the process could no longer fork.
     if cuda.is_initialized() and cuda.is_current_stream_capturing():
-        raise CudaGraph("nothing can be read while a CUDA graph is captured, and what it replays calls no hook")
+        raise CudaGraph("tensors cannot be read during the capture of a CUDA graph, and its replays call no hooks")
 
 
 def _came_by_signal(error: BaseException) -> bool:
-    """Whether a handler of the script's for a signal raised it, such as one that ends what takes too long. Python calls
-    these wherever it is, and so in what is ours."""
+    """Whether a signal handler of the script raised it, such as one for a timeout. Python may call these handlers while
+    recorder code runs."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {_code(handler) for handler in handlers if callable(handler)} - {None}
     trace = error.__traceback__
@@ -237,7 +237,7 @@ def _code(handler: Any) -> Any:
 def surrounded(
     inner: Callable[[], AbstractContextManager[Any]], ours: Callable[[], AbstractContextManager[None]], observer: str
 ) -> Iterator[Any]:
-    """A context of the trainer's, `inner()`, with one of ours, `ours()`, which is entered last and left first."""
+    """The trainer's context `inner()` with the recorder's `ours()` inside, which is entered last and left first."""
     with inner() as result:
         context = ours()
         harmless(context.__enter__, observer)()
@@ -248,7 +248,7 @@ def surrounded(
 
 
 def caller(frame: FrameType) -> FrameType | None:
-    """The frame that called a replaced function or a hook, from the frame of what is called instead."""
+    """The frame that called a replaced function or a hook, seen from a frame of the replacement."""
     found = frame.f_back
     while found is not None and found.f_code.co_filename.startswith(_SEAMS):
         found = found.f_back

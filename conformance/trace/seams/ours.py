@@ -1,7 +1,7 @@
-"""The functions that the recorder calls by name, as they were before a trainer could replace them.
+"""The original functions that the recorder calls, saved before a trainer can replace them.
 
-Trainers and libraries replace methods of tensors, functions of torch and of the standard library. While the recorder
-works, see `Aside`, those that it calls are the originals again: no replacement makes it fail or read other values.
+Trainers and libraries replace methods of tensors and functions of torch and the standard library. While the recorder
+works (see `Aside`), the originals are back in place, so no replacement makes it fail or read wrong values.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _OWNERS: tuple[Any, ...] = (
     *(torch.distributed, torch.cuda),
     *(builtins, functools, os, pathlib.Path, posixpath, re, sys, threading, time, traceback, weakref),
 )
-#: Python's library and torch, which we call, may use all that is in these.
+#: Python's library and torch, which the recorder calls, may use every name of these.
 _OF_LIBRARIES = (builtins, re)
 _ABSENT = object()
-"""Marks a name that the owner inherits and does not define."""
+"""Marks a name that the owner inherits instead of defining it."""
 
 # `look`, `enter` and `leave` call these while a trainer's replacements are in place.
 _put, _remove, _own, _identity, _is_a, _class = setattr, delattr, vars, id, isinstance, type
 
 
 class Ours:
-    """What the owners had under the names that are `called`, from `remember` on; and the trainer's `replacements`.
+    """The owners' original functions under the names that the recorder calls, and the trainer's `replacements`.
 
     Attributes:
-        seams: the identities of the functions by which the recorder itself replaces others.
-        late: names, such as "torch.Tensor.tolist", of replacements that were found when something had failed.
+        seams: identities of the recorder's own replacement functions.
+        late: names, such as "torch.Tensor.tolist", of replacements found after a failure.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Ours:
         self.replacements: list[tuple[Any, str, Any]] = []
         self.seams: set[int] = set()
         self.late: list[str] = []
-        # Of all threads: nobody may take what another one has put back for the trainer's.
+        # Across threads: an original that another thread has put back is not the trainer's function.
         self._lock = threading.Lock()
         self._inside = 0
         self._theirs: list[tuple[Any, str, Any]] = []
 
     def remember(self) -> None:
-        """Call this before a trainer is imported."""
+        """Save the originals. Call this before a trainer is imported."""
         names = {*_called(__name__.partition(".seams.")[0])}
         self._before = [
             (_own(owner), owner, name, _own(owner).get(name, _ABSENT))
@@ -70,7 +70,7 @@ class Ours:
         ]
 
     def look(self, *, late: bool = False) -> None:
-        """Find what has been replaced since the last time; `late`: when that may have made something fail."""
+        """Find replacements since the last call; `late`: after a failure that they may have caused."""
         with self._lock:
             known = {(_identity(owner), name) for owner, name, _ in self.replacements}
             found = [
@@ -86,7 +86,7 @@ class Ours:
             self.late += [f"{_name_of(owner)}.{name}" for owner, name, _ in found]
 
     def enter(self) -> None:
-        """Put the originals back, until as many calls of `leave`."""
+        """Put the originals back, until `leave` has been called as often."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
@@ -114,7 +114,7 @@ def _name_of(owner: Any) -> str:
 
 
 def _called(package: str) -> Iterator[str]:
-    """The names that the code of a package looks up, as far as it is imported, and those of operators."""
+    """The names that a package's imported code looks up, and those of operators."""
     yield from (name for name in dir(torch.Tensor) if name.startswith("__"))
     for thing in gc.get_objects():
         if type(thing) is FunctionType and str(thing.__module__).startswith(package):
@@ -139,11 +139,11 @@ _without_functions = _C.DisableTorchFunction
 
 
 class Aside:
-    """A context in which this thread is in nothing that the trainer entered and that would count, forbid, record or
-    make up what we read: modes, transforms of `torch.func`, `torch.jit.trace`, `__torch_function__` of its classes, and
-    its replacements of functions that we call.
+    """A context that suspends, in this thread, whatever of the trainer would count, forbid, record or falsify the
+    recorder's reads: modes, transforms of `torch.func`, `torch.jit.trace`, `__torch_function__` of its classes, and its
+    replacements of functions.
 
-    It may be entered again once it was left.
+    It may be entered again after it was left.
     """
 
     __slots__ = ("_functions", "_has_ours", "_rest")
@@ -157,7 +157,7 @@ class Aside:
         if ours.replacements:
             ours.enter()
             self._has_ours = True
-        # This runs dozens of times a step, and mostly there is nothing else to step out of.
+        # This runs dozens of times a step, mostly with nothing else to suspend.
         if _modes() or _is_included(_PRE_DISPATCH) or _transforms() is not None or _tracing_state() is not None:
             with ExitStack() as stack:
                 stack.enter_context(_untraced())

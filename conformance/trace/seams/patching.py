@@ -1,5 +1,5 @@
-"""Replaces functions temporarily: of modules, now or once they are imported, and the operators of c10d, which
-torch.distributed calls for everything that ranks send each other."""
+"""Replaces functions temporarily: functions of modules, now or on import, and the operators of c10d, which
+torch.distributed calls for all communication of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Seams: TypeAlias = Iterable[AbstractContextManager[object]]
 
 
 class Seam:
-    """Replaces a function, and calls it or its current wrapper."""
+    """The replacement of a function: it calls the original or its current wrapper."""
 
     def __init__(self, original: Function) -> None:
         self._call = original
@@ -31,7 +31,7 @@ class Seam:
         def function(*args: Any, **kwargs: Any) -> Any:
             return self._call(*args, **kwargs)
 
-        # TorchScript compiles the source of the original, and looks up its names where the function says that it is.
+        # TorchScript compiles the source of the original, and looks up names in the globals of this function.
         home = getattr(original, "__globals__", function.__globals__)
         self.function: Function = wraps(original)(
             FunctionType(marked(function.__code__), home, None, None, function.__closure__)
@@ -39,10 +39,9 @@ class Seam:
 
     @contextmanager
     def calling(self, around: Function) -> Iterator[None]:
-        """Within this, a call with `*args` calls `around(original, *args)`.
+        """A context in which a call with `*args` calls `around(original, *args)`.
 
-        Copies of the function made in the meantime, such as those in the classes that Horovod creates, call the
-        original afterwards.
+        Copies of the function made meanwhile, as in the classes that Horovod creates, call the original afterwards.
         """
         before = self._call
         self._call = guarded(around, before)
@@ -53,11 +52,11 @@ class Seam:
 
 
 class Leaving:
-    """Whether seams are left where they are, and which have been."""
+    """Whether seams stay in place when their context ends, and the seams that did."""
 
     def __init__(self) -> None:
         self.is_on = False
-        # By the identity of its function, as methods of C++ have no hash.
+        # By identity of the function, because methods of C++ have no hash.
         self.left: dict[int, Seam] = {}
 
 
@@ -66,10 +65,10 @@ leaving = Leaving()
 
 @contextmanager
 def leaving_seams() -> Iterator[None]:
-    """Within this, the seam of a replaced function stays in place, idle, for the next replacement.
+    """A context in which the seam of a replaced function stays in place, idle, for the next replacement.
 
-    Changing a class makes Python discard its method caches and specialised code, for it and all its subclasses. That
-    costs too much in a process that lives for a tenth of a second; the process that forks it can pay this once.
+    Changing a class makes Python discard the method caches and specialised code of the class and its subclasses. That
+    is too slow for a process that lives a tenth of a second; the process that forks it pays only once.
     """
     leaving.is_on = True
     try:
@@ -80,7 +79,7 @@ def leaving_seams() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Where a function is found: what it was `found` as, what is there now, and how to `put` another one there."""
+    """The place of a function: the function `found` there, the one there `now`, and how to `put` another one there."""
 
     found: Function
     now: Callable[[], Any]
@@ -88,12 +87,12 @@ class _Place:
 
 
 _seams: list[tuple[_Place, Function]] = []
-"""The functions that are in a place of another one now, in the order in which they came."""
+"""The functions currently in the place of another one, oldest first."""
 
 
 @contextmanager
 def originals() -> Iterator[None]:
-    """Within this, all functions are as they were found, except where the trainer has put another one since."""
+    """A context in which all originals are back in place, except where the trainer has replaced the seam."""
     present = [(place, function) for place, function in reversed(_seams) if place.now() is function]
     for place, _ in present:
         place.put(place.found)
@@ -105,16 +104,16 @@ def originals() -> Iterator[None]:
 
 
 def replaced(owner: Any, name: str, around: Function) -> AbstractContextManager[None]:
-    """Within this, `owner.name(*args)` calls `around(original, *args)`. The original is put back as it was."""
+    """A context in which `owner.name(*args)` calls `around(original, *args)`. Its end puts the original back."""
     place = _Place(vars(owner)[name], lambda: vars(owner).get(name), partial(setattr, owner, name))
     return _replaced(place, around)
 
 
 def replaced_inside(decorated: Function, around: Function) -> AbstractContextManager[None]:
-    """Within this, the function that `decorated` was made from, and calls, is called as `around(original, *args)`.
+    """A context in which `decorated` calls `around(original, *args)` instead of the function that it decorates.
 
-    `decorated` itself stays unchanged, so that modules that imported it by name earlier are covered too. Raises
-    ValueError if it does not keep the original in its closure.
+    `decorated` itself stays unchanged, so modules that imported it by name earlier are covered too. Raises ValueError
+    if it does not keep the original in its closure.
     """
     cell = _cell(decorated)
     place = _Place(cell.cell_contents, lambda: cell.cell_contents, partial(setattr, cell, "cell_contents"))
@@ -155,7 +154,7 @@ def _cell(decorated: Function) -> CellType:
     original = getattr(decorated, "__wrapped__", None)
     cells = decorated.__closure__ or () if isinstance(decorated, FunctionType) else ()
     for cell in cells:
-        # There may be a seam in it.
+        # The cell may contain a seam.
         if original is not None and original in (cell.cell_contents, getattr(cell.cell_contents, "__wrapped__", None)):
             return cell
     raise ValueError(f"{decorated!r} keeps no original in its closure")
@@ -163,7 +162,7 @@ def _cell(decorated: Function) -> CellType:
 
 @contextmanager
 def when_imported(name: str, seams: Callable[[ModuleType], Seams]) -> Iterator[None]:
-    """Within this, the `seams` of this module are entered: now if it has been imported, else right after."""
+    """A context in which the `seams` of this module are entered: now if it is imported already, else right after."""
     with ExitStack() as stack:
 
         def enter(module: ModuleType) -> None:
@@ -182,7 +181,7 @@ def when_imported(name: str, seams: Callable[[ModuleType], Seams]) -> Iterator[N
 
 
 class _Finder(MetaPathFinder):
-    """Wraps the loader that another finder returns, so that it acts after the module is loaded."""
+    """Wraps the loader that another finder returns, to act after the module is loaded."""
 
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -191,7 +190,7 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self._name:
             return None
-        # Those before it have been asked, and one of them may be asking.
+        # Finders before it have been asked already, and one of them may be asking now.
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else []
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
@@ -200,7 +199,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads with `loader`, which other modules may share, and leaves the module as if `loader` had loaded it."""
+    """Loads with `loader`, which other modules may share. The module looks as if `loader` had loaded it."""
 
     def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -223,16 +222,15 @@ _BELOW = torch._C._dispatch_keyset_full().remove(_KEY)
 
 _left_operators: dict[tuple[str, str], Seam] = {}
 _libraries: list[torch.library.Library] = []
-"""The operators' seams that have been left where they are (`leaving_seams`), and what they would go with."""
+"""The operators' seams that stayed in place (`leaving_seams`), and the libraries that keep them there."""
 
 
 @contextmanager
 def intercepted(arounds: Mapping[str, Callable[..., Any]], namespace: str = "c10d") -> Iterator[None]:
-    """Within this, a call of one of these operators, by name, calls `around(original, keys, *args)`; `keys` are the
-    dispatch keys, for the original.
+    """A context in which a call of one of these operators, by name, calls `around(original, keys, *args)`; `keys` are
+    the dispatch keys, for the original.
 
-    At the one key that every call passes, also from C++, whatever the tensors are and whether or not inference mode is
-    on.
+    Intercepts at the one dispatch key that every call passes, also from C++, for all tensors and in inference mode.
     """
     with ExitStack() as stack:
         known = {name: seam for (where, name), seam in _left_operators.items() if where == namespace}
@@ -259,7 +257,7 @@ def _operators(namespace: str, names: Iterable[str]) -> Iterator[dict[str, Seam]
 
 
 def _below(namespace: str, name: str) -> Callable[..., Any]:
-    """What an operator does where it is not intercepted."""
+    """The operator as it runs without interception."""
     operator = getattr(getattr(torch.ops, namespace), name).default
 
     def redispatch(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:

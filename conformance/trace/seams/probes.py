@@ -1,7 +1,7 @@
-"""Probes: where both recorders patch torch, one function for each thing that they observe.
+"""Probes: the places where both recorders patch torch, one function per observed thing.
 
-A probe knows the functions, and which calls count; a recorder passes what reads a call, as `around(original, ...)`. The
-one of `run` reads exact values, the one of `watch` sketches.
+A probe knows the functions and which calls count; a recorder passes the reader of a call, as `around(original, ...)`.
+The recorder of `run` reads exact values, the recorder of `watch` sketches.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from conformance.trace.seams.guarding import Function, Original, harmless, passe
 from conformance.trace.seams.patching import Seams, replaced, replaced_inside, when_imported, with_subclasses
 
 CLIPS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
-"""The functions that clip, each with what it clips by."""
+"""The functions that clip, each with its kind of clipping."""
 
 
 class Doing(Protocol):
-    """What a recorder knows to be in progress: within `inside(what)`, `is_inside(what)`."""
+    """A recorder's activities in progress: within `inside(what)`, `is_inside(what)`."""
 
     @property
     def inside(self) -> Callable[[str], AbstractContextManager[None]]: ...
@@ -37,7 +37,7 @@ class Doing(Protocol):
 
 
 def optimizer_steps(before: Function | None = None, after: Function | None = None) -> Sequence[RemovableHandle]:
-    """torch's hooks before and after each step, nested ones too."""
+    """Registers torch's hooks before and after each step, nested ones too."""
     return [
         register(harmless(act))
         for register, act in ((register_optimizer_step_pre_hook, before), (register_optimizer_step_post_hook, after))
@@ -46,26 +46,26 @@ def optimizer_steps(before: Function | None = None, after: Function | None = Non
 
 
 def engine_calls(run: Function) -> Seams:
-    """`run(original, tensors, ...)` for each call of autograd's engine from Python, also within another."""
+    """Calls `run(original, tensors, ...)` for each call of autograd's engine from Python, also within another."""
     yield replaced(torch.autograd, "_engine_run_backward", run)
 
 
 def begins_at(tensors: Sequence[Any]) -> Any:
-    """The node of the graph where a backward begins, unless it is a leaf. `tensors` may also be `GradientEdge`s."""
+    """The node of the graph where a backward starts, None for a leaf. `tensors` may also be `GradientEdge`s."""
     nodes = (tensor.grad_fn if isinstance(tensor, torch.Tensor) else tensor.node for tensor in tensors)
     return next((node for node in nodes if node is not None), None)
 
 
 def clearing(by_optimizer: Function, by_module: Function) -> Seams:
-    """`zero_grad` of optimizers and of modules, unless a class has its own and does not call torch's."""
+    """Observes `zero_grad` of optimizers and modules, unless a class overrides it without calling torch's."""
     yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
     yield replaced(torch.nn.Module, "zero_grad", by_module)
 
 
 @dataclass
 class Clip:
-    """A call that clips. kind: what it clips by. parameters: those that it is given; is_used_up: whether they came as a
-    generator that had ended before, None if that is not known. given: its arguments by name."""
+    """A call that clips. kind: "norm" or "value". parameters: its parameters; is_used_up: whether they came as a
+    generator that had ended before, None if unknown. given: its arguments by name."""
 
     kind: str
     parameters: list[torch.Tensor]
@@ -77,17 +77,17 @@ class Clip:
         return self.given["clip_value" if self.kind == "value" else "max_norm"]
 
     def norm(self, result: Any) -> Any:
-        """The norm before, None if it clips by value."""
+        """The norm before clipping, None if it clips by value."""
         return self.given.get("total_norm", result)
 
 
 def clipping(doing: Doing, read: Callable[[Clip], Generator[None, Any]], function: Function, kind: str) -> Function:
-    """Around a function that clips: `read(clip)` runs until it yields, and gets the result of the outermost call."""
+    """The `around` of a clipping function: `read(clip)` runs until it yields, and gets the outermost call's result."""
     parameters_of = signature(function)
 
     @passed_over
     def clip(original: Original, *args: Any, **kwargs: Any) -> Any:
-        # Clipping by norm calls a norm and a scaling.
+        # Clipping by norm calls two more of these functions.
         if doing.is_inside("clip"):
             return original(*args, **kwargs)
         call = parameters_of.bind(*args, **kwargs)
@@ -108,14 +108,14 @@ def clipping(doing: Doing, read: Callable[[Clip], Generator[None, Any]], functio
 
 
 def clips(doing: Doing, read: Callable[[Clip], Generator[None, Any]]) -> Seams:
-    """Clipping by torch's functions."""
+    """Observes clipping by torch's functions."""
     for name, kind in CLIPS.items():
         function = getattr(clip_grad, name)
         yield replaced_inside(function, clipping(doing, read, function, kind))
 
 
 def kept(tensors: Any) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of a list or a single tensor, and what to pass on: for a generator, a fresh one."""
+    """The tensors of an iterable or a single tensor, and the argument to pass on: for a generator, a fresh one."""
     if isinstance(tensors, torch.Tensor):
         return [tensors], tensors
     found = list(tensors)
@@ -126,14 +126,15 @@ def _is_used_up(parameters: Any) -> bool | None:
     if isgenerator(parameters):
         return getgeneratorstate(parameters) == GEN_CLOSED
     if isinstance(parameters, filter | map):
-        # What it goes through, after its function.
+        # Its iterables, after its function.
         made_of: Any = parameters.__reduce__()[1]
         return True if any(map(_is_used_up, made_of[1:])) else None
     return None if isinstance(parameters, Iterator) else False
 
 
 def scaling(doing: Doing, arounds: dict[str, Function]) -> Seams:
-    """These methods of enabled `GradScaler`s, inside "scaler.`name`". A subclass that calls super() counts once."""
+    """Observes these methods of enabled `GradScaler`s, inside "scaler.`name`". A subclass that calls super() counts
+    once."""
     of_enabled = {
         name: _outermost(doing, f"scaler.{name}", around, lambda scaler: bool(scaler.is_enabled()))
         for name, around in arounds.items()
@@ -144,18 +145,18 @@ def scaling(doing: Doing, arounds: dict[str, Function]) -> Seams:
 
 
 def schedules(doing: Doing, step: Function, initial: Function, counts: Callable[[Any], bool] = lambda _: True) -> Seams:
-    """Steps of the schedulers that count, inside "schedule": the outermost one, where a scheduler steps others. And the
-    first one, `initial`, which a constructor makes."""
+    """Observes steps of the schedulers that count, inside "schedule": only the outermost if a scheduler steps others.
+    Also the `initial` step, which a constructor makes."""
     yield replaced(LRScheduler, "_initial_step", initial)
     outermost = _outermost(doing, "schedule", step, counts)
-    # In torch 2.6 the last one is no subclass.
+    # In torch 2.6 ReduceLROnPlateau is no subclass.
     for owner in dict.fromkeys((*with_subclasses(LRScheduler), ReduceLROnPlateau)):
         if "step" in vars(owner):
             yield replaced(owner, "step", outermost)
 
 
 def _outermost(doing: Doing, what: str, around: Function, counts: Callable[[Any], bool]) -> Function:
-    """`around` only the outermost call of a method of those that count, inside `what`."""
+    """`around` only the outermost call of a method whose owner counts, inside `what`."""
     around = passed_over(around)
 
     @passed_over
@@ -169,7 +170,7 @@ def _outermost(doing: Doing, what: str, around: Function, counts: Callable[[Any]
 
 
 def wrapping(construct: Function) -> Seams:
-    """The construction of DDP's wrappers."""
+    """Observes the construction of DDP's wrappers."""
     if torch.distributed.is_available():
         from torch.nn.parallel import DistributedDataParallel
 
@@ -177,8 +178,8 @@ def wrapping(construct: Function) -> Seams:
 
 
 def group_calls(arounds: dict[str, Function]) -> Seams:
-    """Methods of process groups, which Python calls, but DDP's reducer does not. Their names differ between releases
-    of torch."""
+    """Observes methods of process groups, which Python calls, but DDP's reducer does not. Names differ between
+    releases of torch."""
     from torch.distributed.distributed_c10d import ProcessGroup
 
     for name in arounds.keys() & vars(ProcessGroup).keys():
@@ -186,14 +187,14 @@ def group_calls(arounds: dict[str, Function]) -> Seams:
 
 
 def unsharding(unshard: Function) -> Seams:
-    """`unshard(original, parameter)` where FSDP2 makes the whole of one of its parameters."""
+    """Calls `unshard(original, parameter)` where FSDP2 unshards one of its parameters."""
     name = "torch.distributed.fsdp._fully_shard._fsdp_param"
     yield when_imported(name, of(unshard, lambda module: [replaced(module.FSDPParam, "init_unsharded_param", unshard)]))
 
 
 def compiling(convert: Function, export: Function, exporting: str) -> Seams:
-    """`convert(original, converter, ...)` where `torch.compile` takes up a frame, and `export` around what exports one,
-    which is also this function of the compiler's; torch 2.6 has no such function."""
+    """Calls `convert(original, converter, ...)` where `torch.compile` compiles a frame, and `export` where it exports
+    one, also in the compiler's function `exporting`, which torch 2.6 lacks."""
 
     def call(original: Function, converter: Any, *args: Any, **kwargs: Any) -> Any:
         return (export if converter._export else convert)(original, converter, *args, **kwargs)
@@ -207,6 +208,6 @@ def compiling(convert: Function, export: Function, exporting: str) -> Seams:
 
 
 def of(reader: Function, function: Function) -> Function:
-    """`function`, which is switched off with the reader if that fails."""
+    """`function`, marked to be switched off with the reader if that fails."""
     function.__module__ = reader.__module__
     return function

@@ -1,1 +1,1 @@
-"""What a recorder knows while it records: the watched parameters, numbers, sites."""
+"""The state of a recorder: watched parameters, numbers of objects, sites."""

@@ -1,5 +1,5 @@
-"""DeepSpeed's ZeRO: which part of each parameter's master a rank steps, as its optimizers keep it for checkpoints; and
-what its engine is going to send."""
+"""Reads DeepSpeed's ZeRO: the part of each parameter's master that a rank steps, as its optimizers keep it for
+checkpoints, and the volume that its engine will send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRAPPERS = {
     "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
     "deepspeed.runtime.bf16_optimizer": "BF16_Optimizer",
 }
-"""The classes around an optimizer that step flat tensors, by their modules."""
+"""Wrappers around an optimizer of flat tensors: classes by module."""
 
 _SETTINGS = frozenset(
     {
@@ -33,12 +33,12 @@ _SETTINGS_OF_ZERO = frozenset(
         *("stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save"),
     }
 )
-"""With these alone, what is sent follows from what `exchanges` reads: at most, it is cut in pieces."""
+"""With only these settings, the values that `exchanges` reads determine the volume sent, though not its pieces."""
 
 
 def exchanges(engine: Any, size: int) -> dict[str, Any] | None:
     """The fields of `conformance.trace.events.Zero` for an engine that trains all of a model of `size` elements; None
-    if that is in doubt: with other settings, other groups of ranks, or in another version."""
+    if unsure: with other settings, other groups of ranks, or another version."""
     try:
         return _exchanges(engine, size)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
@@ -49,7 +49,7 @@ def _exchanges(engine: Any, size: int) -> dict[str, Any] | None:
     settings, parameters = engine._config._param_dict, list(engine.module.parameters())
     is_known = settings.keys() <= _SETTINGS and settings.get("zero_optimization", {}).keys() <= _SETTINGS_OF_ZERO
     is_whole = engine.dp_world_size == torch.distributed.get_world_size() and not engine.has_moe_layers
-    # Optimizers of DeepSpeed's runtime, such as 1-bit Adam and Muon, send more, or less.
+    # Optimizers of DeepSpeed's runtime, such as 1-bit Adam and Muon, send more or less.
     is_plain = type(engine).__name__ == "DeepSpeedEngine" and not engine.basic_optimizer.__module__.startswith(
         "deepspeed.runtime."
     )
@@ -57,12 +57,12 @@ def _exchanges(engine: Any, size: int) -> dict[str, Any] | None:
         return None
     stage, wrapper = int(engine.zero_optimization_stage()), engine.optimizer
     if stage == 0:
-        # This one splits its masters all the same.
+        # This wrapper splits its masters even in stage 0.
         if type(wrapper).__name__ == "BF16_Optimizer":
             return None
         groups, own, by, in_each = [parameters], [], engine, False
     elif stage == 3:
-        # Others are put together again and again.
+        # Parameters that do not persist are gathered repeatedly.
         if not all(one.ds_persist for one in parameters):
             return None
         groups, own, by, in_each = wrapper.fp16_groups, [one.ds_tensor for one in parameters], wrapper, True
@@ -83,16 +83,16 @@ def _exchanges(engine: Any, size: int) -> dict[str, Any] | None:
 
 
 def _length(tensor: Any) -> int:
-    """How many elements it has where it is put together, or with what it is filled up by."""
+    """The number of elements when gathered, or with padding."""
     return int(getattr(tensor, "ds_numel", tensor.numel()))
 
 
 def parted(wrapper: Any, watched: Watched) -> Parted | None:
-    """Its optimizer, shown as one of parts of the watched model; None if it steps nothing of that."""
+    """The wrapper's optimizer, presented as one of parts of the watched model; None if it steps none of these."""
     try:
         parts = {id(parameter): part for parameter, part in stepped(wrapper)}
     except (AttributeError, ValueError):
-        # Another version keeps them in another way; then the weights that forwards use are compared.
+        # Unknown version: the weights that forwards use are compared instead.
         return None
     model = next((found for key in parts if (found := watched.model_of(key))), ())
     if not model:
@@ -103,19 +103,19 @@ def parted(wrapper: Any, watched: Watched) -> Parted | None:
 
 
 def loss_scale(wrapper: Any) -> float | None:
-    """The loss scale; None where losses are not scaled."""
+    """The wrapper's loss scale; None if it does not scale losses."""
     return float(wrapper.loss_scale) if getattr(wrapper, "dtype", None) == torch.float16 else None
 
 
 def has_skipped(wrapper: Any) -> bool:
-    """Whether it has left its last step out, because of an overflow."""
+    """Whether the wrapper skipped its last step because of an overflow."""
     return bool(getattr(wrapper, "overflow", False))
 
 
 def stepped(wrapper: Any) -> Iterator[tuple[torch.Tensor, Part]]:
-    """The parameters of the model that its optimizer steps, each with the part of its master that this rank has.
+    """The parameters of the model that the wrapper's optimizer steps, each with this rank's part of its master.
 
-    Raises AttributeError, LookupError or ValueError if this version keeps them in another way.
+    Raises AttributeError, LookupError or ValueError for an unknown version of DeepSpeed.
     """
     if hasattr(wrapper, "sub_group_to_group_id"):
         for subgroup, parameters in enumerate(wrapper.fp16_groups):
@@ -137,7 +137,7 @@ def stepped(wrapper: Any) -> Iterator[tuple[torch.Tensor, Part]]:
 
 
 def cuts(wrapper: Any, parameter: Any, part: Part) -> list[tuple[int, int]]:
-    """Where in a parameter the part of each rank begins and ends. Raises as `stepped` does."""
+    """The start and end of each rank's part within a parameter. Raises the same errors as `stepped`."""
     if hasattr(parameter, "ds_tensor"):
         ranks, most = torch.distributed.get_world_size(parameter.ds_process_group), parameter.ds_tensor.ds_numel
         borders = [(most * rank, most * (rank + 1)) for rank in range(ranks)]
@@ -146,7 +146,7 @@ def cuts(wrapper: Any, parameter: Any, part: Part) -> list[tuple[int, int]]:
         groups = next(getattr(wrapper, name) for name in named if hasattr(wrapper, name))
         shares = groups[part.group]
         if len({one.untyped_storage().data_ptr() for one in [parameter, *shares]}) > 1:
-            raise ValueError("a parameter is not in the flat tensor of its group")
+            raise ValueError("a parameter is outside the flat tensor of its group")
         begins = [one.storage_offset() - parameter.storage_offset() for one in shares]
         borders = [(begin, begin + one.numel()) for begin, one in zip(begins, shares, strict=True)]
     return [(min(max(0, begin), part.size), min(max(0, end), part.size)) for begin, end in borders]
@@ -159,7 +159,7 @@ def _frozen(parameter: torch.Tensor) -> Part:
 
 
 def _of_stage_3(parameter: Any, flat: torch.Tensor, start: int, group: int | None) -> Part:
-    """The rank's part of a parameter, which is split into equal parts; the last ones may be shorter or empty."""
+    """This rank's part of a parameter that is split into equal parts; the last ones may be shorter or empty."""
     most, size = parameter.ds_tensor.ds_numel, parameter.ds_numel
     at = min(most * torch.distributed.get_rank(parameter.ds_process_group), size)
     return Part(flat, start, min(most, size - at), at, size, group)

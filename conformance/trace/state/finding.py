@@ -1,4 +1,4 @@
-"""Finds parameters in a module, the elements of them that are read, copies of them, and samples in inputs."""
+"""Finds a module's parameters, their readable elements and copies, and samples in inputs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from conformance.trace.values import Number, elements, own_part, picked, places,
 
 
 def master_of(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torch.Tensor | None:
-    """The candidate of which `used` is a copy in another format; else `used`."""
+    """The candidate that `used` copies in another format; else `used`."""
     others = (one for one in candidates if one is not None and used is not None and one.dtype != used.dtype)
     return next((one for one in others if are_equal(used, one) or _is_shard(one, used)), used)
 
 
 def or_stepped(used: torch.Tensor | None, stepped: torch.Tensor | None) -> torch.Tensor | None:
-    """`used`, or what is stepped of it while it has no values."""
+    """`used`, or the `stepped` part while `used` has no values."""
     return used if used is None or own_part(used).numel() else stepped
 
 
 def cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The leaf that a tensor of a graph was cast from, with no other operation in between."""
+    """The leaf from which a tensor of a graph was cast, without other operations; else None."""
     cast = None if tensor is None else tensor.grad_fn
     if cast is None or cast.name() != "ToCopyBackward0":
         return None
@@ -33,15 +33,15 @@ def cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a module and those within it have as parameters, by name, but not what parametrizations compute others from.
-    In a functional call these are tensors."""
+    """The parameters of a module and its submodules by name, without the originals of parametrizations. In a functional
+    call they are tensors."""
     if not module._modules:
         return {name: one for name, one in module._parameters.items() if one is not None}
     return {name: one for name, one in module.named_parameters() if "parametrizations" not in name.split(".")}
 
 
 def parametrized(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """The tensor that a parametrization computes the one of this name from, if it does so from one."""
+    """The original from which a parametrization computes the tensor of this name; None unless there is exactly one."""
     owner, _, leaf = name.rpartition(".")
     try:
         home = module.get_submodule(owner)
@@ -52,12 +52,12 @@ def parametrized(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def tensor_at(module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None) -> torch.Tensor | None:
-    """What is called so in a module, or in one within it."""
+    """The tensor of this dotted name in a module."""
     owner, _, leaf = name.rpartition(".")
     try:
         home = module.get_submodule(owner)
-        # DeepSpeed gathers a parameter that is looked up like an attribute, which would be a collective of ours.
-        known: Any = home._parameters  # Of a scripted module, no dict.
+        # Attribute lookup would make DeepSpeed gather the parameter, with a collective of the recorder's.
+        known: Any = home._parameters  # A scripted module has no dict here.
         own = dict.get(known, leaf) if isinstance(known, dict) else None
         value = getattr(home, leaf, otherwise) if own is None else own
     except AttributeError:
@@ -69,12 +69,12 @@ def are_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return False
     one, other = own_part(one), own_part(other)
-    # What has no values is equal to nothing.
+    # Tensors without values equal nothing.
     return one.numel() > 0 and one.shape == other.shape and torch.equal(one, other.to(one))
 
 
 def _is_shard(one: torch.Tensor, used: torch.Tensor | None) -> bool:
-    """Whether `one` is what this rank holds of a tensor that was gathered into `used`, in another format."""
+    """Whether `one` is this rank's shard of a tensor that was gathered into `used`, in another format."""
     at = None if used is None else places(one)
     if used is None or at is None:
         return False
@@ -83,7 +83,7 @@ def _is_shard(one: torch.Tensor, used: torch.Tensor | None) -> bool:
 
 
 def is_part(one: torch.Tensor, whole: torch.Tensor | None) -> bool:
-    """Whether `one` is what this rank holds of a copy of `whole`, which may be nothing."""
+    """Whether `one` is this rank's shard, perhaps empty, of a copy of `whole`."""
     at = None if whole is None or one.shape != whole.shape else places(one)
     if whole is None or at is None:
         return False
@@ -92,13 +92,13 @@ def is_part(one: torch.Tensor, whole: torch.Tensor | None) -> bool:
 
 
 MOST_ELEMENTS = 4096
-"""Values are read of models up to this size."""
+"""The size of the largest models whose values are read."""
 
 
 class Elements:
-    """Of parameters that have these `shapes`, of which a model uses the elements `used`, or all where it is None.
+    """The elements of parameters with these `shapes`. A model uses only the elements `used`, or all if that is None.
 
-    is_readable: whether they are so few that values are read.
+    is_readable: whether the used elements are few enough to read their values.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], used: Sequence[tuple[int, ...] | None]) -> None:
@@ -109,7 +109,7 @@ class Elements:
         self.is_readable = sum(read) <= MOST_ELEMENTS
 
     def values(self, tensors: Sequence[torch.Tensor | None]) -> list[Number]:
-        """Those of all parameters, or of their gradients: `tensors` are either."""
+        """The values of `tensors`: all parameters, or all their gradients."""
         if not any(self._used):
             return values(tensors, self.sizes)
         flat: list[Number] = []
@@ -118,14 +118,14 @@ class Elements:
         return flat
 
     def sight(self, number: int, tensor: torch.Tensor) -> list[Number]:
-        """The elements of the parameter `number` that the model uses, or of its gradient: `tensor` is either."""
+        """The used elements of `tensor`: the parameter `number` or its gradient."""
         used = self._used[number]
         return elements(tensor if used is None else own_part(tensor).flatten()[list(used)])
 
     def held(self, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
-        """The positions of the elements that this rank holds of `tensors`; None if none is split over the ranks."""
+        """The positions of the elements that this rank holds of `tensors`; None if they are not split over ranks."""
         split = [None if one is None else places(one) for one in tensors]
-        # Of a large parameter, which elements are where is not followed.
+        # The positions of a large parameter's elements are not tracked.
         is_followed = all(at is None or used is None for at, used in zip(split, self._used, strict=False))
         if all(at is None for at in split) or not is_followed:
             return None
@@ -140,7 +140,7 @@ class Elements:
 class Rows:
     """Finds input rows among the samples. Compares them in the dtype of the inputs, which a trainer may cast.
 
-    Samples that are equal in that dtype cannot be told apart: none of them is found.
+    Samples that are equal in that dtype are ambiguous, so they are never found.
     """
 
     def __init__(self, x: list[list[float]]) -> None:

@@ -1,4 +1,4 @@
-"""Changes of gradients that no recorded call explains: clipping, division or zeroing by hand."""
+"""Finds changes of gradients that no recorded call explains: clipping, division or zeroing by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.trace.state.watched import Found, Watched
 from conformance.trace.values import Number, own_part
 
 Seen: TypeAlias = list[Any]
-"""Of each parameter: its gradient's values or, in a large model, a stamp of it; None without a gradient."""
+"""For each parameter: its gradient's values or, in a large model, the gradient's stamp; None without a gradient."""
 
 _MOST_PARAMETERS = 8
 _PROBE = 16
@@ -22,7 +22,7 @@ _ROUNDINGS = 4
 
 @dataclass(frozen=True)
 class Change:
-    """Changes of gradients since the event `since`: which were cleared, and which changed otherwise.
+    """Changes of gradients since the event `since`: parameters with cleared gradients, and with otherwise changed ones.
 
     set_to_none: whether the cleared gradients were set to None; None if only some were.
     factor: the factor by which all changed gradients were multiplied, None if there is no such factor, "nan" if they
@@ -37,10 +37,10 @@ class Change:
 
 
 class Gradients:
-    """Looks at the `.grad` of the watched parameters, and remembers what it saw.
+    """Remembers the `.grad` of the watched parameters, to find changes.
 
-    It compares the gradients of a small model by value. For a large model it compares identity and version of some
-    gradients, spread evenly, and misses changes through `.grad.data`, which do not count as a version.
+    Compares the gradients of a small model by value. For a large model, compares identity and version of some
+    gradients, spread evenly, and misses changes through `.grad.data`, which make no new version.
 
     since: the event after which they were last known.
     is_stale: whether a collective is changing them. Until it has finished, other changes are not reported.
@@ -57,7 +57,7 @@ class Gradients:
         self.is_stale = True
 
     def look(self, seq: int) -> Change | None:
-        """What has changed since they were last known; `seq` is the last event."""
+        """The changes since the gradients were last known; `seq` is the last event."""
         if self._payloads.are_changing_gradients or self.is_stale or self._watched.current is not self._parameters:
             self.known(seq)
             return None
@@ -68,7 +68,7 @@ class Gradients:
         changed = [
             _Change(number, parameter, old, new)
             for (number, parameter), old, new in zip(self._looked_at, before, now, strict=True)
-            # Zeros in place of none clear nothing.
+            # Zeros instead of no gradient clear nothing.
             if old != new and not (old is None and _is_zero(parameter.grad))
         ]
         if not changed:
@@ -85,7 +85,7 @@ class Gradients:
         )
 
     def known(self, seq: int, *, are_zero: bool = False) -> None:
-        """Take the gradients after the event `seq` as known; `are_zero`: they were zeroed."""
+        """Take the current gradients, after the event `seq`, as known; `are_zero`: they were zeroed."""
         if self._watched.current is not self._parameters:
             self._parameters = self._watched.current
             self._looked_at = self._choose()
@@ -95,8 +95,8 @@ class Gradients:
             self._zeroed = self._seen
 
     def state(self) -> str | None:
-        """What all trained parameters have that backwards add to: "none", "zero" or "some"; None without a model. Those
-        that are stepped had it when last looked at."""
+        """The gradients to which backwards add, of all trained parameters: "none", "zero" or "some"; None without a
+        model. For stepped parameters, as of the last look."""
         computing = self._watched.computing
         if computing is not self._watched.current:
             gradients = [one.grad for one in computing if one is not None and one.requires_grad]
@@ -133,7 +133,7 @@ def _stamp(number: int, gradient: torch.Tensor) -> Stamp:
 
 @dataclass(eq=False)
 class _Change:
-    """What became of the values, or of the stamp, of a parameter's gradient."""
+    """The old and new values, or stamps, of a parameter's gradient."""
 
     number: int
     parameter: torch.Tensor
@@ -142,8 +142,8 @@ class _Change:
 
 
 def _cleared(changes: list[_Change]) -> list[_Change]:
-    """Those that cleared gradients. What comes out as zero beside gradients that became something else, or in place of
-    numbers that are not finite, has been computed."""
+    """The changes that cleared gradients. Zeros do not count if other gradients changed to something else or if they
+    replace non-finite numbers, because then they were computed."""
     to_none = [change for change in changes if change.parameter.grad is None]
     to_zero = [change for change in changes if change.parameter.grad is not None and _is_zero(change.parameter.grad)]
     is_computed = len(to_none) + len(to_zero) < len(changes) or any(map(_was_not_finite, to_zero))
@@ -151,13 +151,13 @@ def _cleared(changes: list[_Change]) -> list[_Change]:
 
 
 def _was_not_finite(change: _Change) -> bool:
-    # Nothing is known of the values behind a stamp.
+    # A stamp does not know values.
     return not isinstance(change.old, Stamp) and any(isinstance(value, str) for value in change.old or ())
 
 
 def _factor(changes: list[_Change]) -> Number:
-    """What all elements of these gradients were multiplied by, up to rounding; None if there is no such factor, "nan"
-    if they were not finite and now are."""
+    """The factor by which all elements of these gradients were multiplied, up to rounding; None if there is no such
+    factor, "nan" if they were not finite and now are."""
     if any(map(_was_not_finite, changes)) and not any(isinstance(now, str) for one in changes for now in one.new or ()):
         return "nan"
     if not all(change.old and change.new for change in changes):
@@ -178,5 +178,5 @@ def _is_zero(gradient: torch.Tensor | None) -> bool:
     if gradient is None:
         return True
     part = own_part(gradient)
-    # Most gradients show at once that they are not.
+    # Most gradients have a nonzero element among the first ones.
     return not part.flatten()[:_PROBE].any() and not part.any()

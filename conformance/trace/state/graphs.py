@@ -1,4 +1,4 @@
-"""The graphs that backwards begin in, the loss scale that a loss carries, and the forwards that a backward reaches."""
+"""Tracks the graphs where backwards start, the scale of a loss, and the forwards that a backward reaches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from conformance.trace.values import Number, elements, tensors_in
 
 
 def saved(node: Any, name: str) -> Any:
-    """What `node` has saved by this name; None if it has not, or if hooks keep it: they may compute it again as
-    checkpointing does, read it from a disk, or hand it out only once. A Python number is never with them."""
-    # Torch 2.6 does not tell whether there are hooks.
+    """The value that `node` saved under this name. None if it saved none, or if hooks keep it: they may recompute it as
+    checkpointing does, read it from a disk, or return it only once. Hooks never keep Python numbers."""
+    # Torch 2.6 does not show hooks.
     if getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", None) is not None:
         return None
     return getattr(node, f"_saved_{name}", None)
@@ -29,24 +29,24 @@ _MOST_NODES = 64
 
 
 class Graphs:
-    """Numbers graphs by their roots, the nodes where backwards begin, and finds those that are in another one."""
+    """Numbers graphs by their roots, the nodes where backwards start, and finds graphs inside others."""
 
     def __init__(self) -> None:
         self._count = 0
         self._alive = weakref.WeakSet[_Root]()
 
     def number(self, root: Any) -> int:
-        """The number of the graph with this root, a new one at first sight. A leaf, which is None, is always new."""
-        # Python's object for a node comes and goes; its metadata stay with the node.
+        """The number of the graph with this root, new at first sight. None stands for a leaf, and is always new."""
+        # Python's object for a node is temporary; its metadata stay with the node.
         known = _Root(self._count) if root is None else root.metadata.setdefault(_ROOT, _Root(self._count))
         self._alive.add(known)
         self._count = max(self._count, known.number + 1)
         return known.number
 
     def contained(self, root: Any, through: Callable[[Any], bool] = lambda _: True) -> list[int]:
-        """The earlier graphs that this one goes through again, near its root. through: the nodes to look behind."""
+        """The earlier graphs that this one traverses again, near its root. through: the nodes to search behind."""
         found: set[int] = set()
-        # Walking takes long, and mostly there is nothing to find: a graph lives no longer than its loss.
+        # The search takes long and mostly finds nothing, because a graph lives only as long as its loss.
         queue = deque([root] if root is not None and len(self._alive) > 1 else [])
         for _ in range(_MOST_NODES):
             if not queue:
@@ -75,7 +75,7 @@ _LINEAR = {
     )
     for variant in (0, 1)
 }
-"""What a loss passes on its way from `scale` to `backward`: sums, division by a length, casts."""
+"""Operations on a loss between `scale` and `backward`: sums, division by a length, casts."""
 
 
 def mark(tensors: Any, factor: float) -> None:
@@ -87,9 +87,9 @@ def mark(tensors: Any, factor: float) -> None:
 
 
 def carried(root: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
-    """The product of the scales that went into a loss, given by its node of the graph; None if there are none.
+    """The product of the scales in a loss, given by its node of the graph; None if there are none.
 
-    They went in by `mark`, or by hand: as a factor that is the scale of one of `scalers`.
+    A scale is set by `mark`, or by hand as a factor equal to the scale of one of `scalers`.
     """
     product = None
     queue = deque([root] if root is not None else [])
@@ -108,27 +108,27 @@ def carried(root: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
 
 
 def _factor(node: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
-    """The scale of one of `scalers` that this product multiplies by."""
+    """The factor of this product that is the scale of one of `scalers`."""
     if not scalers:
         return None
-    # A factor of 1 by hand would be any factor of 1.
+    # A factor of 1 proves no scaling.
     scales = {scaler.get_scale() for scaler in scalers} - {1.0}
     try:
         found = [saved(node, name) for name in ("self", "other")]
     except RuntimeError:
-        # Freed by the backward before, so this one will fail and say so.
+        # An earlier backward freed the graph, so this one will fail by itself.
         return None
     factors = [tensor.item() for tensor in found if isinstance(tensor, torch.Tensor) and tensor.numel() == 1]
     return next((factor for factor in factors if factor in scales), None)
 
 
-#: What tells a loss from another one is in the first windows, and reading takes time.
+#: The first windows suffice to distinguish losses, and reading takes time.
 _MOST_FORWARDS, _MOST_VALUES = 32, 64
 
 
 class Reached(NamedTuple):
-    """A forward that a backward reached: what the model put out, and the loss's gradient with respect to it; [] where
-    they were not read."""
+    """A forward that a backward reached: the model's outputs, and the loss's gradients with respect to them; [] if not
+    read."""
 
     outputs: list[Number]
     gradients: list[Number]
@@ -144,12 +144,11 @@ class Flow:
         self._handles: list[RemovableHandle] = []
         self._backwards = Nested[dict[int, Reached]]()
         self.backward = self._backwards.inside
-        """Within `backward(reached)` this thread goes backward; `reached` grows by the forwards that it reaches, by
-        their numbers."""
+        """`backward(reached)`: a context for a backward of this thread, which adds the forwards that it reaches to
+        `reached`, by number."""
 
     def follow(self, forward: int, output: Any) -> None:
         """Notice when a backward reaches `output` of the forward with this number."""
-
         outputs = _read(output) if forward < _MOST_FORWARDS else []
 
         def reached(gradients: Any) -> None:
@@ -170,7 +169,7 @@ class Flow:
 
 
 def _read(tensor: Any) -> list[Number]:
-    """The elements of a small, ordinary tensor; [] of any other."""
+    """The elements of a small, ordinary tensor; [] for any other."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.is_floating_point():
         return []
     if tensor.numel() > _MOST_VALUES or torch._C._functorch.is_functorch_wrapped_tensor(tensor):

@@ -1,4 +1,4 @@
-"""Asynchronous collectives whose handles a trainer got, and has not waited for."""
+"""Tracks asynchronous collectives whose handles a trainer got but has not waited for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from conformance.trace.values import storage
 
 @dataclass(frozen=True)
 class _Issued:
-    """What was issued in a group, and noted as the event ``seq``. Waiting for it also waits for what came before it in
-    the group, if ``ends_all``. ``writes_to``: memory, which is not kept alive. ``handle`` gives the trainer's, until it
-    drops it; None where who waits names the memory, and gets no handle."""
+    """A collective or receive of a group, noted as the event ``seq``. ``ends_all``: whether waiting for it also waits
+    for earlier ones of the group. ``writes_to``: memory, not kept alive. ``handle`` returns the trainer's handle, until
+    the trainer drops it; None if one waits for the memory, without a handle."""
 
     seq: int
     group: Hashable
@@ -28,26 +28,26 @@ class _Issued:
 
 
 class Handles:
-    """Knows which collectives and receives may still be under way, because nobody has waited for their handles."""
+    """Knows the collectives and receives that may still run, because nobody has waited for their handles."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _Issued] = {}
         self._noted: dict[int, int] = {}
 
     def noted(self, seq: int) -> None:
-        """This thread has noted, as the event `seq`, what it is about to issue."""
+        """This thread has noted the event `seq` for the collective that it will issue next."""
         self._noted[get_ident()] = seq
 
     def issuing(self) -> None:
-        """This thread is going to call a function that issues something."""
+        """This thread will call a function that issues a collective."""
         self._noted.pop(get_ident(), None)
 
     def issued(self, handle: Any, group: Hashable, tensors: Iterable[torch.Tensor], *, ends_all: bool = False) -> None:
-        """The trainer got `handle` for what this thread has noted since `issuing`, which writes to `tensors`; None:
-        torch has kept it with these."""
+        """The trainer got `handle` for the collective noted in this thread since `issuing`, which writes to `tensors`.
+        None: torch keeps the handle with these."""
         seq = self._noted.pop(get_ident(), None)
         tensors = list(tensors)
-        # On a GPU streams order what happens, and the trainer may wait for those.
+        # On a GPU, streams order the work, and the trainer may wait for a stream instead.
         if seq is None or not all(tensor.is_cpu for tensor in tensors):
             return
         memory = [StorageWeakRef(storage(tensor)) for tensor in tensors]
@@ -58,15 +58,15 @@ class Handles:
         self._pending[seq] = _Issued(seq, group, ends_all, memory, given)
 
     def waited_for(self, tensor: torch.Tensor) -> None:
-        """The trainer has waited for whatever torch has kept with this memory."""
+        """The trainer has waited for the collectives that torch keeps with this tensor's memory."""
         memory = storage(tensor)._cdata
         for issued in list(self._pending.values()):
             if issued.handle is None and any(reference.cdata == memory for reference in issued.writes_to):
                 del self._pending[issued.seq]
 
     def waited(self, handle: Any) -> None:
-        """The trainer has waited for a handle, has seen that it is completed, or has asked for its future, which may
-        be waited for anywhere."""
+        """The trainer has waited for a handle, seen that it is done, or taken its future, for which any code may
+        wait."""
         pending = [*self._pending.values()]
         issued = next((one for one in reversed(pending) if one.handle is not None and one.handle() == handle), None)
         if issued is None:
@@ -76,7 +76,7 @@ class Handles:
                 self._pending.pop(one.seq, None)
 
     def unfinished(self, tensors: Iterable[torch.Tensor]) -> dict[str, list[int]]:
-        """The fields `unfinished` and `unfinished_elsewhere` of a step that uses `tensors`; without what is empty."""
+        """The fields `unfinished` and `unfinished_elsewhere` of a step that uses `tensors`, unless empty."""
         if not self._pending:
             return {}
         memory = {storage(tensor)._cdata for tensor in tensors}

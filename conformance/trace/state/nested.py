@@ -1,4 +1,4 @@
-"""The activities in progress, one inside the other, in each thread; DDP's forwards are among them."""
+"""Tracks nested activities in progress in each thread, such as DDP's forwards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class Nested(Generic[T]):
-    """The activities of this thread that have begun and not ended. Iterates from the innermost.
+    """The activities in progress in this thread. Iterates from the innermost.
 
-    A thread that Python did not start, such as those of autograd's engine on a GPU, works for others: it is inside the
+    Threads that Python did not start, such as the autograd engine's on a GPU, work for others, so they are inside the
     activities of all threads.
     """
 
@@ -24,14 +24,14 @@ class Nested(Generic[T]):
         self._entered: list[_Entered[T]] = []
 
     def inside(self, what: T) -> AbstractContextManager[None]:
-        """Within this, `what` is being done."""
+        """A context in which `what` is active."""
         return _Entered(what, self._entered)
 
     def __iter__(self) -> Iterator[T]:
         return iter([entered.what for entered in reversed(self._own())])
 
     def __contains__(self, what: object) -> bool:
-        # Asked often, and mostly of what nobody is doing.
+        # The first comparison is cheap: mostly no thread is in this activity.
         for entered in self._entered:
             if entered.what == what:
                 return any(own.what == what for own in self._own())
@@ -48,7 +48,7 @@ class Nested(Generic[T]):
 
 
 class _Entered(Generic[T]):
-    """Contexts of several threads, or of steps that were interrupted, need not end in order: each removes itself."""
+    """An activity. It removes itself, because contexts of several threads or interrupted steps may end unordered."""
 
     __slots__ = ("_all", "thread", "what")
 
@@ -65,7 +65,7 @@ class _Entered(Generic[T]):
 
 
 class Wrappers:
-    """Knows the wrappers whose forward is running, and the one that the model's last forward came through."""
+    """Knows the wrappers whose forward is running, and the wrapper of the model's last forward."""
 
     def __init__(self) -> None:
         self._running = Nested[torch.nn.Module]()
@@ -73,13 +73,13 @@ class Wrappers:
         self._last: weakref.ref[torch.nn.Module] | None = None
 
     def enter_model(self) -> torch.nn.Module | None:
-        """A training forward of the model begins; the result is the wrapper that called it, if any."""
+        """Start a training forward of the model; returns the wrapper that called it, if any."""
         wrapper = next(iter(self._running), None)
         self._last = None if wrapper is None else weakref.ref(wrapper)
         return wrapper
 
     @property
     def syncs(self) -> bool | None:
-        """Whether DDP would average in a backward: the flag of the last forward's wrapper, as it is now."""
+        """Whether DDP would average in a backward: the current flag of the last forward's wrapper; None without DDP."""
         flag = getattr(None if self._last is None else self._last(), "require_backward_grad_sync", None)
         return flag if isinstance(flag, bool) else None

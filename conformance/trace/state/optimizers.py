@@ -1,4 +1,4 @@
-"""What an optimizer holds: settings, parameters, parts of masters in flat tensors, and a state of each."""
+"""Reads optimizers: settings, parameters, parts of masters in flat tensors, and states."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from conformance.trace.values import number, own_part, placed, tensors_in
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank has of a parameter of `size` elements: those from `at` on are the `length` elements of `flat` from
-    `start` on. `group`: that of the optimizer which steps it, None if none does."""
+    """A rank's part of a parameter of `size` elements: its elements from `at` on are the `length` elements of `flat`
+    from `start` on. `group`: the optimizer's group that steps it, None if frozen."""
 
     flat: torch.Tensor
     start: int
@@ -26,32 +26,32 @@ class Part:
     group: int | None
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The same elements of a tensor that has the places of `flat`, such as its gradient."""
+        """The same elements of a tensor laid out like `flat`, such as its gradient."""
         return placed(own_part(flat).flatten()[self.start : self.start + self.length], self.at, self.size)
 
 
 class Parted(torch.optim.Optimizer):
-    """Shows an `inner` optimizer of flat tensors as one of their parts. It steps nothing.
+    """Presents an `inner` optimizer of flat tensors as an optimizer of their parts. It steps nothing itself.
 
-    parts: of each parameter of the watched model in order.
+    parts: the part of each parameter of the watched model, in order.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
-        # Torch's own constructor takes no parameters of others' groups, and counts as a call of the trainer's.
+        # Torch's constructor would reject the tensors of the inner groups, and count as a call of the trainer.
         self.inner, self._parts = inner, parts
         self.state, self.defaults = inner.state, inner.defaults
         self.tensors = tuple(part.of(part.flat) for part in parts)
         self.take()
 
     def take(self) -> None:
-        """Take over the groups, and where the values are now."""
+        """Read the inner optimizer's groups, and the current memory of the values."""
         self._groups = list(self.inner.param_groups)
         for part, tensor in zip(self._parts, self.tensors, strict=True):
             tensor.data, tensor.grad = part.of(part.flat), None
         self._settle()
 
     def take_gradients(self) -> None:
-        """Take those that the flat tensors have now, where one has any, and the settings."""
+        """Read the current gradients of the flat tensors, if any, and the settings."""
         for part, tensor in zip(self._parts, self.tensors, strict=True):
             if part.group is not None and part.flat.grad is not None:
                 tensor.grad = part.of(part.flat.grad)
@@ -59,7 +59,7 @@ class Parted(torch.optim.Optimizer):
 
     def _settle(self) -> None:
         grouped = [(part.group, tensor) for part, tensor in zip(self._parts, self.tensors, strict=True)]
-        # A wrapper may leave the inner optimizer but one of its groups in a step.
+        # During a step, a wrapper may leave the inner optimizer only one of its groups.
         self.param_groups: list[dict[str, Any]] = [
             {**group, "params": [tensor for at, tensor in grouped if at == number]}
             for number, group in enumerate(self._groups)
@@ -67,12 +67,12 @@ class Parted(torch.optim.Optimizer):
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The class that computes its steps."""
+    """The class that computes the optimizer's steps."""
     return type(optimizer.inner if isinstance(optimizer, Parted) else optimizer)
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside a framework's wrapper, which is an optimizer itself and keeps it under this name."""
+    """The optimizer inside framework wrappers, which are optimizers with an attribute `optimizer`."""
     inner = getattr(optimizer, "optimizer", None)
     return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
@@ -83,7 +83,7 @@ def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def digest(optimizer: torch.optim.Optimizer) -> str:
-    """Of what the optimizer keeps for each of its parameters and reads in a step."""
+    """A digest of the optimizer's state that its steps read."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     kept = [
         [
@@ -101,12 +101,12 @@ def _plain(value: Any) -> Any:
 
 
 def bytes_kept(optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """The bytes of all that this rank keeps for their parameters, but for counts of steps. A wrapper may show the state
-    of the optimizer in it, which counts once."""
+    """The bytes of state that this rank keeps for the optimizers' parameters, except step counts. State that a wrapper
+    shares with its inner optimizer counts once."""
     kept = {
         id(tensor): tensor
         for optimizer in optimizers
-        # A class of the trainer's own may have anything under this name.
+        # A trainer's own class may have anything under this name.
         if isinstance(states := getattr(optimizer, "state", None), dict)
         for state in states.values()
         if isinstance(state, dict)
@@ -117,12 +117,12 @@ def bytes_kept(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     return sum(part.numel() * part.element_size() for part in map(own_part, kept.values()))
 
 
-# Asked of each setting in each step, where a union would be made each time.
+# A constant, because evaluating a union for each setting in each step takes time.
 _NUMBERS = (int, float)
 
 
 def algorithm(optimizer: torch.optim.Optimizer) -> str | None:
-    """The torch optimizer that its class is, or is derived from; None if it is none of torch's."""
+    """The torch optimizer that its class is or derives from; None for other optimizers."""
     for kind in kind_of(optimizer).__mro__:
         if kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer:
             return kind.__name__
@@ -132,18 +132,18 @@ def algorithm(optimizer: torch.optim.Optimizer) -> str | None:
 def settings(
     optimizer: torch.optim.Optimizer, numbers: Callable[[Iterable[torch.Tensor]], Sequence[int]]
 ) -> list[dict[str, Any]]:
-    """The settings of each group that holds parameters which have `numbers`."""
+    """The settings of each group with parameters that have `numbers`."""
     return [of_group(group) for group in optimizer.param_groups if numbers(group["params"])]
 
 
 def of_group(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of one group; those that are no numbers are left out."""
+    """The settings of one group that are numbers, or lists of numbers."""
     values = {name: _setting(value) for name, value in group.items() if name != "params"}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def without_rates(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` but for the learning rate, which schedules change."""
+    """`settings` without the learning rate, which schedules change."""
     return {name: value for name, value in settings.items() if name not in ("lr", "initial_lr")}
 
 

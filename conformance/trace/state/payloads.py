@@ -1,4 +1,4 @@
-"""What collectives and messages carry, and the buffers of the trainer's that hold copies of gradients or parameters."""
+"""Finds the payloads of collectives and messages: gradients, parameters, and the trainer's copies of these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.trace.values import own_part, storage
 
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 
-# Whoever looks for handles that the trainer has not waited for must not find this one looking.
+# The original, because a call of the replaced method would count as the trainer's waiting.
 _is_completed = Work.is_completed
 
 _HALF = torch.finfo(torch.bfloat16).eps
@@ -24,36 +24,36 @@ _HALF = torch.finfo(torch.bfloat16).eps
 
 
 class Payloads:
-    """Tracks what collectives carry if their payload does not show it, which may still write to gradients, and which of
-    the trainer's buffers hold copies of gradients or parameters.
+    """Tracks hidden payloads of collectives, collectives that may still write to gradients, and the trainer's buffers
+    that are copies of gradients or parameters.
 
     A ring sends a flat copy of the gradients piece by piece, and adds to the pieces between messages. So a buffer that
-    held such a copy counts as one until the next training forward.
+    was such a copy counts as one until the next training forward.
     """
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._carried = Nested[str | None]()
         self._under_way: list[Work] = []
-        # Not by address: the address of a freed buffer may be reused.
+        # Not by address, because the address of a freed buffer may be reused.
         self._copies: dict[StorageWeakRef, str] = {}
         self.carrying = self._carried.inside
-        """Within `carrying(what)` collectives carry `what`: a framework fills buffers of its own with it."""
+        """`carrying(what)`: a context in which a framework's collectives carry `what`, in its own buffers."""
 
     def of(self, tensors: Sequence[torch.Tensor], *, reduces: bool) -> tuple[str | None, bool]:
-        """What a collective carries, and whether it is the trainer itself that reduces gradients with it."""
+        """The payload of a collective, and whether the trainer itself reduces gradients with it."""
         for what in self._carried:
             return what, False
         seen = self.seen_in(tensors, reduces=reduces)
         return seen, seen == GRADIENTS
 
     def seen_in(self, tensors: Sequence[torch.Tensor], *, reduces: bool = False) -> str | None:
-        """What shares its memory with `tensors`, of the watched model: GRADIENTS or PARAMETERS.
+        """GRADIENTS or PARAMETERS if those of the watched model share memory with `tensors`; else None.
 
         Copies of gradients, of all or of one parameter, count if the collective reduces them.
         """
         with self._watched.reading:
-            # Looking for memory takes long in a model of many parameters that are averaged one by one.
+            # Comparing memory takes long in a model with many parameters that are averaged one by one.
             if self._watched.owners(tensors):
                 return GRADIENTS
             gradients, parameters = self.originals()
@@ -65,8 +65,8 @@ class Payloads:
             return GRADIENTS if any(_is_multiple(tensors, of) for of in copied) else None
 
     def copied_in(self, tensors: Sequence[torch.Tensor], *, is_filled: bool) -> str | None:
-        """What the buffers of `tensors` hold copies of. `is_filled`: False for a receive, whose buffer has no content
-        yet."""
+        """GRADIENTS or PARAMETERS if a buffer of `tensors` is a copy of those; else None. `is_filled`: False for a
+        receive, whose buffer has no content yet."""
         for tensor in tensors:
             memory = StorageWeakRef(storage(tensor))
             if is_filled and memory not in self._copies and (what := self._copied(tensor)) is not None:
@@ -76,11 +76,11 @@ class Payloads:
         return None
 
     def forget_copies(self) -> None:
-        """A training forward begins."""
+        """Forget copies, when a training forward starts."""
         self._copies.clear()
 
     def _copied(self, tensor: torch.Tensor) -> str | None:
-        """What the memory of `tensor` copies: gradients or parameters, of all or of one parameter; None if neither."""
+        """The originals that the memory of `tensor` copies, all or those of one parameter; None if it is no copy."""
         own = own_part(tensor)
         if not self._watched.is_readable or not own.is_floating_point():
             return None
@@ -92,7 +92,7 @@ class Payloads:
         return None
 
     def zeros(self, tensors: Sequence[torch.Tensor], of: str | None) -> dict[str, bool]:
-        """The field ``zeros``: whether these hold nothing else. Without it unless they may be gradients."""
+        """The field ``zeros``: whether all elements are zero; {} unless `tensors` may be gradients."""
         parts = [own_part(tensor) for tensor in tensors if tensor.is_floating_point()]
         size = sum(part.numel() for part in parts)
         if not size or not self._watched.is_readable or size > MOST_ELEMENTS:
@@ -103,12 +103,12 @@ class Payloads:
         return {}
 
     def originals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The gradients that there are, and the parameters of the watched model."""
+        """The existing gradients and the parameters of the watched model."""
         parameters = [parameter for parameter in self._watched.exchanged if parameter is not None]
         return [parameter.grad for parameter in parameters if parameter.grad is not None], parameters
 
     def issued(self, work: Work) -> None:
-        """The trainer has issued a collective on gradients, which may write to them until it is done."""
+        """Track a collective on gradients that the trainer has issued, which may write to them until it is done."""
         self._under_way.append(work)
 
     @property
@@ -120,22 +120,22 @@ class Payloads:
 
 
 def _each_and_all(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """All of `tensors`, and each by itself: what a copy may be one of."""
+    """The possible originals of a copy: all `tensors`, and each one separately."""
     return [tensors, *([tensor] for tensor in tensors)]
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Of the memory that `tensor` lies in; 0 if it has none."""
+    """The address of the memory of `tensor`; 0 if it has none."""
     return storage(tensor).data_ptr()
 
 
 def _is_multiple(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
-    """Whether `tensors` hold the values of `of`, up to rounding and, if there are several values, up to one factor."""
+    """Whether `tensors` have the values of `of`, up to rounding and, if there are several values, up to one factor."""
     copies, originals = ([own_part(one) for one in given if one.is_floating_point()] for given in (tensors, of))
     if sum(part.numel() for part in copies) != sum(part.numel() for part in originals):
         return False
     copy, original = _flat(copies), _flat(originals)
-    # Zeros are zero times anything.
+    # Zeros would be a multiple of anything.
     if not original.any() or not copy.any():
         return False
     largest = original.abs().argmax()
@@ -148,11 +148,11 @@ def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _holds(whole: torch.Tensor, originals: Sequence[torch.Tensor]) -> bool:
-    """Whether these are the values of `originals`, one after the other, and not just zeros."""
+    """Whether `whole` has the values of `originals`, one after the other, and not only zeros."""
     parts = [own_part(original) for original in originals]
     if whole.numel() != sum(part.numel() for part in parts):
         return False
     # A message of gradients from a GPU may be sent from a buffer on the CPU.
     values = torch.cat([part.flatten().to(whole) for part in parts]) if parts else whole[:0]
-    # torch.equal would take a nan, which an overflow leaves behind, for unequal to itself.
+    # For torch.equal, a nan, as an overflow leaves, is unequal to itself.
     return bool(values.any()) and torch.allclose(whole, values, rtol=0.0, atol=0.0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Where in the user's code something was called."""
+"""Finds the lines of the user's code that led to a call."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(_RECORDERS)), "")
 _NOT_THE_USERS = {"torch", "horovod", "apex", "contextlib", "functools"}
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = {"site-packages", "dist-packages"}
-"""Folders of installed packages. Debian has one of its own."""
+"""Folders of installed packages; the second is Debian's."""
 
 
 @dataclass(frozen=True)
 class _Code:
-    """What all frames of one code object of the user's share. `file`: its path as events name it. `is_installed`:
-    whether it comes with Python or an installed package, or was made while the script runs."""
+    """A code object of the user. `file`: its path as events name it. `is_installed`: whether it belongs to Python or an
+    installed package, or has no file because it was created at runtime."""
 
     itself: CodeType
     path: str
@@ -39,18 +39,18 @@ class _Code:
 
 
 _libraries: dict[int, CodeType] = {}
-"""All code seen in this process that is not the user's; forked processes inherit this knowledge.
+"""All code seen in this process that is not the user's, which forked processes inherit.
 
-By identity: equal code may come from different files.
+By identity, because equal code may be from different files.
 """
 
 
 class Sites:
-    """Finds the calls that led here.
+    """Finds the calls in the user's code on the stack.
 
     trainer_file: the file of the trainer under test as its frames name it (`co_filename`), or None.
-    folders: further ones that files are named from, beside those of `sys.path`.
-    whole_project: whether all code that is not installed is the trainer's own, too.
+    folders: folders besides `sys.path` to which file names may be relative.
+    whole_project: whether all code that is not installed counts as the trainer's own.
     """
 
     def __init__(self, trainer_file: str | None = None, *folders: str, whole_project: bool = False) -> None:
@@ -65,8 +65,8 @@ class Sites:
     def of(self, frame: FrameType | None) -> tuple[Site | None, Site | None]:
         """The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own.
 
-        The autograd engine runs the backward of a GPU in its own thread, where no caller is visible: there the answer
-        is that of the previous event, the beginning of the backward.
+        The autograd engine runs backwards on a GPU in its own thread, where no caller is visible. There the result is
+        that of the previous event, the start of the backward.
         """
         where: Site | None = None
         has_own_files = self.trainer_file is not None or self._whole_project
@@ -80,13 +80,13 @@ class Sites:
         return self._last
 
     def own(self, frame: FrameType | None) -> list[Site]:
-        """All calls in the trainer's own files that led here, the innermost first."""
+        """All calls in the trainer's own files on the stack, innermost first."""
         return [here for code, here in self._calls(frame) if self._is_trainers(code)]
 
     def _calls(self, frame: FrameType | None) -> Iterator[tuple[_Code, Site]]:
-        """All calls in the user's code that led here, the innermost first."""
+        """All calls in the user's code on the stack, innermost first."""
         while frame is not None:
-            # Most frames are of libraries.
+            # Most frames belong to libraries, so these are checked first.
             identity = id(frame.f_code)
             code = None if identity in _libraries else self._known.get(identity) or self._of_user(frame)
             if code is not None:
@@ -97,19 +97,19 @@ class Sites:
         return code.path == self.trainer_file or (self._whole_project and not code.is_installed)
 
     def path(self, file: str) -> str:
-        """Where the file is that sites name so."""
+        """The path of a file that sites name `file`."""
         return os.path.abspath(next((path for path, name in self._files.items() if name == file), file))
 
     def _of_user(self, frame: FrameType) -> _Code | None:
-        """What there is to know of a frame's code, seen for the first time; None if it is not the user's."""
+        """The code of a frame, seen for the first time; None if it is not the user's."""
         itself = frame.f_code
         path = itself.co_filename
         if path != self.trainer_file and not _is_users(frame.f_globals, path):
             _libraries[id(itself)] = itself
             return None
-        # Before Python 3.11 code does not know the class that it is in.
+        # Before Python 3.11 code objects have no qualified name.
         function = getattr(itself, "co_qualname", itself.co_name)
-        # A trainer may change the working directory.
+        # The file name is cached because a trainer may change the working directory.
         file = self._files.get(path) or self._files.setdefault(path, shortened(path, self._folders))
         code = self._known[id(itself)] = _Code(itself, path, file, function, _is_installed(path))
         return code
@@ -120,8 +120,8 @@ def _is_installed(path: str) -> bool:
 
 
 def _is_users(module: dict[str, Any], path: str) -> bool:
-    """Of our own modules, those that hold a trainer: the reference trainers stand for what a user writes."""
-    # A replaced function has the globals of the original.
+    """Whether code is the user's. Modules of this package count if they define a trainer, as the reference trainers."""
+    # A seam has the globals of the function it replaces.
     if path.startswith(_RECORDERS):
         return False
     package = str(module.get("__name__")).partition(".")[0]
@@ -131,14 +131,14 @@ def _is_users(module: dict[str, Any], path: str) -> bool:
 
 
 def shortened(path: str, more: Sequence[str] = ()) -> str:
-    """`path` as seen from the longest entry of `sys.path` or `more` that it lies in, or from the working directory."""
+    """`path` relative to the longest folder that contains it, of `sys.path`, `more` and the working directory."""
     entries: list[object]
     try:
         entries = [os.getcwd(), *sys.path]
     except OSError:
-        # The working directory was removed; what is relative to it is nowhere.
+        # The working directory was removed, so entries relative to it do not exist.
         entries = [entry for entry in map(str, sys.path) if os.path.isabs(entry)]
-    # Trainers also put paths of other types there, which Python ignores.
+    # Trainers also put objects of other types on `sys.path`, which Python ignores.
     folders = {os.path.abspath(entry) for entry in [*entries, *more] if isinstance(entry, str)}
     inside = [folder for folder in folders if path.startswith(folder.rstrip(os.sep) + os.sep)]
     return os.path.relpath(path, max(inside, key=len)) if inside else path

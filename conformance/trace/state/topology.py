@@ -1,4 +1,4 @@
-"""What torch.distributed and Horovod report of themselves."""
+"""Reads the state of torch.distributed and Horovod."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ def settings_of_horovod(optimizer: torch.optim.Optimizer) -> tuple[bool, int | N
 
 
 def synchronizes(optimizer: torch.optim.Optimizer) -> bool | None:
-    """Whether a step of Horovod's optimizer waits for the averages itself; None for another optimizer.
-
-    It does unless it is within `skip_synchronize`.
-    """
+    """Whether a step of Horovod's optimizer waits for averages, as it does outside `skip_synchronize`; None for other
+    optimizers."""
     should_synchronize: bool | None = getattr(optimizer, "_should_synchronize", None)
     return should_synchronize
 
 
 def reached() -> dict[str, Any]:
-    """{world_size, rank_reached, via} of torch.distributed or Horovod; without them one rank, via null."""
+    """{world_size, rank_reached, via} of torch.distributed or Horovod; without both, one rank and via None."""
     found = []
     if torch.distributed.is_initialized():
         world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()

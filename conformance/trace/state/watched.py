@@ -1,4 +1,4 @@
-"""The parameters of the watched model, found again wherever a trainer moves, wraps or copies them."""
+"""Follows the parameters of the watched model wherever a trainer moves, wraps or copies them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Found = tuple[torch.Tensor | None, ...]
 
 
 class Watched:
-    """Knows the models that are watched, and which parameters the optimizer really steps.
+    """Knows the watched models, and the parameters that the optimizer really steps.
 
-    spec: what describes the task's model. With it, a copy of the model is recognised where it is first seen: it has all
-    of its shapes, and values that are the task's or, after a broadcast, rank 0's. Once the task's own parameters are
-    stepped, they alone are watched. Without it only the very models that are added are known.
+    spec: describes the task's model. With it, a copy of the model is recognised at first sight: it has all the model's
+    shapes, and the values of the task or, after a broadcast, of rank 0. Once the task's own parameters are stepped,
+    only these are watched. Without a spec, only models passed to `add` are known.
     kind: the class of the task's model.
     """
 
@@ -48,34 +48,34 @@ class Watched:
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._unpickled: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._names: tuple[str, ...] = ()
-        # Of each parameter of the task's models, which of them has it.
+        # The number of the task's model that has each parameter.
         self._owner: dict[int, int] = {}
         self._latest: Found = ()
         self._stepped: Found | None = None
         self._numbers: dict[int, int] = {}
-        # Keeps all alive, so that their identities stay theirs.
+        # Keeps parameters alive, to prevent reuse of their identities.
         self._found: dict[int, Found] = {}
-        # Of a copy, until the task's own parameters are stepped.
+        # Parameters of copies, until the task's own parameters are stepped.
         self._copied: dict[int, Found] = {}
         self._own_went_forward = self._own_was_stepped = False
-        # At the end, when the trainer has let go of them, their parameters are read.
+        # The task's models, kept alive because their parameters are read after the trainer has ended.
         self._own: list[torch.nn.Module] = []
-        # What the last one of them began with.
+        # The first weights of the last one of them.
         self._handed_out: list[Number] | None = None
-        # Keep them alive, so that their identities stay theirs.
+        # Kept alive to prevent reuse of their identities.
         self._optimizers: list[torch.optim.Optimizer] = []
         self._stand_ins: list[torch.Tensor] = []
-        # The parameters, by the identity of the parts of their masters.
+        # The parameters by the identity of their masters' parts.
         self._in_parts: dict[int, Found] = {}
         self._replaced: list[torch.Tensor] = []
         self._followers: list[Callable[[torch.nn.Module], None]] = []
         self.reading = RLock()
-        """Held while gradients are read and while they are cleared: torch ends the process if one thread reads `.grad`
-        while another sets it to None."""
+        """Locked while gradients are read or cleared: torch ends the process if one thread reads `.grad` while another
+        one sets it to None."""
 
     def add(self, model: torch.nn.Module) -> None:
-        """Watch a model; if it is watched already, read its parameters again."""
-        # Taking a parametrization off puts a parameter behind the others.
+        """Watch a model. If it is watched already, read its parameters again."""
+        # Removing a parametrization moves the parameter behind the others.
         places = {name: place for place, name in enumerate(self._names)}
         named: dict[str, torch.Tensor] = dict(
             sorted(model.named_parameters(), key=lambda one: places.get(one[0], len(places)))
@@ -95,7 +95,7 @@ class Watched:
 
     @contextmanager
     def followed_by(self, act: Callable[[torch.nn.Module], None]) -> Iterator[None]:
-        """Within this, `act` is called with each model that is added, and at once with those that there are."""
+        """A context in which `act` is called with each model that is added, and now with all existing models."""
         for reference in self._models.values():
             if (model := reference()) is not None:
                 act(model)
@@ -106,7 +106,7 @@ class Watched:
             self._followers.remove(act)
 
     def is_model(self, module: torch.nn.Module) -> bool:
-        """Whether `module` is a watched model or, of the task's, a copy of it, which is watched from now on."""
+        """Whether `module` is a watched model or a copy of the task's model, which is watched from now on."""
         watched = self._models.get(id(module))
         if watched is not None and watched() is module:
             return True
@@ -116,7 +116,7 @@ class Watched:
         known = self._found.get(id(own[0])) if own else None
         if known is None and not self._is_copy(own, module):
             return False
-        # With another number, as where a tied parameter has become two, it is known by those that it has in common.
+        # With another number of parameters, as when a tied parameter has become two, the common ones identify it.
         has_all = known is None or len(own) == len(known)
         if known is not None and not self.is_copys(known):
             if has_all:
@@ -130,12 +130,12 @@ class Watched:
         return True
 
     def unpickled(self, module: torch.nn.Module) -> None:
-        """A module was restored as a whole. Where it may be the task's model, it counts as a copy whatever it holds."""
+        """A module was restored as a whole. If its class is the task's, it counts as a copy with any values."""
         if type(module) is self.kind and id(module) not in self._models:
             self._unpickled[id(module)] = weakref.ref(module)
 
     def goes_forward(self, module: torch.nn.Module) -> bool:
-        """A watched model goes forward; the result is whether it is a copy."""
+        """A watched model runs forward; returns whether it is a copy."""
         if id(module) not in self._copied:
             self._read_again(module)
             self._own_went_forward = True
@@ -145,18 +145,18 @@ class Watched:
         return True
 
     def ends(self) -> None:
-        """Training has ended: the models may have new parameters in place of those that they had."""
+        """Training has ended: the models may have new parameters, so read these again."""
         for model in self._own:
             self._read_again(model)
 
     def stands_for(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
-        """Forwards and backwards use `whole` in place of the watched parameter of which this rank holds `shard`."""
+        """Forwards and backwards use `whole` instead of the watched parameter with this rank's `shard`."""
         if id(shard) in self._numbers and self._found.get(id(whole)) is not self._found[id(shard)]:
             self._stand_ins.append(whole)
             self._numbers[id(whole)], self._found[id(whole)] = self._numbers[id(shard)], self._found[id(shard)]
 
     def replaced(self, parameters: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
-        """`model` has shards in place of these `parameters`, by their names. Whoever still holds them steps nothing."""
+        """`model` has shards instead of these `parameters`, by name. An optimizer of the old ones has no effect."""
         for name, shard in model.named_parameters():
             old = parameters[name]
             if old is not shard:
@@ -164,11 +164,11 @@ class Watched:
                 self.stands_for(old, shard)
 
     def holds_replaced(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether `optimizer` holds parameters in whose place the model has shards now."""
+        """Whether `optimizer` has parameters that the model has replaced by shards."""
         return bool(self._replaced) and not {id(one) for one in self._replaced}.isdisjoint(map(id, held_by(optimizer)))
 
     def _own_parameters(self, model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> None:
-        # Another module may have the parameters of a model that the task handed out.
+        # Another module may share the parameters of a model that the task handed out.
         number = next((self._owner[id(one)] for one in parameters if id(one) in self._owner), None)
         if number is None:
             if model not in self._own:
@@ -178,17 +178,18 @@ class Watched:
         self._owner.update({id(parameter): number for parameter in parameters})
 
     def _of_known_names(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those that the task's model has, without what a tied one has become beside them; all if one is missing."""
+        """The parameters with names of the task's model, without those that a tied one was split into; all if one is
+        missing."""
         known = {name: named[name] for name in self._names if name in named}
         return known if len(known) == len(self._names) else dict(named)
 
     def _read_again(self, model: torch.nn.Module) -> None:
-        # In a functional call, a model has tensors in place of its parameters.
+        # In a functional call, a model has tensors instead of parameters.
         named = {name: one for name, one in parameters_of(model).items() if isinstance(one, torch.nn.Parameter)}
         own = list((named if len(named) == len(self._names) else self._of_known_names(named)).values())
         if all(id(one) in self._numbers for one in own):
             return
-        # Those of a parametrization are not the model's. While torch captures the model, sizes may be symbols.
+        # Originals of a parametrization may have other shapes. While torch captures the model, sizes may be symbols.
         shapes = [tuple(one.shape) for one in own]
         has_sizes = all(isinstance(size, int) for shape in shapes for size in shape)
         is_whole = not self._knows_copies or (has_sizes and sorted(shapes) == sorted(self._elements.shapes))
@@ -197,7 +198,8 @@ class Watched:
             self.add(model)
 
     def handed_out(self, parameters: Iterable[torch.Tensor]) -> dict[str, list[int]]:
-        """The field `of_models`: of which of the models that the task handed out these are; nothing if there is one."""
+        """The field `of_models`: the numbers of the task's models that have these parameters; {} if there is only one
+        model."""
         if len(self._own) < 2:
             return {}
         return {
@@ -210,12 +212,12 @@ class Watched:
 
     @property
     def current(self) -> Found:
-        """The parameters that were stepped or added last."""
+        """The parameters stepped or added last."""
         return self._stepped or self._latest
 
     @property
     def computing(self) -> Found:
-        """The parameters that backwards add gradients to: those of `current`, or that these are the masters of."""
+        """The parameters to which backwards add gradients: `current`, or the parameters whose masters these are."""
         if (whole := self._in_parts.get(id(self.current))) is not None:
             return whole
         if self._own_went_forward:
@@ -223,30 +225,30 @@ class Watched:
         return self._latest if self.is_copys(self._latest) else self.current
 
     def model_of(self, identity: int) -> Found:
-        """All parameters of the watched model that has the one of this `id`; none if it is not watched."""
+        """All parameters of the watched model that has the parameter with this `id`; () if it is not watched."""
         return self._found.get(identity, ())
 
     def stepped_in_parts(self, whole: Found, parts: Found) -> None:
-        """A wrapper's optimizer steps `parts` of the masters of these parameters."""
+        """A wrapper's optimizer steps `parts` of the masters of the parameters `whole`."""
         self._in_parts[id(self._hand_out(parts))] = whole
 
     @property
     def exchanged(self) -> Found:
-        """The parameters that ranks send one another, or the gradients of."""
+        """The parameters whose values or gradients ranks exchange."""
         return self._in_parts.get(id(self.current), self.current)
 
     @property
     def _is_split(self) -> bool:
-        """Whether the ranks hold parts of the task's own parameters."""
+        """Whether the task's own parameters are split over the ranks."""
         return any(places(one) is not None for one in self._latest if one is not None)
 
     @property
     def _is_ones_copy(self) -> bool:
-        """Whether `current` are those of a copy of the one model that the task handed out."""
+        """Whether `current` belongs to a copy, and the task handed out only one model."""
         return len(self._own) == 1 and self.is_copys(self.current)
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
-        """The positions of those among `tensors` that are watched parameters, in the order of `model.parameters()`."""
+        """The positions in `model.parameters()` of the watched parameters among `tensors`, sorted."""
         known = self._numbers
         return sorted({known[identity] for identity in map(id, tensors) if identity in known})
 
@@ -256,8 +258,8 @@ class Watched:
         return [n for n, p in enumerate(self.exchanged) if p is not None and id(p.grad) in identities]
 
     def find(self, optimizer: torch.optim.Optimizer) -> Found | None:
-        """The watched parameters that `optimizer` holds: the task's own, else those of a copy. Not of one of a model
-        that is split over the ranks: what comes of it there shows in the model's own shards."""
+        """The watched model whose parameters `optimizer` has: the task's own, else a copy. No copy of a model that is
+        split over the ranks, whose own shards show the effect of steps."""
         held = held_by(optimizer)
         found = [self._found[id(parameter)] for parameter in held if id(parameter) in self._found]
         if not found and self._unpickled:
@@ -277,7 +279,7 @@ class Watched:
         return self._copied[id(optimizer)]
 
     def _look_for_unpickled(self, held: Sequence[torch.Tensor]) -> None:
-        """Watch the model that was restored as a whole and has these parameters, unless they are the task's by now."""
+        """Watch the model that was restored as a whole and has these parameters, unless the task's own has them now."""
         for model in self._own:
             self._read_again(model)
         for reference in [*self._unpickled.values()]:
@@ -286,8 +288,8 @@ class Watched:
                 self.is_model(module)
 
     def _is_copy(self, candidate: Found, module: torch.nn.Module) -> bool:
-        """Whether these, the parameters of a module, have the shapes and, unless it was unpickled, up to their type the
-        values of parameters that are watched already."""
+        """Whether the parameters of a module have the shapes of the watched model and, unless it was unpickled, the
+        values of watched parameters, in any dtype."""
         if not self.is_readable or [tuple(one.shape) for one in candidate if one is not None] != self._elements.shapes:
             return False
         restored = self._unpickled.get(id(module))
@@ -296,7 +298,7 @@ class Watched:
         return any(all(map(are_equal, candidate, found)) for found in self._known())
 
     def _copy_among(self, held: Sequence[torch.Tensor]) -> Found | None:
-        """A copy whose parameters are among these, in whatever order."""
+        """A copy whose parameters are among these, in any order."""
         if not self.is_readable or not {*self._elements.shapes} <= {tuple(one.shape) for one in held}:
             return None
         for found in self._known():
@@ -319,7 +321,8 @@ class Watched:
         return () if self._spec is None else tuple(models.parameters(self._spec, 0, torch.float64))
 
     def stepped(self, parameters: Found) -> None:
-        """The optimizer stepped these, which `weights` reads from now on; those of a copy until the task's own are."""
+        """The optimizer stepped these, so `weights` reads them from now on. A copy counts only until the task's own
+        parameters are stepped."""
         if self.is_copys(parameters):
             self._stepped = self._stepped if self._own_was_stepped else parameters
             return
@@ -340,7 +343,7 @@ class Watched:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the model is so small, or uses so few elements, that values are read."""
+        """Whether the model uses few enough elements to read their values."""
         return self._elements.is_readable
 
     @property
@@ -349,83 +352,83 @@ class Watched:
         return sum(self._elements.sizes)
 
     def sight(self, number: int, tensor: torch.Tensor) -> list[Number]:
-        """The elements of the parameter `number` that the model uses, or of its gradient: `tensor` is either."""
+        """The used elements of `tensor`: the parameter `number` or its gradient."""
         return self._elements.sight(number, tensor)
 
     def weights(self, parameters: Found | None = None) -> list[Number] | None:
-        """The values of `parameters`; without them, of those that were stepped or added last."""
+        """The values of `parameters`, by default of `current`; None for a large model."""
         if not self.is_readable:
             return None
         return self._elements.values(parameters or self.current or [None] * len(self._elements.shapes))
 
     def used_by(self, module: torch.nn.Module) -> Found:
-        """What a forward of `module` uses, or was rounded from: others than its parameters in a functional call."""
+        """The tensors that a forward of `module` uses, or their masters; a functional call replaces its parameters."""
         if not self.is_readable or len(self._own) > 1:
             return self.current
-        # It computes a parametrized or pruned one from others, which have other names.
+        # A parametrized or pruned tensor is computed from others, which have other names.
         named = zip(self._names, self.current, strict=False)
         return self._meant([self._used_at(module, name, stepped) for name, stepped in named])
 
     def _used_at(
         self, module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        # A parametrization that gathers a shard would do it in a collective of ours.
+        # Reading a parametrization that gathers a shard would issue a collective.
         original = parametrized(module, name)
         if original is not None and id(original) in self._numbers and places(original) is not None:
             return original
         return tensor_at(module, name, otherwise)
 
     def may_be_rounded(self, used: Found) -> bool:
-        """Whether one of these has 16 bits and is not what is stepped, so that there may be masters of it."""
+        """Whether one of these has 16 bits and is not stepped itself, so it may have masters."""
         halves = [one for one in used if one is not None and one.element_size() == 2]
         return bool(halves) and not set(map(id, halves)) <= set(map(id, self._stepped or ()))
 
     def final_weights(self) -> list[Number] | None:
-        """What training ends with."""
+        """The weights at the end of training; None for a large model."""
         if not self.is_readable:
             return None
         used = list(self.current)
         if self._own_went_forward and len(self._own) == 1 and not self._is_ones_copy:
             model = self._own[0]
             for number, name in enumerate(self._names[: len(used)]):
-                # What a hook has computed is that of the last forward. A layer in a wrapper has another name.
+                # An attribute here is a hook's result of the last forward. A wrapped layer has another name.
                 owner, _, leaf = name.rpartition(".")
                 if leaf not in vars(model.get_submodule(owner)):
                     used[number] = self._used_at(model, name, used[number])
         return self.weights(self._meant(used))
 
     def _meant(self, used: Sequence[torch.Tensor | None]) -> Found:
-        """`used`, or the masters that these are, rounded to another format."""
+        """`used`, each replaced by the master from which it was rounded, if any."""
         own = parameters_of(self._own[0]) if self._own else {}
         known = zip(used, self._names, self.current, strict=False)
         if id(self.current) in self._in_parts:
-            # What is gathered only where it is used has no values elsewhere.
+            # Parameters that are gathered only for use have no values otherwise.
             known = zip(map(or_stepped, used, self.current), self._names, self.current, strict=False)
         return tuple(
-            # Mostly there is but one.
+            # The quick check: mostly there is only one tensor.
             one if one is stepped is own.get(name) else master_of(one, cast_from(one), stepped, own.get(name))
             for one, name, stepped in known
         )
 
     def copies(self) -> list[Number] | None:
-        """What the model computes with, where parts of its masters were stepped last; None elsewhere."""
+        """The weights with which the model computes, if parts of its masters were stepped last; else None."""
         whole = self._in_parts.get(id(self.current))
         return None if whole is None else self.weights(whole)
 
     def own_weights(self) -> list[Number] | None:
-        """Those of the task's one model, where those of a copy were stepped last; None if they never changed."""
+        """The weights of the task's only model, if a copy was stepped last; None otherwise or if they never changed."""
         if not self.is_readable or not self._is_ones_copy:
             return None
         found = self.weights(self._meant([self._used_at(self._own[0], name) for name in self._names]))
         return None if found == self._handed_out else found
 
     def held(self) -> list[int] | None:
-        """The positions of the elements that this rank holds, among those of all parameters; None if none is split over
-        the ranks, or the model is too large to be read."""
+        """The positions of the elements that this rank holds, among those of all parameters; None if no parameter is
+        split over the ranks, or the model is too large to be read."""
         return self._elements.held(self.current) if self.is_readable else None
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
-        """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
+        """The values of the parameters' `.grad`, divided by `scale` if given; None for parameters not in `only`."""
         if not self.is_readable:
             return None
         gradients = [None if parameter is None else parameter.grad for parameter in parameters]
@@ -436,6 +439,5 @@ class Watched:
         return self._elements.values(gradients)
 
     def state(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """A digest of the optimizer's state; None of a large model, or if it is not known where an optimizer that is
-        none of torch's keeps it."""
+        """A digest of the optimizer's state; None for a large model or an optimizer without the attribute `state`."""
         return digest(optimizer) if self.is_readable and hasattr(optimizer, "state") else None

@@ -1,7 +1,7 @@
-"""Python runs this file when it starts, in each process of a watched command: its folder is first on PYTHONPATH,
-where `conformance.watch.watching` has put it.
+"""Starts the recorder in each process of a watched command that imports torch.
 
-It does nothing until the process imports torch. Then it maps the ledger, and starts the recorder after the import.
+Python runs this file at startup because `conformance.watch.watching` puts its folder first on PYTHONPATH. It waits for
+the import of torch, maps the ledger, and starts the recorder after the import.
 """
 
 import atexit
@@ -15,7 +15,7 @@ _OURS = "conformance"
 
 
 class _AfterTorch:
-    """Finds torch like the other finders, and starts the recorder after its import."""
+    """A finder for torch that starts the recorder after the import."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
@@ -26,11 +26,11 @@ class _AfterTorch:
         execute = spec.loader.exec_module
 
         def exec_module(module):
-            # Not before: a library may only look whether torch is there.
+            # Only now: a library may look for the spec without importing torch.
             ledger = None
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                # A process that has torch and has not mapped the ledger is one that the watch does not reach.
+                # The watch does not reach a process that has torch but has not mapped the ledger.
                 ledger = _mapped()
             execute(module)
             if ledger is not None:
@@ -41,7 +41,8 @@ class _AfterTorch:
 
 
 def _mapped():
-    """The ledger and its module, loaded by path as our package is not imported yet. None without a ledger."""
+    """Maps the ledger; returns it and its module, loaded by path because our package is not imported yet. None if it
+    fails."""
     try:
         with _Imported():
             path = os.path.join(os.path.dirname(_HERE), "ledger.py")
@@ -50,7 +51,7 @@ def _mapped():
             spec.loader.exec_module(module)
             return module.Ledger(_FOLDER), module
     except Exception:
-        # The watch finds processes that cannot reach its folder.
+        # The watch reports processes that cannot reach its folder.
         return None
 
 
@@ -73,8 +74,8 @@ def _end():
 
 
 class _Imported:
-    """Lets the block import our package and its dependencies as if the script were not there. Afterwards the script
-    can import its own modules of the same names."""
+    """Context in which our package and its dependencies are imported from the paths of Python's start. Afterwards the
+    script can import its own modules of the same names."""
 
     def __init__(self, ledger=None):
         self._ledger = ledger
@@ -88,7 +89,7 @@ class _Imported:
             )
             module = importlib.util.module_from_spec(spec)
             sys.modules[_OURS] = module
-            # It has bound its functions before the script ran.
+            # This module bound its functions before the script could patch them.
             sys.modules[f"{_OURS}.watch.ledger"] = self._ledger
             spec.loader.exec_module(module)
 
@@ -105,20 +106,20 @@ class _Imported:
 
 
 def _is_the_scripts():
-    """Whether the script has another package of our name."""
+    """Whether the script has a different package of our name."""
     found = importlib.machinery.PathFinder.find_spec(_OURS)
     places = [] if found is None else [*(found.submodule_search_locations or [found.origin])]
     return any(os.path.realpath(place) != os.path.realpath(_PACKAGE) for place in places)
 
 
 def _taken():
-    """Removes modules of our name from `sys.modules`, ours or the script's, and returns them."""
+    """Removes all modules of our name, ours or the script's, from `sys.modules` and returns them."""
     names = [name for name in sys.modules if name.partition(".")[0] == _OURS]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def _run_hidden():
-    """Runs the `sitecustomize` that this one hides, and registers it under this name."""
+    """Runs the `sitecustomize` that this file hides, and registers it under this name."""
     path = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec(__name__, path)
     if spec is not None and spec.loader is not None:
@@ -127,12 +128,12 @@ def _run_hidden():
         spec.loader.exec_module(module)
 
 
-# A script may change its environment and its path.
+# Read at startup, because a script may change its environment and its path.
 _FOLDER, _HOME, _PATH = os.environ.get("CONFORMANCE_WATCH"), os.environ.get("CONFORMANCE_WATCH_HOME", ""), [*sys.path]
 _PACKAGE = os.path.join(_HOME, _OURS)
 _at_exit = []
 if _FOLDER:
-    # The first registered function runs last: the script may train in its exit handlers.
+    # Registered first, so it runs last: the script may train in its exit handlers.
     atexit.register(_end)
     sys.meta_path.insert(0, _AfterTorch())
 _run_hidden()

@@ -1,1 +1,1 @@
-"""Judges what the recorders of a watched command write, while it comes in."""
+"""Judges the records of a watched command while they come in."""

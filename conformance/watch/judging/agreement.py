@@ -1,4 +1,4 @@
-"""Do the ranks agree: on weights, learning rates, steps and skips?"""
+"""Checks that the ranks agree on weights, learning rates, loss scales, clipping and skipped steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from conformance.watch.sizes import WIDTH
 
 _SAME = 1e-6
 _ROUNDED = 2.0**-22
-"""Of the size of weights: a few roundings of each."""
+"""Relative to the norm of the weights: a few roundings of each."""
 
 _APART = 1e-3
-"""Of the size of gradients: more than the ranks' roundings of one average."""
+"""Relative to the size of gradients: more than the ranks' rounding of one average."""
 
 
 def judge(together: Together, findings: Findings) -> None:
     here = together.here
-    # Ranks that have run out of data take no steps meanwhile, so that windows may be of different times.
+    # Ranks that ran out of data take no steps, so the windows may belong to different steps.
     if together.ranks == 1 or len(here) != together.ranks or together.is_joined:
         return
     first = here[0]
@@ -44,7 +44,7 @@ def judge(together: Together, findings: Findings) -> None:
 
 
 def _scales(here: list[Window], findings: Findings) -> None:
-    # A rank that has run out of data has none.
+    # A rank that ran out of data has no scale.
     scales = {window.rank: window.scales for window in here if window.scales}
     if len({*map(tuple, scales.values())}) > 1:
         low, high = min(map(min, scales.values())), max(map(max, scales.values()))
@@ -68,12 +68,12 @@ def _rates(here: list[Window], findings: Findings) -> None:
 
 
 def _clips(here: list[Window], findings: Findings) -> None:
-    """Whether some ranks clip what they step by, and others do not call for it at all.
+    """Reports ranks that step without a clip call while clipping changes the gradients of others.
 
-    Ranks that have averaged, or hold shards of one gradient, see the same norm; and by value each rank has to clip."""
+    Ranks with averaged gradients, or with shards of one gradient, see the same norm. By value, every rank must clip."""
     bites = [window.rank for window in here if any(_changes(window, clip) for _, clip in window.clips)]
     without = [window.rank for window in here if window.used and not window.clips]
-    # One rank may also clip for all, and send them what it has.
+    # One rank may also clip for all, and send the result to the others.
     if bites and without and not use_the_same(here):
         says = said("some-clip", clipping=bites, others=without)
         effect = said("ranks-longer", without=len(without), ranks=len(here))
@@ -92,7 +92,7 @@ def _changes(window: Window, clip: records.Clipped) -> bool:
 
 
 def _gradients(together: Together, here: list[Window], findings: Findings) -> None:
-    """Whether replicas step on different gradients, so their weights come apart."""
+    """Reports replicas with equal weights that step on different gradients, so their weights drift apart."""
     first, *others = here
     whole = {n for n in first.used if first.shards.get(n, 1) == 1} - together.partitioned
     apart = [n for n in first.used if n in whole and any(_is_equal_but_its_gradient(first, one, n) for one in others)]
@@ -118,7 +118,7 @@ def _is_equal_but_its_gradient(one: Window, other: Window, number: int) -> bool:
 
 
 def _ratio(one: Window, other: Window, apart: list[int]) -> float | None:
-    """What several of the other's gradients are multiplied with; None if it is not one number."""
+    """The factor between the other rank's gradients and this one's; None if it differs or there is one gradient."""
     ratios = [other.used[n][2] / one.used[n][2] if one.used[n][2] else inf for n in apart]
     is_one = len(apart) > 1 and min(ratios) > 0 and max(ratios) < inf and np.ptp(ratios) <= _APART * max(ratios)
     are_alike = (np.allclose(other.used[n], ratios[0] * one.used[n], 0, _APART * other.used[n][2]) for n in apart)
@@ -128,7 +128,7 @@ def _ratio(one: Window, other: Window, apart: list[int]) -> float | None:
 def _weights(together: Together, here: list[Window], findings: Findings) -> None:
     first = here[0]
     if any(window.weights.keys() != first.weights.keys() for window in here):
-        # Each rank steps other parameters, as inside of ZeroRedundancyOptimizer.
+        # Each rank steps different parameters, as in ZeroRedundancyOptimizer.
         findings.leave_open(said("agreement.parameters"), step=first.index)
         return
     apart = [
@@ -140,7 +140,7 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
     ]
     share = _share(here, apart)
     if apart and share <= _ROUNDED:
-        # As where each rank adds something to its weights, and takes it away again.
+        # For example, each rank perturbs its weights and restores them.
         findings.leave_open(said("agreement.rounding"), step=first.index)
         return
     if apart:
@@ -156,7 +156,7 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
 
 
 def use_the_same(here: list[Window]) -> bool:
-    """Whether several ranks' steps use equal gradients."""
+    """Whether there are several ranks and their steps use equal gradients."""
     first, *others = [window.used for window in here]
     used = [number for number, sketch in first.items() if sketch[2]]
     are_whole = all(window.shards.get(number, 1) == 1 for window in here for number in used)
@@ -167,8 +167,8 @@ def use_the_same(here: list[Window]) -> bool:
 
 
 def judge_buffers(by_rank: Mapping[int, records.Buffers], findings: Findings) -> None:
-    """Buffers may differ, as BatchNorm's statistics do under DDP, and frozen parameters, as where each rank has a part
-    of a model."""
+    """Leaves open differing buffers, such as BatchNorm statistics under DDP, and differing frozen parameters, such as
+    parts of one model on each rank."""
     values = [dict(zip(one.names, _rows(one.values), strict=True)) for one in by_rank.values()]
     names = [*values[0]]
     first = len(names) - next(iter(by_rank.values())).frozen
@@ -179,13 +179,13 @@ def judge_buffers(by_rank: Mapping[int, records.Buffers], findings: Findings) ->
 
 
 def _rows(sketches: records.Sketches) -> list[bytes]:
-    """Two NaN are the same."""
+    """The rows as bytes, so two NaN compare equal."""
     return [row.tobytes() for row in np.reshape(sketches, (-1, WIDTH))]
 
 
 def _share(here: list[Window], apart: list[int]) -> float:
-    """How far weights are apart, of their size. The square of a projection on random signs is, on average, the square
-    of the norm."""
+    """The largest distance between weights, relative to their norm. The mean square of a projection on random signs is
+    the square of the norm."""
     first = here[0].weights
     square = max(sum((other.weights[n][j] - first[n][j]) ** 2 / 2 for n in apart for j in (0, 1)) for other in here[1:])
     size = hypot(*(first[n][2] for n in apart))

@@ -1,4 +1,4 @@
-"""A step that used no one multiple of what was computed, parameter by parameter."""
+"""A step that no single factor explains, looked at parameter by parameter."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from conformance.watch.judging.case import Case
 from conformance.watch.judging.factor import Factor
 
 _ENOUGH = 5
-"""Equations that the other parameters have. One of them fixes the factor, the rest could prove it wrong."""
+"""Independent equations needed of the majority: one fixes the factor, the rest can prove it wrong."""
 
 _AT_LIMIT = 0.01
-"""Relative: how far norms that were clipped to one limit are apart, with the small number that divides them."""
+"""Relative spread of norms that were clipped to one limit, with clipping's epsilon."""
 
 _MANY_ELEMENTS = 64
 
 
 class Apart:
-    """What the parameters of a case used, each alone. strange: those that used no known multiple of what all ranks
-    computed for it. again: those whose gradient is, bit by bit, one that an earlier step has used; rest: all others."""
+    """The parameters of a case, each with its own factor. strange: those whose gradient is no known multiple of the
+    sum over the ranks. again: those whose gradient is bit-identical to one that an earlier step used. rest: all
+    but these."""
 
     def __init__(self, case: Case) -> None:
         self.case, window = case, case.window
@@ -33,7 +34,7 @@ class Apart:
         self.rest = [number for number in case.used if number not in window.again]
 
     def counted(self, **of: list[int]) -> dict[str, Any]:
-        """How many parameters there are of each, and the names of the first."""
+        """The number of parameters of each kind, and the names of the first kind."""
         counts = {name: len(which) for name, which in of.items()}
         return {**counts, "names": self.case.window.named(next(iter(of.values())))}
 
@@ -47,11 +48,11 @@ class Apart:
 
     @property
     def is_used_again(self) -> bool:
-        """Whether the step uses the gradients of one earlier step: all of them, or those of parameters that this window
-        computed none for, while all others are what was computed.
+        """Whether the step uses stale gradients of one earlier step: all of them, or those of parameters without a new
+        gradient while the rest are correct.
 
-        What a script computes from each gradient may be the same again where it consists of a few numbers, or of
-        numbers of one size, as signs and clamped ones."""
+        Values that a script computes from gradients can repeat by chance: a few numbers, or numbers of one size, such
+        as signs and clamped values. These do not count."""
         case, window = self.case, self.case.window
         if not self.again:
             return False
@@ -63,13 +64,13 @@ class Apart:
 
     @property
     def is_of_the_last_step(self) -> bool:
-        """Whether all of it is put back, which a script may do now and then, to search a line."""
+        """Whether all gradients are those of the last step: a line search may restore them in some steps."""
         return not self.rest and {*self.case.window.again.values()} == {self.case.window.begin}
 
     @cached_property
     def own(self) -> list[int]:
-        """Those that use this rank's gradient while others use those of all; none if some use neither. What each rank
-        has a part of is right so."""
+        """Parameters that use this rank's gradient only; none if some use neither theirs nor the sum. Partitioned
+        parameters are excluded: for them this is correct."""
         case = self.case
         if case.together.ranks == 1 or not all(case.of([number]).is_known(case.own) for number in self.strange):
             return []
@@ -77,8 +78,8 @@ class Apart:
 
     @cached_property
     def exchanged(self) -> dict[int, int]:
-        """By parameter, the one whose gradient it uses instead of its own, as those of a flat buffer do that is taken
-        apart in another order than it was put together: each in full and once, all with one factor."""
+        """For each parameter, the one whose gradient it uses instead of its own: a one-to-one exchange with one factor,
+        as when a flat buffer is unpacked in another order than it was packed."""
         case, window = self.case, self.case.window
         like = {
             number: [
@@ -98,8 +99,8 @@ class Apart:
 
     @property
     def are_clipped(self) -> bool:
-        """Whether each was clipped by its own norm: to one limit, or to one share of the norm of its weights, as
-        adaptive gradient clipping does (Brock et al. 2021)."""
+        """Whether each was clipped by its own norm: to one limit, or to a fixed ratio to the norm of its weights, as in
+        adaptive gradient clipping (Brock et al. 2021)."""
         case, weights = self.case, self.case.window.weights
         if None in self.factors.values():
             return False
@@ -112,10 +113,10 @@ class Apart:
 
     @cached_property
     def few(self) -> list[int]:
-        """Those with other factors than most have; none where the factors are of many kinds, or not known."""
+        """The minority whose factor differs from that of most; none if there is no clear majority."""
         if None in self.factors.values() or not self.known:
             return []
-        # Most have the same one, so it is in the middle.
+        # A factor that most share is the median.
         middle = median_low(factor.middle for factor in self.known.values())
         most = self.case.of([number for number, factor in self.known.items() if factor.contains(middle)])
         few = [number for number in self.known if number not in {*most.parameters}]
@@ -124,7 +125,7 @@ class Apart:
 
 
 def _are_at_limit(kappas: dict[int, Factor], norms: dict[int, float]) -> bool:
-    """Whether those with a factor below 1 have one norm, the limit, and no other has a larger one."""
+    """Whether all with a factor below 1 share one norm, the limit, and no other norm exceeds it."""
     clipped = [number for number, kappa in kappas.items() if kappa.high < 1]
     if len(clipped) < 2:
         return False

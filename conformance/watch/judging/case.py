@@ -1,4 +1,4 @@
-"""The ledger of a step: what one rank used, and what it may have used, as equations with an unknown factor."""
+"""The gradients that one rank's step used, and those that it may have used, as equations with an unknown factor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from conformance.watch.judging.windows import Contribution, Sketch, Window, fact
 from conformance.watch.sizes import SMALL, UNREAD, WHOLE, WIDTH
 
 _BY_HAND = 3
-"""Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""
+"""Further roundings of each element: divisions by the ranks and the loss scale, and a factor in the script."""
 
 _FEW_ELEMENTS = 3
 
 AMPLE = 4
-"""Equations beyond the unknowns. With fewer, gradients that a script changed by hand may fit a hypothesis by chance, so
-all steps must."""
+"""Equations beyond the unknowns. With fewer, gradients that a script changes may fit a hypothesis by chance, so all
+steps must fit it."""
 
 HOOKS = {
     "allreduce_hook": 0.0,
@@ -32,19 +32,19 @@ HOOKS = {
     "bf16_compress_hook": ROUNDOFF["bfloat16"],
     "noop_hook": 0.0,
 }
-"""Communication hooks, each with the roundoff of what it sends."""
+"""Communication hooks, with the roundoff of the dtype that each sends."""
 
 
 @dataclass
 class Together:
-    """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
+    """All ranks' windows of one step of an optimizer: None for a rank without further windows.
 
-    ranks: how many average together. partitioned: parameters that ranks hold in parts. is_split: the ranks compute
-    the same samples, so what they compute for one parameter is to be summed. is_joined: whether ranks may run out of
-    data. hooks: communication hooks. factors: by the parameters that were clipped together and by rank, what a step
-    used of the sum of all gradients, where there are equations enough. own: those of them where this rank's gradients
-    alone explain the step as well. kappas: by rank, the factors over the right ones. shortened: by rank, factors below
-    1, with the norms of what was used with them.
+    ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
+    partitioned: parameters with a part on each rank. is_split: all ranks compute the same samples, so the sum of their
+    gradients is correct, not the mean. factors: used gradients over the sum of all ranks' gradients, by parameters that
+    were clipped together and by rank, given enough equations. own: keys of these where this rank's gradients explain
+    the step just as well. kappas: by rank, the factors over the correct ones. shortened: by rank, factors below 1, each
+    with the norm of the used gradients.
     """
 
     windows: Sequence[Window | None]
@@ -64,17 +64,17 @@ class Together:
 
     @property
     def over(self) -> int:
-        """What the sum over the ranks is divided by, if it is right."""
+        """The correct divisor of the sum over the ranks."""
         return 1 if self.is_split else self.ranks
 
     @property
     def is_alike(self) -> bool:
-        """Whether all ranks' gradients explain the step as well as their sum, as they are equal, as far as is known."""
+        """Whether each rank's gradients explain its step as well as their sum does: they seem to be equal."""
         return all((at, rank) in self.own for at, by_rank in self.factors.items() for rank in by_rank)
 
 
 Choose = Callable[[int], list[Contribution]]
-"""Which gradients a step may have used of a parameter."""
+"""Returns the gradients of a parameter that a step may have used."""
 
 
 class Case:
@@ -83,9 +83,9 @@ class Case:
     def __init__(self, together: Together, window: Window, parameters: list[int], clips: list[int]) -> None:
         self.together, self.window, self.parameters, self.clips = together, window, parameters, clips
         self.after = Factor(1.0, 1.0)
-        """What became of gradients after the last change that is known element by element."""
+        """The factor after the last change that was recorded element by element."""
         self.is_limited = any(window.clips[number][1].how == "value" for number in clips)
-        # Hooks of the script's own may compress. If they do not, it shows.
+        # Unknown hooks count as exact. If they are not, the equations do not fit.
         self.lossy = max([0.0, *(HOOKS.get(hook, 0.0) for hook in together.hooks)])
         assert window.step is not None
         self.step = window.step
@@ -95,7 +95,7 @@ class Case:
             ROUNDOFF["float64"],
         )
 
-    # What is known of it.
+    # Facts.
 
     @property
     def used(self) -> list[int]:
@@ -104,40 +104,40 @@ class Case:
 
     @property
     def hooks(self) -> list[str]:
-        """Communication hooks that may send anything."""
+        """Unknown communication hooks, which may send anything."""
         return sorted(self.together.hooks - HOOKS.keys())
 
     @property
     def scale(self) -> float:
-        """The loss scale; the largest, if there are several."""
+        """The loss scale, the largest of several."""
         return max(self.window.scales, default=1.0)
 
     @property
     def is_of_one_sample(self) -> bool:
-        """Whether all ranks look at the same of each parameter."""
+        """Whether all ranks sampled the same elements of each parameter."""
         sample = self.window.sample
         return all(one.sample == sample(number) for number in self.parameters for one in self.all(number))
 
     @property
     def independent(self) -> int:
-        """How many equations say something of their own: projections of few elements are the same up to a sign."""
+        """The number of independent equations: both projections of very few elements are equal up to a sign."""
         sizes = [self.window.sizes.get(number, 1) for number in self.parameters]
         return sum(2 if size > _FEW_ELEMENTS else 1 for size in sizes)
 
     @property
     def is_ample(self) -> bool:
-        """Whether there are enough to prove one factor wrong."""
+        """Whether there are enough equations to prove a factor wrong."""
         return self.independent >= 1 + AMPLE
 
     @property
     def clipped(self) -> float:
-        """What clipping by norm has multiplied the gradients with."""
+        """The factor of clipping by norm."""
         clips = [self.window.clips[number][1] for number in self.clips]
         return prod(factor_of(clip) for clip in clips if clip.how == "norm")
 
     @property
     def clipped_between(self) -> bool:
-        """Whether some were clipped before others of the window came."""
+        """Whether a clip call came before the last gradient of the window."""
         places = [one.at for number in self.parameters for one in self.window.new.get(number, [])]
         return any(at < max(places, default=0) for at, _ in self.window.clips)
 
@@ -147,41 +147,41 @@ class Case:
 
     @property
     def is_any_computed(self) -> bool:
-        """Whether there was something to use."""
+        """Whether the ranks computed gradients whose sum is not zero."""
         sums = (self.sketch(number, self.all(number)) for number in self.parameters)
         return bool(self.clipped) and any(one[:2].any() for one in sums)
 
     @property
     def parts(self) -> list[int]:
-        """The parameters that ranks hold in parts, with gradients of other parts on other ranks."""
+        """Partitioned parameters that also have gradients on other ranks."""
         own = [number for number in self.parameters if number in self.together.partitioned]
         return [number for number in own if any(rank != self.window.rank for rank, _ in self.by_rank(number))]
 
     @property
     def replicas(self) -> list[int]:
-        """The parameters that all ranks hold, and whose gradient is not that of all."""
+        """Parameters that are whole on all ranks, but whose gradient is no multiple of the ranks' sum."""
         held = [number for number in self.used if number not in self.together.partitioned]
         return [number for number in held if not self.of([number]).is_known(self.all)]
 
     def counted(self, some: list[int]) -> dict[str, Any]:
-        """How many of the parameters these are, and the names of the first."""
+        """The number of these and of all parameters, and the first names."""
         return {"parameters": len(some), "all": len(self.parameters), "names": self.window.named(some)}
 
     @property
     def is_old_of_others(self) -> bool:
-        """Whether what earlier steps left is what another optimizer has used in this window."""
+        """Whether another optimizer used the old gradients in this window."""
         left = [number for number in self.parameters if self.old(number)]
         return self.window.of_others.issuperset(left) and not any(self.all(number) for number in left)
 
     @property
     def is_changed(self) -> bool:
-        """Whether the script has changed what an earlier step left: it decays them on purpose, say."""
+        """Whether the script changed the old gradients, such as by an intended decay."""
         return any(one.is_changed for number in self.parameters for _, one in self.old(number))
 
     @property
     def keeps_old(self) -> bool:
-        """Whether a single pass has added what it computed to what the last step had used, of all gradients: the step
-        uses both, whatever was made of them since. Hooks of the script's own may keep what they see elsewhere."""
+        """Whether a single backward pass added to the old gradients of all parameters, so the step uses both. Hooks of
+        the script may store gradients elsewhere, so these do not count."""
         window = self.window
         left = {n for n in self.used for rank, one in self.old(n) if rank == window.rank and one.is_seen}
         new = [window.new.get(number, []) for number in left]
@@ -191,13 +191,13 @@ class Case:
 
     @property
     def drifts(self) -> bool:
-        """Whether it shows in the weights if each rank steps on gradients of its own."""
+        """Whether replicas' weights drift apart if each rank steps on its own gradients."""
         is_split = any(self.window.shards.get(number, 1) > 1 for number in self.parameters)
         return not is_split and self.step.type != "ZeroRedundancyOptimizer"
 
     @property
     def norm(self) -> float | None:
-        """The norm of the gradients used, over all that the ranks hold of them; None if not all of it was read."""
+        """The norm of the gradients used, over all parts on all ranks; None if a part was only sampled."""
         square = 0.0
         others = {number for part in self.together.here for number in part.used} if self.together.is_split else set()
         for number in {*self.parameters} | others:
@@ -212,16 +212,18 @@ class Case:
 
     @property
     def overflows(self) -> list[int]:
-        """The parameters in the step that had a gradient that was not finite."""
+        """Parameters with a gradient that is not finite."""
         return [number for number in self.parameters if not all(one.is_finite for one in self.all(number))]
 
     def of(self, parameters: list[int]) -> Case:
-        """The same for some of the parameters."""
+        """The case of a subset of the parameters."""
         return Case(self.together, self.window, parameters, self.clips)
 
     def undone(self) -> Case | None:
-        """The case of a step that used what clipping by value was given; None where there is none, or not one alone,
-        after all backward passes, of all these parameters, whose result the step used."""
+        """The same step with the gradients as they were before clipping by value.
+
+        None unless there is exactly one such clip, after all backward passes and of all parameters, whose result the
+        step used."""
         window, held = self.window, {*self.used}
         last = max((one.at for number in self.parameters for one in window.new.get(number, [])), default=0)
         found = [one for at, one in window.limits if at > last and held & {*one.parameters}]
@@ -243,10 +245,10 @@ class Case:
         result.is_limited = any(at < last and held & {*one.parameters} for at, one in window.limits)
         return result
 
-    # Its equations.
+    # Equations.
 
     def sketch(self, number: int, contributions: list[Contribution]) -> Sketch:
-        """Their sum, for what this rank holds of a parameter."""
+        """The sum of the contributions to this rank's shard of a parameter."""
         shard = self.window.shard.get(number, 0)
         return sum((one.sketch[min(shard, len(one.sketch) - 1)] for one in contributions), np.zeros(3))
 
@@ -262,8 +264,8 @@ class Case:
     def _equations(
         self, number: int, used: Sketch, local: Sketch, roundings: int = _BY_HAND, lossy: float = 0.0
     ) -> list[Equation]:
-        """What must hold if one sketch of a parameter is a multiple of another one, from which it differs by these
-        roundings of each element. lossy: the roundoff on the way alone: a cast, the sum over ranks, a division."""
+        """Equations of the factor between two sketches of a parameter, which differ by these roundings of each element.
+        lossy: the roundoff of communication only: a cast, the sum over ranks, a division."""
         elements, on_the_way = self.window.sizes.get(number, 1), self.together.ranks + 1
         lost = of_underflow(roundings, self.roundoff, elements) + of_underflow(on_the_way, lossy, elements)
         spread = of_sum(roundings, self.roundoff, local[2]) + of_sum(on_the_way, lossy, local[2])
@@ -272,12 +274,12 @@ class Case:
         return [Equation(float(used[j]), float(local[j]), slack, spread) for j in (0, 1)]
 
     def fits(self, choose: Choose) -> Factor | None:
-        """The factor with which the step used the sum of these contributions; None if it did not."""
+        """The factor between the used gradients and the sum of these contributions; None if none fits."""
         factor = solve(self.equations(choose))
         return factor if factor is not None and factor.high > 0 else None
 
     def known(self, choose: Choose) -> Factor | None:
-        """The same, if the equations say which factor it is."""
+        """The same; None also if the equations do not determine the factor."""
         factor = self.fits(choose)
         return factor if factor is not None and factor.is_known else None
 
@@ -285,15 +287,15 @@ class Case:
         return self.known(choose) is not None
 
     def ratio(self, pairs: Iterable[tuple[int, Sketch, Sketch]]) -> Factor | None:
-        """By what the script has multiplied gradients that are known before and after; None if it is no factor.
+        """The factor between gradients after and before a change by the script; None if no factor fits.
 
-        pairs: of a parameter, the sketches after and before."""
+        pairs: parameter, sketch after, sketch before."""
         equations = [one for number, after, before in pairs for one in self._equations(number, after, before)]
         factor = solve(equations)
         return factor if factor is not None and factor.is_known else None
 
     def hooked(self) -> Factor | None:
-        """What hooks of the script's own have multiplied all gradients with, 1 without any; None if it is no factor."""
+        """The factor by which the script's hooks changed all gradients, 1 without hooks; None if no factor fits."""
         every = [(number, one) for number in self.parameters for one in self.all(number)]
         if all(one.before is None for _, one in every):
             return Factor(1.0, 1.0)
@@ -302,20 +304,20 @@ class Case:
         )
 
     def kappa(self, factor: Factor) -> Factor:
-        """The factor relative to the mean over the ranks, with the loss scale and clipping undone: 1 is right."""
+        """The factor relative to the mean over the ranks, with the loss scale and clipping undone: 1 is correct."""
         scale = self.window.scales[0] if self.window.scales else 1.0
         undone = scale / (self.step.grad_scale or 1.0) / self.clipped
         return factor.within(self.after).times(self.together.over * undone)
 
     def remember(self, factor: Factor) -> None:
-        """The factor of the sum over all ranks, to compare the ranks by."""
+        """Keeps the factor of the sum over all ranks, to compare the ranks."""
         at = tuple(self.parameters)
         if self.is_ample:
             self.together.factors[at][self.window.rank] = factor.within(self.after)
         if self.together.ranks > 1 and self.fits(self.own) is not None:
             self.together.own.add((at, self.window.rank))
 
-    # What a step may have used.
+    # Gradients that a step may have used.
 
     def all(self, number: int) -> list[Contribution]:
         return [one for _, one in self.by_rank(number)]
@@ -324,37 +326,37 @@ class Case:
         return [(other.rank, one) for other in self.together.here for one in other.new.get(number, [])]
 
     def finite(self, number: int) -> list[Contribution]:
-        """Without the passes that overflowed, as if the script had left these out."""
+        """All gradients but those that overflowed, which the script may have left out."""
         return [one for one in self.all(number) if one.is_finite]
 
     def own(self, number: int) -> list[Contribution]:
         return self.window.new.get(number, [])
 
     def of_parts(self, number: int) -> list[Contribution]:
-        """Of a parameter that is partitioned, this rank's part: what it needs of other ranks went through a collective,
-        so it is of all samples."""
+        """This rank's gradient of a partitioned parameter: collectives inside the model made it cover all samples. Of
+        other parameters, the gradients of all ranks."""
         return self.own(number) if number in self.together.partitioned else self.all(number)
 
     def of_whole_parts(self, number: int) -> list[Contribution]:
-        """The same, where the division by the ranks leaves parts out."""
+        """The same, if the division by the ranks skips partitioned parameters."""
         if number not in self.together.partitioned:
             return self.all(number)
         return [replace(one, sketch=one.sketch * self.together.over) for one in self.own(number)]
 
     def clipped_apart(self, number: int) -> list[Contribution]:
-        """As if each rank had clipped its own gradients, before they were averaged."""
+        """Gradients that each rank clipped before they were averaged."""
         return [one for other in self.together.here for one in other.clipped(number)]
 
     @property
     def are_clipped_apart(self) -> bool:
-        """Whether ranks have clipped by value what was averaged later: they left other numbers than the step uses."""
+        """Whether ranks clipped by value before averaging: the clips' results are not what the step uses."""
         if not self.is_limited or self.together.ranks == 1:
             return False
         return self.is_known(self.clipped_apart) and self.fits(self.window.clipped) is None
 
     @property
     def factors_of_ranks(self) -> list[float]:
-        """What each rank's clipping by norm has multiplied these parameters with."""
+        """Each rank's factor of clipping these parameters by norm."""
         return [
             prod(
                 factor_of(clip)
@@ -365,8 +367,8 @@ class Case:
         ]
 
     def old(self, number: int) -> list[tuple[int, Contribution]]:
-        """What earlier steps left, by rank: of a parameter that is split, this rank's part alone. What is not of the
-        sample that is looked at cannot be compared."""
+        """Old gradients that earlier steps left, by rank: of a sharded parameter, this rank's shard only. Other samples
+        of elements cannot be compared, so they are left out."""
         is_split = self.window.shards.get(number, 1) > 1
         ranks = [self.window] if is_split else self.together.here
         sample, is_small = self.window.sample(number), self.window.sizes.get(number, 1) <= SMALL
@@ -376,7 +378,7 @@ class Case:
             for one in other.old.get(number, [])
             if one.sample == sample or (is_small and UNREAD not in (one.sample, sample))
         ]
-        # What is not finite cannot be in a step that is. What was set to zero is cleared.
+        # A finite step cannot contain non-finite gradients; zeros are cleared gradients.
         return [(rank, one) for rank, one in left if one.is_finite and one.sketch[..., 2].any()]
 
     def with_old(self, number: int) -> list[Contribution]:

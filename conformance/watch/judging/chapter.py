@@ -1,4 +1,4 @@
-"""What the rules of all properties have in common: when a launch hands them what they judge."""
+"""The interface of the rules: a launch calls these methods with records, windows and steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from conformance.watch.judging.windows import Window
 
 @dataclass(frozen=True)
 class End:
-    """What is known when all processes have ended. is_whole: by themselves, well, and all of it was seen. averages:
-    whether the ranks are known to average gradients, so that they train one model."""
+    """The state when all processes have ended. is_whole: all ended by themselves without an error, and everything was
+    seen. averages: the ranks are known to average gradients, so they train one model."""
 
     streams: Mapping[int, Stream]
     is_whole: bool
@@ -24,44 +24,44 @@ class End:
 
 
 class Chapter:
-    """Rules of the processes that train together. A method that a chapter does not need does nothing."""
+    """Rules for processes that train together. Every method does nothing by default."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
 
     @property
     def accuses(self) -> bool:
-        """Whether it would accuse the script of what it has seen, if that ended now."""
+        """Whether it would report a violation if the script ended now."""
         return False
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
-        """A record that the stream of the rank has not seen yet."""
+        """Takes a record before the rank's stream does."""
 
     def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
-        """A record that the stream of the rank has just seen."""
+        """Takes a record after the rank's stream did."""
 
     def see(self, window: Window) -> None:
-        """The window of a rank."""
+        """Takes a window of a rank."""
 
     def judge(self, together: Together) -> None:
-        """A step of all ranks, whose factors are known where there is one."""
+        """Judges a step of all ranks, after its factors were determined."""
 
     def judge_right(self, together: Together) -> None:
-        """A step of all ranks that uses what was computed, and nothing else."""
+        """Judges a step of all ranks that uses the computed gradients and nothing else."""
 
     def finish(self, end: End) -> None:
-        """All processes have ended."""
+        """Judges the whole run, after all processes have ended."""
 
 
 class OneRank(Chapter):
-    """Rules of one process."""
+    """Rules for one process."""
 
     def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
-        """All processes have ended. stream: of this one."""
+        """Judges the whole run of this process, after all have ended."""
 
 
 class OfEachRank(Chapter):
-    """A chapter for each rank by itself."""
+    """Hands each rank's events to a separate chapter."""
 
     def __init__(self, findings: Findings, make: Callable[[Findings], OneRank]) -> None:
         super().__init__(findings)

@@ -1,5 +1,5 @@
-"""Gradients of other windows: those that are cleared before a step uses them, and backward passes of another line or
-mode that a step uses as well."""
+"""Detects gradients that are cleared before a step uses them, and steps that also use backward passes of another line
+or of an evaluation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from conformance.watch.judging.windows import Cleared, Window
 
 _SEVERAL = 2
 _OFTEN = 0.5
-"""A script that clears passes before a smaller share of its steps may leave out the short windows of short epochs."""
+"""Share of steps. Scripts that clear gradients before fewer steps may drop the last, short window of an epoch."""
 _REGULAR = 0.75
-"""A script that leaves out gradients by what they are clears other numbers of passes before a larger share of steps."""
+"""Share of steps after the same number of cleared passes. Scripts that filter gradients by value are less regular."""
 _MOST = 1000
-"""Passes that were cleared and wait for the next step of their parameters."""
+"""Limit of cleared passes that wait for the next step of their parameters."""
 
 
 @dataclass
 class _Line:
-    """What a line of a rank has cleared. shares: passes whose losses are divided by the number of passes that the
-    window has with them. whole: these, and others of the kind of the step's, at least as many as it used. calls: those
-    that the losses came from."""
+    """The passes that one line of a rank cleared. shares: those whose losses are divided by the window's length with
+    them included. whole: shares, and whole windows of the same kind as the step's. calls: call sites of the losses."""
 
     first: Cleared
     shares: int = 0
@@ -38,12 +37,12 @@ class _Line:
 
 
 class Discarded(Chapter):
-    """Gradients that are cleared before a step uses them.
+    """Detects gradients that are cleared before a step uses them.
 
-    waiting: by rank, what was cleared and concerns no step yet. emptied: by rank and parameter, the line that cleared
-    its unused gradients since its last step. counts: for each optimizer, how many steps follow how many cleared passes.
-    calls: those that losses came from whose gradients were used. without: for each rank and optimizer, the lines that
-    cleared the gradients of steps which then found none."""
+    waiting: by rank, cleared passes without a step yet. emptied: by rank and parameter, the line that cleared its
+    unused gradients since its last step. counts: by optimizer, the number of steps by the number of cleared passes
+    before them. calls: call sites of losses whose gradients were used. without: by rank and optimizer, the lines that
+    cleared all gradients of a step."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
@@ -55,7 +54,6 @@ class Discarded(Chapter):
         self._without: dict[tuple[int, int | None], list[records.Site]] = defaultdict(list)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
-        """Takes a record that the stream has not seen yet."""
         if isinstance(record, records.Cleared) and record.site is not None:
             for number in record.parameters:
                 if stream.has_pending(number):
@@ -73,8 +71,8 @@ class Discarded(Chapter):
             self._without[window.rank, window.optimizer].append(site)
 
     def sort(self, windows: Sequence[Window], *, is_known: bool) -> None:
-        """Assigns what was cleared to the next step. is_known: these steps are known to use the rest alone. Otherwise
-        the script may have kept what it cleared, and used it by hand."""
+        """Assigns cleared passes to the next step. is_known: these steps are known to use only the remaining passes.
+        Otherwise the script may have kept a copy of the cleared gradients and used it."""
         for window in windows:
             held = set() if window.step is None else {*window.step.parameters}
             waiting = self._waiting[window.rank]
@@ -104,7 +102,7 @@ class Discarded(Chapter):
         counts = sum((self._counts[one] for one in concerned), Counter[int]())
         is_regular = max(times for count, times in counts.items() if count) >= _REGULAR * counts.total()
         is_often = sum(line.whole for line in self._lines.values()) >= max(_SEVERAL, _OFTEN * steps)
-        # Losses of other lines are those that the script only looks at the gradients of.
+        # A script may compute gradients of other losses only to inspect them.
         is_of_training = any(line.calls & self._calls for line in self._lines.values())
         for (rank, _), line in self._lines.items():
             passes = line.whole if is_often and is_regular and is_of_training else line.shares
@@ -119,7 +117,7 @@ class Discarded(Chapter):
         self._findings.leave_open(says, lost, first.after_steps, first.site or first.backward.site)
 
     def name_lines(self) -> None:
-        """Blames the line that cleared gradients after the backward pass for the steps that found none."""
+        """Blames steps without gradients on the line that cleared them after the backward pass."""
         for key, cause in [*self._findings.causes.items()]:
             first = cause.first
             sites = [site for rank in cause.ranks for site in self._without[rank, first.optimizer]]
@@ -133,23 +131,23 @@ class Discarded(Chapter):
 
 
 def _is_share(one: Cleared, window: Window) -> bool:
-    """Whether all losses are divided by how many passes the window has with those that were cleared. Where batches came
-    without a backward pass, the script may leave out what looks wrong to it."""
+    """Whether all losses are divided by the window's length including the cleared passes. If some batches have no
+    backward pass, the script may filter passes on purpose."""
     number, passes = window.lost + len(window.backwards), (one.backward, *window.backwards.values())
     return all(divisors_of(backward) == [number] and backward.batches == 1 for backward in passes)
 
 
 _EVALUATIONS = 2
-"""Windows that begin with an evaluation."""
+"""Least number of windows that begin with an evaluation."""
 
 
 @dataclass
 class _Passes:
-    """The windows of an optimizer on a rank. others: by the line that a window ends with, how many have a pass of
-    another line or of an evaluation, and how many have none. begins: whether the first had one. taken: how many have a
-    pass that another optimizer has stepped on. alone, factor: how many have one pass, and what multiplies the loss of
-    the first of these; several: how many have more passes of this factor. first: the first step that uses another pass,
-    and its line.
+    """The windows of an optimizer on a rank. others: by the line of a window's last pass, the number of windows with
+    and without a pass of another line or of an evaluation. begins: whether the first of them has one. taken: windows
+    with a pass that another optimizer already used. alone: windows of one pass. factor: multiplies the loss of the
+    first of these. several: windows with more passes of this factor. first: the first step that uses another pass, and
+    the line of that pass.
     """
 
     steps: int = 0
@@ -180,8 +178,8 @@ class _Passes:
 
     @property
     def count(self) -> int:
-        """How many use other passes than most do, or all but the first of a run, which each take up what the one before
-        has left."""
+        """The number of windows that use other passes than most windows do, or than the first window of the run: each
+        of these uses gradients that the previous one left."""
         few = [
             of[True]
             for line, of in self.others.items()
@@ -192,8 +190,8 @@ class _Passes:
 
 @dataclass
 class _Evaluations:
-    """Steps of an optimizer on a rank that begin with passes of an evaluation. at_others, of_used: how many of these
-    are at weights that the training does not see, or of what the window before has trained on. fed: what that is."""
+    """The steps of an optimizer on a rank whose window begins with passes of an evaluation. at_others: those at weights
+    that the training does not use. of_used: those on inputs of the previous window. fed: these inputs."""
 
     steps: int = 0
     count: int = 0
@@ -219,14 +217,14 @@ class _Evaluations:
 
     @property
     def are_left(self) -> bool:
-        """Whether they are known not to belong to the steps: a penalty that comes now and then is at the weights that
-        are trained, of what the window trains on."""
+        """Whether they surely do not belong to the steps. An occasional penalty, in contrast, uses the trained weights
+        and the inputs of its own window."""
         is_seldom = self.steps >= 2 * self.count >= 2 * _EVALUATIONS
         return is_seldom and self.count in (self.at_others, self.of_used)
 
 
 class OtherPasses(Chapter):
-    """Sees the steps of all ranks that are known to use all their passes."""
+    """Detects steps that also use passes of an evaluation or of another line, among steps that use all their passes."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
@@ -262,7 +260,7 @@ def _are_alike(one: records.Backward, other: records.Backward, factor: float | N
 
 
 def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:
-    """Whether another optimizer has stepped on one of its passes before the last one came."""
+    """Whether another optimizer stepped on one of the passes before the last pass."""
     last = passes[-1].versions
     return any(
         one.versions.get(str(other)) != last.get(str(other))

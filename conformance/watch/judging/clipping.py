@@ -1,4 +1,4 @@
-"""Clipping: what is clipped, when, and over which parameters."""
+"""Judges gradient clipping: which gradients, when, and over which parameters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NEAR = 0.05
 """Norms of coarse gradients are equal within this."""
 
 _AT_LIMIT = 1e-2
-"""Relative: how far norms that were clipped to one limit are apart, with the small number that divides them."""
+"""Relative spread of norms that were clipped to one limit, with clipping's epsilon."""
 
 
 class Clipping(Chapter):
-    """Judges the clip calls of all ranks, and factors that are clips by hand.
+    """Judges the clip calls of all ranks, and factors that may be hand-written clipping.
 
     waiting: by rank and line, the last call whose gradients no step has used yet, and whether there was a step since.
-    shortened: by optimizer and rank, the factors below 1, and the norms of what was used with them."""
+    shortened: by optimizer and rank, the factors below 1, each with the norm of the used gradients."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
@@ -36,7 +36,7 @@ class Clipping(Chapter):
         self._shortened: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
-        """Clip calls whose gradients no step uses, while a step goes without clipping."""
+        # Finds clip calls whose gradients no step uses, while a step has no clip call.
         waiting = self._waiting[rank]
         match record:
             case records.Clipped():
@@ -51,11 +51,10 @@ class Clipping(Chapter):
                 is_without = len(left) == len(waiting)
                 self._waiting[rank] = {line: (clip, is_without or waiting[line][1]) for line, clip in left.items()}
             case records.Skipped() | records.Passed():
-                # It is not known which parameters such a step concerns.
+                # The parameters of such a step are unknown.
                 waiting.clear()
 
     def see(self, window: Window) -> None:
-        """The window of a rank."""
         if window.step is None:
             return
         idle = [*_before_the_pass(window)]
@@ -74,7 +73,6 @@ class Clipping(Chapter):
             self._findings.seen[Property.CLIPPING] += 1
 
     def judge(self, together: Together) -> None:
-        """A step of all ranks, whose factors are known."""
         for window in together.here:
             if window.step is None or window.step.closure or not window.used:
                 continue
@@ -90,12 +88,12 @@ class Clipping(Chapter):
                 self._findings.leave_open(changed[0], 1, window.index, changed[1].site)
 
     def take(self, together: Together) -> None:
-        """A step: the factors below 1, and the norms of what was used with them."""
+        """Keeps a step's factors below 1, with the norms of the used gradients."""
         for rank, shortened in together.shortened.items():
             self._shortened[together.here[0].optimizer, rank] += shortened
 
     def finish(self, end: End) -> None:
-        """Clips by hand shorten gradients, and always to one norm."""
+        # Hand-written clipping shortens gradients, always to one norm.
         for at, shortened in self._shortened.items():
             norms = [norm for _, norm in shortened]
             are_clipped = len(norms) > 1 and max(norms) <= min(norms) * (1 + _AT_LIMIT)
@@ -111,7 +109,7 @@ def _are_of(clip: Clipped, parameters: list[int]) -> bool:
 
 
 def _parts(window: Window, idle: Sequence[Clipped]) -> Iterator[tuple[Said, Clipped]]:
-    """Clipping of less than the whole set. idle: calls that came when there were no gradients."""
+    """Yields facts about clipping by value and of a part of the gradients. idle: calls without fresh gradients."""
     by_value = [clip for _, clip in window.clips if clip.how == "value" and clip.given]
     nothing = [*idle, *(clip for _, clip in window.clips if not clip.given and not clip.used_up)]
     came = {number: passes[0].at for number, passes in window.new.items()}
@@ -132,21 +130,21 @@ def _parts(window: Window, idle: Sequence[Clipped]) -> Iterator[tuple[Said, Clip
 
 
 def _before_the_pass(window: Window) -> Iterator[Clipped]:
-    """Calls that came when none of what they were given had a gradient that no step had used."""
+    """Clip calls whose parameters had no fresh gradient."""
     last = max(window.places, default=None)
     if last is None or (window.step is not None and window.step.closure) or window.captured:
         return
     for clip in window.idle:
-        # A script that always clips all its models does so in time, too.
+        # A script that clips all its models at every step also clips these after their backward pass.
         is_in_time = any(at > last and _are_of(clip, one.parameters) for at, one in window.clips)
-        # A gradient that the script has put there by hand is still there when the next one is added to it.
+        # A gradient that the script assigned by hand is still there when the next one is added.
         is_kept = any(one.sketch[..., 2].any() for number in clip.parameters for one in window.old.get(number, []))
         if isfinite(clip.limit) and not is_in_time and not is_kept:
             yield clip
 
 
 def _is_reached(window: Window, clip: Clipped) -> bool:
-    """Whether the limit of a call that came at another time is one that the step's gradients are beyond."""
+    """Whether gradients exceed the limit of a misplaced call: those that it clipped, or else those of the step."""
     return factor_of(clip) < 1 if clip.norm else _norm(window) > clip.limit
 
 
@@ -156,12 +154,12 @@ def _nothing(window: Window, says: Said, clip: Clipped) -> Finding:
 
 
 def _norm(window: Window) -> float:
-    """Of what the step uses, as far as it is read."""
+    """The norm of the used gradients, as far as they were read."""
     return hypot(*(float(sketch[2]) for sketch in window.used.values()))
 
 
-# Calls between two backward passes of a window. A call alone proves nothing: a script may keep what it has so far,
-# clear `.grad` by hand, and add all up at last, as one that clips each micro-batch for privacy does.
+# Calls between two backward passes of a window. A call alone proves nothing: for differential privacy, a script clips
+# each micro-batch, keeps the result, clears `.grad`, and adds everything up in the end.
 
 
 def _between(window: Window, clip: Clipped) -> Finding:
@@ -175,25 +173,25 @@ def _between(window: Window, clip: Clipped) -> Finding:
 
 
 def _held_between(window: Window, at: int, clip: Clipped) -> list[int]:
-    """The parameters that a clip call was given between two of their gradients of one loss."""
-    # A penalty that comes last is another loss, which may be left as it is on purpose.
+    """The clipped parameters for which the call came between two gradients of one loss."""
+    # A penalty that comes last is another loss, which may intentionally stay unclipped.
     is_one = len(kinds([window])) == 1
     if not is_one and not _calls(window, at, later=False) & _calls(window, at, later=True):
         return []
-    # What is backpropagated to other parameters meanwhile, such as those of a critic, is clipped by itself.
+    # Other parameters, such as those of a critic, may be clipped separately.
     passes = {number: window.new.get(number, []) for number in clip.parameters}
     held = [number for number in clip.parameters if number in window.used and window.used[number][2]]
     return [number for number in held if passes[number] and passes[number][0].at < at < passes[number][-1].at]
 
 
 def _calls(window: Window, at: int, *, later: bool) -> set[int]:
-    """The calls that made the losses whose gradients came before this place in the stream, or later."""
+    """Call sites of the losses whose gradients came up to this place in the stream, or later."""
     came = {one.backward for passes in window.new.values() for one in passes if (one.at > at) == later}
     return {window.backwards[number].calls for number in came if number in window.backwards}
 
 
 def _is_kept(together: Together, window: Window, held: list[int], clip: Clipped) -> bool:
-    """Whether the step uses what the clips have left of each gradient, and not each alike."""
+    """Whether the step uses each gradient as the clips left it, so passes count differently."""
     if clip.how == "norm" and factor_of(clip) == 1:
         return False
     alike = [window.clips_of(number) for number in held]
@@ -208,7 +206,7 @@ def _is_kept(together: Together, window: Window, held: list[int], clip: Clipped)
 
 
 def _changed(together: Together, window: Window) -> tuple[Said, Clipped] | None:
-    """The last clip, if what it left has not the norm of what the step uses."""
+    """The last clip, if the norm of its result differs from that of the used gradients."""
     for n, (at, clip) in enumerate(window.clips):
         is_last = not any(_are_of(clip, later.parameters) for _, later in window.clips[n + 1 :])
         left, used = (clip.norm or 0.0) * factor_of(clip), _used(together, window, clip)
@@ -220,7 +218,7 @@ def _changed(together: Together, window: Window) -> tuple[Said, Clipped] | None:
 
 
 def _used(together: Together, window: Window, clip: Clipped) -> float | None:
-    """The norm of what the step uses of these parameters, on all ranks that hold a part; None if it is not known."""
+    """The norm of the used gradients of the clipped parameters, over all shards; None if it is not known."""
     assert window.step is not None
     numbers = {*clip.parameters} & {*window.step.used}
     if clip.how != "norm" or not {*clip.parameters} <= {*window.step.parameters}:
@@ -236,7 +234,7 @@ def _used(together: Together, window: Window, clip: Clipped) -> float | None:
 
 
 def _is_scaled(window: Window, at: int) -> bool:
-    """Whether gradients carry a loss scale that is undone after this place."""
+    """Whether gradients have a loss scale that is undone after this place."""
     step = window.step
     is_later = any(came > at for came, _ in window.unscales)
     return is_later or (step is not None and step.grad_scale not in (None, 1.0))

@@ -1,8 +1,8 @@
-"""Judges whether a step used what was computed for it: each backward pass of each rank once, with one right factor.
+"""Judges whether a step used the computed gradients: each backward pass of each rank once, with the correct factor.
 
-Clipping by value changes each element by a factor of its own. What it made of which gradients is recorded, so a step is
-judged in two parts: what it was given is to be a multiple of what was computed, and what the step used, a multiple of
-what it gave back.
+Clipping by value changes each element by a different factor. Its input and output are recorded, so such a step is
+judged in two parts: the input of the clip must be a multiple of the computed gradients, and the used gradients must be
+a multiple of its output.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from conformance.watch.judging.solver import COARSE, explain
 from conformance.watch.judging.windows import Window
 
 _SAME = 1e-4
-"""Relative: what the sketches of two ranks may differ by beyond their bounds."""
+"""Relative difference allowed between the sketches of two ranks, beyond their bounds."""
 
 
 def judge(together: Together, findings: Findings) -> None:
-    """Look at the step of each rank."""
+    """Judge the step of each rank, and compare the ranks' factors."""
     for window in together.here:
         if (shows := _step(together, window, findings)) is not None:
             findings.judged(*shows)
@@ -30,7 +30,7 @@ def judge(together: Together, findings: Findings) -> None:
 
 
 def _step(together: Together, window: Window, findings: Findings) -> set[Shown] | None:
-    """What is not usual in the step of a rank, nothing if it is right; None if there is nothing to judge."""
+    """What a rank's step shows beyond the usual, empty if it is correct; None if there is nothing to judge."""
     step = window.step
     if step is None or step.found_inf or (step.used and not window.used):
         return None
@@ -39,7 +39,7 @@ def _step(together: Together, window: Window, findings: Findings) -> set[Shown] 
     if not step.used:
         return _without_gradients(window, findings)
     if not all(np.isfinite(sketch).all() for sketch in window.used.values()):
-        # `loss_scale.py` finds it.
+        # `loss_scale.py` reports it.
         return None
     if any(shards == 0 for shards in window.shards.values()):
         return _open(window, findings, "ranks.layout")
@@ -66,8 +66,8 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
         findings.coarse += 1
         return None
     if not shows:
-        # On purpose for an average over disturbed weights; a bug where one should have been cleared, as in a closure
-        # that torch calls at one point after another.
+        # Intended for an average over perturbed weights. A bug in a closure that an optimizer of torch calls at several
+        # weights, because it must clear the gradients of the previous call.
         if window.saw_several_weights and step.closure and not step.is_own:
             found = _finding(window, "watch/cleared", said("not-cleared"), None)
             findings.add(found)
@@ -99,12 +99,12 @@ def _without_backward(together: Together, window: Window, findings: Findings) ->
     assert step is not None
     used = [number for number, sketch in window.used.items() if sketch[2]]
     if not used:
-        # Horovod and DeepSpeed have an optimizer create its state so.
+        # Horovod and DeepSpeed make optimizers create their state this way.
         return _open(window, findings, "clearing.zeroed") if window.is_computed else set()
     if not all(_is_as_it_was(window, number) for number in used):
         return _open(window, findings, "changed.by-hand")
     if together.is_joined:
-        # A rank that has run out of data goes on with the steps of the others.
+        # A rank that ran out of data repeats the steps of the others.
         return _open(window, findings, "ranks.run-out")
     if window.is_of_other or step.is_elsewhere:
         return _open(window, findings, "clearing.shared" if window.is_of_other else "clearing.again")
@@ -116,7 +116,7 @@ def _without_backward(together: Together, window: Window, findings: Findings) ->
 
 
 def _is_as_it_was(window: Window, number: int) -> bool:
-    """Whether the step uses the gradient of the last step again, and not one that was put there by hand."""
+    """Whether the step uses the last step's gradient again, not one that the script assigned."""
     old = window.old.get(number, [])
     is_same_sample = all(one.sample == window.sample(number) for one in old)
     if not old or number not in window.used or not is_same_sample:
@@ -125,10 +125,10 @@ def _is_as_it_was(window: Window, number: int) -> bool:
 
 
 def _judge_ranks(together: Together, findings: Findings) -> None:
-    """Each rank used a multiple of the same sum: was it the same multiple?"""
+    """Reports ranks that used different multiples of the same sum."""
     for parameters, by_rank in together.factors.items():
         if any((parameters, rank) in together.own for rank in by_rank):
-            # The ranks' gradients are multiples of each other, and so of their sum, whatever became of it.
+            # The ranks' gradients are multiples of each other, and so of their sum, even if they were not averaged.
             continue
         lowest = min(by_rank, key=lambda rank: by_rank[rank].high)
         highest = max(by_rank, key=lambda rank: by_rank[rank].low)

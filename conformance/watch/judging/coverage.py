@@ -1,5 +1,5 @@
-"""Compares the parameters that get gradients with those that optimizers hold and step, and finds calls on tensors that
-no step uses."""
+"""Compares the parameters that get gradients with those that optimizers step, and detects clip calls on other
+tensors."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from conformance.watch.judging.windows import Window
 _SEVERAL = 2
 _OFTEN = 3
 _LONG = 3
-"""An optimizer stops if more backward passes follow its last step than so many times the most between two steps."""
+"""An optimizer stopped if the passes after its last step exceed this many times the most between two steps."""
 _MANY_STEPS = 14
 _LATE = 0.25
-"""A parameter stops if it has no gradient in so many of the last steps, and in that share of all steps."""
+"""A parameter stopped if it has no gradient in this many of the last steps, and in this share of all steps."""
 
 
 @dataclass
 class _Optimizer:
-    """Describes what reaches one optimizer.
+    """The parameters and backward passes of one optimizer.
 
-    made: the parameters that it was made with. passes: backward passes that gave these gradients since its last step.
-    most: the most such passes before a step. last: the last of them. first: the line of its first step. stepped: the
-    parameters of its last one. unheld: those without an optimizer by its last step with gradients.
+    made: its initial parameters. passes: backward passes with gradients for it since its last step. most: the most such
+    passes before a step. last: the last of them. first: the line of its first step. stepped: the parameters of its last
+    step. unheld: parameters without an optimizer at its last step with gradients.
     """
 
     made: frozenset[int] = frozenset()
@@ -43,9 +43,10 @@ class _Optimizer:
 
 
 class Coverage(OneRank):
-    """Judges one process. frozen: parameters that the last steps found without a need of gradients. copies: the first
-    calls that clipped parameters which have no gradients and no optimizer; clipped: all others that were clipped.
-    cut_off: losses that come from no model; site: the last one. has_gradients: whether any step may have had some."""
+    """Judges one process. frozen: parameters that required no gradients in the last steps. copies: the first clip calls
+    on parameters without gradients or an optimizer. clipped: all other clipped parameters. cut_off: losses that do not
+    depend on a model. site: the line of the last backward pass. has_gradients: whether any step may have had
+    gradients."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
@@ -100,9 +101,9 @@ class Coverage(OneRank):
         for optimizer, held in [*stream.held.items()]:
             self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
             self._judge_replaced(rank, stream, optimizer)
-            self._tell_idle(stream, optimizer)
+            self._open_idle(stream, optimizer)
         for optimizer, of in [*self._of.items()]:
-            if of.passes > _LONG * max(of.most, _LONG) and _is_left(stream, optimizer, of, used):
+            if of.passes > _LONG * max(of.most, _LONG) and _is_abandoned(stream, optimizer, of, used):
                 steps = stream.steps.get(optimizer, 0)
                 says = said("coverage.no-more-steps", steps=steps, passes=of.passes)
                 self._findings.leave_open(says, of.passes, steps, of.first)
@@ -112,55 +113,55 @@ class Coverage(OneRank):
             self._judge_detached(rank, stream)
 
     def _stays(self, rank: int, says: Said, step: int | None = None, optimizer: int | None = None) -> None:
-        """Parameters of the model that no step moves."""
+        """Reports parameters of the model that no step updates."""
         effect = said("held.stays", count=says.values["count"])
         site = None if optimizer is None else self._of[optimizer].first
         self._findings.add(Finding("watch/held", says, step, (rank,), site, effect, optimizer))
 
     def _judge_stale(self, rank: int, stream: Stream, stale: records.Stale) -> None:
-        """Finds gradients at old weights: FSDP2 gathers nothing again while it still has what it gathered before."""
+        """Reports gradients at old weights: FSDP2 does not gather again while the gathered parameters still exist."""
         says, effect = said("held.stale", count=len(stale.parameters)), said("held.old", steps=stale.steps)
         step = max(stream.steps.values(), default=0)
         self._findings.add(Finding("watch/held", says, step, (rank,), stale.site, effect))
 
     def _judge_unheld(self, rank: int, unheld: records.Unheld) -> None:
-        """Parameters that are to stay as they are stay frozen: nobody unfreezes them for good for no optimizer."""
+        """Reports parameters that were unfrozen for good but are in no optimizer. Others may be frozen on purpose."""
         if unheld.unfrozen:
             self._stays(rank, said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen))
         says = said("coverage.unheld", count=len(unheld.names), names=unheld.names)
         self._findings.leave_open(says, len(unheld.names))
 
     def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Finds an optimizer whose parameters get no gradients while as many alike, which none holds, get them: all of
-        its parameters from some step on, or some of them in no step. Parameters that already got gradients while these
-        did, as those of a teacher that is not detached, have not replaced them."""
+        """Reports an optimizer whose parameters get no gradients while equal numbers of the same shapes, in no
+        optimizer, do: all its parameters from some step on, or some of them in every step. Parameters that already got
+        gradients before, such as those of a teacher without detach, are no replacement."""
         held, steps = stream.held[optimizer] - self._frozen, stream.steps.get(optimizer, 0)
         computed = stream.ever - stream.last_used.keys()
         idle = {n for n in held - computed if steps - stream.last_used.get(n, 0) >= _SEVERAL}
         last = max((stream.last_used.get(number, 0) for number in idle), default=0)
         shapes = Counter(tuple(stream.parameters[number].shape) for number in idle)
         others = _shapes(stream.unheld) - (_shapes(self._of[optimizer].unheld) if last else Counter())
-        # An optimizer may be kept for its schedule: a number that it steps instead is like a bias only by chance.
+        # An optimizer may be kept only for its schedule: a scalar parameter that it steps can match a bias by chance.
         are_replaced = idle == held and not shapes - others if last else shapes == others
         if stream.unheld is not None and shapes and are_replaced:
             says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
             self._stays(rank, says, last or None, optimizer)
 
-    def _tell_idle(self, stream: Stream, optimizer: int) -> None:
-        """States which parameters of an optimizer its steps find without gradients."""
+    def _open_idle(self, stream: Stream, optimizer: int) -> None:
+        """Leaves open parameters of an optimizer that have no gradients at its steps."""
         held, steps = stream.held[optimizer], stream.steps.get(optimizer, 0)
         unused = held - self._frozen - stream.last_used.keys()
-        # Gradients that are gathered, or put into other tensors, may be used there.
+        # Gradients that were gathered, or copied to other tensors, may be used there.
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
-        self._tell("coverage.no-gradient", stream, unused - elsewhere, held)
+        self._open("coverage.no-gradient", stream, unused - elsewhere, held)
         stepped = self._of[optimizer].stepped & stream.last_used.keys()
         few = steps - max(_MANY_STEPS, _LATE * steps)
         stopped = {number for number in stepped if stream.last_used[number] <= few}
         since = max((stream.last_used[number] for number in stopped), default=0)
         if any(stream.last_used[number] > since for number in stepped):
-            self._tell("coverage.no-more-gradient", stream, stopped, held, since - 1)
+            self._open("coverage.no-more-gradient", stream, stopped, held, since - 1)
 
-    def _tell(self, code: str, stream: Stream, some: Set[int], held: Set[int], step: int | None = None) -> None:
+    def _open(self, code: str, stream: Stream, some: Set[int], held: Set[int], step: int | None = None) -> None:
         if some:
             names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(some)]
             says = said(code, count=len(some), all=len(held), names=names, step=step)
@@ -175,8 +176,8 @@ class Coverage(OneRank):
             self._findings.add(Finding("watch/from-the-model", says, 0, (rank,), self._site, effect))
 
     def _judge_clips(self, rank: int, stream: Stream, optimizer: int) -> None:
-        """Finds clipping of as many tensors, all alike, that never have gradients, while nothing clips those that the
-        optimizer steps. A script without clipping has no such call, and a teacher requires no gradients."""
+        """Reports clipping of tensors that never have gradients but the shapes of the optimizer's parameters, while
+        nothing clips these. Correct scripts have no such call: the parameters of a teacher require no gradients."""
         held = stream.held[optimizer]
         shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
         alike = [one for one in self._copies if Counter(map(tuple, one.strange)) == shapes]
@@ -187,8 +188,8 @@ class Coverage(OneRank):
             self._findings.add(Finding(law, says, 0, (rank,), site, effect, optimizer))
 
 
-def _is_left(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:
-    """Whether no other optimizer has stepped its parameters since, on any rank if it never stepped itself."""
+def _is_abandoned(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:
+    """Whether no other optimizer stepped its parameters since; on no rank at all if it never stepped itself."""
     if stream.steps.get(optimizer):
         return stream.is_last_user(optimizer)
     return bool((of.made & stream.ever) - used - set[int]().union(*stream.held.values()))

@@ -1,4 +1,4 @@
-"""What losses are divided by, against how many passes, ranks and targets a step has."""
+"""Compares the divisors of losses with the number of passes, ranks and targets of a step."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from conformance.watch.judging.windows import Window
 from conformance.watch.records import ENTROPIES
 
 _SEVERAL = 3
-"""By two, a loss may be halved twice for other reasons. Divisors that change by themselves are three."""
+"""A loss may be halved twice for other reasons. Three different divisors are no constant of the script."""
 _MOST_KEPT = 100
 
 
 class Losses(Chapter):
-    """Judges what multiplies the losses of steps whose gradients are conserved."""
+    """Judges the factors of losses in steps that use all gradients correctly."""
 
     def __init__(self, findings: Findings, steady: Steady) -> None:
         super().__init__(findings)
@@ -56,8 +56,7 @@ class Losses(Chapter):
 
     def judge_right(self, together: Together) -> None:
         kappa = kappa_of(together)
-        # What micro-batches count does not depend on whether ranks are averaged or summed, if this is not what makes a
-        # mean of them.
+        # Whether ranks are averaged or summed does not change the weight of micro-batches, unless it averages them.
         of_ranks = 1.0 if near(kappa, together.ranks) and not is_mean_of_all(together) else kappa
         for window in together.here:
             passes = [*window.backwards.values()]
@@ -73,7 +72,7 @@ class Losses(Chapter):
             self._judge_numbers(together, kappa)
 
     def _count_sums(self, together: Together) -> None:
-        # A batch that is made up counts nothing.
+        # A made-up batch counts as 0.
         passes = [one for one in passes_of(together.here) if factor_of(one)]
         total = total_of(together, together.here)
         are_sums = all(one.summed for one in passes) and len(kinds(together.here)) == 1
@@ -82,14 +81,14 @@ class Losses(Chapter):
 
     def _judge_numbers(self, together: Together, kappa: float) -> None:
         here = together.here
-        # A step of the script's own class may divide what it was given.
+        # An optimizer class of the script may divide the gradients.
         steps = [window.step for window in here if window.step is not None]
         if any(window.captured for window in here) or any(step.closure or step.is_own for step in steps):
             return
         found = [(window, one) for one in _of_ranks(together, kappa) for window in here]
         if not found and kappa == 1 and may_be_one(here):
             found = [(window, one) for window in here for one in _of_passes(window)]
-        # Losses of several lines are several losses, which may be summed up, as those of several tasks on ranks may.
+        # Several losses may be summed, such as those of several lines, or of several tasks on ranks.
         is_one = len(kinds(here)) == 1 and _train_the_same(here)
         for window, one in found:
             if is_one or one.fact is None:
@@ -107,13 +106,13 @@ class Losses(Chapter):
                 self._findings.leave_open(_total(sums.least, sums.most), sums.off)
         for of_means in self._weights.values():
             of_means.state(self._findings)
-        # It is not known whether something else has used the first passes that are cleared.
+        # The script may have used cleared passes in other ways.
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
         for (_, rank), of in self._lengths.items():
             self._findings.seen[Property.MICRO_BATCHES] += of.right.total()
             if not are_cleared:
                 self._judge_lengths(rank, of)
-            # Half of a loss may be intended, as may a window that is left out.
+            # Half of a loss may be intended, and so may a window that is left out.
             if 2 * of.added.total() > of.windows and not self._steady.suspects("watch/means-averaged"):
                 self._findings.leave_open(said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
             if of.twice:
@@ -136,8 +135,8 @@ class Losses(Chapter):
 
 
 class _Wrong(NamedTuple):
-    """What a loss is divided by. times: what the update is of that of the mean. fact: what it is if the losses are
-    several; None if it is wrong then, too."""
+    """A wrong divisor. times: the update relative to that of the mean. fact: what it shows if there are several losses;
+    None if it is wrong for these too."""
 
     law: str
     says: Said
@@ -152,8 +151,7 @@ class _Wrong(NamedTuple):
 
 
 def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
-    """What a step makes of the losses of ranks. Those that still have data may be fewer than all in the end, and be
-    averaged over."""
+    """Yields wrong divisors over the ranks; none if ranks can run out of data, as the rest may be averaged over."""
     here, ranks = together.here, together.ranks
     if ranks == 1 or together.is_joined or is_of_all_ranks(here):
         return
@@ -162,9 +160,9 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
         yield _Wrong("watch/means-averaged", said("ranks.means-added", times=ranks), ranks, fact)
     passes = passes_of(here)
     everything = sum(map(targets_of, passes))
-    # Were the counts equal, what divides might be each rank's own, times a factor of the script's. Half of a loss may
-    # be intended, but not by one number that says how many targets there are.
-    are_bare = all(targets_of(one) and _numbers_beside_targets(one) <= 1 for one in passes)
+    # With equal counts on the ranks, the divisor might be each rank's own count times a factor in the script. Half of a
+    # loss may be intended, but not through a single number that equals the number of targets.
+    are_bare = all(targets_of(one) and _numbers_besides_targets(one) <= 1 for one in passes)
     are_apart = len({sum(map(targets_of, window.backwards.values())) for window in here}) > 1
     if near(total_by_count(together, kappa), 1 / ranks):
         yield _Wrong("watch/averaged-once", said("ranks.divided-by-count"), 1 / ranks)
@@ -173,15 +171,15 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
 
 
 def _of_passes(window: Window) -> Iterator[_Wrong]:
-    """What a step makes of the losses of a rank's micro-batches."""
+    """Yields wrong divisors over the micro-batches of a rank."""
     passes = [*window.backwards.values()]
     number, batches = len(passes), passes[0].batches if passes else 0
     divisors = [divisors_of(one) if is_mean(one) else [] for one in passes]
-    # Once for the micro-batches, and by the same number for something else again, no mean is.
+    # No mean is divided by the number of micro-batches and, for another reason, by the same number again.
     if number >= _SEVERAL and all(of_one == 2 * [number] for of_one in divisors):
         fact = said("micro-batches.divided", number=number**2, passes=[number])
         yield _Wrong("watch/divided-once", said("micro-batches.divided-twice", number=number), 1 / number, fact)
-    # Who makes one batch of all, or leaves some out on purpose, has one mean, and nothing to divide it by.
+    # A script that concatenates batches, or leaves some out on purpose, has one mean and does not divide it.
     elif number == 1 and batches >= _SEVERAL and passes[0].loader is not None and divisors == [[batches]]:
         says = said("micro-batches.last-only", batches=batches)
         yield _Wrong("watch/every-backward", says, 1 / batches, says)
@@ -190,8 +188,8 @@ def _of_passes(window: Window) -> Iterator[_Wrong]:
         yield _Wrong("watch/means-averaged", says, number, says)
 
 
-def _numbers_beside_targets(backward: records.Backward) -> int:
-    """How many numbers a loss is multiplied with or divided by, but for the loss scale and how many targets it has."""
+def _numbers_besides_targets(backward: records.Backward) -> int:
+    """The number of factors and divisors of a loss, besides the loss scale and its number of targets."""
     left = [one for one in backward.factors if not near(one, 1)]
     for known in (backward.scale, backward.targets):
         own = next((one for one in left if known and near(one, known)), None)
@@ -206,23 +204,23 @@ def _train_the_same(here: list[Window]) -> bool:
 
 
 def _waits(window: Window) -> bool:
-    """Whether another optimizer steps between its backward passes, so that these are no micro-batches: it is the one
-    that steps more rarely, as for an embedding."""
+    """Whether another optimizer steps between the passes: then they are no micro-batches, and this optimizer just steps
+    more rarely, such as one for an embedding."""
     calls = [one for one in window.moments if isinstance(one, (records.Backward, records.Stepped))]
     return sum(issubclass(kind, records.Backward) for kind, _ in groupby(calls, type)) > 1
 
 
 def _is_bare(backward: records.Backward) -> bool:
-    """Whether it is a mean that only the loss scale multiplies. Factors that come to 1 together, as the number of ranks
-    over that of micro-batches may, are intended."""
+    """Whether the loss is a mean with no factor but the loss scale. Factors whose product is 1 count: ranks over
+    micro-batches, for example, is intended."""
     factors = [factor for factor in backward.factors if not near(factor, 1)]
     return bool(backward.targets) and factors in ([], [backward.scale])
 
 
 @dataclass
 class _Sums:
-    """Steps of an optimizer on sums over targets: how many there are and how many have a total that is not 1, between
-    which totals these are, and a few of the numbers that their sums are divided by."""
+    """Steps of an optimizer on sums over targets: all, and those whose total weight is not 1 (off). least, most: the
+    range of these weights. divisors: a few divisors of these sums."""
 
     steps: int = 0
     off: int = 0
@@ -239,14 +237,14 @@ class _Sums:
 
     @property
     def are_open(self) -> bool:
-        """A script may divide by one number of its own."""
+        """Whether the weight varies: a script may divide by one constant."""
         return self.off > 0 and (2 * self.off < self.steps or len(self.divisors) == _SEVERAL)
 
 
 @dataclass
 class _Weights:
-    """What the means of a rank weigh together in the steps of an optimizer. times_ranks: in how many as much as there
-    are ranks. least, most: between what they weigh in the others."""
+    """The total weight of a rank's means in the steps of an optimizer. times_ranks: steps where it is the number of
+    ranks. least, most: its range in other steps."""
 
     ranks: int = 1
     times_ranks: int = 0
@@ -259,11 +257,11 @@ class _Weights:
         if ranks == 1 or not all(near(one, ranks) for one in weights):
             self.least, self.most = min(self.least, *weights), max(self.most, *weights)
         elif not all(near(factor_of(one), 1) for one in passes_of(here)):
-            # As many losses as there are ranks, which nothing multiplies, are added up.
+            # Not if the script just adds as many losses as there are ranks.
             self.times_ranks += 1
 
     def state(self, findings: Findings) -> None:
-        """A constant of all steps is a part of the loss, which may be the number of ranks by chance."""
+        """Leaves it open. A constant of all steps is a part of the loss, and may equal the ranks by chance."""
         if not self.times_ranks:
             return
         is_constant = self.least > self.most
@@ -280,12 +278,12 @@ def _total(least: float, most: float) -> Said:
 
 @dataclass
 class _Lengths:
-    """How many passes the windows of an optimizer on a rank have, and by which number all of their losses are divided.
+    """The lengths of an optimizer's windows on a rank (in passes), and the common divisor of each window's losses.
 
-    right: how many windows are divided by their length, by length. off: by another number that they are divided by, how
-    many have which length. kept: the first of these. means: as off, but only losses that are surely divided by this
-    number as a whole. surplus: how many more batches loaders gave than went backward. added: lengths of windows whose
-    losses nothing divides. twice: how many are divided by their length twice, where one may be a part of the loss.
+    right: windows divided by their length, by length. off: by another divisor, the number of windows by length. kept:
+    the first of these. means: as off, but only losses that are surely divided by exactly this number. surplus: batches
+    from loaders beyond the backward passes. added: windows whose losses are not divided, by length. twice: windows
+    divided by their length twice, where one division may be a part of the loss.
     """
 
     windows: int = 0
@@ -303,7 +301,7 @@ class _Lengths:
         passes = [*window.backwards.values()]
         number, numbers = len(passes), _numbers(passes)
         self.windows, self.last = self.windows + 1, window.index
-        # Batches may come long before. Of several loaders, one may be that of an evaluation.
+        # Batches may come long before. One of several loaders may belong to an evaluation.
         self.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
         if number in numbers:
             self.right[number] += 1
@@ -316,14 +314,16 @@ class _Lengths:
                 self.off[nominal][number] += 1
                 if kappa == 1 and all(is_mean(one) and near(prod(divisors_of(one)), nominal) for one in passes):
                     self.means[nominal][number] += 1
-        # Losses of one batch are those of several tasks.
+        # Several losses of one batch belong to several tasks.
         if kappa == 1 and number > 1 and len(window.fed) != 1 and may_be_one([window]) and _are_added_up(passes):
             self.added[number] += 1
 
     def short(self, usual: int) -> list[Window]:
-        """Windows whose losses are divided by the usual length, and which surely lack the end of an epoch; none if
-        there may be another reason. Each pass has a batch of a loader, or they are alike and equally far apart, or it
-        is the first pass of all. A batch that lacks labels of one of several tasks lacks them by chance."""
+        """Windows that are shorter than the usual length but divided by it, because an epoch ends there.
+
+        Empty if there may be another reason: in some batches, labels of one task may be missing by chance. Proof is
+        that each pass has a batch of a loader, that short windows have one length and equal distances, or that the only
+        one is the first, with one pass."""
         off = [window for window, numbers in self.kept if usual in numbers]
         missing = sum(max(0, usual - len(one.backwards) - one.lost) for one in off)
         is_usual = self.right[usual] >= 2 and 2 * self.right.total() >= self.windows
@@ -339,21 +339,21 @@ class _Lengths:
 
 
 def _numbers(passes: Sequence[records.Backward]) -> set[int]:
-    """How many micro-batches a window has, to all of its losses: 1 over what multiplies them, or what divides them last
-    if what comes below is a part of the loss. Losses of batches that are made up count nothing."""
+    """The number of micro-batches according to the losses: 1 over their common factor, or their last divisor if the
+    others may be a part of the loss. Made-up batches, with a factor of 0, do not count."""
     factors = [factor for one in passes if (factor := factor_of(one))]
     if not factors or min(factors) < 0 or not are_alike(factors):
         return set()
     divisors = divisors_of(passes[0])
-    # Two divisions of a mean are of the same thing, unless it is half of a squared error.
+    # Both divisors of a cross entropy count micro-batches; other losses may be halved, such as a squared error.
     is_part = len(divisors) == 1 or not all(is_mean(one) and one.made_by in ENTROPIES for one in passes)
     found = [1 / factors[0], *(divisors[:1] if is_part else [])]
     return {round(one) for one in found if one > 1.5 and isclose(one, round(one), rel_tol=1e-5)}
 
 
 def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
-    """Whether each is of one batch of one loader, and some count as many times as there are passes. A loss of other
-    data, such as those without labels, may do so on purpose."""
+    """Whether some of a loader's micro-batches are divided by the number of passes and others are not. Losses of other
+    data, such as data without labels, may intentionally differ."""
     factors = [abs(factor_of(one)) for one in passes]
     if any(one.batches != 1 for one in passes) or len({one.loader for one in passes}) > 1 or not all(factors):
         return False
@@ -362,14 +362,14 @@ def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
 
 
 def _are_means_of_their_own(passes: Collection[records.Backward]) -> bool:
-    """Whether each is a sum that only a number of its own divides, such as that of the weights of its samples."""
+    """Whether each is a sum with its own, single divisor, such as the sum of its sample weights."""
     divisors = [divisor for one in passes for divisor in one.divisors if near(factor_of(one) * divisor, 1)]
     return len(passes) == len(divisors) == len({*divisors}) and all(one.of_any for one in passes)
 
 
 def _are_added_up(passes: Collection[records.Backward]) -> bool:
-    """Whether they are means that nothing multiplies, or micro-batches of one loader, and nothing that is seen makes a
-    mean of them or of a term of theirs: no factor is 1 over their number, and no divisor a multiple of it."""
+    """Whether they are means without factors, or micro-batches of one loader that nothing visible averages: no factor
+    is 1 over their number, and no divisor of them or of their terms is a multiple of it."""
     if all(one.targets and not one.factors for one in passes) or _are_means_of_their_own(passes):
         return True
     if not are_batches(passes) or any(one.summed or one.is_hidden for one in passes):

@@ -1,4 +1,4 @@
-"""Whether epochs have an order of their own, and whether samplers deal out what was cut before."""
+"""Detects epochs that repeat one shuffled order, and samplers that split data which was already split by rank."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from conformance.watch.judging.stream import Stream
 _V = TypeVar("_V")
 
 _MOSTLY = 0.3
-"""Of the backward passes: a sampler that comes more rarely is that of an evaluation."""
+"""Share of the backward passes. A sampler that is used more rarely belongs to an evaluation."""
 
 _OFTEN = 3
-"""An epoch may begin twice: a script resumes it, or first goes through the data only to look at it."""
+"""Epochs with one order that are surely wrong. An epoch may begin twice: on resuming, or to inspect the data first."""
 
 _FEWEST = 32
-"""Rows that come in several epochs, and each only on its own rank: by chance one in 2 to the power of so many."""
+"""Rows that must repeat on their own rank only. The probability by chance is 2 to the minus this number."""
 
 _MOST = 64
-"""Samplers and data sets that are kept: a script may make a sampler for each epoch."""
+"""Limit of samplers and data sets that are kept: a script may make a sampler for each epoch."""
 
 
 @dataclass(eq=False)
 class _Order:
-    """The order of a sampler's epochs, or of those of all samplers of the same data.
+    """The order of the epochs of a sampler, or of all samplers of the same data.
 
-    sampler, first: the last one, and the first batch of its epoch. times: how many epochs in a row began with it.
-    others: how many began with another batch than the one before. repeated: the last that began with the same one, and
-    its line; is_known: so often that it is wrong, with samples known to be the same. is_told: the sampler was told
-    several epochs. trained: how many backward passes used its batches. are_beside: samplers of the same data take
-    turns."""
+    sampler, first: the last sampler, and the first batch of its epoch. times: epochs in a row that began with this
+    batch. others: epochs that began with another batch than the one before. repeated: the last repetition, and its
+    line. is_known: it is surely wrong, because samples are known to be equal. sets_epoch: `set_epoch` was called with
+    several epochs. trained: backward passes on its batches. are_mixed: samplers of the same data take turns."""
 
     sampler: int = -1
     first: records.First | None = None
@@ -45,20 +44,20 @@ class _Order:
     others: int = 0
     repeated: tuple[Said, records.Site] | None = None
     is_known: bool = False
-    is_told: bool = False
+    sets_epoch: bool = False
     trained: int = 0
-    are_beside: bool = False
+    are_mixed: bool = False
 
     def begin(self, first: records.First) -> None:
         before, self.first = self.first, first
-        self.is_told |= before is not None and before.epoch != first.epoch
+        self.sets_epoch |= before is not None and before.epoch != first.epoch
         are_same_rows = before is not None and before.rows == first.rows != []
         if before is None or not (are_same_rows or before.drawn == first.drawn != []):
             self.times = 1
             self.others += before is not None
             return
         self.times += 1
-        # Without labels there may be other samples at the same places.
+        # Without labels, different samples may have the same indices.
         is_known = self.times >= _OFTEN and (are_same_rows or first.labelled)
         if is_known or not self.is_known:
             samples = len(first.drawn or first.rows)
@@ -69,8 +68,8 @@ class _Order:
 
 @dataclass
 class _Rank:
-    """passes: how many backward passes there were. samplers: of each that shuffles, its own order and that of its data.
-    data: the orders of data sets that are known."""
+    """A rank's backward passes and orders. samplers: for each that shuffles, its order and that of its data. data: the
+    orders of known data sets."""
 
     passes: int = 0
     samplers: dict[int, list[_Order]] = field(default_factory=dict)
@@ -87,17 +86,17 @@ class _Rank:
         _keep(self.samplers, epoch.sampler, orders)
 
     def use(self, samplers: list[int]) -> None:
-        """A backward pass through batches of these."""
+        """Takes a backward pass on batches of these samplers."""
         self.passes += 1
         known = {(sampler, order) for sampler in samplers for order in self.samplers.get(sampler, ())}
         for order in {order for _, order in known}:
             order.trained += 1
         for sampler, order in known:
-            order.are_beside |= sampler != order.sampler
+            order.are_mixed |= sampler != order.sampler
 
     def begin(self, first: records.First) -> None:
         for place, order in enumerate(self.samplers.get(first.sampler, ())):
-            # The order of data is that of samplers which are made for one epoch each.
+            # The order of data only counts for a new sampler in each epoch.
             if place == 0 or order.sampler != first.sampler:
                 order.begin(first)
             order.sampler = first.sampler
@@ -110,8 +109,8 @@ class _Rank:
 
 @dataclass
 class _Part:
-    """What a sampler deals to a rank. rows: what was read. data: what its data set holds; whole: what this is cut
-    from."""
+    """The part of the data that a sampler deals to a rank. rows: the rows read. data: the content of its data set.
+    whole: the content of the data set that this one is cut from."""
 
     rows: Rows = field(default_factory=Rows)
     epoch: int = 0
@@ -121,9 +120,9 @@ class _Part:
 
 
 class Epochs(Chapter):
-    """Collects the epochs of ranks that train together.
+    """Judges the epochs of ranks that train together.
 
-    is_sampled: whether a sampler deals the data out. dealt: the parts of each sampler, by rank."""
+    is_sampled: whether a sampler deals out the data. dealt: the parts of each sampler, by rank."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
@@ -136,7 +135,7 @@ class Epochs(Chapter):
         of = self._of[rank]
         match record:
             case records.Optimizer():
-                # Another training, as in a search, may go through the same epochs.
+                # Another training, such as in a hyperparameter search, may repeat the same epochs.
                 for order in of.orders:
                     order.first = None
             case records.Backward():
@@ -162,7 +161,7 @@ class Epochs(Chapter):
     def finish(self, end: End) -> None:
         for rank, of in self._of.items():
             for order in of.orders:
-                if not order.are_beside and order.trained > _MOSTLY * of.passes:
+                if not order.are_mixed and order.trained > _MOSTLY * of.passes:
                     self._judge_order(rank, order)
         if end.averages:
             for by_rank in self._dealt.values():
@@ -173,19 +172,19 @@ class Epochs(Chapter):
         if order.repeated is None:
             return
         says, site = order.repeated
-        if order.is_known and not order.is_told:
-            # A script that sets the epoch may go through each several times on purpose.
+        if order.is_known and not order.sets_epoch:
+            # A script that calls `set_epoch` may repeat epochs on purpose.
             effect = said("data.same-order.effect", times=says.values["times"])
             self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))
         else:
             self._findings.leave_open(says, site=site)
 
     def _judge_dealt(self, by_rank: dict[int, _Part]) -> None:
-        """A sampler that shuffles the same data on all ranks deals a row to another rank in another epoch. If each row
-        comes again on its own rank only, ranks gave it other data.
+        """Reports a sampler whose data set differs between ranks. A sampler that shuffles the same data on all ranks
+        deals a row to different ranks in different epochs, so each row would not repeat on its own rank only.
 
-        That is wrong if these are parts of the same whole: it deals out a part of each part. Without a known whole,
-        each rank may have drawn its data at random. Ranks with the same data may make other samples of it."""
+        Parts of one whole are wrong: the sampler deals out only a part of each part. Without a known whole, each rank
+        may have drawn its data at random. Ranks with the same data may augment it differently."""
         parts = by_rank.values()
         samples = min(len(part.rows.again) for part in parts)
         held = {part.data for part in parts}
@@ -204,7 +203,7 @@ class Epochs(Chapter):
 
 
 def _keep(kept: dict[int, _V], key: int, value: _V) -> None:
-    """As the latest of the last few."""
+    """Keeps the latest few values."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > _MOST:

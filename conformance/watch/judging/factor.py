@@ -1,4 +1,4 @@
-"""Is one tensor a multiple of another, up to rounding, and which?"""
+"""Determines the factor between two tensors, up to rounding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Equation:
-    """|used - c local| <= slack + c spread must hold."""
+    """The condition |used - c local| <= slack + c spread on the factor c."""
 
     used: float
     local: float
@@ -19,13 +19,13 @@ class Equation:
 
 @dataclass(frozen=True)
 class Factor:
-    """All c that solve the equations: low <= c <= high."""
+    """All factors c that solve a set of equations: low <= c <= high."""
 
     low: float
     high: float
 
     def contains(self, value: float, error: float = 1e-5) -> bool:
-        """Whether it may be `value`, which was computed with this relative error."""
+        """Whether the factor may be `value`, which was computed with this relative error."""
         return self.low * (1 - error) <= value <= self.high * (1 + error)
 
     @property
@@ -34,11 +34,11 @@ class Factor:
 
     @property
     def is_known(self) -> bool:
-        """Whether the equations say more than that there is some factor."""
+        """Whether the equations determine the factor."""
         return self.low > 0 and self.high <= self.low * 1.5
 
     def within(self, other: Factor) -> Factor:
-        """The product of two numbers of which no more is known."""
+        """The product of two factors, each anywhere within its bounds."""
         return Factor(self.low * other.low, self.high * other.high)
 
     def times(self, value: float) -> Factor:

@@ -1,4 +1,4 @@
-"""What a watch has found: violations of laws by law and line, and facts that the script's author can settle."""
+"""The findings of a watch: violations by law and line, and facts that the script's author can confirm."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from conformance.watch.records import Site
 
 @dataclass(frozen=True)
 class Said:
-    """Something to say, as data: `report/words.py` has the sentence of each code."""
+    """A message as data: `report/words.py` has the sentence of each code."""
 
     code: str
     values: Mapping[str, Any]
 
 
 def said(code: str, **values: Any) -> Said:
-    """values: plain numbers, names and lists of these."""
+    """A message. values: plain numbers, names and lists of these."""
     return Said(code, values)
 
 
 Shown: TypeAlias = tuple[Property, str | None] | tuple[int, int]
-"""A property and the value of it that something shows; None if it shows none. An optimizer and a rank for what is known
-at the end only, see `Findings.resolve`."""
+"""A property and the value that a step shows, None if it shows no value. Or an optimizer and a rank whose value is only
+known at the end, see `Findings.resolve`."""
 
 
 @dataclass
 class Finding:
     """A violation of a law.
 
-    says: what happened. effect: what it does to the update. step: of the optimizer, from 0; None if it is of the whole
-    run. ranks: where it shows. passes: the backward passes that it is about. waits: it is one only if the weights of
-    the ranks drift apart. alone: a rank steps on nothing but gradients of its own. is_of_all_steps: it is one only if
-    all steps of the optimizer show it; pattern: with this in common. is_bare: it does not say why, as another one may.
-    parameters: those that differ between ranks, or are not averaged.
+    says: what happened. effect: on the update. step: of the optimizer, from 0; None for the whole run. ranks: where it
+    shows. passes: the backward passes that it is about. waits: it counts only if the ranks' weights drift apart. alone:
+    a rank steps on its own gradients only. is_of_all_steps: it counts only if all steps of the optimizer show it, with
+    the same pattern. is_bare: it has no reason, which another finding may give. parameters: those that differ between
+    ranks, or are not averaged.
     """
 
     law: str
@@ -69,13 +69,13 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What findings of one cause share: the law, and the line."""
+        """The law and the line, which all findings of one cause share."""
         return self.law, str(self.site)
 
 
 @dataclass
 class Cause:
-    """All findings of one law at one line: the first, and how many there are."""
+    """All findings of one law at one line: the first, and their number."""
 
     first: Finding
     ranks: set[int]
@@ -84,8 +84,8 @@ class Cause:
 
 @dataclass
 class Open:
-    """A fact that is not judged. says: the first time. count: how often, in steps of a rank or other cases. step: the
-    first one; None if it is of the whole run."""
+    """A fact that is not judged. says: the first message. count: of steps of a rank, or of other cases. step: the first
+    one; None for the whole run."""
 
     says: Said
     count: int
@@ -99,15 +99,16 @@ class Open:
 
 @dataclass
 class Findings:
-    """causes: violations. open: facts that are not judged, by code. lacks: why the watch did not see all.
+    """All findings of a watch. causes: violations. open: facts that are not judged, by code. lacks: what the watch did
+    not see.
 
-    steps: how many steps of a rank were judged, by what each shows beyond the usual: nothing in a step that is right.
-    coarse: how many more have gradients that are too coarse or too small to judge. seen: by property, how often
-    something was looked at and right.
-    unsolved: systems of equations of steps that say nothing alone. factors: of each set of parameters that were clipped
-    together the rank, what its factor looks like, and whether it is right. histories: of each optimizer, see
-    `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: of each line that a site names, by
-    file and line, the path of the file and the text.
+    outcomes: the number of judged steps of a rank, by what they show beyond the usual: empty for a correct step.
+    coarse: the number of steps whose gradients are too coarse or too small to judge. seen: by property, the number of
+    correct cases.
+    unsolved: equations of steps that decide nothing alone. factors: for each set of parameters that were clipped
+    together, the rank, the finding that its factor suggests, and whether it is correct. histories: of each optimizer,
+    see `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: by file and line of a site, the
+    path of the file and the text of the line.
     """
 
     causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
@@ -128,11 +129,11 @@ class Findings:
 
     @property
     def conserved(self) -> int:
-        """How many steps used what was computed for them, and nothing else."""
+        """The number of steps that used the computed gradients and nothing else."""
         return self.outcomes[frozenset()]
 
     def add(self, finding: Finding, windows: Sequence[Window] = (), count: int = 1) -> None:
-        """windows: those that show it, of all ranks. count: how often it was found."""
+        """Takes a finding. windows: those of all ranks that show it. count: how often it occurred."""
         if windows:
             self.show(finding.key, windows)
         cause = self.causes.get(finding.key)
@@ -142,19 +143,19 @@ class Findings:
         cause.ranks |= set(finding.ranks)
         cause.count += count
         if cause.first.is_bare != finding.is_bare and finding.optimizer == cause.first.optimizer:
-            # It has begun with the first, whichever says why.
+            # Keep the earlier step, and the finding that has a reason.
             first, why = (cause.first, finding) if cause.first.is_bare else (finding, cause.first)
             cause.first = replace(why, step=first.step) if _is_before(first.step, why.step) else why
             return
         if (finding.step, finding.optimizer) == (cause.first.step, cause.first.optimizer):
-            # Of another rank. What is certain says more than what waits.
+            # From another rank. A certain finding replaces one that waits.
             passes = cause.first.passes | finding.passes
             of_all = cause.first.parameters and finding.parameters and cause.first.parameters | finding.parameters
             if cause.first.waits and not finding.waits:
                 cause.first = finding
             cause.first.passes, cause.first.parameters = passes, of_all
         elif finding.optimizer == cause.first.optimizer and _is_before(finding.step, cause.first.step):
-            # What waits until the end comes later.
+            # Findings that wait until the end arrive late.
             cause.first = finding
 
     def show(self, key: tuple[str, str], windows: Sequence[Window]) -> None:
@@ -162,7 +163,7 @@ class Findings:
             self.scenes[key] = Scene.seen(windows)
 
     def leave_open(self, says: Said, count: int = 1, step: int | None = None, site: Site = None) -> None:
-        """A fact that may be intended: the first of each code is kept, and all are counted."""
+        """Takes a fact that may be intended: keeps the first of each code, and counts all."""
         known = self.open.get(says.code)
         if known is None:
             self.open[says.code] = Open(says, count, step, site)
@@ -170,10 +171,10 @@ class Findings:
             known.count += count
 
     def drop_consequences(self) -> None:
-        """What starts well goes wrong only through steps: a mistake of the same optimizer that explains it speaks for
-        it, also one that takes several steps to show. What is wrong before the first step has a cause of its own."""
+        """Drops causes that another bug of the same optimizer explains (`unless` of their law), also one that takes
+        several steps to show. A violation before the first step is never a consequence: it has a separate cause."""
 
-        # What says why gradients differ between ranks.
+        # Findings that explain why gradients differ between ranks.
         laws = LAWS["watch/same-weights"].unless
         whys = [one.first for one in self.causes.values() if one.first.law in laws and not one.first.is_bare]
         explained = {one.optimizer for one in whys}
@@ -187,27 +188,27 @@ class Findings:
 
         dropped = {key: cause for key, cause in self.causes.items() if follows(cause)}
         self.causes = {key: cause for key, cause in self.causes.items() if key not in dropped}
-        # How often it was right before says nothing any more.
+        # Earlier correct cases of a violated property prove nothing.
         gone = {cause.first.shows[0] for cause in dropped.values()}
         self.seen = Counter({of: count for of, count in self.seen.items() if of not in gone})
 
     def lack(self, says: Said) -> None:
-        """Something was not seen, so the script cannot conform."""
+        """Takes something that the watch did not see, so the script cannot conform."""
         if says not in self.lacks:
             self.lacks.append(says)
 
     def judged(self, *shows: Shown, count: int = 1) -> None:
-        """A step of a rank. shows: what is not usual in it."""
+        """Counts a judged step of a rank. shows: beyond the usual."""
         self.outcomes[frozenset(shows)] += count
 
     def resolve(self, waiting: tuple[int, int], shows: Shown | None) -> None:
-        """What the steps of an optimizer on a rank show that waited for the end; None if they are right."""
+        """Settles steps of an optimizer on a rank that waited for the end. shows: None if they are correct."""
         for outcome in [outcome for outcome in self.outcomes if waiting in outcome]:
             known = (outcome - {waiting}) | ({shows} if shows is not None else set())
             self.outcomes[known] += self.outcomes.pop(outcome)
 
     def take(self, other: Findings) -> None:
-        """The facts and counts of another one, without its causes."""
+        """Adds the facts and counts of other findings, without their causes."""
         for one in other.open.values():
             self.leave_open(one.says, one.count, one.step, one.site)
         for lack in other.lacks:

@@ -1,5 +1,5 @@
-"""A step that used one multiple of what was computed, and the numbers that this factor may be: what a script divides or
-multiplies by, such as the loss scale, the ranks, the micro-batches and the targets.
+"""A step that used one multiple of the computed gradients, and the numbers that may explain this factor: the loss
+scale, and the numbers of ranks, micro-batches and targets.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from conformance.watch.judging.targets import factor_of, passes_of, scale_of, we
 from conformance.watch.records import ENTROPIES
 
 _SAME = 1e-4
-"""Relative: what the sketches of two ranks may differ by beyond their bounds."""
+"""Relative difference allowed between the sketches of two ranks, beyond their bounds."""
 
 
 class Fit:
     """A step and its factor relative to the mean over the ranks, with the loss scale and clipping undone.
 
-    alive: how many ranks still have data. unscaled: what a scaler has divided by; divisor: or the optimizer. own: a
-    loss scale of the script's own. error: relative."""
+    alive: the number of ranks that still have data. unscaled: the divisor of unscaling by a scaler. divisor: the same,
+    or that of the optimizer. own: a hand-written loss scale. error: relative."""
 
     def __init__(self, case: Case, kappa: Factor) -> None:
         window = case.window
@@ -36,15 +36,15 @@ class Fit:
         self.divisor = case.step.grad_scale or self.unscaled
 
     def found(self, *values: float | None) -> float | None:
-        """The first of these numbers that the factor may be."""
+        """The first of these numbers that the factor may equal."""
         return next((one for one in values if one is not None and self.kappa.contains(one, self.error)), None)
 
     @cached_property
     def total(self) -> float | None:
-        """What all targets weigh in the losses of a step, on average of the ranks, if these are sums; None if it is not
-        known. What is divided by that is their mean."""
+        """The total weight of the targets in a step's losses, averaged over the ranks, if the losses are sums; None if
+        unknown. Dividing by it makes a mean."""
         here = self.case.together.here
-        # A mean that is multiplied with the number of its targets is a sum.
+        # A mean times the number of its targets is a sum.
         are_sums = any(one.summed or (one.targets and isclose(factor_of(one), one.targets)) for one in self.every)
         known = [weight for window in here if (weight := weight_of(window)) is not None]
         are_known = len(known) == len(here) == self.ranks
@@ -60,7 +60,7 @@ class Fit:
 
     @property
     def over_all_and_ranks(self) -> float | None:
-        """What divides by all targets, and by the ranks again."""
+        """The factor of dividing by all targets, and again by the ranks."""
         return None if self.total is None or self.ranks == 1 else 1 / (self.total * self.ranks)
 
     @cached_property
@@ -70,55 +70,55 @@ class Fit:
 
     @property
     def right(self) -> float:
-        """The factor: exactly, if it is right."""
+        """1, or the factor of a mean over all targets, if the factor may equal it; else its middle."""
         return self.found(1.0, self.over_total) or self.kappa.middle
 
     @property
     def is_scaled(self) -> bool:
-        """Whether there is a loss scale, and the factor is no number by which a script may multiply or divide: a scale
-        may come down to one."""
+        """Whether there is a loss scale, and no other number explains the factor: a scale may shrink to such a
+        number."""
         others = (self.ranks, self.over_total, 1 / max(1, self.passes))
         return self.scale != 1.0 and self.found(*(one for one in others if one != 1)) is None
 
     @property
     def is_scale_seen(self) -> bool:
-        """Whether a loss scale would show. By hand, a loss may be multiplied by it where its graph does not show it."""
+        """Whether a loss scale would show in the graphs of the losses. A hand-written one may be out of sight."""
         own = self.case.window.backwards.values()
         return all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in own)
 
     @property
     def are_divided(self) -> bool:
-        """Whether each loss of the rank is divided by the number of its passes."""
+        """Whether each loss of the rank is divided by the rank's number of passes."""
         divided = [factor_of(one) for one in self.case.window.backwards.values()]
         return self.passes > 1 and all(isclose(one, 1 / self.passes, rel_tol=1e-6) for one in divided)
 
     @property
     def are_apart(self) -> bool:
-        """Whether the losses of ranks are cross entropies over different numbers of targets, each of which weighs 1.
-        Where the ranks' numbers are equal, what divides may be each rank's own, times a factor of the script's. Half of
-        a squared error may be meant."""
+        """Whether the ranks' losses are cross entropies over different numbers of targets, each with weight 1. With
+        equal numbers, the divisor may be each rank's own, times a factor in the script. Other losses, such as a squared
+        error, may intentionally be halved."""
         are_bare = all(isclose(factor_of(one), one.targets or 1) for one in self.every if factor_of(one))
         are_entropies = all(one.made_by in ENTROPIES for one in self.every)
         return are_bare and are_entropies and len({weight_of(window) for window in self.case.together.here}) > 1
 
     def is_a_sum(self, number: int) -> bool:
-        """Whether a loss may be a sum, to be divided by this number yet, which is that of the ranks or passes by
-        chance."""
+        """Whether a loss may be a sum that must still be divided by this number, which equals the number of ranks or
+        passes by chance."""
         if self.total is not None:
             return not isclose(self.total, 1, rel_tol=_SAME)
         return any((one.of_any and not one.targets) or one.terms == number for one in self.every)
 
-    # What other gradients than all of this window a step has used.
+    # Gradients that other rows of the table are about.
 
     @property
     def factors(self) -> list[float]:
-        """What each rank's clipping has multiplied its gradients with."""
+        """Each rank's factor of clipping."""
         return self.case.factors_of_ranks
 
     @property
     def longer(self) -> Said | None:
-        """What earlier gradients add, in the length of all together. That of a sum is at most the sum of the lengths.
-        The factor is that of the gradients as they are."""
+        """How many times longer old gradients make the used ones, at least: a sum is at most as long as its terms
+        together. None if they make it no longer."""
         case = self.case
         used = hypot(*(float(case.window.used[number][2]) for number in case.parameters))
         new = hypot(*(sum(float(one.sketch[..., 2].sum()) for one in case.all(n)) for n in case.parameters))
@@ -127,8 +127,8 @@ class Fit:
 
     @property
     def adds_to_the_last(self) -> bool:
-        """Whether gradients that carry a loss scale were added to all of what the last step had used, which are too
-        small next to them to show in the sum. Of a few numbers, any are a multiple of any others."""
+        """Whether scaled gradients were added to all old, unscaled ones, which are too small to show in the sum. With
+        too few numbers, any gradients are a multiple of any others, so these do not count."""
         case, window = self.case, self.case.window
         own = {n for n in case.parameters for rank, one in case.old(n) if rank == window.rank and one.is_seen}
         is_all = self.scale > 1.0 and self.found(1.0) is not None and own == {*case.parameters}

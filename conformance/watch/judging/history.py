@@ -1,4 +1,4 @@
-"""What becomes of an optimizer over a run: the factor, norms, the loss scale and the learning rate, of one rank."""
+"""The curves of an optimizer over a run, on one rank: factor, norms, loss scale, learning rate."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from conformance.watch.judging.windows import Scene
 _MOST_POINTS = 512
 
 MOST_HISTORIES = 32
-"""Of the optimizers that step first: nobody looks at the curves of hundreds."""
+"""Only the first optimizers get curves: nobody reads those of hundreds."""
 
 CURVES = {
-    "factor": "used over what is right",
+    "factor": "used gradients over correct ones",
     "local": "norm of this rank's gradients",
     "used": "norm of the gradients used",
     "scale": "loss scale",
     "rate": "learning rate",
 }
-"""What there is a curve of, in words."""
+"""The curves and their labels."""
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Curve:
 
 @dataclass
 class History:
-    """Of one optimizer. curves: by the names of CURVES. good: the first window in which all is as it should be."""
+    """The curves of one optimizer, by the names of CURVES. good: the first correct window."""
 
     type: str
     curves: dict[str, Curve] = field(default_factory=dict)
     good: Scene | None = None
 
     def add(self, together: Together, kappa: float | None) -> None:
-        """A step. kappa: the factor over the right one, if there is one factor; else the curve has a gap."""
+        """Adds a step. kappa: the factor over the correct one; None makes a gap in the curve."""
         window = together.here[0]
         step = window.step
         if step is None:

@@ -1,8 +1,8 @@
-"""The table of hypotheses: what a step may have used, and what it then is.
+"""The table of hypotheses: the gradients that a step may have used, and the verdict on each.
 
-Each part of the table looks at a step in one way, and the first row that applies explains it: the gradients of all
-ranks with one factor, other gradients with one factor, each parameter alone, and last, by least squares, a factor for
-each rank and backward pass. `solver.py` asks them in this order.
+Each part of the table explains a step in one way, by its first row that applies: the gradients of all ranks with one
+factor, other gradients with one factor, each parameter alone, and last, by least squares, a factor for each rank and
+backward pass. `solver.py` tries them in this order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conformance.watch.records import Site
 
 Of = TypeVar("Of", Case, Fit, Apart, Shares)
 Values: TypeAlias = str | Callable[[Any], dict[str, Any]]
-"""Of something to say: names of attributes of what a row is about, or a function of it."""
+"""Values of a message: names of attributes of the row's subject, or a function of it."""
 
 
 def tell(of: Any, code: str, values: Values = "") -> Said:
@@ -32,7 +32,7 @@ def tell(of: Any, code: str, values: Values = "") -> Said:
 
 @dataclass(frozen=True)
 class Wrong:
-    """once: one step proves it; else all must show it."""
+    """A violation. once: one step proves it; otherwise all steps must show it."""
 
     law: str
     code: str
@@ -42,7 +42,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Fact:
-    """is_right: it does not speak against what other steps are accused of."""
+    """A fact that is left open. is_right: it does not contradict a violation that other steps show."""
 
     code: str
     values: Values = ""
@@ -54,9 +54,9 @@ RIGHT = None
 
 @dataclass(frozen=True)
 class Row(Generic[Of]):
-    """A hypothesis. what: it then is. when: in which steps. factor: which one fits, if not any does. effect: what it
-    does to the update; the factor, if there is none. site: the line that it is about; that of the step, if it is None.
-    amend: what else a finding has."""
+    """A hypothesis. what: the verdict. when: the steps it applies to. factor: the expected factor if it fits, None for
+    any. effect: on the update, by default the factor. site: the blamed line, by default that of the step. amend: sets
+    further fields of the finding."""
 
     what: Wrong | Fact | None
     when: Callable[[Of], bool] = lambda of: True
@@ -70,8 +70,8 @@ _SCALED, _ONCE, _CLEARED = "watch/unscaled", "watch/averaged-once", "watch/clear
 _AVERAGED, _EVERY = "watch/averaged", "watch/every-backward"
 
 LEFT_OPEN: Sequence[Row[Case]] = (
-    # With a loss scale they would be finite at a smaller one. What replaces them depends on the scale and not on the
-    # loss: the step is to be skipped, and the scale lowered.
+    # At a smaller loss scale the gradients would be finite. Their replacement depends on the scale, not on the loss, so
+    # the step must be skipped and the scale lowered.
     Row(
         Wrong("watch/finite", "overflow-replaced", "scale", once=True),
         when=lambda of: bool(of.overflows) and of.scale != 1 and not of.is_known(of.finite),
@@ -96,7 +96,7 @@ OF_ALL: Sequence[Row[Fit]] = (
         when=lambda of: of.adds_to_the_last,
         effect=lambda of: said("counts-again", factor=1 / of.scale),
     ),
-    # Ranks that still have data may be averaged over, of those that train together.
+    # The average may be over all ranks or over those that still have data.
     Row(RIGHT, factor=lambda of: of.found(1.0, of.ranks / of.alive if of.case.together.is_joined else None)),
     # A few numbers are a multiple of any others.
     Row(
@@ -122,7 +122,7 @@ OF_ALL: Sequence[Row[Fit]] = (
         factor=lambda of: of.found(1 / of.scale),
         site=lambda of: of.case.window.unscaled_at,
     ),
-    # Nobody knows by how much a scale will have grown.
+    # A wrong divisor cannot be intended: the growth of a scale is not predictable.
     Row(
         Wrong(_SCALED, "unscaled-by-another", "scale divisor", once=True),
         when=lambda of: of.is_scaled and of.divisor not in (1.0, of.scale),
@@ -145,7 +145,7 @@ OF_ALL: Sequence[Row[Fit]] = (
         factor=lambda of: of.found(1 / of.passes),
     ),
     Row(RIGHT, lambda of: of.passes > 1, lambda of: of.found(1 / of.passes)),
-    # A number that losses are multiplied with, and gradients divided by, has no other use.
+    # A factor of the losses by which gradients are divided is a hand-written loss scale.
     Row(RIGHT, lambda of: of.own > 1, lambda of: of.found(1 / of.own, of.ranks / of.own)),
     Row(
         Wrong(_ONCE, "averaged-twice", "ranks"),
@@ -165,7 +165,7 @@ OF_ALL: Sequence[Row[Fit]] = (
         factor=lambda of: of.found(of.over_all_and_ranks),
     ),
 )
-"""The gradients of all ranks, each once: the factor over their mean."""
+"""The gradients of all ranks, each once: the factor relative to their mean."""
 
 CHANGED: Sequence[Row[Case]] = (
     Row(
@@ -181,13 +181,13 @@ CHANGED: Sequence[Row[Case]] = (
     Row(Fact("clearing.shared"), lambda of: not of.has_new and of.window.of_others.issuperset(of.parameters)),
     Row(Fact("changed.by-hand"), lambda of: not of.has_new),
 )
-"""No multiple of them, and no more can be said."""
+"""No multiple of them, and the gradients cannot be explained further."""
 
 
 def _is_own(of: Fit, found: Finding) -> None:
     found.waits, found.alone = of.case.drifts, True
     if len(of.case.parameters) < len(of.case.window.used):
-        # What is clipped by itself may be a layer of each rank's own.
+        # Parameters that are clipped separately may be a layer of this rank only.
         found.parameters = frozenset(of.case.parameters)
 
 
@@ -196,7 +196,7 @@ def _are_replicas(of: Fit, found: Finding) -> None:
 
 
 _OWN: Sequence[Row[Fit]] = (
-    # Of the model that they compute together, the ranks have parts: these are right.
+    # Parts of a model that the ranks compute together are correct.
     Row(
         Wrong(_AVERAGED, "some-not-averaged", lambda of: of.case.counted(of.case.replicas), once=True),
         when=lambda of: bool(of.case.parts) and bool(of.case.replicas),
@@ -275,8 +275,8 @@ APART: Sequence[Row[Apart]] = (
 
 
 def _are_missing(of: Shares, found: Finding) -> None:
-    """The same must be missing in all steps: a script may leave out what looks wrong to it, such as micro-batches whose
-    loss is too large, which are others in each step."""
+    """Requires that all steps miss the same passes: a script may filter micro-batches on purpose, such as those with a
+    large loss, and these differ from step to step."""
     found.is_of_all_steps = bool(of.dropped) or of.are_common
     found.passes = of.passes_at(of.dropped or of.alone)
     if found.is_of_all_steps:
@@ -287,7 +287,7 @@ def _are_missing(of: Shares, found: Finding) -> None:
 
 
 def _at(of: Shares) -> Site:
-    """The first backward pass that is missing."""
+    """The line of the first missing backward pass."""
     numbers = sorted(number for _, number in of.passes_at(of.dropped or of.alone))
     window = of.case.window
     return window.backwards[numbers[0]].site if numbers else window.unreduced_at
@@ -323,7 +323,7 @@ SHARES: Sequence[Row[Shares]] = (
     # There is nothing to average in the gradients of one rank.
     Row(Fact("ranks.left-out", "table"), lambda of: of.are_ranks_left_out and of.are_common),
     Row(Wrong(_AVERAGED, "ranks-missing", "table"), lambda of: bool(of.lost), None, _loses, _at, _are_missing),
-    # What belongs once into a window, and was done again for each micro-batch.
+    # Operations that belong once in a window but ran for each micro-batch.
     Row(Wrong(_EVERY, "divided-again", "table", once=True), lambda of: of.is_divided_again, effect=_counts),
     Row(Wrong(_EVERY, "summed-again", "table", once=True), lambda of: of.is_summed_again, effect=_counts),
     Row(Wrong(_EVERY, "added-again", "table"), lambda of: of.are_added_again, effect=_counts),
@@ -332,4 +332,4 @@ SHARES: Sequence[Row[Shares]] = (
     Row(Fact("micro.weighted", "table"), lambda of: len(of.numbers) > 1),
     Row(Fact("ranks.weighted", "table")),
 )
-"""Each rank and backward pass with a factor of its own."""
+"""Each rank and backward pass with a separate factor."""

@@ -1,5 +1,5 @@
-"""Puts the records of all ranks into common terms: one number for each parameter and optimizer, and clip calls of hooks
-after the gradients that they were given.
+"""Normalizes the records of all ranks: one number for each parameter and optimizer, and clip calls of hooks after the
+gradients that they clip.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conformance.watch.judging.windows import Key
 _V = TypeVar("_V")
 
 _OF_OTHERS = {"beside", "drawn", "evaluated", "rows", "samplers", "samples", "shape"}
-"""Lists that are no numbers of parameters."""
+"""Lists of integers that are not numbers of parameters."""
 
 
 OF_PARAMETERS = {
@@ -26,14 +26,14 @@ OF_PARAMETERS = {
 
 
 class _Common:
-    """Numbers that all ranks share, by what is known of a thing on all of them."""
+    """Numbers that all ranks share for equal things."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, int] = {}
         self._taken: set[int] = set()
 
     def number(self, thing: Hashable, own: int) -> int:
-        """own: the number that a rank has given it, which it keeps if nothing else has it."""
+        """The common number. own: the rank's number, which is kept if it is free."""
         if thing not in self._of:
             self._of[thing] = own if own not in self._taken else max(self._taken) + 1
             self._taken.add(self._of[thing])
@@ -42,9 +42,9 @@ class _Common:
 
 @dataclass
 class _Rank:
-    """parameters, optimizers: by the rank's own numbers, those that are others for all. waiting: parameters that came
-    since the last other record. shapes: of all. keys: how many optimizers are alike. last: the last that was made.
-    count: how many parameters came with it."""
+    """The numbering of one rank. parameters, optimizers: common numbers that differ from the rank's, by the rank's.
+    waiting: parameters since the last other record. shapes: of all parameters. keys: the number of equal optimizers.
+    last: the last optimizer that was made. count: the number of parameters that came with it."""
 
     parameters: dict[int, int] = field(default_factory=dict)
     optimizers: dict[int, int] = field(default_factory=dict)
@@ -78,15 +78,14 @@ class _Rank:
 
 
 class Numbering:
-    """Of the processes that train together."""
+    """Replaces the numbers of parameters and optimizers in the records of processes that train together."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = defaultdict(_Rank)
         self._parameters, self._optimizers = _Common(), _Common()
 
     def translated(self, rank: int, record: records.Record) -> Iterator[records.Record]:
-        """The record with the common numbers. A parameter waits for the record that follows, which may be that of the
-        optimizer that it came with."""
+        """The record with common numbers. A parameter waits for the next record, which may be its optimizer."""
         of = self._ranks[rank]
         if isinstance(record, records.Parameter):
             of.waiting.append(record)
@@ -101,8 +100,7 @@ class Numbering:
         yield of.renumbered(record) if of.parameters or of.optimizers else record
 
     def _see(self, of: _Rank, parameter: records.Parameter) -> records.Parameter:
-        """A parameter is known by the last optimizer that was made when it was seen first, how many came with that
-        before, and its shape."""
+        """Identifies a parameter by the last optimizer when it was seen first, its place after that, and its shape."""
         number = parameter.parameter
         if number not in of.shapes:
             of.shapes[number] = tuple(parameter.shape)
@@ -122,10 +120,10 @@ _HELD = (*_CLIPS, records.Local, records.Hooks, records.Source)
 
 
 class Hooked:
-    """The records of one rank in the order of what they are about.
+    """Reorders the records of one rank: clip calls of hooks come after the gradients that they clip.
 
-    The gradients of a backward pass may be recorded when it ends, after what its hooks did. A clip call belongs to such
-    a pass if its parameters' gradients come next, before any other call.
+    The gradients of a backward pass may be recorded when it ends, after its hooks ran. A clip call belongs to such a
+    pass if the gradients of its parameters come next, before any other call.
     """
 
     def __init__(self) -> None:
@@ -139,7 +137,7 @@ class Hooked:
         yield record
 
     def flush(self) -> list[records.Record]:
-        """The records that were held back."""
+        """The delayed records."""
         coming, late, others = set[int](), list[records.Record](), list[records.Record]()
         for record in reversed(self._held):
             if isinstance(record, records.Local):

@@ -1,5 +1,4 @@
-"""Takes the records of all processes of a command, launch by launch, and joins the windows of all ranks of each while
-they come in."""
+"""Joins the windows of all ranks of a launch while their records come in, and hands them to the rules."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ from conformance.watch.judging.system import System
 from conformance.watch.judging.windows import Key, Scene, Window
 
 _AHEAD = 256
-"""A rank may be so many windows ahead of the others before the judge lets it wait."""
+"""Windows that a rank may be ahead of the others before its records must wait."""
 
 _KNOWN = {frozenset[Shown](), frozenset([FACTS["ranks.sum"]])}
-"""Outcomes of steps that used what was computed, as a mean or as a sum."""
+"""Outcomes of steps that used the computed gradients, as a mean or as a sum."""
 
 
 class Launch:
@@ -56,7 +55,7 @@ class Launch:
         self._stages = Stages(ranks, findings)
         self._clipping, self._discarded = Clipping(findings), Discarded(findings)
         self._epochs = Epochs(ranks, findings)
-        # What the first find, the next ones take into account.
+        # In this order: later chapters use the findings of earlier ones.
         self._chapters: Sequence[Chapter] = (
             self._discarded,
             Samples(ranks, findings),
@@ -78,7 +77,7 @@ class Launch:
         self.streams[rank] = self._assembler.cuts[rank] = stream
 
     def feed(self, rank: int, record: records.Record) -> None:
-        # What a recorder of which a part is off has left of a window would look like a mistake of the script.
+        # With a part of the recorder off, incomplete windows would look like bugs of the script.
         if rank in self._blind and not isinstance(record, records.Failed):
             return
         for translated in self._numbering.translated(rank, record):
@@ -126,12 +125,12 @@ class Launch:
         self._see(self._assembler.end(rank))
 
     def blind(self, rank: int) -> None:
-        """Nothing more is seen of a rank, which goes on."""
+        """Ignores the rest of a rank that still runs."""
         self._blind.add(rank)
         self._close(rank)
 
     def end(self, rank: int) -> bool:
-        """There is nothing more to come of a rank; returns whether that is new."""
+        """Ends the stream of a rank. Returns False if it had ended before."""
         if rank in self._assembler.over:
             return False
         self._close(rank)
@@ -139,16 +138,16 @@ class Launch:
         return True
 
     def is_ahead(self, rank: int) -> bool:
-        """Whether the other ranks are so far behind that it has to wait."""
+        """Whether the rank must wait because the others are too far behind."""
         return self._assembler.ahead(rank) > _AHEAD
 
     @property
     def accuses(self) -> bool:
-        """Whether what was seen so far is enough to accuse the script."""
+        """Whether it would report a violation if the script ended now."""
         return bool(self.findings.causes) or self._steady.accuses or any(chapter.accuses for chapter in self._chapters)
 
     def finish(self, *, is_whole: bool) -> None:
-        """All processes have ended. is_whole: of themselves, and well."""
+        """Judges the whole run. is_whole: all processes ended by themselves, without an error."""
         for rank in range(self.ranks):
             self.end(rank)
         common, findings = self._models.common, self.findings
@@ -169,7 +168,7 @@ class Launch:
         self._state_facts()
 
     def _state_facts(self) -> None:
-        """What is of the whole run."""
+        """Leaves open facts about the whole run."""
         findings, ranks, groups = self.findings, self.ranks, self._models.groups
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > ranks == 1 and any(stream.steps for stream in self.streams.values()):
@@ -182,7 +181,7 @@ class Launch:
             findings.leave_open(said("ranks.groups", size=min(groups), ranks=ranks))
 
     def _lacks(self, rank: int, window: Window) -> bool:
-        """Whether a rank that has come as far has no such optimizer."""
+        """Whether a rank that came this far has no such optimizer."""
         stream = self.streams[rank]
         return not stream.has(window.key) and stream.clock > window.clock
 
@@ -216,7 +215,7 @@ class Launch:
         self.findings.leave_open(says, count, here[0].index, here[0].site)
 
     def _judge_some(self, key: Key, here: list[Window], holders: int) -> None:
-        """A step of an optimizer that some ranks have alone, such as one of a pipeline's stage."""
+        """Judges a step of an optimizer that only some ranks have, such as that of a pipeline stage."""
         own = Findings()
         together = Together(here, holders, self._is_joined, frozenset(self._models.hooks))
         conservation.judge(together, own)
@@ -249,7 +248,7 @@ class Launch:
         if own.outcomes and own.outcomes.keys() <= _KNOWN and not own.causes:
             self._judge_right(together)
         elif "watch/same-weights" in laws and agreement.use_the_same(here):
-            # Gradients of different weights are different ones, until they are averaged.
+            # Ranks with different weights compute different gradients; equal ones must have been averaged.
             self._models[here[0].optimizer].right += 1
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._models[here[0].optimizer].is_unclear = True
@@ -263,7 +262,7 @@ class Launch:
         self._take(own, here)
 
     def _judge_right(self, together: Together) -> None:
-        """A step that used what was computed, and nothing else."""
+        """Judges a step that used the computed gradients and nothing else."""
         here = together.here
         if self.ranks > 1:
             self._models[here[0].optimizer].right += 1
@@ -271,7 +270,7 @@ class Launch:
             chapter.judge_right(together)
 
     def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:
-        """For the report."""
+        """Keeps the step for the curves of the report."""
         here = together.here
         if key not in self._histories:
             if len(self.findings.histories) == MOST_HISTORIES:
@@ -285,7 +284,7 @@ class Launch:
             history.good = Scene.seen(here)
 
     def _take(self, own: Findings, here: list[Window]) -> None:
-        """Add what was found in one window; what depends on how the weights go on waits."""
+        """Adds the findings of one step. Those that depend on later weights wait."""
         solved = [found for system in own.unsolved if (found := self._solve(system, own)) is not None]
         self.findings.take(own)
         for waiting, shows in solved:
@@ -294,8 +293,8 @@ class Launch:
         self._models.take([*own.causes.values()], here)
 
     def _solve(self, system: System, own: Findings) -> tuple[tuple[int, int], set[Shown]] | None:
-        """A script does the same in each window, so that several steps say together what one is too small for. Returns
-        the optimizer and rank whose steps this explains, and what they show."""
+        """Solves several steps together where one has too few equations, as a script treats all windows alike. Returns
+        the optimizer and rank of the explained steps, and what these show."""
         window = system.case.window
         at = window.rank, window.optimizer, tuple(system.case.parameters)
         if at in self._unsolved:

@@ -1,4 +1,4 @@
-"""The calls of a rank that wait for the next step of any optimizer that they concern."""
+"""Keeps the calls of a rank until the next step of each optimizer that they concern."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SHOWN = (
     records.Scheduled,
     records.Stepped,
 )
-"""What a picture of a window shows."""
+"""The calls in a report's picture of a window."""
 _KEPT = (*_SHOWN, records.Limited, records.Captured)
 
 
 class Log:
-    """Calls, each with its place in the stream, in bounded memory: the oldest are forgotten first."""
+    """Calls and their places in the stream, in bounded memory: drops the oldest first."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, records.Record]] = []
@@ -40,20 +40,20 @@ class Log:
             del self._calls[:-_MOST]
 
     def since(self, begin: int) -> Calls:
-        """Those after a place in the stream."""
+        """The calls after a place in the stream."""
         return Calls(self._calls[self._place(begin) :])
 
     def forget(self, oldest: int) -> None:
-        """All up to this place."""
+        """Drops the calls up to this place."""
         del self._calls[: self._place(oldest)]
 
     def _place(self, at: int) -> int:
-        """How many of them came up to there."""
+        """The number of calls up to this place."""
         return bisect_right(self._calls, at, key=itemgetter(0))
 
 
 class Calls:
-    """Some calls, in their order."""
+    """A selection of calls, in order."""
 
     def __init__(self, calls: list[tuple[int, records.Record]]) -> None:
         self._calls = calls
@@ -62,6 +62,6 @@ class Calls:
         return [(at, one) for at, one in self._calls if isinstance(one, kind) and concerns(one)]
 
     def moments(self) -> tuple[list[records.Record], int]:
-        """For a picture: the last ones, and how many there were before them."""
+        """The last calls for a picture, and the number of those before them."""
         shown: list[records.Record] = [one for _, one in self._calls if isinstance(one, _SHOWN)]
         return shown[-_MOST_MOMENTS:], max(0, len(shown) - _MOST_MOMENTS)

@@ -1,6 +1,6 @@
-"""The loss scale: unscaled before clipping, undone by the step, and no step on what overflowed.
+"""Judges the loss scale: gradients are unscaled before clipping, and no step uses gradients that overflowed.
 
-Judges everything of a loss scale but the factor of a step.
+`hypotheses.py` judges the factor that a loss scale leaves in a step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from conformance.watch.records import Clipped
 
 _NEAR = 0.02
 _FAR = 1e3
-"""A test of learning rates goes so far, from its first rate to its last."""
+"""Ratio of the last to the first rate in a learning-rate range test."""
 
 _SEVERAL = 3
-"""Steps on finite gradients. One may go where the weights that are lost do not count."""
+"""Steps on finite gradients that show restored weights. One may be finite because it does not use the lost weights."""
 
 _LAW = "watch/unscale-before-clip"
 
@@ -34,11 +34,10 @@ class LossScale(Chapter):
     """Detects gradients that are clipped before they are unscaled."""
 
     def see(self, window: Window) -> None:
-        """The window of a rank."""
         step, rank = window.step, (window.rank,)
         for clip, scale in _scaled_clips(window) if step is not None and not step.closure and window.places else ():
             says = said(f"clipping.scaled-{clip.how}", scale=scale, limit=clip.limit)
-            if _is_written(clip.limit, scale, len(window.backwards)):
+            if _is_literal(clip.limit, scale, len(window.backwards)):
                 finding = Finding(_LAW, says, window.index, rank, clip.site, _left(clip, scale), window.optimizer)
                 self._findings.add(finding)
                 window.broken.append(finding.key)
@@ -46,29 +45,27 @@ class LossScale(Chapter):
                 self._findings.leave_open(says, 1, window.index, clip.site)
 
     def judge(self, together: Together) -> None:
-        """A step of all ranks, whose factors are known."""
         self._findings.seen[Property.LOSS_SCALE] += sum(_is_undone(window, together) for window in together.here)
 
 
 def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
-    """The clips of gradients that are unscaled later, and their scale. A script may scale the limit as its gradients
-    are, and divide both later: such a limit is not far below the loss scale."""
+    """Clips of gradients that are unscaled later, and their scale. Excludes limits that are not far below the scale: a
+    script may scale the limit like the gradients."""
     last, scale, step = max(window.places), max(window.scales, default=1.0), window.step
     for at, clip in window.clips:
         own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
         is_unscaled = scale == 1.0 or any(unscaled < at for unscaled, _ in window.unscales)
-        # Without one the script has divided by itself, before or after.
+        # Without a recorded unscale, the script divides the gradients itself, before or after the clip.
         is_later = (step is not None and step.grad_scale is not None) or any(other > at for other, _ in window.unscales)
         is_far_below = scale < 1.0 or clip.limit < sqrt(scale)
-        # What is made zero on purpose is zero at any scale.
+        # A limit of 0 has the same effect at any scale.
         if at > max(own, default=last) and clip.limit and not is_unscaled and is_later and is_far_below:
             yield clip, scale
 
 
-def _is_written(limit: float, scale: float, passes: int) -> bool:
-    """Whether somebody wrote down this limit, and not another one that was multiplied by the loss scale: for the whole
-    window, or for each of so many micro-batches. Limits are written in few digits: 5 at a scale of 32 is no 0.15625
-    that was scaled."""
+def _is_literal(limit: float, scale: float, passes: int) -> bool:
+    """Whether the script has this limit as a literal, not another limit times the loss scale: for the window, or for
+    each of its micro-batches. Literals have few digits: 5 at a scale of 32 is not a scaled 0.15625."""
     return _is_round(limit, 2) and not _is_round(limit / scale, 3) and not _is_round(limit / scale * passes, 2)
 
 
@@ -84,20 +81,20 @@ def _left(clip: Clipped, scale: float) -> Said:
 
 
 def _is_undone(window: Window, together: Together) -> bool:
-    """Whether the losses have a scale other than 1, and the step divides by just this."""
+    """Whether the losses have a scale other than 1, and the step divides by exactly this scale."""
     own, kappas = scale_of(window) or 1.0, together.kappas.get(window.rank, [])
     if window.step is None or len(window.scales) != 1 or window.scales[0] * own == 1.0 or not kappas:
         return False
-    # A sum over ranks is another property, unless it could be the scale that was left in.
+    # A sum over ranks concerns another property, unless the scale equals the number of ranks.
     rights = {1.0, float(together.ranks)} - {window.scales[0] * own}
     return any(all(isclose(kappa * own, right, rel_tol=_NEAR) for kappa in kappas) for right in rights)
 
 
 @dataclass
 class _Steps:
-    """The steps of an optimizer on a rank. begin, end: the first backward pass of its steps, and the last one before
-    them. parameters: those that it steps. first, count: its first step on gradients that are not finite, and how many.
-    infinite: the parameters of these. rates: the first and the last rate, as long as each step has a larger one."""
+    """The steps of an optimizer on a rank. begin, end: the first and last backward pass of its steps. parameters: those
+    that it steps. first, count: its first step on non-finite gradients, and their number. infinite: the parameters with
+    such gradients. rates: the first and the last rate, None unless rates only grow."""
 
     begin: int
     end: int = 0
@@ -109,11 +106,11 @@ class _Steps:
 
     @property
     def is_test(self) -> bool:
-        """Of rates, which only grow."""
+        """Whether this is a learning-rate range test, with rates that only grow."""
         return self.rates is not None and self.rates[1] > _FAR * self.rates[0]
 
     def is_apart(self, other: _Steps) -> bool:
-        """Whether one comes after the other, with other parameters, and the other has only finite gradients."""
+        """Whether the other one comes before or after, has other parameters, and has only finite gradients."""
         are_in_turn = other.begin > self.end or other.end < self.begin
         return are_in_turn and other.first is None and other.parameters.isdisjoint(self.parameters)
 
@@ -121,9 +118,9 @@ class _Steps:
 class Finite(Chapter):
     """Detects steps on gradients that are not finite.
 
-    A step makes NaN of weights for good. A script that continues with finite gradients has put the weights back, or
-    trains another model, so the steps before were a trial; so is a test of rates. restored: by rank and parameter that
-    had gradients which were not finite, how many finite ones it had since.
+    Such a step turns weights into NaN for good. If later gradients are finite, the script restored the weights or
+    trains another model, so the steps before were a trial; so is a range test of rates. restored: by rank and
+    parameter with non-finite gradients, the number of finite ones since.
     """
 
     def __init__(self, findings: Findings) -> None:

@@ -1,4 +1,4 @@
-"""The mean over all targets of a step: micro-batches of different sizes that count alike are none."""
+"""Detects steps that are no mean over all targets: micro-batches of different sizes count equally."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from conformance.watch.judging.targets import (
 from conformance.watch.judging.windows import Window
 
 _LITTLE = 1.1
-"""By what a target may weigh more than another one, as where a few pixels of some images have no label."""
+"""Tolerated ratio of target weights: for example, a few pixels of some images have no label."""
 _MOST = 8192
-"""Rows."""
+"""Limit of rows that are kept."""
 
 
 @dataclass
 class _Found:
-    """The first step of a kind, with what it was fed, and how many there are."""
+    """The first step of a kind, the rows of its inputs, and the number of such steps."""
 
     first: Finding
     fed: list[set[tuple[int, ...]]]
@@ -34,7 +34,7 @@ class _Found:
 
 
 class Means:
-    """Judges steps in which micro-batches of different sizes count alike."""
+    """Judges steps in which micro-batches of different sizes count equally."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -55,7 +55,7 @@ class Means:
         are_of_loader = all(are_batches(window.backwards.values()) for window in windows)
         have_one_size = are_padded and len({targets_of(one) + one.ignored for one in passes}) == 1
         is_of_one = len(kinds(windows)) == 1 and (are_of_loader or have_one_size)
-        # Samples, tasks and groups of a batch may be intended to count as one each.
+        # Samples, tasks and groups of a batch may intentionally count as one each.
         are_samples = bool(fed) and all(len(rows) == 1 for rows in fed)
         if max(max(of) / min(of) for of in sizes) <= _LITTLE or are_samples:
             return
@@ -69,14 +69,14 @@ class Means:
         for (optimizer, shape, are_of_loader), of in self._found.items():
             is_often = 2 * of.times > self._steps[optimizer]
             if shape == "cut":
-                # Chunks of a batch are no ends of epochs.
+                # Chunks of a batch, not ends of epochs.
                 if is_often and not are_of_loader:
                     self._findings.leave_open(of.first.says, of.times, of.first.step, of.first.site)
             elif (is_often or shape == "any") and (are_of_loader or all(self._are_linked(optimizer, *of.fed))):
                 self._findings.add(of.first, count=of.times)
 
     def _are_linked(self, optimizer: int, *windows: set[tuple[int, ...]]) -> list[bool]:
-        """Whether the micro-batches of each, all of them different, are of one data set."""
+        """Whether the micro-batches of each window are all different and from one data set."""
         firsts = [{rows[0] for rows in fed if rows} for fed in windows]
         groups = self._linked[optimizer]
         return [
@@ -86,8 +86,8 @@ class Means:
 
 
 def _linked(groups: list[set[int]], rows: set[int]) -> list[set[int]]:
-    """Groups of rows that are linked by micro-batches: rows of one task or data set never come with those of another,
-    but in one set that is shuffled again and again, all are soon linked."""
+    """Groups of rows that occur together in micro-batches. Shuffling soon links all rows of one data set, but never
+    those of different tasks or data sets."""
     joined = set[int]().union(*(group for group in groups if not group.isdisjoint(rows)))
     if sum(map(len, groups)) < _MOST:
         joined |= rows
@@ -96,8 +96,8 @@ def _linked(groups: list[set[int]], rows: set[int]) -> list[set[int]]:
 
 
 def _counts_alike(window: Window) -> bool:
-    """Whether all passes weigh the same, reach the same parameters, as losses of several heads do not, and are over
-    targets. An episode or a graph may count as one, however long it is."""
+    """Whether all passes are over targets, have equal weights, and reach the same parameters, unlike losses of several
+    heads. Other losses do not count: an episode or a graph may have weight 1 whatever its length."""
     passes = window.backwards.values()
     weights = [of_one_target(one) * targets_of(one) for one in passes if not one.of_any]
     reached = [{one.backward for one in of} & window.backwards.keys() for of in window.new.values()]
@@ -106,8 +106,8 @@ def _counts_alike(window: Window) -> bool:
 
 
 def _shape(by_rank: Sequence[Sequence[int]]) -> str:
-    """How the sizes of micro-batches differ: only the last is smaller, as where a batch is cut into parts, or an epoch
-    ends; only one is, as wherever an epoch ends within a window; or in any way."""
+    """How the sizes of micro-batches differ. "cut": only the last is smaller, as with chunks of a batch, or at the end
+    of an epoch. "smaller": only one is, as when an epoch ends within a window. "any": otherwise."""
     if all(len({*before}) <= 1 and last <= max(before, default=last) for *before, last in by_rank):
         return "cut"
     is_smaller = [len({*sizes}) <= 2 and sizes.count(min(sizes)) in (1, len(sizes)) for sizes in by_rank]

@@ -1,8 +1,8 @@
-"""Which steps of the ranks are one step, and what becomes of ranks that step at other times than the others.
+"""Determines which steps of the ranks belong together, and judges ranks that step at different times.
 
-Ranks go through the same backward passes, so that the number of those that came before says when a step is. The k-th
-steps of two ranks need not be one: ranks may take turns, or one may step for all and send its weights. Then the ranks
-have equal weights at equal times all the same; those that have lost each other do not.
+All ranks do the same backward passes, so the number of passes is the time of a step. The k-th steps of two ranks may
+not belong together: ranks may take turns, or one steps for all and sends its weights. Then all ranks still have equal
+weights at equal times; ranks that lost each other do not.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from conformance.watch.sizes import WIDTH
 
 _MOST_TIMES = 64
 _ENOUGH = 2
-"""Times at which weights are apart, and never equal again, before they are no longer thought to be sent around."""
+"""Times with different weights after which nobody seems to send weights around."""
 
 
 class Pairing:
-    """Of the processes that train together."""
+    """Compares the times of steps, and the weights at equal times, of processes that train together."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -35,7 +35,7 @@ class Pairing:
         self._last: dict[int, dict[int, bytes]] = {}
 
     def weigh(self, rank: int, clock: int, weighed: records.Weighed) -> None:
-        """What a rank's weights are before a backward pass. clock: how many came before."""
+        """Takes a rank's weights before a backward pass. clock: the number of passes before."""
         rows = [row.tobytes() for row in np.reshape(weighed.values, (-1, WIDTH))]
         at = self._last if weighed.last else self._weights[clock]
         at[rank] = dict(zip(weighed.parameters, rows, strict=True))
@@ -45,7 +45,8 @@ class Pairing:
             del self._weights[min(self._weights)]
 
     def is_one_step(self, windows: Iterable[Window], *, is_conserved: bool) -> bool:
-        """is_conserved: whether the ranks are known to have used the sum of what they computed in these windows."""
+        """Whether these windows end with one step of all ranks. is_conserved: the ranks are known to have used the sum
+        of their gradients."""
         windows = list(windows)
         since = self._since[windows[0].optimizer]
         passed = {window.clock - since.get(window.rank, 0) for window in windows}
@@ -55,28 +56,28 @@ class Pairing:
         return True
 
     def are_lost(self, window: Window) -> bool:
-        """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks, and at the
-        end. Before the next backward pass the clock is still what it was at the step."""
+        """Whether the ranks' weights differ at all times after a step that not all ranks took, and at the end."""
+        # Until the next backward pass the clock is that of the step.
         held = set() if window.step is None else {*window.step.parameters}
         held -= {number for number, shards in window.shards.items() if shards > 1}
         after = [bool(apart & held) for clock, apart in self._apart.items() if clock >= window.clock]
-        # Ranks that have run out of data may do fewer backward passes. At the end it is the same time for all.
+        # Ranks that ran out of data may do fewer backward passes. The end is the same time for all.
         ends_apart = len(self._last) == self._ranks and bool(_apart(self._last) & held)
         return ends_apart and len(after) >= _ENOUGH and all(after)
 
     def end_equal(self, numbers: set[int]) -> bool:
-        """Whether these parameters are equal on all ranks at the end, if that was seen."""
+        """Whether these parameters are known to be equal on all ranks at the end."""
         return len(self._last) == self._ranks and not _apart(self._last) & numbers
 
 
 def are_numbered_alike(windows: Iterable[Window], streams: Iterable[Stream]) -> bool:
-    """Whether all ranks know the parameters of these steps, which came to each with the same optimizer."""
+    """Whether all ranks have the parameters of these steps, by the common numbers."""
     held = {number for window in windows if window.step is not None for number in window.step.parameters}
     return all(held <= stream.parameters.keys() for stream in streams)
 
 
 def is_of_shards(window: Window) -> bool:
-    """Whether each rank steps a part of the weights that no other rank has, so that none can step for another."""
+    """Whether each rank steps its own shard of the weights, so no rank can step for another."""
     held = [] if window.step is None else window.step.parameters
     return bool(held) and all(window.shards.get(number, 1) > 1 for number in held)
 
@@ -88,12 +89,12 @@ def _apart(by_rank: dict[int, dict[int, bytes]]) -> set[int]:
 
 
 def times(windows: Iterable[Window]) -> Said:
-    """After how many backward passes each rank steps."""
+    """The number of backward passes before each rank's step."""
     return said("step-at-other-times", passes=[one.clock for one in windows])
 
 
 class Lacking:
-    """Of the processes that train together. first: the first such step, and what it looks like."""
+    """Collects steps that not all ranks take. first: the first finding and its window."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -101,7 +102,7 @@ class Lacking:
         self.first: tuple[Finding, Window] | None = None
 
     def take(self, here: Sequence[Window], says: Said, ranks: tuple[int, ...]) -> None:
-        """A step that not all ranks take at this time."""
+        """Takes a step that not all ranks take at this time."""
         self._count += sum(window.step is not None for window in here)
         if self.first is None:
             first = here[0]
@@ -111,8 +112,8 @@ class Lacking:
     def decide(
         self, streams: Mapping[int, Stream], times: Pairing, common: Set[int], *, is_whole: bool, is_blind: bool
     ) -> None:
-        """After the end. common: optimizers of what the ranks average. is_whole: whether all ended of themselves, and
-        well. is_blind: whether there are ranks of which not all was seen."""
+        """Judges them at the end. common: optimizers of models that the ranks train together. is_whole: all processes
+        ended by themselves, without an error. is_blind: some ranks were not seen completely."""
         if self.first is None:
             return
         finding, window = self.first

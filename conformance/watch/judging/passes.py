@@ -1,4 +1,4 @@
-"""Judges the backward passes of a window: not reduced, not unscaled, of earlier weights, or one loss twice."""
+"""Detects backward passes whose gradients are not reduced, not unscaled, or stale, and losses that count twice."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ class Passes(Chapter):
     """Judges the backward passes of all ranks."""
 
     def see(self, window: Window) -> None:
-        """The window of a rank."""
         if window.step is not None:
             for finding in (*_unreduced(window, window.step), *_unscales(window), *_searches(window, window.step)):
                 self._findings.add(finding)
                 window.broken.append(finding.key)
 
     def judge(self, together: Together) -> None:
-        """A step of all ranks, whose factors are known: those that use all gradients in full, divided by nothing."""
+        # Only steps that use all gradients in full and divide them by nothing else.
         for window in together.here:
             in_full = {*together.kappas.get(window.rank, ())} in ({1.0}, {float(together.ranks)})
             if window.step is None or window.step.closure or not window.used or not in_full:
@@ -49,7 +48,7 @@ def _unscales(window: Window) -> Iterator[Finding]:
         return
     for at, unscaled in window.unscales:
         later = {one.backward for contributions in window.new.values() for one in contributions if one.at > at}
-        # A penalty that no loss scale multiplies is right after it.
+        # A penalty without a loss scale may come after the unscale.
         is_scaled = any((window.backwards[one].scale or 1.0) != 1.0 for one in later if one in window.backwards)
         if min(places) < at < max(places) and is_scaled:
             says = said("passes.unscaled-between")
@@ -69,7 +68,7 @@ def _finding(window: Window, law: str, says: Said, site: records.Site, effect: S
 
 
 def _adds(window: Window, backward: Backward) -> bool:
-    """Whether it adds to what an earlier one gave a parameter. Passes with `inputs` of their own go through one loss
-    for different parameters."""
+    """Whether it adds to an earlier gradient of a parameter. Passes with different `inputs` may go through one loss for
+    different parameters."""
     passes = [[one.backward for one in of_parameter] for of_parameter in window.new.values()]
     return any(backward.backward in of_parameter and min(of_parameter) < backward.backward for of_parameter in passes)

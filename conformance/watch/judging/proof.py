@@ -1,4 +1,4 @@
-"""What counts prove: mistakes that a script makes in each step, where one step alone does not show them."""
+"""Detects bugs that only many steps prove, because a single step may look the same by chance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.windows import Window
 
 _OFTEN = 3
-"""Steps. What one comes to by chance, so many in a row do not."""
+"""Number of steps in a row that do not look wrong by chance."""
 
 _WITHOUT = "watch/has-gradient"
 
@@ -19,8 +19,8 @@ _WITHOUT = "watch/has-gradient"
 class _Tally:
     """The steps of an optimizer on a rank.
 
-    right, others: how many are right, and how many are neither right nor wrong. wrong, first: by law and
-    `Finding.pattern`, how many break the law, and the first of them."""
+    right, others: the number of correct steps, and of those that are neither correct nor wrong. wrong, first: by law
+    and `Finding.pattern`, the number of violations, and the first."""
 
     right: int = 0
     others: int = 0
@@ -33,31 +33,31 @@ class _Tally:
 
     @property
     def is_proof(self) -> bool:
-        """Whether all steps break the same law in the same way, but for those that may be right beside it."""
-        # A step without gradients does nothing; a script may take one beside others.
-        is_beside = self.right > 0 and (self.wrong.total() == 1 or _WITHOUT in self.laws)
-        return len(self.wrong) == 1 and not self.others and not is_beside
+        """Whether all steps break the same law in the same way, apart from correct steps."""
+        # A step without gradients does nothing, so a script with other steps may take some.
+        may_be_chance = self.right > 0 and (self.wrong.total() == 1 or _WITHOUT in self.laws)
+        return len(self.wrong) == 1 and not self.others and not may_be_chance
 
 
 class Steady:
-    """Factors that look like a mistake. One such as a half may also be what clipping by hand, or some other change,
-    happens to come to in one step."""
+    """Collects factors that suggest a bug, until enough steps prove it. In one step, hand-written clipping or another
+    change may happen to have a factor such as 1/2."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._of: dict[tuple[int, int], _Tally] = defaultdict(_Tally)
 
     def suspects(self, law: str) -> bool:
-        """Whether any step looks as if it broke this law."""
+        """Whether any step seems to break this law."""
         return any(law in tally.laws for tally in self._of.values())
 
     @property
     def accuses(self) -> bool:
-        """Whether it would accuse the script of what it has seen, if that ended now."""
+        """Whether it would report a violation if the script ended now."""
         return any(tally.is_proof and tally.wrong.total() >= _OFTEN for tally in self._of.values())
 
     def feed(self, factors: Sequence[tuple[int, Finding | None, bool]], windows: Sequence[Window]) -> None:
-        """What a step says: see `Findings.factors`. windows: those of all ranks."""
+        """Takes the `Findings.factors` of a step. windows: those of all ranks."""
         for rank, finding, is_right in factors:
             tally = self._of[windows[0].optimizer, rank]
             if finding is None:

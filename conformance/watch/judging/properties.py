@@ -1,7 +1,7 @@
-"""What a watch reports: nine properties, each with the values that a script can show and a user can expect, and the
-facts that it states of them without judging them.
+"""The nine properties of a watch, with the values that a script can show and a user can expect; and the facts that the
+watch leaves open.
 
-`--expect` with its value settles a fact. One without a value cannot be settled: nothing is known of the property.
+`--expect` with its value settles a fact. A fact without a value cannot be settled, because it shows no value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Property(str, Enum):
 
 
 CORE = (Property.RANKS, Property.MICRO_BATCHES, Property.CLEARING)
-"""A script conforms if these are proven in every step that was judged."""
+"""A script conforms only if these are proven in every judged step."""
 
 VALUES: Mapping[Property, Mapping[str, str]] = {
     Property.RANKS: {
@@ -35,12 +35,12 @@ VALUES: Mapping[Property, Mapping[str, str]] = {
         "weighted": "ranks count with different weights, or some are left out",
     },
     Property.MICRO_BATCHES: {
-        "mean": "each micro-batch counts once, divided by how many its window has or by the window's targets",
-        "sum": "each micro-batch counts once, and their losses are added up",
+        "mean": "each micro-batch counts once, divided by the window's number of micro-batches or targets",
+        "sum": "each micro-batch counts once, and the losses are summed",
         "weighted": "micro-batches count with different weights, or some are left out",
     },
     Property.CLEARING: {
-        "each-step": "a step uses the gradients of its own window, all of them, and no others",
+        "each-step": "a step uses all gradients of its own window and no others",
         "kept": "a step may also use gradients of earlier windows or of other losses",
         "discarded": "the script may clear gradients that no step has used",
     },
@@ -50,11 +50,11 @@ VALUES: Mapping[Property, Mapping[str, str]] = {
     },
     Property.CLIPPING: {
         "whole": "clipping comes after averaging and unscaling, once, over all parameters",
-        "parts": "parts of the parameters are clipped apart, or not at all",
+        "parts": "parts of the parameters are clipped separately, or not at all",
         "early": "clipping may come before averaging, unscaling or the last micro-batch",
     },
     Property.AGREEMENT: {
-        "equal": "ranks that hold the same parameter have equal weights, rates, steps and skips",
+        "equal": "ranks with the same parameter have equal weights, rates, steps and skips",
         "apart": "weights, rates or steps of the ranks may differ",
     },
     Property.DATA: {
@@ -66,15 +66,15 @@ VALUES: Mapping[Property, Mapping[str, str]] = {
         "any": "a schedule may step at other times, or not at all",
     },
     Property.COVERAGE: {
-        "all": "an optimizer steps every parameter that gets gradients, and each that it holds gets some",
-        "part": "some parameters may get gradients and no steps, or be held and get no gradients",
+        "all": "every parameter with gradients is in an optimizer, and every parameter of an optimizer gets gradients",
+        "part": "some parameters may get gradients without steps, or be in an optimizer without gradients",
     },
 }
-"""The first value of each property is expected unless the user states another one."""
+"""The first value of each property is the default expectation."""
 
 
 def usual(of: Property) -> str:
-    """The value that is expected unless stated otherwise."""
+    """The value that is expected by default."""
     return next(iter(VALUES[of]))
 
 
@@ -99,7 +99,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.no-group": (Property.RANKS, None),
     "ranks.order": (Property.RANKS, None),
     "ranks.sample": (Property.RANKS, None),
-    # What became of gradients between the backward pass and the step.
+    # Changes of gradients between the backward pass and the step.
     "changed": (Property.RANKS, None),
     "changed.alike": (Property.MICRO_BATCHES, None),
     "changed.few": (Property.MICRO_BATCHES, None),
@@ -135,7 +135,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "data.same-micro-batches": (Property.DATA, "same"),
     "data.same-order": (Property.DATA, "same"),
     "data.cut-twice": (Property.DATA, "same"),
-    # Order of calls in a window, and clipping.
+    # The order of calls in a window, and clipping.
     "clearing.other-passes": (Property.CLEARING, "kept"),
     "clipping.aside": (Property.CLIPPING, "parts"),
     "clipping.before-change": (Property.CLIPPING, "early"),
@@ -144,7 +144,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clipping.nothing": (Property.CLIPPING, "parts"),
     "clipping.parts": (Property.CLIPPING, "parts"),
     "loss-scale.not-finite": (Property.LOSS_SCALE, None),
-    # Loss scale and schedules
+    # Loss scale and schedules.
     "clipping.scaled-norm": (Property.CLIPPING, "early"),
     "clipping.scaled-value": (Property.CLIPPING, "early"),
     "schedule.never-steps": (Property.SCHEDULE, "any"),
@@ -163,7 +163,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "micro-batches.means": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.totals": (Property.MICRO_BATCHES, "weighted"),
-    # coverage, discarded
+    # Coverage and discarded gradients.
     "coverage.unheld": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
     "coverage.no-more-gradient": (Property.COVERAGE, "part"),
@@ -172,4 +172,4 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
 }
 
 PARTS_OF_LOSSES = ("micro-batches.divided-twice", "micro-batches.times-ranks")
-"""Facts of a constant that multiplies all losses alike: each step is as expected if it is a part of the loss."""
+"""Facts about a constant factor of all losses. If it is a part of the loss, every step is as expected."""

@@ -1,7 +1,7 @@
-"""Ranks that train one model, and ranks that each train their own.
+"""Tells ranks that train one model from ranks that each train their own.
 
-What starts equal on all ranks are replicas: they must stay equal, so what is wrong of one model waits until the end,
-when it is known how the weights went on. What starts apart may be parts of one model, or models of each rank's own.
+Weights that start equal on all ranks are replicas and must stay equal, so violations of one model wait until the end,
+when the later weights are known. Weights that start different may be parts of one model, or separate models.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _OF_ONE_MODEL = frozenset((_WEIGHTS, "watch/same-rates", "watch/same-steps", "wa
 """Laws for ranks that train one model."""
 
 _LETS_APART = "post_localSGD_hook"
-"""The communication hook with which ranks train by themselves, after some steps, and average their weights now and
-then."""
+"""The communication hook with which ranks train separately and average their weights from time to time."""
 
 _MOST = 1000
 
@@ -36,17 +35,17 @@ _FEW = 3
 _MATRIX = 2
 
 _SOME = 0.25
-"""Of the steps of a model that ranks train together: so many are right, at least. In a model of few numbers, the
-gradients of one rank may look like the average now and then, and do so the more, the smaller they become."""
+"""Share of correct steps above which ranks train a model together. In a tiny model, one rank's gradients may look like
+the average by chance, and more often the smaller they are."""
 
 
 @dataclass
 class _Optimizer:
-    """What the steps of an optimizer show. right: how many used what all ranks computed. is_unclear: whose gradients
-    some used is not known. apart: the first with other weights on the ranks; equal: the last with equal ones. related:
-    the optimizers that step on the same backward passes. is_alike: some ranks went backward from the same line.
-    wrapped: the ranks on which DDP wraps what it steps. is_shared: ranks have exchanged it. has_parts: the ranks have
-    parts of some parameters. waiting: what is wrong if the ranks train one model."""
+    """The steps of an optimizer. right: the number that used the gradients of all ranks. is_unclear: some steps used
+    unknown gradients. apart: the first step with different weights on the ranks. equal: the last with equal ones.
+    related: optimizers that step on the same backward passes. is_alike: some ranks' losses come from the same line.
+    wrapped: the ranks where DDP wraps its parameters. is_shared: ranks exchanged its parameters. has_parts: some
+    parameters are partitioned. waiting: violations if the ranks train one model."""
 
     steps: int = 0
     right: int = 0
@@ -70,12 +69,12 @@ class _Optimizer:
 
     @property
     def own(self) -> list[Finding]:
-        """Steps on gradients that are not those of all ranks."""
+        """Steps on other gradients than those of all ranks."""
         return [one for one in self.waiting if one.waits]
 
     @property
     def is_alone(self) -> bool:
-        """Whether all of these are on gradients of this rank alone."""
+        """Whether all of these use this rank's gradients only."""
         return {one.alone for one in self.own} == {True}
 
     @property
@@ -84,11 +83,10 @@ class _Optimizer:
 
 
 class Models:
-    """Of the processes that train together.
+    """Decides which optimizers train one model on all ranks, and settles the violations that depend on it.
 
-    streams: of each rank, which may become more. hooks: communication hooks. groups: how many ranks average together.
-    inside: parameters of a wrapper, but for those that it leaves to each rank. exchanging: the ranks whose backward
-    pass has collectives of its own.
+    streams: by rank; grows. hooks: communication hooks. groups: sizes of groups that average. inside: parameters that
+    a wrapper synchronizes. exchanging: ranks whose model has collectives in its backward pass.
     """
 
     def __init__(self, ranks: int, streams: Mapping[int, Stream], findings: Findings) -> None:
@@ -123,7 +121,7 @@ class Models:
                 self._of[record.optimizer].is_shared = True
 
     def see(self, here: Sequence[Window]) -> None:
-        """A step of all ranks."""
+        """Takes a step of all ranks."""
         window, of = here[0], self._of[here[0].optimizer]
         of.is_alike |= not are_stages(here)
         of.related |= {int(other) for through in window.reached.values() for other in through}
@@ -134,9 +132,11 @@ class Models:
                     self._starts[number] = self._is_replica(here, number) or window.shards.get(number, 1) > 1
 
     def partitioned(self, here: Sequence[Window]) -> frozenset[int]:
-        """Parameters that are parts of one tensor, as in tensor parallelism; or that differ from the start, outside of
-        a wrapper, in a model that the ranks compute together: its backward pass has collectives, or each rank has the
-        loss of another line, as the stages of a pipeline do; or that a wrapper leaves to each rank."""
+        """Partitioned parameters: each rank has a part.
+
+        These are shards of one tensor, as in tensor parallelism; parameters that a wrapper does not synchronize; and
+        those that start different, outside of a wrapper, in a model that the ranks compute together. In such a model,
+        the backward pass has collectives, or each rank's loss has a different line, as in pipeline stages."""
         parts = {number for number, one in self._streams[here[0].rank].parameters.items() if one.is_part}
         if len(self._exchanging) == self._ranks > 1 or are_stages(here):
             parts |= {number for number, is_equal in self._starts.items() if not is_equal} - self.inside
@@ -145,8 +145,8 @@ class Models:
         return frozenset(parts | self._left)
 
     def _is_replica(self, here: Sequence[Window], number: int) -> bool:
-        """Vectors, such as biases and those of norms, and zeros begin as the same constants, which says nothing of
-        different stages."""
+        """Whether a parameter starts equal on all ranks. Vectors and zeros, such as biases and norm weights, start as
+        the same constants on different stages too, so there their gradients must also be equal."""
         is_vector = sum(size > 1 for size in self._streams[here[0].rank].parameters[number].shape) < _MATRIX
         if is_vector or not here[0].weights[number][2]:
             self._constant.add(number)
@@ -164,7 +164,7 @@ class Models:
         return {number for number, of in self._of.items() if of.is_common and not self._is_mixed(number)}
 
     def take(self, causes: Sequence[Cause], here: Sequence[Window]) -> None:
-        """What was found in a step of all ranks: it waits, or is added."""
+        """Takes the violations in a step of all ranks: adds them, or lets them wait."""
         window, of = here[0], self._of[here[0].optimizer]
         for cause in causes:
             found = cause.first
@@ -182,13 +182,13 @@ class Models:
                 of.apart = window.index
 
     def finish(self, pairing: Pairing, *, is_sampled: bool) -> None:
-        """is_sampled: whether a sampler deals the data out."""
+        """Settles waiting violations. is_sampled: whether a sampler deals out the data."""
         for number, of in self._of.items():
             may_be_apart = bool(of.waiting) and self._may_be_apart(number, pairing, is_sampled=is_sampled)
             for found in of.waiting:
-                # They average where it is not seen, such as within a step.
+                # If the weights stay equal, ranks average out of sight, such as within a step.
                 is_seen = not (found.waits or found.is_bare) or of.apart is not None
-                # Replicas of a model whose other parameters the ranks have parts of.
+                # Replicas in a model with other, partitioned parameters.
                 is_of_parts = of.has_parts and bool(found.parameters - self._constant)
                 if (may_be_apart and not is_of_parts) or not is_seen or self._are_own_modules(found):
                     self._findings.leave_open(_as_fact(found), step=found.step, site=found.site)
@@ -196,14 +196,14 @@ class Models:
                     self._findings.add(found)
 
     def _may_be_apart(self, number: int, pairing: Pairing, *, is_sampled: bool) -> bool:
-        """Whether something shows that the ranks may train apart on purpose."""
+        """Whether the ranks may intentionally train separate models."""
         of, held = self._of[number], self._streams[0].held[number]
         meets = of.meets_again and (bool(of.own) or not self.hooks <= HOOKS.keys())
         return (
             self._is_mixed(number)
             or meets
             or _LETS_APART in self.hooks
-            # The script changes the weights between steps by what others have learned: some of them, or halfway.
+            # The script mixes in other ranks' weights between steps: in some parameters, or halfway.
             or (of.is_alone and bool(self._elsewhere & held))
             or (bool(of.own) and of.apart is not None and pairing.end_equal(held))
             or (not of.averages and not of.is_alike)
@@ -212,15 +212,16 @@ class Models:
         )
 
     def _is_mixed(self, number: int) -> bool:
-        """Whether DDP wraps what some ranks step with it, and not what others do: their optimizers only look alike."""
+        """Whether DDP wraps its parameters on some ranks only, so the ranks' optimizers only look alike."""
         wrapped = self._of[number].wrapped
         stepping = {rank for rank, stream in self._streams.items() if stream.steps.get(number)}
         return bool(wrapped) and not stepping <= wrapped
 
     def _may_be_of_another_model(self, number: int) -> bool:
-        """Whether it never averages, and the ranks train another model together: one that does average, or of which not
-        enough is seen to say that it does not. That has no backward pass in common with it."""
-        # One whose weights stay equal averages where it is not seen, such as within its step.
+        """Whether the ranks train another model together, while this one never averages.
+
+        The other model averages or may do so unseen, and shares no backward pass with this one."""
+        # If its weights stay equal, it averages out of sight, such as within its step.
         others = {
             other
             for other, of in self._of.items()
@@ -231,10 +232,9 @@ class Models:
         return is_own and (bool(others) or unseen)
 
     def _may_be_of_each(self, number: int, *, is_sampled: bool) -> bool:
-        """Whether each rank may train its own model, as the members of an ensemble, the folds of a validation or the
-        trials of a search: on its own gradients, from its own start, at its own rate, or without anything that makes
-        one model of them. A script that forgot to average looks the same, unless something is averaged or wrapped, or
-        a sampler deals the data out."""
+        """Whether each rank may train its own model, such as in an ensemble, a cross validation or a hyperparameter
+        search: on its own gradients, with its own initial weights or rate, or without any exchange. A script that
+        forgot to average looks the same, unless it averages, wraps or samples anything for all ranks."""
         of = self._of[number]
         is_shared = any(one.is_shared for one in (of, *(self._of[other] for other in of.related & self._of.keys())))
         has_own = of.apart == 0 or not is_shared or any(one.law == "watch/same-rates" for one in of.waiting)
@@ -242,9 +242,11 @@ class Models:
         return has_own and of.is_alone and not is_sampled and not is_common
 
     def _are_own_modules(self, finding: Finding) -> bool:
-        """Whether it is about whole modules, of ranks without a wrapper and without collectives in their backward pass:
-        each rank may have its own, as with experts and heads. One tensor of a module was forgotten. A module with the
-        gradients of all ranks is an expert without samples, and has the shapes of one with its own."""
+        """Whether the finding is about whole modules that each rank may have for itself, such as experts and heads.
+
+        Ranks with a wrapper, or with collectives in their backward pass, have no such modules. If only some tensors of
+        a module are not averaged, they were forgotten. A module with the gradients of all ranks may be an expert that
+        got no samples; then it has the shapes of another expert."""
         of, parameters = self._of[finding.optimizer or 0], self._streams[0].parameters
         held = self._streams[0].held[finding.optimizer or 0]
         is_one_model = (
@@ -253,11 +255,11 @@ class Models:
         if is_one_model or not (of.own or of.apart == 0) or not all(one.parameters for one in of.waiting):
             return False
         own = frozenset().union(*(one.parameters for one in of.waiting))
-        # It is not always seen of a few numbers whether they are averaged.
+        # A tensor of a few numbers may look averaged by chance.
         shared = {number for number in held - own if prod(parameters[number].shape) > _FEW}
         names = {number: name for number in held if (name := parameters[number].name) is not None}
         if len({*names.values()}) < len(names):
-            # The record does not say to which of several models a parameter belongs.
+            # With equal names, it is unknown which model a parameter belongs to.
             return bool(shared)
         modules = {number: name.rpartition(".")[0] for number, name in names.items()}
         shapes = defaultdict[str, set[tuple[int, ...]]](set)
@@ -270,7 +272,7 @@ class Models:
 
 
 def _as_fact(found: Finding) -> Said:
-    """The same as a fact, which may be intended."""
+    """The finding as a fact that may be intended."""
     values = found.says.values
     if found.law == _WEIGHTS:
         return said("agreement.weights", apart=values["apart"], all=values["all"], names=values["names"])

@@ -1,4 +1,4 @@
-"""Whether ranks, and the micro-batches of a step, see other samples."""
+"""Detects ranks, and micro-batches of a step, that use the same samples."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Sketch, Window
 
 _FEWEST = 3
-"""A first try may feed all ranks one or two batches, again and again."""
+"""Least number of different batches. A first try may feed all ranks the same one or two batches."""
 
 _MOSTLY = 0.9
-"""A few batches may be other ones, such as the last of an epoch."""
+"""Share of equal batches. A few may differ, such as the last of an epoch."""
 
 _SHARED = 0.4
-"""Ranks that each go through all data come to share all of it. Parts drawn with different seeds, as by `random_split`,
-share less."""
+"""Share of common rows. Ranks that each go through all data soon share all of it; parts drawn with different seeds, as
+by `random_split`, share less."""
 
 _PADDED = 0.1
-"""A `DistributedSampler` repeats a few samples, so that all ranks get the same number."""
+"""Share of common rows by padding: a `DistributedSampler` repeats a few samples to give all ranks the same number."""
 
 _MOST_BEHIND = 1000
 _NEAR = 1e-5
-"""Rounding of the same gradient, computed twice."""
+"""Relative: rounding of the same gradient, computed twice."""
 _MANY_ELEMENTS = 64
-"""A gradient of fewer numbers may be another one's by chance."""
+"""Gradients with fewer elements may be equal by chance."""
 
 
 class _Compared:
-    """Batches of several ranks, compared in the order in which each rank reads them.
+    """The batches of all ranks, compared in the order in which each rank reads them.
 
-    seen, alike: how many were known on all ranks, and how many of these were the same. fed: batches that other ranks
-    have not read yet. rows: those of each rank until one comes again. What all ranks read together is not among them:
-    it may belong to a learning-rate finder."""
+    seen, alike: batches known on all ranks, and those that were equal. fed: batches that other ranks have not read yet.
+    rows: those of each rank until one repeats, without batches that all ranks read at once: these may belong to a
+    learning-rate finder."""
 
     def __init__(self, ranks: int) -> None:
         self.seen = self.alike = 0
@@ -47,7 +47,7 @@ class _Compared:
         self._rows = [Rows() for _ in range(ranks)]
 
     def enter(self, rank: int, rows: Sequence[int]) -> bool:
-        """rows: of a batch; () if they are not known. Returns whether all ranks have read the same."""
+        """Takes a batch. rows: () if unknown. Returns whether all ranks read the same batch."""
         self._fed[rank].append(rows)
         if not all(self._fed):
             return False
@@ -64,17 +64,16 @@ class _Compared:
         return self.alike / max(self.seen, 1)
 
     def shared(self) -> tuple[float, tuple[int, ...]]:
-        """The largest share of its rows that a rank has in common with another one, and these two."""
+        """The largest share of common rows of two ranks, and these ranks."""
         pairs = combinations(range(len(self._rows)), 2)
         return max(((self._rows[one].shared(self._rows[other]), (one, other)) for one, other in pairs), default=(0, ()))
 
 
 class Samples(Chapter):
-    """Compares what ranks that train together read.
+    """Compares the samples of ranks that train together.
 
-    inputs: all inputs of models. drawn: the samples that these are made of, whatever augmentation does to them.
-    batches: a few that all ranks read. steps, alike: how many steps average gradients, and in how many of them those of
-    the ranks are equal."""
+    inputs: model inputs. drawn: samples before augmentation. batches: a few that all ranks read. steps, alike: steps
+    that average gradients, and those where all ranks' gradients are equal."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
@@ -92,7 +91,7 @@ class Samples(Chapter):
         if not isinstance(record, records.Entered):
             return
         if record.wrapped and not self._is_wrapped:
-            # What went through no wrapper until now was no shared training.
+            # Inputs before the first wrapped model did not belong to shared training.
             self._is_wrapped = True
             self._begin()
         if record.rows and record.wrapped == self._is_wrapped:
@@ -102,7 +101,7 @@ class Samples(Chapter):
                 self._batches.add(tuple(record.rows))
 
     def judge_right(self, together: Together) -> None:
-        """A step on equal gradients of all ranks shows that no rank differs in targets, losses or what it draws."""
+        # Equal gradients show that the ranks do not differ in targets, losses or random numbers either.
         self._steps += 1
         self._alike += together.is_alike
         for window in together.here:
@@ -130,8 +129,8 @@ class Samples(Chapter):
 
 
 def _repeating(window: Window) -> int:
-    """How many backward passes give each parameter the gradient of the pass before or after, where some are not zero:
-    all of the window, or of gradients that are too large to be equal by chance."""
+    """The number of backward passes with the same nonzero gradients as the pass before or after. Small gradients, which
+    may be equal by chance, count only if all passes of the window repeat."""
     of = {number: {one.backward: one.sketch for one in passes} for number, passes in window.new.items()}
     order, repeating = sorted(window.backwards), set[int]()
     for one, other in pairwise(order):
@@ -143,22 +142,21 @@ def _repeating(window: Window) -> int:
 
 
 def _are_near(pair: tuple[Sketch | None, Sketch | None]) -> bool:
-    """A projection may be much smaller than its gradient, and then its rounding is not small against it."""
+    """Whether two sketches are equal up to rounding, relative to the norm: projections may be much smaller."""
     one, other = pair
     return one is other if one is None or other is None else abs(one - other).max() <= _NEAR * abs(one).max()
 
 
 _MOST = 2048
 _COINCIDENCES = 5
-"""Ranks that draw at random with replacement read no row twice with a probability of exp(-5), under one percent, where
-so many repeats are expected."""
+"""Expected repeats. If ranks drew with replacement, reading no row twice would have probability exp(-5), under 1%."""
 
 
 class Rows:
     """Fingerprints of rows, each with the epoch of its last reading.
 
-    Keeps all of few; of many every second, fourth, ..., chosen by the fingerprint, so two ranks keep the same ones.
-    again: those read in several epochs."""
+    Keeps all if there are few; else every second, fourth, ..., chosen by fingerprint, so two ranks keep the same rows.
+    again: rows read in several epochs."""
 
     def __init__(self) -> None:
         self.again: set[int] = set()
@@ -177,26 +175,26 @@ class Rows:
             self.again &= self._kept.keys()
 
     def add_new(self, rows: Sequence[int]) -> None:
-        """Until one comes again."""
+        """Adds rows until one repeats."""
         self._is_over |= len({*rows}) < len(rows) or not self._kept.keys().isdisjoint(rows)
         if not self._is_over:
             self.add(rows)
 
     def common(self, other: Rows) -> set[int]:
-        """The rows that both have read, of those that both keep."""
+        """The rows that both keep."""
         return self._kept.keys() & other._kept.keys()
 
     def shared(self, other: Rows) -> float:
-        """The share of common rows, of the rank that has read fewer.
+        """The share of common rows, relative to the rank that read fewer.
 
-        It is 0 if each batch may be drawn from all rows, with replacement: ranks then have rows in common by chance.
-        The ranks' overlap tells how many rows there are (Lincoln and Petersen's estimate). Among so few, a rank that
-        draws with replacement would have read some row twice by now."""
+        0 if batches may be drawn from all rows with replacement, because ranks then share rows by chance. The overlap
+        estimates the number of all rows (Lincoln and Petersen); with so few, drawing with replacement would have
+        repeated a row by now."""
         common = len(self.common(other))
         if not common:
             return 0.0
         every = max(self._every, other._every)
         own, theirs = (sum(row % every == 0 for row in one._kept) for one in (self, other))
-        # Pairs of rows from different batches, which could be the same row.
+        # Pairs of rows from different batches, which could have been equal.
         pairs = min(own**2 * (1 - 1 / self._batches), theirs**2 * (1 - 1 / other._batches)) / 2
         return common / min(own, theirs) if pairs * common >= _COINCIDENCES * own * theirs else 0.0

@@ -1,4 +1,4 @@
-"""Do schedules step after the optimizers that they are of, and do the learning rates let these train?"""
+"""Checks that learning-rate schedules step after their optimizers, and that the rates let these train."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ _OFTEN = 3
 _LAW = "watch/schedule-after-step"
 
 _AGAIN = 1.5
-"""Steps of a schedule for each step of its optimizer, or for each that it is made for: a few more may come before or
+"""Tolerated steps of a schedule per step of its optimizer, or per step of its horizon: a few more may come before or
 after the training."""
 
 _DECADES = 4
-"""A rate that is so many powers of ten below the largest one hardly trains."""
+"""A rate this many powers of ten below the largest one hardly trains."""
 
 
 @dataclass
 class _Optimizer:
     """An optimizer, its rates and its schedules.
 
-    parameters: those that it was made with. made: a schedule of it. rates: of its first step; keeps_rates: whether all
-    steps have these. steps: how many; tries: with those that a scaler left out. decades: how many steps had a largest
-    rate of which power of ten. most: the largest rate. still: for how many steps all rates have been 0, after others.
-    scheduled: how often its schedules have stepped. counts: by name, the first count of a schedule; latest: the last
-    step of one. Neither is told where the training is. early: how often one stepped before the first step. since, seen:
-    the tries of this optimizer, and the steps of all, before a schedule stepped last. alone: how often one stepped
-    since the last step of this optimizer, each time after a step of another one; first: the first of these that changed
-    rates."""
+    parameters: its initial ones. made: its schedule. rates: of its first step. keeps_rates: all steps have these.
+    steps: their number. tries: steps and skips. decades: the number of steps by the power of ten of their largest rate.
+    most: the largest rate. still: the last steps with all rates 0, after other rates. scheduled: steps of its
+    schedules. counts, latest: the first count by schedule, and the last step, of schedules that count by themselves.
+    early: their steps before the first optimizer step. since, seen: the tries of this optimizer, and the steps of all,
+    before the last step of a schedule. alone: steps of schedules since the last step of this optimizer, each after a
+    step of another one. first: the first of these that changed rates."""
 
     parameters: frozenset[int] = frozenset()
     made: records.Schedule | None = None
@@ -66,13 +65,13 @@ class _Optimizer:
         self.steps, self.tries, self.alone, self.first = self.steps + 1, self.tries + 1, 0, None
 
     def schedule(self, record: records.Scheduled, steps: int) -> None:
-        """steps: of all optimizers."""
+        """Takes a step of a schedule. steps: of all optimizers."""
         self.scheduled += 1
         if self.tries == self.since and steps > self.seen:
             self.alone += 1
             self.first = self.first or (record if record.before != record.after else None)
         self.since, self.seen = self.tries, steps
-        # One that is told where the training is has the rate of that place, whenever it is told.
+        # A schedule that is given the position of the training has the rate of that position at any time.
         if not record.is_told:
             self.counts.setdefault(record.name, record.count)
             self.latest = record
@@ -80,26 +79,26 @@ class _Optimizer:
 
     @property
     def low(self) -> int:
-        """The steps whose rates are far below the largest one."""
+        """The number of steps whose rates are far below the largest one."""
         return sum(count for decade, count in self.decades.items() if decade < max(self.decades) - _DECADES)
 
     def is_long(self, steps: int) -> bool:
-        """Whether these are half of all steps, and several."""
+        """Whether this is about half of all steps, and several."""
         return steps >= _OFTEN and 2 * steps + 1 >= self.steps
 
     @property
     def often(self) -> float:
-        """How often the latest schedule steps for each step of the optimizer."""
+        """Steps of the latest schedule per step of the optimizer."""
         return 0.0 if self.latest is None else (self.latest.count - self.counts[self.latest.name] + 1) / self.steps
 
     @property
     def ends_early(self) -> bool:
-        """Whether a schedule that steps more often than the optimizer has left it a rate of 0."""
+        """Whether the rate is 0 because a schedule steps more often than the optimizer."""
         return self.often > _AGAIN and self.is_long(self.still)
 
 
 class Schedules(OneRank):
-    """Judges one process."""
+    """Judges the schedules of one process."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
@@ -132,11 +131,11 @@ class Schedules(OneRank):
             self._findings.add(Finding(_LAW, says, of.tries, (rank,), site, effect, step.optimizer))
 
     def see(self, window: Window) -> None:
-        """Does a schedule change the rate between the last backward pass and the step?"""
+        # Reports schedules that change the rate between the last backward pass and the step.
         if window.step is None or window.step.closure or not window.places:
             return
         for at, one in window.schedules:
-            # One that goes by a loss may step as soon as it is known.
+            # A schedule that follows the loss may step as soon as the loss is known.
             if at > max(window.places) and one.before != one.after and not one.is_told:
                 says, effect = said("schedule.before-step", name=one.name), _rates(one)
                 rank = (window.rank,)
@@ -153,7 +152,7 @@ class Schedules(OneRank):
                 self._judge_alone(rank, optimizer, of, of.first, stream)
 
     def _judge_schedule(self, rank: int, optimizer: int, of: _Optimizer) -> None:
-        """Does a schedule step as often as its optimizer, and as often as it is made for?"""
+        """Compares the steps of a schedule with those of its optimizer, and with its horizon."""
         if of.made is not None and not of.scheduled and of.keeps_rates:
             rates = sorted(rate for rate in of.rates if rate is not None)
             says = said("schedule.never-steps", name=of.made.name, steps=of.steps, rates=rates)
@@ -175,18 +174,17 @@ class Schedules(OneRank):
             self._findings.leave_open(says, site=last.site)
 
     def _judge_rates(self, of: _Optimizer) -> None:
-        """Do the rates let the optimizer train?"""
+        """Leaves open rates that are zero or very low for many steps."""
         if of.keeps_rates and 0 in of.rates:
             self._findings.leave_open(said("schedule.zero-rate", steps=of.steps))
         elif of.is_long(of.low) and not of.ends_early:
             self._findings.leave_open(said("schedule.low-rate", low=of.low, steps=of.steps, most=of.most))
 
     def _judge_alone(self, rank: int, optimizer: int, of: _Optimizer, first: records.Scheduled, stream: Stream) -> None:
-        """Does a schedule step for an optimizer that does not, while one that was made of the same parameters keeps the
-        rates that both begin with? One that only keeps a schedule has no reason to hold what another one steps, at its
-        rates."""
+        """Reports a schedule of an optimizer that never steps, while another one with the same parameters keeps the
+        initial rates of both. An optimizer that only carries a schedule would not have these parameters and rates."""
         for other, steps in self._of.items():
-            # More groups may have come later.
+            # The other optimizer may have got further groups later.
             is_of_both = bool(of.parameters) and of.parameters <= stream.held.get(other, frozenset())
             is_made_again = is_of_both and steps.keeps_rates and steps.rates == {*first.base}
             if other != optimizer and is_made_again and not of.steps:

@@ -26,14 +26,14 @@ from conformance.watch.judging.system import System, system_of
 from conformance.watch.judging.windows import are_stages
 
 COARSE: Shown = (Property.RANKS, "too coarse to tell")
-"""What a step shows that is not judged: its factor is not known."""
+"""The outcome of a step whose factor cannot be determined, so it is not judged."""
 
 
 def explain(case: Case, findings: Findings) -> set[Shown]:
-    """What is not usual in a step of a rank; nothing if it is right."""
+    """What a rank's step shows beyond the usual, empty if it is correct."""
     if (shows := _by(LEFT_OPEN, case, case, findings, is_ample=True)) is not None:
         return shows
-    # A part of a tensor, or of a model, has a gradient of its own: that of another one is not for it.
+    # Each part of a tensor or model has its own gradient, which does not concern the other parts.
     parts = case.parts
     if parts and (kappa := _of_parts(case)) is not None:
         return _judge_factor(case, kappa, findings)
@@ -63,29 +63,28 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
 
 
 def solve(system: System, findings: Findings) -> set[Shown]:
-    """What the factors of the ranks and backward passes say."""
+    """What the factors of the ranks and backward passes show."""
     shares, case = system.solved(), system.case
     if isinstance(shares, str):
         return _state(case, said(shares), findings)
     shows = _by(SHARES, shares, case, findings, is_ample=system.is_ample)
-    assert shows is not None, "the last row applies always"
+    assert shows is not None, "the last row always applies"
     return shows
 
 
 def _of_parts(case: Case) -> Factor | None:
-    """Of parameters that ranks have parts of, what this rank computed may be divided by the ranks, as the others are,
-    or not."""
+    """The factor if some parameters are partitioned: the division by the ranks may include these parts or not."""
     factors = [case.known(choose) for choose in (case.of_parts, case.of_whole_parts)]
     kappas = [case.kappa(factor) for factor in factors if factor is not None]
     if len(kappas) == 1 and factors[0] is not None and kappas[0].low > 1:
-        # Parts and sums of the replicas have one factor: the ranks compute one loss, and the factor is that of a clip.
+        # Parts and sums of the replicas have one factor, so the ranks compute one loss, and a clip made the factor.
         is_clipped = kappas[0].high < case.together.ranks
         return kappas[0].times(1 / case.together.over if is_clipped or are_stages(case.together.here) else 1.0)
     return next((one for one in kappas if one.contains(1)), kappas[-1] if kappas else None)
 
 
 def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
-    """kappa: the factor relative to the mean over the ranks, with the loss scale and clipping undone."""
+    """Judges the factor. kappa: relative to the mean over the ranks, with the loss scale and clipping undone."""
     window = case.window
     hooked = case.hooked()
     if hooked is None:
@@ -96,7 +95,7 @@ def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
     if (shows := _by(OF_ALL, of, case, findings, is_ample=True)) is not None:
         return shows
     if of.kappa.high < 1 and case.norm is not None:
-        # A clip by hand, if the norm is the same in each such step.
+        # Hand-written clipping, if the norm is the same in each such step.
         findings.factors.append((window.rank, None, False))
         case.together.shortened[window.rank].append((of.kappa.middle, case.norm))
         return {(window.optimizer, window.rank)}
@@ -106,7 +105,7 @@ def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
 def _by(
     rows: Sequence[Row[Of]], of: Of, case: Case, findings: Findings, *, is_ample: bool | None = None
 ) -> set[Shown] | None:
-    """What the first row that applies says; None if none does. is_ample: whether the equations prove it in one step."""
+    """Applies the first row that fits; None if none does. is_ample: the equations prove it in one step."""
     fitting = (one for one in rows if (one.factor is None or one.factor(of) is not None) and one.when(of))
     if (row := next(fitting, None)) is None:
         return None
@@ -132,7 +131,7 @@ def _by(
 
 
 def _state(case: Case, says: Said, findings: Findings, *, is_right: bool = False) -> set[Shown]:
-    """A fact that does not explain the step as a mistake."""
+    """Leaves the step open with a fact."""
     window = case.window
     findings.factors.append((window.rank, None, is_right))
     findings.leave_open(says, step=window.index, site=window.site)

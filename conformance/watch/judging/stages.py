@@ -1,7 +1,7 @@
-"""Judges steps of ranks that each have an optimizer for their own part of one model, such as the stages of a pipeline.
+"""Judges steps of ranks that each have an optimizer for their part of one model, such as pipeline stages.
 
-The n-th steps of the ranks belong together. A tensor that several ranks hold, such as a tied embedding, is known by the
-weights with which it begins: it must stay equal, and its gradient is the sum of what the ranks compute for it.
+The n-th steps of the ranks belong together. A tensor on several ranks, such as a tied embedding, is identified by its
+initial weights: it must stay equal, and its gradient is the sum over these ranks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.windows import Window
 
 _MANY_ELEMENTS = 64
-"""Fewer numbers, such as ones and zeros, may be equal by chance."""
+"""Tensors with fewer elements, such as ones and zeros, may be equal by chance."""
 
 
 class Stages:
-    """Of the processes that train together."""
+    """Joins and judges the steps of all stages."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         self._ranks, self._findings = ranks, findings
@@ -34,7 +34,7 @@ class Stages:
         self._are_apart = False
 
     def take(self, window: Window) -> Iterator[Together]:
-        """A step of one rank. Yields steps of all ranks that were judged."""
+        """Takes a step of one rank. Yields judged steps of all ranks."""
         self._steps[window.rank].append(window)
         while len(self._steps) == self._ranks and all(self._steps.values()):
             here = [self._steps[rank].popleft() for rank in sorted(self._steps)]
@@ -77,7 +77,7 @@ class Stages:
 
 
 def _shared(here: Sequence[Window]) -> dict[int, dict[int, int]]:
-    """By rank, the common numbers of parameters that begin with the weights of one of the first rank that has them."""
+    """By rank, common numbers of parameters with equal initial weights: the number on the first such rank."""
     known: dict[tuple[float, ...], int] = {}
     numbers: dict[int, dict[int, int]] = {window.rank: {} for window in here}
     for window in here:
@@ -88,7 +88,7 @@ def _shared(here: Sequence[Window]) -> dict[int, dict[int, int]]:
 
 
 _OF_PARAMETERS = ("new", "old", "used", "weights", "shards", "shard", "sizes", "names", "samples", "again")
-"""What a window has by the numbers of parameters."""
+"""Fields of a window that are keyed by parameter number."""
 
 
 def _renumbered(window: Window, numbers: dict[int, int]) -> Window:

@@ -1,4 +1,4 @@
-"""Cuts the stream of a rank into windows."""
+"""Cuts the records of a rank into windows."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from conformance.watch.judging.windows import Cleared, Contribution, Key, Sketch
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 
 _MOST_PASSES, _MOST_DONE = 4096, 64
-"""Backward passes that are remembered, and those of them that are done."""
+"""Limits of backward passes that are kept, and of those that are done."""
 
 _MOST_USES = 64
-"""Gradients that steps have used, of each parameter those that came last."""
+"""Limit of used gradients that are kept for each parameter: the latest."""
 
 _MOST_PENDING = 1024
-"""Backward passes that a parameter has gradients of, and that are told apart."""
+"""Limit of backward passes with unused gradients that are kept for each parameter."""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """A backward pass. rows: what went into its model. forward: when that began. has_arrived: a parameter got a
-    gradient of it. is_done: a step or skip came, or it was cleared. through: the optimizers whose parameters have got
-    gradients of it. users: those that have stepped with them."""
+    """A backward pass. rows: the inputs of its model. forward: the place of the forward pass. has_arrived: a parameter
+    got a gradient. is_done: a step or skip used the gradients, or they were cleared. through: optimizers whose
+    parameters got gradients. users: optimizers that stepped on them."""
 
     record: records.Backward
     rows: tuple[int, ...] | None
@@ -42,11 +42,11 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Leaf:
-    """The `.grad` of a parameter. new, old: what of it no step has used, and what one has. since: where the first of it
-    came, 0 for none. is_long: some of it is forgotten. before: what records say of the next gradient.
+    """The `.grad` of a parameter. new: contributions that no step used yet. old: those that a step used. since: the
+    place of the first contribution, 0 for none. is_long: some were dropped. before: the next gradient before hooks.
 
-    holders: the optimizers that have the parameter. user, stepped: the last one to step it, and where. uses: by
-    gradient, the place of the last step that used it."""
+    holders: optimizers with the parameter. user, stepped: the last one to step it, and the place. uses: by gradient,
+    the place of the last step that used it."""
 
     new: list[Contribution] = field(default_factory=list)
     old: list[Contribution] = field(default_factory=list)
@@ -70,14 +70,14 @@ class _Leaf:
         self.new, self.since = self._limited(self.new), self.since or found.at
 
     def keep(self, old: list[Contribution]) -> None:
-        """It stays in `.grad`, as it is, until somebody clears it."""
+        """Keeps all contributions as old: they stay in `.grad` until something clears it."""
         self.old, self.new = self._limited(old), []
 
     def empty(self) -> None:
         self.new, self.old, self.since, self.is_long = [], [], 0, False
 
     def was_used(self, sketch: Sketch, at: int) -> int | None:
-        """A step uses it. Returns the place of the last step that has used just the same."""
+        """Notes that a step uses the gradient. Returns the place of the last step that used a bit-identical one."""
         key = sketch.tobytes()
         before = self.uses.pop(key, None) if sketch[2] else None
         self.uses[key] = at
@@ -92,7 +92,7 @@ class _Leaf:
 
 @dataclass(slots=True)
 class _Optimizer:
-    """tries: its steps and skips. last, earlier: where its last window ended, and the one before."""
+    """An optimizer. tries: steps and skips. last, earlier: the ends of its last two windows."""
 
     key: Key
     tries: int = 0
@@ -104,12 +104,12 @@ class _Optimizer:
 
 
 class Stream:
-    """Cuts the records of one process into windows. Keeps only what the next windows need.
+    """Cuts the records of one process into windows. Keeps only what later windows need.
 
-    clock: how many backward passes there were. cleared: those that the last record has cleared before any step used
-    them. unheld: parameters with gradients and no optimizer. steps, held: by optimizer, how often it has stepped, and
-    the parameters that it has stepped. ever: those that had gradients of a backward pass. last_used: by parameter that
-    steps have used a gradient of, the number of its optimizer's last such step.
+    clock: the number of backward passes. cleared: passes that the last record cleared before any step used them.
+    unheld: parameters with gradients but no optimizer. steps, held: by optimizer, the number of steps, and the
+    parameters stepped. ever: parameters that got gradients. last_used: by parameter, the number of its optimizer's
+    last step that used a gradient of it.
     """
 
     def __init__(self, began: records.Began) -> None:
@@ -136,29 +136,29 @@ class Stream:
 
     @property
     def trains_unseen(self) -> bool:
-        """Whether parameters get gradients, or were given to an optimizer, that no step has as far as is seen: they may
-        be stepped by hand."""
+        """Whether some parameters get gradients or are in an optimizer, but no step was seen: the script may update
+        them by hand."""
         stepped = {number for held in self.held.values() for number in held}
         made = {number for number, leaf in self._leaves.items() if leaf.holders}
         return self.unheld is not None or bool((self.ever | made) - stepped)
 
     def has_pending(self, number: int) -> bool:
-        """Whether a parameter has gradients that no step has used and nobody has cleared."""
+        """Whether a parameter has gradients that were neither used nor cleared."""
         return number in self._leaves and bool(self._leaves[number].new)
 
     def through(self, backward: int) -> set[int]:
-        """The optimizers whose parameters a backward pass has given gradients so far."""
+        """The optimizers whose parameters got gradients of a backward pass so far."""
         return {int(optimizer) for optimizer in self._passes[backward].through} if backward in self._passes else set()
 
     def is_last_user(self, optimizer: int) -> bool:
-        """Whether no other one has stepped any of its parameters since."""
+        """Whether no other optimizer stepped any of its parameters since."""
         return {self._leaves[number].user for number in self.held[optimizer]} <= {optimizer, None}
 
     def has(self, key: Key) -> bool:
         return key.number < self._alike.get((key.type, key.shapes), 0)
 
     def feed(self, record: records.Record) -> Iterator[Window]:
-        """The window that a step or skip ends."""
+        """Takes a record. Yields the window that it ends, if it is a step or skip."""
         self.cleared = []
         self._at += 1
         self._log.keep(self._at, record)
@@ -198,7 +198,7 @@ class Stream:
                 self._pass(record.optimizer)
 
     def end(self) -> tuple[Window, ...]:
-        """None: what no step has used is no window."""
+        """No window: a last one without a step does not count."""
         return ()
 
     def _make(self, optimizer: records.Optimizer) -> None:
@@ -217,7 +217,7 @@ class Stream:
             del self._passes[next(iter(self._passes))]
 
     def _add(self, record: records.Local) -> None:
-        # What is None by now was set so by hand.
+        # The script itself set the `.grad` of fresh parameters to None.
         one = self._passes.get(record.backward)
         self._clear(record.fresh, {} if one is None else one.record.versions, None, but=record.backward)
         if one is not None:
@@ -237,7 +237,7 @@ class Stream:
             self._leaves[number].add(found)
 
     def _begin(self, record: records.Left) -> None:
-        """What is in `.grad` now is known again, and is of the sample that the window looks at."""
+        """Takes the contents of `.grad`, for the elements that the new window samples."""
         left = _sketches(record.held, record.sketches)
         for number in record.parameters:
             leaf = self._leaves[number]
@@ -264,7 +264,7 @@ class Stream:
         *,
         moved: bool = False,
     ) -> None:
-        """but: a backward that is still at it, and may hand a leaf gradients in parts."""
+        """Clears parameters. but: a running backward pass, which may give a parameter gradients in parts."""
         lost: set[int] = set()
         for leaf in (self._leaves[number] for number in parameters):
             if not leaf.new or leaf.new[-1].backward != but:
@@ -275,15 +275,15 @@ class Stream:
             one = self._passes.get(backward)
             if one is not None and one.has_arrived and not one.is_done:
                 one.is_done = True
-                # A weight that has changed since may have used it, without an optimizer, and so may a step that was
-                # given its gradients by hand.
+                # If the weights changed since, a hand-written update may have used the gradients; so may a step on
+                # gradients that the script assigned.
                 is_used = moved or backward <= self._by_hand or self._has_changed(parameters, one.record, versions)
                 if not is_used and not one.record.probe:
                     steps, held = sum(self.steps.values()), frozenset(parameters)
                     self.cleared.append(Cleared(self.began.rank, self._at, held, one.record, site, steps, one.rows))
 
     def _has_changed(self, parameters: list[int], backward: records.Backward, versions: records.Versions) -> bool:
-        """Whether weights have, since a backward pass, that are those of an optimizer of these parameters."""
+        """Whether the weights of these parameters' optimizers changed since a backward pass."""
         holders = set[str]().union(*(self._leaves[number].holders for number in parameters))
         return any(backward.versions.get(number) != versions.get(number) for number in holders or versions)
 
@@ -292,7 +292,7 @@ class Stream:
         for number in window.backwards:
             self._passes[number].is_done = True
         if step is None:
-            # GradScaler leaves out a step; what it would have used stays until it is cleared, if only by hand.
+            # GradScaler skipped the step; its gradients stay until they are cleared, if only by hand.
             for number in window.new:
                 leaf = self._leaves[number]
                 leaf.keep([*leaf.old, *leaf.new])
@@ -361,7 +361,7 @@ class Stream:
         )
 
     def _step(self, window: Window, step: records.Stepped) -> None:
-        """What a step has used stays in `.grad`."""
+        """Takes a step. The used gradients stay in `.grad`."""
         optimizer, count = step.optimizer, self.steps.get(step.optimizer, 0) + 1
         self.steps[optimizer] = count
         self.held[optimizer] |= {*step.parameters}
@@ -385,7 +385,7 @@ class Stream:
             leaf.new, leaf.is_long = [], False
 
     def _left_out(self, optimizer: int) -> list[int]:
-        """What would have been stepped: all that other optimizers do not hold alone."""
+        """The parameters of a skipped step: all with gradients but those that only other optimizers have."""
         found = ((number, leaf.holders) for number, leaf in self._leaves.items() if leaf.new)
         return [number for number, holders in found if not holders or str(optimizer) in holders]
 
@@ -394,7 +394,7 @@ class Stream:
         return any(user is not None and self.held[user] == {*step.parameters} for user in users)
 
     def _pass(self, optimizer: int) -> None:
-        """A window that is not looked at. What it leaves shows when the next one begins."""
+        """Takes a step of a window that was not watched. Its gradients are known when the next watched one begins."""
         self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         for number in self.held.get(optimizer, ()):
             leaf = self._leaves[number]
@@ -407,15 +407,15 @@ class Stream:
         self._forget()
 
     def _forget(self) -> None:
-        """What all optimizers that step have behind them, but for the window before: the first one of an optimizer may
-        end only after a step of another one, which followed the same clip."""
+        """Drops what no window needs any longer. Keeps the last two windows of each optimizer that steps: the first
+        window of another one may end only after a step that followed the same clip."""
         self._log.forget(min(of.earlier for of in self._optimizers.values() if of.tries))
         for number in [number for number, one in self._passes.items() if one.is_done][:-_MOST_DONE]:
             del self._passes[number]
 
 
 def _read(step: records.Stepped) -> list[int]:
-    """The parameters whose turn it is. Of the others it is only known that they have gradients."""
+    """The used parameters that were sampled in this step. Of the others, only that they have gradients is known."""
     samples = step.samples or [WHOLE] * len(step.used)
     return [number for number, which in zip(step.used, samples, strict=True) if which != UNREAD]
 

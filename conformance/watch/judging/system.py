@@ -1,4 +1,4 @@
-"""Least squares over ranks and backward passes: with which factor a step used each of them."""
+"""Determines the factor of each rank and backward pass in a step by least squares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.watch.judging.targets import kinds, weigh_alike
 from conformance.watch.judging.windows import Pass, Sketch
 
 Column: TypeAlias = tuple[int, int, bool]
-"""A rank, the position of a backward pass in its window, and whether an earlier step left it."""
+"""A rank, the position of a backward pass in its window, and whether the gradient is an old one."""
 
 _MOST_COLUMNS = 200
 _MORE = 2
@@ -26,13 +26,13 @@ _MORE = 2
 _ZERO = 1e-3
 _NEAR = 1e-3
 _SERIES = 3
-"""Factors of fewer backward passes are a geometric series whatever they are."""
+"""Fewer factors always form a geometric series."""
 
 
 @dataclass
 class System:
-    """What a step used as a sum of what was computed, each with an unknown factor. bounds: how far off rounding may be.
-    independent: how many equations say something of their own."""
+    """The used gradients as a sum of computed gradients, each with an unknown factor. bounds: of the rounding errors.
+    independent: the number of independent equations."""
 
     case: Case
     columns: list[Column]
@@ -43,7 +43,7 @@ class System:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are more equations than unknowns, so that a solution can be wrong."""
+        """Whether there are more equations than unknowns: only then can they prove a solution wrong."""
         return len(self.columns) + _MORE <= self.independent
 
     @property
@@ -51,7 +51,7 @@ class System:
         return len(self.columns) + AMPLE <= self.independent
 
     def after(self, other: System) -> System:
-        """Both at once, if they have the same unknowns."""
+        """Both systems as one, if they have the same unknowns."""
         if self.columns != other.columns:
             return self
         matrix = np.concatenate((other.matrix, self.matrix))
@@ -59,26 +59,26 @@ class System:
         return System(self.case, self.columns, matrix, used, bounds, other.independent + self.independent)
 
     def solved(self) -> Shares | str:
-        """The factor of each column, or the code of the fact that they are not known."""
+        """The factor of each column, or the code of a fact if they cannot be determined."""
         every = np.ones(len(self.columns), bool)
         solution, rank, is_off = self._solution(every)
         if rank < len(self.columns) or is_off:
             return "changed.alike" if rank < len(self.columns) else "changed"
         small = np.abs(solution) < _ZERO * np.abs(solution).max()
-        # What a script has made small by hand is no zero: without it the rest does not explain the step.
+        # A small factor is zero only if the rest explains the step without it: a script may scale gradients down.
         if small.any() and not self._solution(~small)[2]:
             solution = np.where(small, 0.0, solution)
         return Shares(self.case, dict(zip(self.columns, solution.tolist(), strict=True)))
 
     def _solution(self, columns: npt.NDArray[np.bool_]) -> tuple[Sketch, int, bool]:
-        """The factors of these columns alone, how many of them are independent, and whether that is off."""
+        """The factors of only these columns, the number of independent ones, and whether they miss the bounds."""
         matrix, used = self.matrix[:, columns] / self.bounds[:, None], self.used / self.bounds
         solution, _, rank, _ = np.linalg.lstsq(matrix, used, rcond=1e-9)
         return solution.astype(np.float64), int(rank), bool(np.max(np.abs(matrix @ solution - used)) > 1)
 
 
 def system_of(case: Case) -> System | None:
-    """None if there is nothing to solve for."""
+    """The system of a step; None without unknowns, or with too many."""
     order = {
         window.rank: {number: place for place, number in enumerate(sorted(window.backwards))}
         for window in case.together.here
@@ -98,19 +98,18 @@ def system_of(case: Case) -> System | None:
     for place, column, sketch in terms:
         matrix[2 * place : 2 * place + 2, at[column]] += sketch[:2]
     used = np.array([one.used for one in equations])
-    # Rounding of what was computed counts with the factor that it is used with, which is about this.
+    # Rounding of computed gradients counts times their factor, which is about this.
     typical = np.abs(used).sum() / max(np.abs(matrix).sum(), 1e-300) * len(columns)
     bounds = np.array([max(one.slack + typical * one.spread, 1e-300) for one in equations])
-    # Steps that are clipped differently have the same factors otherwise.
+    # Without clipping, steps have the same factors.
     return System(case, columns, matrix, used / case.clipped, bounds / case.clipped, case.independent)
 
 
 class Shares:
-    """With which factor a step used each gradient of this window, by rank and place of the backward pass, and each that
-    earlier ones left.
+    """The factors with which a step used each gradient, by rank and place of the backward pass, new or old.
 
-    numbers: the places. dropped: those that no rank uses; alone: that this rank alone uses. lost: how many of all
-    gradients are not used. without: ranks of which none is."""
+    numbers: the places. dropped: places that no rank uses. alone: places that only this rank uses. lost: the number of
+    unused gradients. without: ranks without any used gradient."""
 
     def __init__(self, case: Case, of: dict[Column, float]) -> None:
         self.case, self.of = case, of
@@ -138,13 +137,13 @@ class Shares:
 
     @property
     def times(self) -> float:
-        """How many times as much the largest counts as the smallest."""
+        """The ratio of the largest factor to the smallest."""
         sizes = [abs(factor) for factor in self.of.values() if factor]
         return max(sizes) / min(sizes)
 
     @property
     def places(self) -> list[int]:
-        """Those that it is about, counted from one."""
+        """The places of dropped passes, or of those that only this rank uses, from 1."""
         return [place + 1 for place in self.dropped or self.alone]
 
     def passes_at(self, places: Collection[int]) -> frozenset[Pass]:
@@ -158,18 +157,18 @@ class Shares:
 
     @property
     def are_old_alike(self) -> bool:
-        """Whether what is left over counts like what is added to it: a script may shrink it on purpose."""
+        """Whether old gradients have the factor of new ones. If not, a script may shrink them on purpose."""
         new = [factor for (_, _, is_old), factor in self.of.items() if not is_old]
         return not self.case.is_changed and any(isclose(one, other, rel_tol=0.01) for one in self.old for other in new)
 
     @property
     def are_ranks_lost(self) -> bool:
-        """Whether those of some ranks are lost, and no others."""
+        """Whether all gradients of some ranks are unused, and no others."""
         return 0 < self.lost == len(self.without) * len(self.numbers)
 
     @property
     def are_ranks_left_out(self) -> bool:
-        """Whether more than one rank is left."""
+        """Whether some ranks are unused and several are left."""
         return self.are_ranks_lost and self.lost < len(self.of) - len(self.numbers)
 
     @property
@@ -182,8 +181,8 @@ class Shares:
 
     @property
     def is_dropped_by_mistake(self) -> bool:
-        """Whether the passes that are not used are like the others, and came before all of them. What comes later was
-        taken back by the script, as is right for a gradient that it only looks at."""
+        """Whether the unused passes are like the others, but came first. Scripts that only inspect a gradient restore
+        `.grad` afterwards, so there the unused passes come later."""
         window = self.case.window
         passes = [window.backwards[number] for number in sorted(window.backwards)]
         if max(self.dropped) >= len(passes):
@@ -193,11 +192,10 @@ class Shares:
         alike = {(one.calls, window.version(one)) for one in lost} <= {(one.calls, window.version(one)) for one in kept}
         return alike and max(one.backward for one in lost) < min(one.backward for one in kept)
 
-    # What belongs once into a window, and was done again after each micro-batch to all that was accumulated so far. A
-    # script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
-    # micro-batches, the first of which counts the most of the former and the least of the latter, while the last one
-    # has just what is done to it once. With gradients that fade to a third or a half, as an average of the last ones
-    # has them, the newest counts in full, or all weights together are one.
+    # Operations that belong once in a window, but were applied to the accumulated gradients after each micro-batch.
+    # A script may weight micro-batches on purpose, but hardly by powers of the number of ranks or micro-batches where
+    # the last factor is that of one application. In a moving average, factors also fall by a half or a third, but the
+    # newest has factor 1, or all factors add up to 1.
 
     @property
     def is_divided_again(self) -> bool:
@@ -210,7 +208,7 @@ class Shares:
         return ranks > 1 and self._is_series(1 / ranks, (1.0, 1 / ranks, 1 / number, 1 / number / ranks))
 
     def _is_series(self, ratio: float, last: Collection[float]) -> bool:
-        """Whether each pass counts this many times as much as the one before, and the last one as one of these."""
+        """Whether each factor is `ratio` times the one before, and the last one is one of `last`."""
         if len(self.new) < _SERIES or not all(factor for of_place in self.new for factor in of_place):
             return False
         pairs = [pair for before, after in pairwise(self.new) for pair in zip(before, after, strict=True)]
@@ -223,8 +221,8 @@ class Shares:
     def are_added_again(self) -> bool:
         """Whether the running total was added up, K, K - 1 ... 1 times, or was summed over the ranks each time.
 
-        Passes of one line that are known to have as many samples each are of one loss, and count alike. A script that
-        weighs them otherwise on purpose does so in the loss, which belongs to what is computed."""
+        Only for passes of one line with equal numbers of targets, which must count equally. Intended weights would be
+        in the loss, and so in the computed gradients."""
         passes = list(self.case.window.backwards.values())
         counts = {one.targets or one.summed for one in passes}
         if len(kinds([self.case.window])) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:

@@ -1,9 +1,9 @@
-"""What losses are multiplied with and divided by, and what backward passes and their targets weigh in an update.
+"""Computes the factors and divisors of losses, and the weights of backward passes and targets in an update.
 
-A loss shows how many targets it is a mean or a sum of and what multiplies it, and `Together.kappas` shows what the step
-makes of the gradients: 1 is the mean over ranks. So each pass has a weight, and each of its targets a part of that. A
-step is right if its passes or its targets weigh the same, and 1 together, by whatever route. Any other total says what
-is wrong: the number of ranks, of passes, of a full window, or 1 over one of these.
+A loss shows the number of its targets, whether it is their mean or sum, and its factors. `Together.kappas` has the
+factor of the step: 1 is the mean over ranks. Together they give the weight of each pass and of each target. A step is
+correct if its passes or its targets have equal weights with a total of 1. Any other total shows the bug: the number of
+ranks, of passes, of a full window, or 1 over one of these.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from conformance.watch.judging.windows import Window
 
 
 def factor_of(backward: records.Backward) -> float:
-    """What the loss was multiplied with, but for the loss scale."""
+    """The factor of the loss, without the loss scale."""
     return prod(backward.factors) / (backward.scale or 1.0)
 
 
 def divisors_of(backward: records.Backward) -> list[float]:
-    """What its loss is divided by, but for what it was multiplied with to make up for, while another divisor is left:
-    as where a mean over all is multiplied with the number of micro-batches, by which a framework divides it again."""
+    """The divisors of the loss, without those that a factor cancels, while another divisor is left: for example, a mean
+    over all targets is multiplied by the number of micro-batches, and a framework divides by it again."""
     left = [*backward.divisors]
     others = [*backward.divisors, 1 / (backward.scale or 1.0)]
     for factor in backward.factors:
@@ -40,8 +40,8 @@ def divisors_of(backward: records.Backward) -> list[float]:
 
 
 def weight_of(window: Window) -> float | None:
-    """What all targets of a rank weigh in its own losses; None if it is not known."""
-    # A batch that is made up, for a rank that has none, counts nothing.
+    """The total weight of a rank's targets in its losses; None if it is not known."""
+    # A made-up batch, for a rank without data, has a factor of 0.
     passes = [(one, factor) for one in window.backwards.values() if (factor := factor_of(one))]
     if not all(map(targets_of, (one for one, _ in passes))):
         return None
@@ -49,7 +49,7 @@ def weight_of(window: Window) -> float | None:
 
 
 def scale_of(window: Window) -> float | None:
-    """What all losses were multiplied with last, if it is more than 1, and no scaler did it."""
+    """The last factor of all losses, if it exceeds 1 and no scaler applied it: a hand-written loss scale."""
     scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
     return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None
 
@@ -58,9 +58,8 @@ _SEVERAL = 3
 
 
 def kinds(windows: Iterable[Window]) -> set[int]:
-    """The calls that their losses come from, but for those of micro-batches that go backward in two places: below one
-    line of the script, where a library has the step go through the last of them; or in one line while DDP waits, and in
-    another one in the last, where it synchronizes."""
+    """The call sites of the losses. Counts two as one if only the last micro-batch goes backward elsewhere: a library
+    does so below one line of the script, or the script does so because DDP synchronizes in the last backward pass."""
     found = set[int]()
     for window in windows:
         passes = [window.backwards[number] for number in sorted(window.backwards)]
@@ -74,14 +73,14 @@ def kinds(windows: Iterable[Window]) -> set[int]:
 
 
 def may_be_one(windows: Iterable[Window]) -> bool:
-    """Whether they may be of one loss all the same, as where the last of several is in a line of its own. Two losses
-    may go through batches of one loader in turn."""
+    """Whether all passes may be of one loss: they have one call site, or the last one has another, as in scripts with a
+    separate line for it. Two losses may also take turns with the batches of one loader."""
     return all(len(kinds([window])) == 1 or _all_but_the_last(window) for window in windows)
 
 
 def _all_but_the_last(window: Window) -> bool:
-    """Whether all but the last pass come from the same calls, each has a batch of its own of one loader, and they are
-    made alike, multiplied with the same number, and reach the same parameters."""
+    """Whether only the last pass has another call site, each has one batch of the same loader, and all have the same
+    kind of loss, the same factor and the same parameters."""
     passes = [window.backwards[number] for number in sorted(window.backwards)]
     calls, factors = [one.calls for one in passes], [factor_of(one) for one in passes]
     reached = {number: {one.backward for one in of} for number, of in window.new.items()}
@@ -99,7 +98,7 @@ NEAR = 1e-4
 
 
 def near(one: float | None, other: float) -> bool:
-    """Whether a weight is this number; not if it is unknown."""
+    """Whether a weight is this number; False if it is unknown."""
     return one is not None and isclose(one, other, rel_tol=NEAR)
 
 
@@ -108,7 +107,7 @@ def are_alike(numbers: Collection[float]) -> bool:
 
 
 def kappa_of(together: Together) -> float | None:
-    """By which factor the step uses the mean over ranks; None if it is not one number."""
+    """The factor of the mean over ranks in the step; None if it is not one number."""
     kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
     return kappas.pop() if len(kappas) == 1 else None
 
@@ -118,12 +117,12 @@ def passes_of(windows: Iterable[Window]) -> list[records.Backward]:
 
 
 def targets_of(backward: records.Backward) -> int:
-    """How many targets a loss is a mean or sum of; 0 if it is not known."""
+    """The number of targets of a mean or sum; 0 if it is not known."""
     return backward.targets or backward.summed
 
 
 def of_one_target(backward: records.Backward) -> float:
-    """What one target weighs in its rank's losses."""
+    """The weight of one target in the loss."""
     return factor_of(backward) / (backward.targets or 1)
 
 
@@ -133,7 +132,7 @@ def is_mean(backward: records.Backward) -> bool:
 
 
 def total_of(together: Together, windows: Collection[Window]) -> float | None:
-    """What all targets of these windows weigh in the step, 1 for their mean; None if it is not known."""
+    """The total weight of these windows' targets in the step, 1 for their mean; None if it is not known."""
     kappa, weights = kappa_of(together), [weight_of(window) or 0.0 for window in windows]
     if kappa is None or not all(weights) or any(one.of_any for one in passes_of(windows)):
         return None
@@ -141,8 +140,8 @@ def total_of(together: Together, windows: Collection[Window]) -> float | None:
 
 
 def total_by_count(together: Together, kappa: float) -> float | None:
-    """What all that the ranks have counted weighs in the step, where each loss is divided by one number that the ranks
-    have summed up or averaged, and by nothing else: 1 for its mean. None if there is no such number."""
+    """The total weight of counted targets in the step, 1 for their mean, if each loss is only divided by one count that
+    the ranks summed or averaged. None if there is no such count."""
     passes = passes_of(together.here)
     if not passes or any(len(one.global_divisors) != 1 for one in passes):
         return None
@@ -157,13 +156,13 @@ def total_by_count(together: Together, kappa: float) -> float | None:
 
 
 def is_of_all_ranks(windows: Iterable[Window]) -> bool:
-    """Whether each loss is one of all ranks: what a rank's loss weighs says nothing then."""
+    """Whether each loss is one of all ranks, so the weight of a rank's loss shows nothing."""
     return {one.is_of_all for one in passes_of(windows)} == {True}
 
 
 def is_mean_of_all(together: Together) -> bool:
-    """Whether the sum over ranks is right in this step: they have one loss, or their losses weigh 1 together, as sums
-    that are divided by the number of all targets do, or means that are divided by the number of ranks."""
+    """Whether the sum over ranks is correct in this step: they have one loss, or the total weight is 1, as for sums
+    over the number of all targets, or means over the number of ranks."""
     here = together.here
     if is_of_all_ranks(here):
         return True
@@ -176,8 +175,8 @@ def is_mean_of_all(together: Together) -> bool:
 
 
 def weigh_alike(together: Together, factors: Mapping[tuple[int, int, bool], float]) -> bool:
-    """Whether all targets of a step weigh the same, although its passes count with different factors: it is a mean over
-    all targets. factors: by rank, place of the pass in its window, and whether an earlier step left it."""
+    """Whether all targets of a step have equal weights although its passes have different factors, so it is a mean over
+    all targets. factors: by rank, place of the pass in its window, and whether the gradient is an old one."""
     passes = {
         (window.rank, place, False): window.backwards[number]
         for window in together.here
@@ -191,8 +190,8 @@ def weigh_alike(together: Together, factors: Mapping[tuple[int, int, bool], floa
 
 
 def are_batches(passes: Collection[records.Backward]) -> bool:
-    """Whether each pass has a batch of one loader: micro-batches, not terms of a loss. All batches may come first. A
-    batch sampler of the script's own may draw tasks or episodes."""
+    """Whether each pass has a batch of one loader, so they are micro-batches, not terms of a loss. All batches may come
+    first. A batch sampler of the script does not count: it may draw tasks or episodes."""
     loaders = {one.loader for one in passes if one.batches}
     is_of_one = len(loaders) == 1 and None not in loaders and not any(one.draws for one in passes)
     return is_of_one and sum(one.batches for one in passes) == len(passes)

@@ -1,4 +1,4 @@
-"""A window: all that one rank did since the last step or skip of an optimizer; and what is kept of it for a picture."""
+"""The accumulation window: everything that a rank did since the last step or skip of an optimizer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from conformance.watch.records import Record
 from conformance.watch.sizes import WHOLE, WIDTH
 
 Sketch = npt.NDArray[np.float64]
-"""(WIDTH,), or (shards, WIDTH) of a local gradient."""
+"""Of shape (WIDTH,), or (shards, WIDTH) for a local gradient."""
 
 _PARTS = 2
-"""Micro-batches that a loss is divided by, at least."""
+"""Least divisor of a loss that may be a number of micro-batches."""
 
 
 @dataclass
 class Contribution:
-    """What one backward gave one parameter. at: its place in the stream. sample: what of the parameter it is of. sums:
-    how many gradients are summed in it. is_changed: whether it is what the script made of what a step has used. before:
-    what it gave before hooks of the script's own, if there are any."""
+    """The gradient that a backward pass gave a parameter. at: place in the stream. sample: the sampled elements. sums:
+    the number of gradients summed in it. is_changed: the script changed it after a step used it. before: the gradient
+    before the script's hooks, if there are any."""
 
     backward: int
     sketch: Sketch
@@ -40,12 +40,12 @@ class Contribution:
 
     @property
     def is_seen(self) -> bool:
-        """Whether it was in `.grad`, with all that was added to it by then; else it may have been cleared by hand."""
+        """Whether it was read from `.grad`, as a total. Otherwise it may have been cleared by hand."""
         return self.backward < 0
 
 
 def factor_of(clip: records.Clipped) -> float:
-    """What clipping by norm multiplies gradients with."""
+    """The factor of clipping by norm."""
     if clip.norm is None or not isfinite(clip.norm):
         return 1.0
     return min(1.0, clip.limit / (clip.norm + 1e-6))
@@ -53,12 +53,11 @@ def factor_of(clip: records.Clipped) -> float:
 
 @dataclass
 class Window:
-    """What one rank did until a step, or until a skip, which has no `step`.
+    """The calls and gradients of one rank until a step, or until a skip, which has no `step`.
 
-    index: the number of steps and skips of this optimizer before. begin, at: places in the stream. new: what was
-    backpropagated to each parameter since; old: what a step has used before and nobody cleared, as it was used.
-    is_computed: whether backward passes ever gave its parameters gradients. samples: what of each parameter that has a
-    gradient `used` is of; UNREAD if nothing.
+    index: the number of earlier steps and skips of this optimizer. begin, at: places in the stream. new: gradients by
+    parameter. old: gradients that an earlier step used and nothing cleared, as they were used. is_computed: backward
+    passes ever gave its parameters gradients. samples: the sampled elements of the used gradients; UNREAD for none.
     """
 
     rank: int
@@ -76,7 +75,7 @@ class Window:
     backwards: dict[int, records.Backward]
     clips: list[tuple[int, records.Clipped]] = field(default_factory=list)
     idle: list[records.Clipped] = field(default_factory=list)
-    """Those of them that came when none of what they were given had a gradient that no step had used."""
+    """Clip calls whose parameters had no fresh gradient."""
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
     limits: list[tuple[int, records.Limited]] = field(default_factory=list)
@@ -87,43 +86,43 @@ class Window:
     sizes: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     moments: list[records.Record] = field(default_factory=list)
-    """The last of its calls, for a picture."""
+    """The last calls, for a picture."""
     cut: int = 0
-    """How many there were before them."""
+    """The number of calls before these."""
     broken: list[tuple[str, str]] = field(default_factory=list)
-    """What is found when it is cut, by `Finding.key`."""
+    """Violations in this window of one rank, by `Finding.key`."""
     samples: dict[int, int] = field(default_factory=dict)
     clock: int = 0
-    """The number of all backward passes of the rank before."""
+    """The number of all backward passes of the rank so far."""
     fed: set[tuple[int, ...]] = field(default_factory=set)
-    """The rows that a model was fed for its backward passes, where they are known."""
+    """The input rows of its backward passes, as far as they are known."""
     is_of_other: bool = False
-    """Whether another optimizer, which holds the same parameters, was the last to step some of them."""
+    """Whether another optimizer with the same parameters was the last to step some of them."""
     of_others: set[int] = field(default_factory=set)
-    """The parameters that another optimizer has stepped along a gradient all of which came in this window."""
+    """The parameters whose old gradient is entirely from this window and was used by another optimizer."""
     is_late: bool = False
-    """Whether the step before came between a forward and the backward pass through it."""
+    """Whether the previous step came between a forward pass and its backward pass."""
     is_long: bool = False
-    """Whether some of its backward passes are forgotten by now."""
+    """Whether some of its backward passes were dropped."""
     reached: dict[int, set[str]] = field(default_factory=dict)
-    """By backward pass, the optimizers whose parameters it goes through, as `versions` has them."""
+    """By backward pass, the optimizers of the parameters that got gradients, with the keys of `versions`."""
     users: dict[int, set[int]] = field(default_factory=dict)
-    """By backward pass, the other optimizers that have stepped on it before."""
+    """By backward pass, the other optimizers that already stepped on it."""
     is_wrapped: bool = False
-    """Whether the rank has a model that DDP wraps."""
+    """Whether DDP wraps a model of the rank."""
     lost: int = 0
-    """How many backward passes were cleared before its own, and after the step before."""
+    """The number of backward passes that were cleared between the previous step and its own passes."""
     again: dict[int, int] = field(default_factory=dict)
-    """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
+    """By parameter whose gradient is bit-identical to one that an earlier step used, the place of that step."""
 
     @property
     def places(self) -> list[int]:
-        """Where in the stream its gradients came."""
+        """The places of its gradients in the stream."""
         return [one.at for contributions in self.new.values() for one in contributions]
 
     def clipped(self, number: int, until: float = inf) -> list[Contribution]:
-        """What clips have left of this rank's own gradient of a parameter, as far as it had come by then: a factor by
-        norm, and what was recorded of the elements by value. until: the place from which on none is by value."""
+        """This rank's gradient of a parameter after all clips: times the factors by norm, and with the recorded results
+        by value. until: ignores clips by value from this place on."""
         came = self.new.get(number, [])
         at, left = next((found for found in reversed(self.limited(number)) if found[0] < until), (0, None))
         before, later = [one for one in came if one.at < at], [one for one in came if one.at > at]
@@ -135,7 +134,7 @@ class Window:
         ]
 
     def limited(self, number: int) -> list[tuple[int, Sketch]]:
-        """What each clip by value has left of a parameter's gradient, and where it came."""
+        """The place of each clip by value, and its result for a parameter."""
         return [
             (at, np.reshape(limit.after, (-1, WIDTH))[limit.parameters.index(number)])
             for at, limit in self.limits
@@ -143,19 +142,18 @@ class Window:
         ]
 
     def _factor(self, number: int, since: int) -> float:
-        """What clips by norm have multiplied with since this place."""
+        """The factor of all clips by norm after this place."""
         return prod(
             factor_of(clip)
             for at, clip in self.clips
             if at > since and clip.how == "norm" and number in clip.parameters
         )
 
-    # The line that a finding is about, where a call of it was recorded; else that of the step.
+    # Lines to blame: that of a recorded call, else that of the step.
 
     @property
     def unreduced_at(self) -> records.Site:
-        """Where gradients stay those of one rank: at a backward pass that DDP was told not to reduce after, or at a
-        forward around the wrapper."""
+        """The line that bypasses the reduction: a backward pass in `no_sync`, or a forward pass without the wrapper."""
         passes = [*self.backwards.values()]
         if passes and all(one.waits for one in passes):
             return passes[-1].site
@@ -164,8 +162,8 @@ class Window:
 
     @property
     def scaled_at(self) -> records.Site:
-        """Where a loss got another scale than its window: at an update since the first backward pass, or at the last
-        backward pass."""
+        """The line that changes the loss scale within the window: an update after the first backward pass, or else the
+        last backward pass."""
         seen, found = False, self.site
         for one in self.moments:
             if isinstance(one, records.Updated) and seen:
@@ -176,28 +174,28 @@ class Window:
 
     @property
     def unscaled_at(self) -> records.Site:
-        """Where gradients are unscaled for the second time."""
+        """The line that unscales gradients for the second time."""
         return self.unscales[-1][1].site if len(self.unscales) > 1 else self.site
 
     @property
     def clipped_at(self) -> records.Site:
-        """The last call that clips what the step uses."""
+        """The last call that clips used gradients."""
         held = [one.site for _, one in self.clips if not {*one.parameters}.isdisjoint(self.used)]
         return held[-1] if held else self.site
 
     def clips_of(self, number: int) -> tuple[int, ...]:
-        """The numbers of the calls that clipped a parameter's gradient. Those that came before it had one clipped
-        others, that another optimizer stepped."""
+        """The numbers of the calls that clipped a parameter's gradient. Calls before its first gradient clipped others,
+        which another optimizer used."""
         came = min((one.at for one in self.new.get(number, [])), default=0)
         return tuple(n for n, (at, clip) in enumerate(self.clips) if at > came and number in clip.parameters)
 
     def sample(self, number: int) -> int:
-        """What is looked at of a parameter."""
+        """The sampled elements of a parameter."""
         return self.samples.get(number, WHOLE)
 
     def has_part(self, backward: records.Backward) -> bool:
-        """Whether a backward pass is known to be of one of its micro-batches: it has a batch of the same loader, or its
-        loss is divided by some number. What is of other data, such as a memory, may be there to compare with."""
+        """Whether a backward pass belongs to one of its micro-batches: it has a batch of the same loader, or its loss
+        is divided. Passes on other data, such as a replay memory, may only serve a comparison."""
         loaders = {one.loader for one in self.backwards.values() if one.backward != backward.backward}
         is_of_loader = backward.loader is not None and backward.loader in loaders
         return is_of_loader or any(divisor >= _PARTS for divisor in backward.divisors)
@@ -207,8 +205,8 @@ class Window:
 
     @property
     def saw_several_weights(self) -> bool:
-        """Whether weights that two of its backward passes go through were changed between them, and not by a step of
-        another optimizer on the first."""
+        """Whether weights changed between two of its backward passes through them, and not because another optimizer
+        stepped on the first."""
         return any(
             self.backwards[one].versions.get(number) != self.backwards[other].versions.get(number)
             for one, other in pairwise(sorted(self.backwards))
@@ -217,7 +215,7 @@ class Window:
         )
 
     def version(self, backward: records.Backward) -> int | None:
-        """Of the weights that it saw, of those that the optimizer has."""
+        """The version of the optimizer's weights that the backward pass used."""
         return backward.versions.get(str(self.optimizer))
 
     @property
@@ -227,8 +225,8 @@ class Window:
 
 @dataclass
 class Cleared:
-    """A backward whose gradients were cleared before any step used them. at: its place in the stream. parameters: what
-    was cleared. fed: the rows that a model was fed for it, if that was seen."""
+    """A backward pass whose gradients were cleared before any step used them. at: place of the clearing in the stream.
+    parameters: those cleared. fed: the input rows, if they are known."""
 
     rank: int
     at: int
@@ -240,8 +238,7 @@ class Cleared:
 
 
 class Key(NamedTuple):
-    """What an optimizer is known by on all ranks. shapes: of the parameters that it was made with. number: counts those
-    that are alike."""
+    """The identity of an optimizer on all ranks. shapes: of its initial parameters. number: counts equal ones."""
 
     type: str
     shapes: tuple[tuple[int, ...], ...]
@@ -249,14 +246,13 @@ class Key(NamedTuple):
 
 
 Pass: TypeAlias = tuple[int, int]
-"""A rank, and the number of one of its backward passes."""
+"""A rank and the number of one of its backward passes."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The window `index` of an optimizer, known by the number that it has on the first of these ranks. of: by rank,
-    what it did, without gradients. cut: how many earlier calls of the window are left out, for the rank with the most.
-    """
+    """A picture of the window `index` of an optimizer. of: by rank, its calls without gradients. cut: the number of
+    earlier calls left out, on the rank with the most. The optimizer's number is that on the first of these ranks."""
 
     optimizer: int
     index: int

@@ -1,4 +1,4 @@
-"""What a script does to gradients and rates: clearing, clipping, loss scales, schedules."""
+"""Records changes of gradients and rates: clearing, clipping, loss scales, schedules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _clearing(recording: Recording, moving: Moving) -> Seams:
         return original(module, *args, **kwargs)
 
     def note(parameters: list[Any]) -> None:
-        # What FSDP2 has not reduced yet is in no `.grad`, and stays.
+        # Gradients that FSDP2 has not reduced yet are in no `.grad`, and stay.
         held = [(known, one) for known, one in recording.parameters.among(parameters) if not is_unreduced(one)]
         if held:
             numbers = [known.number for known, _ in held]
@@ -47,12 +47,12 @@ def _clearing(recording: Recording, moving: Moving) -> Seams:
 
 
 def _clipping(recording: Recording) -> Seams:
-    """Notes `Clipped` for each outermost call, and before it `Limited` where it is by value."""
+    """Notes `Clipped` for each outermost call, and before it `Limited` if it is by value."""
     yield from clips(recording, partial(noted, recording))
 
 
 def noted(recording: Recording, call: Clip) -> Generator[None, Any]:
-    """Notes one call."""
+    """Notes one clip call."""
 
     def sketches(limited: list[tuple[Known, torch.Tensor]]) -> torch.Tensor:
         return recording.sketching.of([(known.sample, gradient) for known, gradient in limited])
@@ -81,7 +81,7 @@ def noted(recording: Recording, call: Clip) -> Generator[None, Any]:
 
 
 def _strange(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """The shapes of those that wait for gradients that never come; none if a single one has its own, or is known."""
+    """The shapes of the tensors if all require gradients, but none has one or is in an optimizer; else none."""
     if any(one.grad is not None or not one.requires_grad for one in tensors) or recording.parameters.numbers(tensors):
         return []
     return [list(one.shape) for one in tensors]
@@ -92,14 +92,14 @@ def _number(value: Any) -> Any:
         return None
     if hasattr(value, "to_local"):
         if any(not placement.is_replicate() for placement in value.placements):  # type: ignore[attr-defined]
-            # To sum it up would take a collective.
+            # A sum over the shards would need a collective.
             return None
         value = value.to_local()
     return later(float, value)
 
 
 def _scaling(recording: Recording) -> Seams:
-    """Notes what enabled scalers do."""
+    """Notes the calls of enabled scalers."""
 
     def scale(original: Any, scaler: Any, outputs: Any) -> Any:
         recording.numbers.of("scaler", scaler)
@@ -131,12 +131,12 @@ def _scaling(recording: Recording) -> Seams:
 
 
 _ENDS = ("total_steps", "T_max")
-"""Of schedules that go through their shape once, such as OneCycleLR, the number of steps in it."""
+"""Attributes with the number of steps of schedules that run once, such as OneCycleLR."""
 
 
 def _schedules(recording: Recording) -> Seams:
-    """Notes `Scheduled` for each outermost step but the initial one, which the constructor makes, and `Schedule` for
-    each optimizer that has one and steps. Of a run that is watched in part nobody knows whether its schedules step."""
+    """Notes `Scheduled` for each outermost step but that of the constructor, and `Schedule` for each optimizer that has
+    one and steps. No `Schedule` in a run that is watched in part: its schedules may step later."""
     made: WeakKeyDictionary[Any, tuple[str, records.Site]] = WeakKeyDictionary()
 
     def step(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ def _schedules(recording: Recording) -> Seams:
 
 
 def observe(recording: Recording, moving: Moving) -> Seams:
-    """Notes `Cleared`, `Clipped`, `Limited`, what enabled scalers do, `Scheduled` and `Schedule`."""
+    """Notes `Cleared`, `Clipped`, `Limited`, the calls of enabled scalers, `Scheduled` and `Schedule`."""
     yield from _clearing(recording, moving)
     yield from _clipping(recording)
     yield from _scaling(recording)

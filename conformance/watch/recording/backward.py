@@ -1,4 +1,4 @@
-"""Backward passes, seen where autograd calls its engine."""
+"""Records backward passes where autograd calls its engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
 
 
 class _Passes:
-    """times: what the gradient of a loss is multiplied with where it begins, which does not show in the graph."""
+    """Wraps the engine's calls. times: the factor from `gradient=`, which the graph does not show."""
 
     def __init__(self, recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving, reduced: Reduced) -> None:
         self._recording, self._leaves, self._inputs, self._reduced = recording, leaves, inputs, reduced
@@ -56,7 +56,7 @@ class _Passes:
         if recording.is_inside("backward"):
             if kwargs.get("accumulate_grad"):
                 return original(tensors, *args, **kwargs)
-            # A node asks for gradients, as to compute activations again, and passes them on to the leaves or not.
+            # A node computes gradients, such as for activation checkpointing, and may or may not pass them on.
             with recording.inside("node"):
                 return original(tensors, *args, **kwargs)
         with recording.occupied():
@@ -84,7 +84,7 @@ class _Passes:
         recording.backwards += 1
         recording.seen = recording.versions()
         loss = losses.of(root, times)
-        # What is multiplied then is another loss.
+        # With a factor from `gradient=`, it is another loss.
         is_kept, creates_graph = (bool(one) for one in (*args[1:3], False, False)[:2])
         recording.note(
             records.Backward(
@@ -114,21 +114,21 @@ class _Passes:
 
 
 def _times(given: Sequence[Any]) -> float | None:
-    """What `gradient=` multiplies a loss with; None if it is no single number."""
+    """The factor from `gradient=`; None if it is not a single number."""
     if all(one is None for one in given):
         return 1.0
     [one, *others] = given
-    # To read it on another device would wait for that.
+    # Reading it on another device would wait for this device.
     is_here = not others and type(one) is torch.Tensor and one.device.type == "cpu" and one.is_floating_point()
     return float(one) if is_here and one.numel() == 1 and not one.requires_grad else None
 
 
 def _may_multiply(hook: Any) -> bool:
-    """DeepSpeed's own only marks the backward pass as one of its engine's."""
+    """Whether a hook may change a loss. DeepSpeed's hook only marks backward passes of its engine."""
     return (getattr(hook, "__module__", None) or "").partition(".")[0] != "deepspeed"
 
 
 def _calls() -> int:
-    """A fingerprint of all calls that led here, equal in all processes."""
+    """A fingerprint of the stack of calls, equal in all processes."""
     lines = [f"{one.f_code.co_filename}:{one.f_lineno}" for one in frames(sys._getframe(1))]
     return zlib.crc32("\n".join(lines).encode(errors="backslashreplace"))

@@ -1,4 +1,4 @@
-"""How ranks exchange and average: groups, hooks, collectives in a backward pass, and small numbers that they reduce."""
+"""Records communication between ranks: groups, hooks, collectives in backward passes, and reductions of few numbers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import MOST_STATISTICS, Recording, frames
 
 _MOST = 32
-"""Tensors of a window."""
+"""Limit of tensors of a window."""
 
 _NEAR = 1e-6
-"""Relative: how the inverse of a float32 is rounded."""
+"""Relative: rounding of the inverse of a float32."""
 
 _SUMS = {"allreduce": False, "allgather": True, "all_gather_single": True, "_allgather_base": True}
-"""Methods of a process group that tell each rank of all, and whether the script has to sum up what it gets."""
+"""Methods of a process group that give each rank data of all, and whether the script must sum up the result."""
 
 _HOROVOD = "horovod.torch.mpi_ops"
 _SENDS = {"broadcast", "broadcast_", "broadcast_async_"}
 
 
 class _Reduced(NamedTuple):
-    """steps: how many all optimizers had made by then. ranks: how many were asked. parts: what is summed up. own: what
-    this rank has added."""
+    """A reduction of a few numbers. steps: of all optimizers before. ranks: in the group. parts: the summands, or the
+    sum. own: this rank's summand."""
 
     steps: int
     ranks: int
@@ -42,22 +42,22 @@ class _Reduced(NamedTuple):
     own: torch.Tensor
 
     def values(self) -> list[tuple[float, float]]:
-        """Sums, and means over the ranks, of each element, with what this rank has added."""
+        """The sum and the mean over the ranks of each element, each with this rank's summand."""
         own = self.own.flatten().tolist()
         sums = [*map(sum, zip(*(part.flatten().tolist() for part in self.parts), strict=True))]
         return [*zip(sums, own, strict=True), *zip((one / self.ranks for one in sums), own, strict=True)]
 
 
 class Reduced:
-    """Keeps the small tensors themselves: what the script does with them in place, they show."""
+    """Keeps reduced tensors of few numbers; not copies, so later changes in place by the script count."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._found: deque[_Reduced] = deque(maxlen=_MOST)
 
     def run(self, name: str, call: Callable[[], Any], given: Any, group: Any, *, returns: bool) -> Any:
-        """Calls a method of a group with what is given. returns: the result is new, as Horovod's; else it is put into
-        what is given."""
+        """Calls a method of a group. returns: the result is a new tensor, as in Horovod; otherwise it is written into
+        `given`."""
         if name not in _SUMS or group.size() < 2:
             return call()
         before = [] if _SUMS[name] else [one.detach().clone() if _is_small(one) else one for one in tensors([given])]
@@ -81,8 +81,7 @@ class Reduced:
             self._found.append(_Reduced(self._steps, ranks, [one.detach() for one in parts], own.detach()))
 
     def among(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Those of these numbers that ranks have summed up or averaged since the last step, each with what this rank
-        has added."""
+        """The numbers that ranks summed or averaged since the last step, each with this rank's summand."""
         while self._found and self._found[0].steps != self._steps:
             self._found.popleft()
         values = [pair for one in self._found for pair in one.values()] if numbers else []
@@ -99,7 +98,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _by_horovod(recording: Recording, reduced: Reduced) -> Seams:
-    """Keeps what Horovod reduces, and counts what it sends. torch's process groups are seen elsewhere."""
+    """Keeps reductions and notes communication by Horovod, which does not use torch's process groups."""
 
     def around(module: ModuleType, name: str) -> Callable[..., Any]:
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +129,7 @@ def _by_ddp(recording: Recording) -> Seams:
         return result
 
     def register(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        """With a state and a hook, or a kind that torch has built in."""
+        # The arguments are a state and a hook, or a built-in kind of hook.
         hook = kwargs["hook"] if "hook" in kwargs else [*args, *kwargs.values()][-1]
         recording.once(records.Hooked(getattr(hook, "__name__", str(hook))))
         return original(wrapper, *args, **kwargs)
@@ -146,7 +145,7 @@ def _by_ddp(recording: Recording) -> Seams:
 
 
 def note_bound(recording: Recording, number: int, optimizer: torch.optim.Optimizer) -> None:
-    """Note `Wrapped` and `Shared` once, if it is so."""
+    """Notes `Wrapped` and `Shared` once if they apply."""
     steps = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     held = set(map(id, steps))
     if recording.given.has(steps, recording.backwards):
@@ -165,16 +164,16 @@ _NAMES = (
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
     *("alltoall", "alltoall_base", "all_to_all_single", "broadcast", "reduce", "gather", "scatter", "send", "recv"),
 )
-"""Methods of a process group. What DDP reduces in C++ calls none of them."""
+"""Methods of a process group. DDP's reductions in C++ do not call them."""
 
 _FUNCTION, _BATCH_NORM = "torch.autograd.function", "torch.nn.modules._functions"
 _MOST_FRAMES = 16
 _MOST_EXCHANGED = 64
-"""Of such records: gradients may come in another order each time."""
+"""Limit of `Exchanged` records: gradients may come in a different order each time."""
 
 
 def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
-    """Notes `Exchanged`, and keeps what is reduced outside of backward passes."""
+    """Notes `Exchanged`, and keeps reductions outside of backward passes."""
     if not torch.distributed.is_available():
         return
     noted: set[frozenset[int]] = set()
@@ -203,14 +202,14 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
 
 
 def _is_of_a_function(frame: FrameType | None) -> bool:
-    """Whether it is a node of the graph that calls, and no hook, which may look at a gradient or average it. The
-    statistics of batches say nothing of the layers."""
+    """Whether a node of the graph calls, not a hook, which may inspect or average a gradient. Batch norm statistics do
+    not count: they do not show how layers are distributed."""
     names = (one.f_globals.get("__name__") for one in islice(frames(frame), _MOST_FRAMES))
     return bool(next((name for name in names if name in (_FUNCTION, _BATCH_NORM)), None) == _FUNCTION)
 
 
 def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
-    """Notes `Grouped`, `Hooked`, `Joined` and `Exchanged`, and keeps what is reduced outside of backward passes."""
+    """Notes `Grouped`, `Hooked`, `Joined` and `Exchanged`, and keeps reductions outside of backward passes."""
     yield from _by_ddp(recording)
     yield from _in_groups(recording, leaves, reduced)
     yield from _by_horovod(recording, reduced)

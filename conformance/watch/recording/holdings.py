@@ -1,4 +1,4 @@
-"""What a data set holds, without asking it for a sample, which it might make up or count, and what a batch does."""
+"""Fingerprints of data sets and batches. Never asks a data set for a sample, which it might generate or count."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ _MOST_SAMPLES, _MOST_FIELDS, _MOST_CHARACTERS, _MOST_BYTES = 16, 8, 256, 1024
 _MOST_PLACES = 256
 _SETTINGS = (str, int, float, Path)
 _DEEPEST = 4
-"""Lists in lists, and data sets in data sets."""
+"""Levels of lists in lists, and of data sets in data sets."""
 
 
 def fingerprint(data: Any) -> int | None:
-    """Of the first entries of what it has one entry of for each sample: tensors, arrays or lists; of the data sets that
-    it has or is a part of; of the name that the library `datasets` gives to what one holds. None if there is no such
-    thing."""
+    """A fingerprint of a data set's content: the first entries of attributes with one entry for each sample (tensors,
+    arrays or lists), inner data sets, and the fingerprint of the library `datasets`. None if there is none of these."""
     return _summary(lambda: _held(data, 0))
 
 
 def settings(data: Any) -> int | None:
-    """Of numbers and texts that it has, as the folder of its files may be. None if there are none."""
+    """A fingerprint of a data set's attributes that are numbers, texts or paths. None if there are none."""
     return _summary(lambda: b" ".join(_text(field) for field in vars(data).values() if isinstance(field, _SETTINGS)))
 
 
 def fingerprint_of_whole(data: Any) -> int | None:
-    """Of the first entries of what its own are cut from: the data of a `Subset`, and what its tensors or arrays are
-    views of. None if there is no such thing, as of a list that was cut."""
+    """A fingerprint of the data that a data set is cut from: the data of a `Subset`, and the bases of tensors and
+    arrays that are views. None if unknown, as for slices of lists."""
     if type(data) is Subset:
         return fingerprint(data.dataset)
     return _summary(lambda: b" ".join(filter(None, map(_whole, _columns(data)))))
@@ -46,7 +45,7 @@ def _summary(read: Callable[[], bytes | None]) -> int | None:
     try:
         found = read()
     except Exception:
-        # Data sets of the script's own may do anything where they are looked at: then it is not known what they hold.
+        # A data set of the script may raise on any access; then its content is unknown.
         return None
     return zlib.crc32(found) if found else None
 
@@ -64,7 +63,7 @@ def _held(data: Any, depth: int) -> bytes | None:
 
 
 def _fields(data: Any) -> list[Any]:
-    """What it has, and what is in lists of these. A TensorDataset has a tuple of tensors."""
+    """Its attributes, and the entries of lists in these: a TensorDataset has a tuple of tensors."""
     fields = [*getattr(data, "__dict__", {}).values()]
     return fields + [one for field in fields if type(field) in (tuple, list) for one in field[:_MOST_FIELDS]]
 
@@ -78,7 +77,7 @@ def _columns(data: Any) -> Iterator[Any]:
 
 
 def _is_data(field: Any) -> bool:
-    """Whether it is a data set, of whatever class, and no list or array."""
+    """Whether it is a data set of any class, but not a list or array."""
     kind = type(field)
     if issubclass(kind, (torch.Tensor, np.ndarray, list, tuple, dict, str)):
         return False
@@ -106,18 +105,18 @@ def _whole(entries: Any) -> bytes | None:
 
 
 def is_plain(entries: Any) -> bool:
-    """Whether it is a tensor whose bytes can be read: no subclass, on a device, and neither sparse nor quantized."""
+    """Whether it is a tensor with readable bytes: no subclass, on a device, neither sparse, nested nor quantized."""
     is_strided = type(entries) in (torch.Tensor, torch.nn.Parameter) and entries.layout == torch.strided
     return is_strided and not (entries.is_meta or entries.is_quantized or entries.is_nested)
 
 
 def raw(entries: torch.Tensor) -> torch.Tensor:
-    """In the memory of the host, one after another, where those of another type can be read in their place."""
+    """The tensor in contiguous memory of the host, whose bytes can be read as another type."""
     return entries.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def tensors(inputs: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Those among them, and those in lists and dictionaries, as a batch may be one."""
+    """The tensors among the inputs, also those in lists and dictionaries."""
     for one in inputs:
         if isinstance(one, torch.Tensor):
             yield one
@@ -128,27 +127,28 @@ def tensors(inputs: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def fingerprints(batch: torch.Tensor) -> list[int]:
-    """One for each row: of all of its elements, or of some that are spread over it."""
+    """A fingerprint of each row: of all its elements, or of some that are spread over it."""
     rows = batch.reshape(len(batch), -1)
     some = raw(rows[:, :: _distance(rows.shape[1])])
     some = some.view(torch.uint8) if some.dtype != torch.bool else some
     return [zlib.crc32(bytes(row)) for row in some.numpy()]
 
 
-def fingerprints_beside(batch: torch.Tensor, *others: torch.Tensor) -> list[int]:
-    """For each row of a batch, one of all others together: of its own row, where they have as many, and else of all."""
+def joint_fingerprints(batch: torch.Tensor, *others: torch.Tensor) -> list[int]:
+    """A fingerprint of all other inputs for each row of a batch: of the same row, or of all rows if their numbers
+    differ."""
     found = [fingerprints(other) for other in others]
     rows = [one if len(one) == len(batch) else [zlib.crc32(repr(one).encode())] * len(batch) for one in found]
     return [zlib.crc32(repr(row).encode()) for row in zip(*rows, strict=True)]
 
 
 def _distance(elements: int) -> int:
-    """Of those that are read. An even one may be that of two lines of an image, the margins of which are alike."""
+    """The distance of the elements to read. Odd, so it is not that of lines of an image, whose margins are equal."""
     return ceil(elements / _MOST_ELEMENTS) | 1
 
 
 def _bytes(entries: Any, depth: int = 0) -> bytes | None:
-    """None for what is not the same in two processes, such as where an object lies in memory."""
+    """The bytes of entries; None if they differ between processes, such as addresses of objects."""
     if isinstance(entries, torch.Tensor):
         if not is_plain(entries):
             return None

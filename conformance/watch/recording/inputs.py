@@ -1,4 +1,4 @@
-"""What models are fed while they train, and which samples loaders give to which rank."""
+"""Records the inputs of training models, and the samples that loaders give to each rank."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from conformance.watch.recording.holdings import (
     fingerprint,
     fingerprint_of_whole,
     fingerprints,
-    fingerprints_beside,
     is_plain,
+    joint_fingerprints,
     settings,
     tensors,
 )
@@ -38,17 +38,17 @@ from conformance.watch.recording.surroundings import world
 
 NONE = -1
 _BATCHED_BY = ("torch.", "accelerate.", "builtins")
-"""What makes batches of any samples, or of lists of them."""
+"""Origins of batch samplers that batch arbitrary samples, unlike one of the script."""
 
 
 class Loading:
-    """What loaders gave since the last backward.
+    """The batches of loaders since the last backward pass.
 
-    fetched: by the numbers of loaders, how many batches. dealt: the sampler of the last batch that was not evaluated;
-    `NONE` if it is not dealt out to ranks; None if it is not known. samplers: those `DistributedSampler`s that gave
-    batches. draws: whether a batch sampler of the script's own made any of these batches, or each is one item of the
-    data, which may be a task or a batch by itself. drawn: a number for each sample of the last batch, equal on all
-    ranks that hold the same data; () where it is not known. sizes: of the tensors in that batch.
+    fetched: the number of batches by loader. dealt: the sampler of the last batch that was not evaluated; `NONE` if it
+    does not deal samples to ranks; None if unknown. samplers: the `DistributedSampler`s of the batches. draws: a batch
+    sampler of the script made any of the batches, or they are single items of the data, each of which may be a task or
+    a batch. drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown.
+    sizes: of the tensors in this batch.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Loading:
         self.begin()
 
     def begin(self) -> None:
-        """A backward begins."""
+        """Starts the count for the next backward pass."""
         self.fetched: Counter[int] = Counter()
         self.samplers: set[int] = set()
         self.draws = False
@@ -64,8 +64,7 @@ class Loading:
         self.sizes: Sequence[int] = ()
 
     def of(self, data: torch.Tensor | None) -> Sequence[int]:
-        """The numbers of the samples that a model is given. Of a part of a batch it is not known which, nor of one of
-        several batches."""
+        """The numbers of the samples in a model's input; () for a part of a batch, or with several batches."""
         if data is None or data.numel() not in self.sizes or self.fetched.total() != 1:
             return ()
         return self.drawn if min(len(data), MOST_ROWS) == len(self.drawn) else ()
@@ -75,11 +74,11 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
     """Notes `Epoch` and `First`."""
     held: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
     waiting: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
-    begun: dict[int, int] = {}
+    starting: dict[int, int] = {}
 
     def go_through(original: Any, sampler: Any) -> Any:
         number, data = recording.numbers.of("sampler", sampler), sampler.dataset
-        begun[number] = sampler.epoch
+        starting[number] = sampler.epoch
         shuffles, replicas = bool(sampler.shuffle), sampler.num_replicas
         of = fingerprint(data), fingerprint_of_whole(data)
         recording.note(records.Epoch(number, sampler.epoch, shuffles, replicas, *of))
@@ -90,14 +89,14 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         if world() > 1 and iterator._dataset_kind == _DatasetKind.Map:
             if iterator not in held:
                 held[iterator] = _identity(iterator._dataset)
-            # Workers are told of batches long before these are asked for.
+            # Workers get the indices of batches long before these are requested.
             waiting.setdefault(iterator, {})[getattr(iterator, "_send_idx", 0)] = indices
         return indices
 
     def fetch(original: Any, iterator: Any) -> Any:
         result = original(iterator)
         source = iterator._index_sampler
-        # Batches may be given as a list, of which there are no weak references.
+        # The batch sampler may be a list, which has no weak references.
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
         loading.fetched[number] += 1
         is_item = not iterator._auto_collation or getattr(source, "batch_size", None) == 1
@@ -115,9 +114,9 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         is_known = _deals_each_once(sampler) and getattr(iterator, "_in_order", True) and are_plain
         loading.drawn, is_labelled = _drawn(held.get(iterator), indices, batch) if is_known else ((), False)
         loading.sizes = [one.numel() for one in batch if are_plain]
-        if of_sampler in begun:
+        if of_sampler in starting:
             rows = later(fingerprints, batch[0][:MOST_ROWS]) if are_plain and batch and batch[0].numel() else []
-            epoch, site, is_all = begun.pop(of_sampler), recording.site(), _is_one_batch(source)
+            epoch, site, is_all = starting.pop(of_sampler), recording.site(), _is_one_batch(source)
             recording.note(records.First(of_sampler, epoch, rows, [*loading.drawn], is_labelled, is_all, site))
         return result
 
@@ -132,14 +131,14 @@ def _identity(data: Any) -> str | None:
 
 
 def _deals_each_once(sampler: Any) -> bool:
-    """Whether it is one of torch's that give each sample once in an epoch. Others may give ranks the same on
-    purpose, or by chance."""
+    """Whether it is a sampler of torch that gives each sample once in an epoch. Others may give ranks the same samples
+    on purpose, or by chance."""
     is_torchs = type(sampler) in (DistributedSampler, RandomSampler, SequentialSampler)
     return is_torchs and not getattr(sampler, "replacement", False)
 
 
 def _is_one_batch(source: Any) -> bool:
-    """Whether a batch is all that there is, and so has no order."""
+    """Whether an epoch is a single batch, and so has no order."""
     try:
         return len(source) <= 1
     except (TypeError, NotImplementedError):
@@ -147,8 +146,8 @@ def _is_one_batch(source: Any) -> bool:
 
 
 def _drawn(held: str | None, indices: Any, batch: Sequence[torch.Tensor]) -> tuple[Sequence[int], bool]:
-    """A number for each sample, and whether labels are in it that say something. Samples are the same if they have the
-    same place in the same data, and the same label, if there is one."""
+    """A number for each sample, and whether it includes labels that differ. Samples are equal if they have the same
+    index in the same data, and the same label if there is one."""
     if held is None or not isinstance(indices, (list, tuple)) or not all(type(one) is int for one in indices):
         return (), False
     if any(len(one) != len(indices) or one.device.type != "cpu" for one in batch):
@@ -163,12 +162,12 @@ def _drawn(held: str | None, indices: Any, batch: Sequence[torch.Tensor]) -> tup
 
 _MOST_ROOTS = 8
 _MOST_FRAMES = 8
-"""Between a hook and the call of its module."""
+"""Limit of frames between a hook and the call of its module."""
 
 
 class Inputs:
-    """The first input of the first forward after each backward, and after each step. probe: whether that input wants a
-    gradient. evaluates: whether models only went forward in evaluation mode since; evaluated: the rows of the first."""
+    """The first input of the first forward pass after each backward pass and each step. probe: this input requires a
+    gradient. evaluates: models only ran in evaluation mode since. evaluated: the rows of the first such input."""
 
     def __init__(self, recording: Recording, loading: Loading) -> None:
         self._recording, self._loading = recording, loading
@@ -179,14 +178,14 @@ class Inputs:
         recording.before_writing.append(harmless(self._begin_after_step))
 
     def begin(self) -> None:
-        """The next forward is of another micro-batch."""
+        """Waits for the first forward pass of the next micro-batch."""
         self.probe = self.evaluates = False
         self.evaluated = []
         self._loading.begin()
         self._wait()
 
     def seen(self) -> dict[str, Any]:
-        """The fields of `records.Backward` that the inputs of its forwards show."""
+        """The fields of `records.Backward` about its inputs."""
         fetched = self._loading.fetched
         return {
             "probe": self.probe,
@@ -199,13 +198,12 @@ class Inputs:
         }
 
     def _begin_after_step(self) -> None:
-        """The next forward is one through new weights."""
         if not self._recording.is_over:
             self._wait()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within this, forwards are noted."""
+        """Context in which forward passes are noted."""
         self.begin()
         try:
             yield
@@ -217,7 +215,7 @@ class Inputs:
             self._handle = register_module_forward_pre_hook(self._enter)
 
     def compiled(self, original: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """A forward of what `torch.compile` made of a module: torch warns where there is a hook for all modules."""
+        """Calls a module from `torch.compile` without the hook, because torch warns about hooks for all modules."""
         if self._handle is None:
             return original(module, *args, **kwargs)
         self._entered(module, args, kwargs)
@@ -230,7 +228,7 @@ class Inputs:
                 self._wait()
 
     def end(self) -> None:
-        """Modules that come now are inside the first. A hook that all of them call costs more than what it does."""
+        """Removes the hook: the next modules are inside the first, and calls of a hook in all of them are slow."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -257,12 +255,12 @@ class Inputs:
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
         given, site, dealt = (*args, *kwargs.values()), self._recording.site(), self._loading.dealt
         data = _data(given)
-        drawn, beside = [*self._loading.of(data)], _beside(data, given)
-        self._recording.note(records.Entered(_rows(data), wrapped, site, dealt, drawn, beside))
+        drawn, others = [*self._loading.of(data)], _others(data, given)
+        self._recording.note(records.Entered(_rows(data), wrapped, site, dealt, drawn, others))
 
 
 def _keywords(module: torch.nn.Module) -> Mapping[str, Any]:
-    """What a module that calls its hooks was given by name: torch tells hooks for all modules the rest alone."""
+    """The keyword arguments of a module that calls its hooks: torch passes only the others to hooks for all modules."""
     for frame in islice(frames(sys._getframe(1)), _MOST_FRAMES):
         kwargs = frame.f_locals.get("kwargs")
         if frame.f_locals.get("self") is module and isinstance(kwargs, dict):
@@ -284,16 +282,16 @@ def _rows(data: torch.Tensor | None) -> Any:
     return later(fingerprints, data[:MOST_ROWS]) if data is not None and _has_data(data) else []
 
 
-def _beside(data: torch.Tensor | None, inputs: Iterable[Any]) -> Any:
-    """For each row a fingerprint of all other inputs: of its own, where they have as many rows, and else of all."""
+def _others(data: torch.Tensor | None, inputs: Iterable[Any]) -> Any:
+    """For each row, a fingerprint of all other inputs: of the same row, or of all rows if their numbers differ."""
     if data is None or not _has_data(data):
         return []
     others = [one for one in tensors(inputs) if one is not data and _has_data(one) and one.dim() and one.numel()]
-    return later(fingerprints_beside, *(one.detach()[:MOST_ROWS] for one in (data, *others))) if others else []
+    return later(joint_fingerprints, *(one.detach()[:MOST_ROWS] for one in (data, *others))) if others else []
 
 
 def _has_data(tensor: torch.Tensor) -> bool:
-    """Whether it is a plain one, and no stand-in for several within `vmap`."""
+    """Whether it is a plain tensor, not one that represents several within `vmap`."""
     return is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -301,7 +299,7 @@ def _inputs(recording: Recording, inputs: Inputs) -> Seams:
     """Notes `Entered`."""
 
     def export(original: Any, *args: Any, **kwargs: Any) -> Any:
-        # What is exported of a module with hooks is something else, if torch can export it at all.
+        # A module with hooks is exported differently, or not at all.
         inputs.end()
         return original(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Local gradients: a hook on each leaf, always the last one, sees what a backward hands to it."""
+"""Records local gradients with a hook on each leaf, always the last one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conformance.watch.sketch import Taken, own
 
 @dataclass(slots=True)
 class _Left:
-    """What earlier steps have left in the `.grad` that a pass adds to."""
+    """The old gradient in a `.grad` that a backward pass adds to."""
 
     known: Known
     taken: Taken
@@ -31,7 +31,7 @@ class _Left:
 
 @dataclass(slots=True)
 class _Seen:
-    """What a backward handed to a leaf. before: what it was before hooks of the script's own."""
+    """A gradient that a backward pass gave a leaf. before: the same before the script's hooks."""
 
     known: Known
     pieces: list[Taken]
@@ -42,7 +42,7 @@ class _Seen:
 
 
 class Leaves:
-    """Takes the gradients of a backward, and notes them when it is over."""
+    """Reads the gradients of a backward pass, and notes them when it ends."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -59,7 +59,7 @@ class Leaves:
         recording.before_writing.append(harmless(self.close))
 
     def arm(self) -> None:
-        """Before a backward: hook leaves that are new, and make our hook the last one of each again."""
+        """Before a backward pass: hooks new leaves, and makes our hook the last one of each again."""
         self._is_armed = True
         self._passes += 1
         known_ones = self._recording.parameters.all()
@@ -76,27 +76,27 @@ class Leaves:
                 known.first = parameter.register_hook(_unsaved(partial(self._see_first, known)))
                 hooks = parameter._backward_hooks or {}
                 for key in [key for key in hooks if key != known.first.id]:
-                    # The engine goes by the order in which they were put in.
+                    # The engine runs hooks in the order of insertion.
                     hooks[key] = hooks.pop(key)
             is_cut = known.pieces and not known.is_flat
             see = partial(self._see_part, known) if is_cut else partial(self._see, known, None)
             known.handle = parameter.register_hook(_unsaved(see))
 
     def disarm(self) -> None:
-        """Take our hooks off."""
+        """Removes our hooks."""
         self._is_armed = False
         for known, _ in self._recording.parameters.all():
             _remove(known)
 
     def _begin(self, beginning: list[tuple[Known, torch.Tensor]]) -> None:
-        """The first backward of a window of these parameters: what have the steps before left in `.grad`?"""
+        """Starts a window of these parameters: notes their old gradients."""
         if not beginning:
             return
         left = []
         for known, one in beginning:
             known.advance()
             known.looked_at = self._passes
-            # What is used of a flat tensor is not in `.grad`.
+            # The used gradient of a flat tensor is not in `.grad`.
             if known.is_read and not known.is_flat and one.grad is not None:
                 left.append(self._left_in(known, one.grad))
         self._note_left([known.number for known, _ in beginning], left)
@@ -118,42 +118,41 @@ class Leaves:
         )
 
     def _look_again(self, known: Known, gradient: torch.Tensor | None) -> None:
-        """The first pass of a window is about to add to this gradient. The window began with passes of other
-        parameters, since which the script may have cleared it by hand."""
+        """Reads an old gradient again before its first addition in a window: since the window began with passes of
+        other parameters, the script may have cleared it by hand."""
         if gradient is not None and known.is_read and known.looked_at not in (None, self._passes):
             self._left[known.number] = self._left_in(known, gradient)
         known.looked_at = None
 
     def follow(self, parameter: Any) -> None:
-        """What is computed for the whole of one of FSDP2's parameters is its local gradient."""
+        """Hooks the whole, unsharded tensor of an FSDP2 parameter: its gradient is the local one."""
         unsharded, sharded = parameter._unsharded_param, parameter.sharded_param
         known = self._recording.parameters.find(sharded)
         parameter._conformance_gathered = 0 if known is None else known.steps
         sharded._conformance_whole = weakref.ref(parameter)
-        # It may be frozen, and unfrozen later.
+        # A frozen one may be unfrozen later. FSDP2 creates the tensor only once.
         if not hasattr(unsharded, "_conformance_shards") and unsharded.requires_grad:
-            # It is created once, and kept by FSDP2.
             unsharded._conformance_shards = weakref.ref(sharded)
             unsharded.register_hook(_unsaved(partial(self._see, None, sharded)))
 
     def see(self, known: Known, gradient: torch.Tensor | None) -> None:
-        """What a backward pass computes for a parameter, where no hook on its leaf sees it."""
+        """Takes the gradient of a parameter where no hook on its leaf sees it."""
         self._noting(known, None, gradient)
 
     @property
     def reached(self) -> list[int]:
-        """The parameters that the present backward pass has given gradients by now."""
+        """The parameters that got gradients in this backward pass so far."""
         return [one.known.number for one in self._taken]
 
     def end(self) -> None:
-        """A backward is over: what a node of it has asked for, and did not pass on, was added to `.grad` there."""
+        """Ends a backward pass. Gradients that a node computed and did not pass on were added to `.grad` there."""
         for seen in [one for several in self._within.values() for one in several]:
             self._take(seen)
         self._within = {}
         self.close()
 
     def close(self) -> None:
-        """Note what was taken since the last time."""
+        """Notes the gradients since the last time."""
         note, finish = self._recording.note, self._recording.sketching.finish
         if self._captured:
             note(records.Captured(self._captured))
@@ -187,8 +186,8 @@ class Leaves:
             self._before[known.number] = self._recording.sketching.take(gradient, known.sample)
 
     def _noting_part(self, known: Known, gradient: torch.Tensor | None) -> None:
-        """A tensor that is cut over the ranks gets a gradient itself. FSDP2's get none, and what was gathered in the
-        forward pass was seen there."""
+        """Takes the gradient of a sharded tensor itself. FSDP2's tensors get none here, and gathered ones were already
+        seen."""
         if not self._is_armed or gradient is None or known.number in self.reached:
             return
         if known.pieces:
@@ -196,7 +195,7 @@ class Leaves:
         self._noting(known, None, gradient)
 
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
-        # Autograd has no gradient where nobody uses an output of a node of several.
+        # Autograd has no gradient for an unused output of a node with several.
         if not self._is_armed or torch.compiler.is_compiling() or gradient is None:
             return
         known = self._recording.parameters.find(sharded) if known is None else known
@@ -213,12 +212,12 @@ class Leaves:
         if self._recording.is_inside("node"):
             self._within.setdefault(known.number, []).append(seen)
         else:
-            # It is the sum of what nodes have asked for and passed on.
+            # It includes the gradients that nodes computed and passed on.
             self._within.pop(known.number, None)
             self._take(seen)
 
     def _seen(self, known: Known, gradient: torch.Tensor, *, is_elsewhere: bool) -> _Seen:
-        """is_elsewhere: what is not reduced yet is kept elsewhere than in `.grad`, as FSDP2 does."""
+        """Reads a gradient. is_elsewhere: unreduced gradients are not in `.grad`, as with FSDP2."""
         parameter = known.reference()
         is_here = parameter is not None and not is_elsewhere
         held = parameter.grad if parameter is not None and is_here else None
@@ -237,13 +236,13 @@ class Leaves:
 
 
 def _is_frozen(known: Known) -> bool:
-    """Whether it was frozen after a forward: the backward pass calls its hooks all the same, and adds nothing to it."""
+    """Whether it was frozen after a forward pass. The backward pass still calls its hooks, but adds nothing to it."""
     parameter = known.reference()
     return parameter is not None and not parameter.requires_grad
 
 
 def _unsaved(hook: Any) -> Any:
-    """A hook that torch drops from a tensor that is saved, without a warning."""
+    """Marks a hook that torch drops without a warning when it saves the tensor."""
     hook.__torch_unserializable__ = True
     return hook
 
@@ -256,13 +255,13 @@ def _remove(known: Known) -> None:
 
 
 def _gathered(sharded: Any) -> int:
-    """How many steps came before FSDP2 gathered what a backward pass goes through."""
+    """The number of steps before FSDP2 gathered the parameter for this backward pass."""
     steps: int = sharded._conformance_whole()._conformance_gathered
     return steps
 
 
 def is_unreduced(parameter: torch.Tensor) -> bool:
-    """Whether FSDP2 has gradients of it that it has not reduced yet."""
+    """Whether FSDP2 has unreduced gradients of a parameter."""
     whole = getattr(parameter, "_conformance_whole", lambda: None)()
     if whole is None:
         return False
@@ -270,7 +269,7 @@ def is_unreduced(parameter: torch.Tensor) -> bool:
 
 
 def observe(recording: Recording, leaves: Leaves) -> Seams:
-    """Follows FSDP2's parameters: gradients are computed for the whole of one, which exists only meanwhile."""
+    """Follows FSDP2's parameters, whose gradients are computed for a temporary unsharded tensor."""
 
     def unshard(original: Any, parameter: Any, *args: Any, **kwargs: Any) -> None:
         original(parameter, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What the graph of a loss shows: what it was divided by, whether it went backward before, or is cut off."""
+"""Reads the graph of a loss: factors, divisors, targets, and whether it went backward before or is cut off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PRODUCTS = (_DIVISION, "MulBackward0")
 _ADDITION = "AddBackward0"
 _OF_ANY = (_ANY, "SumBackward0", "SumBackward1")
 _SMOOTHED = "MulBackward1"
-"""A product with a number in torch's own code. One in Python has another name."""
+"""A product with a number inside torch; a product in Python has another name."""
 _ELEMENTWISE = (
     "BinaryCrossEntropyBackward0",
     "BinaryCrossEntropyWithLogitsBackward0",
@@ -36,7 +36,7 @@ _ELEMENTWISE = (
 )
 _SUMS = (*_OF_ANY, _ADDITION, "CatBackward0", "MeanBackward1", "StackBackward0")
 _OF_DDP = "_DDPSinkBackward"
-"""What DDP puts around all that a model returns, where it looks for parameters that are not used."""
+"""DDP's node around all outputs of a model, if it looks for unused parameters."""
 _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
 _PASSED_ON = (*_THROUGH, _OF_DDP)
 
@@ -45,7 +45,7 @@ _Join: TypeAlias = Callable[[Counter[float], Counter[float]], Counter[float]]
 
 @dataclass
 class Loss:
-    """The fields of `records.Backward` that the graph of its loss shows."""
+    """The fields of `records.Backward` from the graph of its loss."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
@@ -63,22 +63,22 @@ class Loss:
         self.divisors.append(divisor)
 
     def multiply(self, node: Any, factor: float) -> None:
-        """One more factor, of a product or quotient."""
+        """Adds the factor of a product or quotient."""
         self.factors.append(factor)
         if node.name() == _DIVISION:
             self.divisors.append(1 / factor)
 
 
 def of(root: Any, times: float | None = 1.0) -> Loss:
-    """root: the node of the graph where the backward begins. times: what the gradient is multiplied with then; None if
-    that is no number."""
+    """Reads a graph. root: the node where the backward pass begins. times: the factor from `gradient=`; None if that is
+    not a single number."""
     if times is None:
         return Loss(is_hidden=True)
     loss = Loss()
     if times != 1.0:
         loss.factors.append(times)
         loss.divisors += [1 / times] if times else []
-    # One freed by a backward before will fail and say so.
+    # A graph that an earlier backward pass freed raises an error here, and again in the script.
     with suppress(RuntimeError):
         for node, factor in _chain(root):
             if factor is not None:
@@ -90,7 +90,7 @@ def of(root: Any, times: float | None = 1.0) -> Loss:
 
 
 def nodes(root: Any, most: int) -> Iterator[Any]:
-    """Those of a graph that are nearest to its root, each once."""
+    """The nodes of a graph that are nearest to its root, each once."""
     waiting, known = deque([root] if root is not None else []), {root}
     while waiting:
         node = waiting.popleft()
@@ -102,7 +102,7 @@ def nodes(root: Any, most: int) -> Iterator[Any]:
 
 
 def _chain(node: Any) -> Iterator[tuple[Any, float | None]]:
-    """The nodes that pass a loss on, each with the number that it multiplies by, and then the one that makes it."""
+    """The nodes that pass a loss on, each with its factor, and last the node that makes it."""
     for _ in range(_MOST_NODES):
         if node is None:
             return
@@ -114,7 +114,7 @@ def _chain(node: Any) -> Iterator[tuple[Any, float | None]]:
 
 
 def _following(node: Any) -> Any:
-    """Of what a model in DDP returns, the only number: its loss."""
+    """The node below; below DDP's node, the only scalar output of the model, its loss."""
     inputs = [(following, place) for following, place in node.next_functions if following is not None]
     if node.name() == _OF_DDP:
         numbers = [(one, place) for one, place in inputs if tuple(one._input_metadata[place].shape) == ()]
@@ -123,7 +123,7 @@ def _following(node: Any) -> Any:
 
 
 def _factor(node: Any) -> float | None:
-    """The number that a product or quotient has beside the loss."""
+    """The factor of a product or quotient; None if it is no number."""
     if node.name() not in _PRODUCTS:
         return None
     for name in ("other", "self"):
@@ -136,16 +136,16 @@ def _factor(node: Any) -> float | None:
 
 
 def is_linear(node: Any) -> bool:
-    """Whether it sums up what comes in, or multiplies it with a number."""
+    """Whether the node sums up its inputs, or multiplies them by a number."""
     try:
         return node.name() in (*_SUMS, *_THROUGH) or _factor(node) is not None
     except RuntimeError:
-        # Freed by a backward before.
+        # Freed by an earlier backward pass.
         return False
 
 
 def _read(loss: Loss, node: Any) -> None:
-    """The node that makes a loss: a sum of terms, a mean or sum of anything, or one over targets."""
+    """Reads the node that makes a loss: a sum of terms, a mean or sum of anything, or one over targets."""
     terms = _terms_of(node)
     loss.of_terms = [*_divisors_of(terms, add).elements()]
     for divisor in _divisors_of(terms, and_).elements():
@@ -159,15 +159,14 @@ def _read(loss: Loss, node: Any) -> None:
     elif (count := _count(node)) is not None:
         is_mean = node._saved_reduction == _MEAN
         loss.targets, loss.summed = (count, 0) if is_mean else (0, count)
-        # A sum with weights of classes is divided by the sum of these.
+        # A sum with class weights may be divided by the sum of these.
         loss.is_hidden = not (count or is_mean)
         target = saved(node, "target") if count and node.name() in ENTROPIES else None
         loss.ignored = 0 if target is None else target.numel() - count
 
 
 def _read_below(loss: Loss, mean: Any) -> None:
-    """What is multiplied with a number before its mean is taken is multiplied with it. What is multiplied with a tensor
-    may be any share of it."""
+    """Adds factors below a mean. If a tensor is a factor there, such as a mask, the number of targets is unknown."""
     for node, factor in _chain(_following(mean)):
         if factor is not None:
             loss.multiply(node, factor)
@@ -176,7 +175,7 @@ def _read_below(loss: Loss, mean: Any) -> None:
 
 
 def _unsmoothed(node: Any) -> Any:
-    """Of a cross entropy with smoothed labels, the part of the labels: the other one is over the same targets."""
+    """The labels' part of a cross entropy with label smoothing, which has the same targets as the other part."""
     parts = [one for one, _ in node.next_functions] if node.name() == _ADDITION else []
     if len(parts) == 2 and all(one is not None and one.name() == _SMOOTHED for one in parts):
         inner = _following(parts[0])
@@ -186,7 +185,7 @@ def _unsmoothed(node: Any) -> Any:
 
 
 def _terms_of(node: Any) -> list[Any]:
-    """Of a sum; none of one that has too many."""
+    """The terms of a sum; none if there are too many."""
     found: list[Any] = []
     waiting = [node] if node.name() == _ADDITION else []
     while waiting:
@@ -201,7 +200,7 @@ def _terms_of(node: Any) -> list[Any]:
 
 
 def _divisors_of(terms: Sequence[Any], join: _Join) -> Counter[float]:
-    """What terms are divided by: all of them, or any, as `join` says."""
+    """The divisors of terms, of all or any of them, depending on `join`."""
     return reduce(join, [_divisors(term, join) for term in terms]) if terms else Counter()
 
 
@@ -216,7 +215,7 @@ def _divisors(term: Any, join: _Join) -> Counter[float]:
 
 
 def _count(node: Any) -> int | None:
-    """How many targets a loss is the mean or sum of. With weights of classes it is divided by their sum: 0."""
+    """The number of targets of a mean or sum; 0 with class weights, whose sum is the divisor; None if unknown."""
     if node.name() in ENTROPIES:
         total = saved(node, "total_weight")
         return None if total is None else int(float(total)) if saved(node, "weight") is None else 0
@@ -230,11 +229,11 @@ _KEY = "conformance.place"
 _MOST_ALIKE = 64
 _MOST_PASSED = 64
 _LONGEST_CHAIN = 12
-"""Divisions and loss scales may come after a number that is made anew."""
+"""Nodes between a new number and the loss: divisions and loss scales may follow."""
 
 
 class Again:
-    """What it says of a backward pass, each of which it has to be asked for once, before it begins."""
+    """Compares the loss of a backward pass with earlier ones. Call each method once before each pass."""
 
     def __init__(self) -> None:
         self._graphs = Graphs()
@@ -244,22 +243,22 @@ class Again:
         self._leaf: weakref.ref[torch.Tensor] | None = None
 
     def contains(self, root: Any) -> bool:
-        """Whether the loss is an earlier one, or a sum in which there is one. Any other function of losses, such as how
-        far they are apart, is a loss of its own."""
+        """Whether the loss is an earlier one, or a sum with an earlier one. Other functions of losses, such as their
+        difference, are new losses."""
         number = self._graphs.number(root)
         found = number in self._passed or bool(self._graphs.contained(root, is_linear))
         self._passed.append(number)
         return found
 
     def is_alike(self, root: Any, *, is_kept: bool) -> bool:
-        """Whether each node near the root is one of the backward pass before, in the same place, or of the kind of the
-        one there. is_kept: whether the graph stays, so that another backward pass may go through it."""
+        """Whether each node near the root equals the previous pass's node in the same place, or has its kind. is_kept:
+        the graph stays, so another backward pass may go through it."""
         before, self._names = self._names, None
         if root is None or not (is_kept or before):
             return False
         near = [*nodes(root, _MOST_ALIKE)]
         names = [node.name() for node in near]
-        # Those of the pass before are known by their places, all others by their names.
+        # Nodes of the previous pass by place, others by name.
         marks = [node.metadata.get(_KEY, (0, 0)) for node in near]
         here = [place if walk == self._walks else name for (walk, place), name in zip(marks, names, strict=True)]
         if is_kept:
@@ -271,8 +270,8 @@ class Again:
         return all(one in (place, before[place]) for place, one in enumerate(here))
 
     def is_cut_off(self, root: Any, tensors: Sequence[Any]) -> bool:
-        """Whether the loss comes from a single number alone, which was none in the backward pass before: one that is
-        trained by hand stays. root: the node where it begins, None for a leaf."""
+        """Whether the loss depends only on a single number that is new since the previous pass; one that is trained by
+        hand would stay. root: the node where it begins, None for a leaf."""
         before = None if self._leaf is None else self._leaf()
         leaf = _leaf(root) if root is not None else tensors[0] if len(tensors) == 1 else None
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter) or leaf.numel() != 1:
@@ -282,7 +281,7 @@ class Again:
 
 
 def _leaf(node: Any) -> Any:
-    """What a chain of nodes without branches ends in; None if it does not end soon."""
+    """The leaf at the end of a chain of nodes without branches; None if the chain is too long."""
     for _ in range(_LONGEST_CHAIN):
         following = [one for one, _ in node.next_functions if one is not None]
         if len(following) != 1:

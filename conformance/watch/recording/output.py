@@ -1,8 +1,8 @@
 """Appends the records of this process to its files, and counts them in the process's account.
 
-No file stays open in the script's process: a script may close or replace descriptors that it has not opened. A file
-that is not ours is not written to. What lies on a GPU is read when it is written down: to read it at once would wait
-until the GPU has done all that it was asked for, and keep the script from asking for more meanwhile.
+No file stays open in the script's process, because a script may close or replace descriptors that it did not open.
+Never writes to a file of someone else. Tensors on a GPU are read when their record is written: reading them at once
+would wait for all work of the GPU, and keep the script from queuing more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import fields
 from errno import EFBIG
 
-# Bound before a script can replace them.
+# Bound before a script can patch them.
 from os import close, fstat, getpid, write
 from os import open as open_file
 from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
@@ -27,7 +27,7 @@ from conformance.watch.lines import MOST_BYTES, SKETCHES, encoded, part
 
 
 class Later:
-    """Copies of tensors, and how they are read."""
+    """Copies of tensors, and the function that reads them."""
 
     __slots__ = ("_read", "_tensors")
 
@@ -39,14 +39,14 @@ class Later:
 
 
 def later(read: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-    """What `read` makes of tensors: at once if they are on the CPU, else once `settle` is called."""
+    """The result of `read` on tensors: immediate if they are on the CPU, else when `settle` is called."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return read(*tensors)
     return Later(read, *(tensor.detach().clone() for tensor in tensors))
 
 
 def settle(record: records.Record) -> None:
-    """Read all that a record has on a device."""
+    """Reads all values of a record from their devices."""
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, Later):
@@ -65,8 +65,8 @@ class Lost(Exception):
 
 
 class Output:
-    """Writes to the folder of a watch. ledger: that of the folder, if it is mapped already. Raises OSError if there is
-    none."""
+    """Writes to the folder of a watch. ledger: that of the folder, if it is already mapped. Raises OSError without a
+    ledger."""
 
     def __init__(self, folder: str, ledger: Ledger | None = None) -> None:
         self._folder = folder
@@ -81,7 +81,7 @@ class Output:
         return self._entry is not None
 
     def write(self, several: Sequence[records.Record]) -> None:
-        """Append records. Raises Lost: they are not recorded, and the account says so."""
+        """Appends records. Raises Lost if recording has stopped; then the account has the reason."""
         entry = self._opened()
         try:
             entry.add(len(several), sum(isinstance(record, _STEPS) for record in several))
@@ -89,7 +89,7 @@ class Output:
                 settle(record)
             self._append("".join(map(encoded, several)).encode("ascii"))
         except BaseException as error:
-            # Without an account, the watch reports missing records by itself.
+            # If the account cannot be reached, the watch still reports missing records.
             with suppress(OSError):
                 entry.fail(_reason(error))
             raise
@@ -100,7 +100,7 @@ class Output:
             self._entry.end()
 
     def _opened(self) -> Entry:
-        """The account of this process."""
+        """The account of this process. Raises Lost."""
         if self.ledger.is_over:
             raise Lost("the watch is over")
         if self._entry is None:
@@ -108,9 +108,9 @@ class Output:
             if self._entry is None:
                 raise Lost("the ledger has no account for this process")
         elif self._entry.process != getpid():
-            # Python's own fork starts a new recorder.
+            # A fork by Python would have started a new recorder.
             if (of_child := self.ledger.opened()) is not None:
-                of_child.fail("a library forked it, which Python does not notice")
+                of_child.fail("a library forked the process outside of Python")
             raise Lost("this process was forked by a library")
         return self._entry
 
@@ -126,11 +126,11 @@ class Output:
             size = found.st_size + len(text)
             limit, _ = getrlimit(RLIMIT_FSIZE)
             if limit != RLIM_INFINITY and size > limit:
-                # The kernel signals a write beyond the limit, which may end the script.
+                # A write beyond the limit raises a signal, which may end the script.
                 raise OSError(EFBIG, "the script limits the size of files (RLIMIT_FSIZE)")
             while text:
                 if _identity(descriptor) != self._file:
-                    raise Lost("another file has taken the place of its records")
+                    raise Lost("another file replaced the records")
                 text = text[write(descriptor, text) :]
         finally:
             if _identity(descriptor) == self._file:
@@ -155,4 +155,4 @@ def _reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} in the folder of its records" if error.errno != EFBIG else error.strerror
-    return f"its records cannot be written: {type(error).__name__}: {error}"
+    return f"failed to write records: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The parameters that optimizers hold, each with its number, and the names that modules give them."""
+"""Numbers, names and layouts of the parameters of optimizers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from conformance.watch import records
 from conformance.watch.sizes import UNREAD, WHOLE
 
 WHOLE_AT_FIRST = 16
-"""Windows of a parameter in which all of it is looked at; then a sample in each that is its turn, one after another."""
+"""Windows in which a parameter is read as a whole. After that, one sample in each window that is its turn."""
 
 AT_ONCE = 16
-"""Of an optimizer's parameters, so many or up to twice as many are read in a window, and the others in the next ones:
-what a watch costs does not grow with their number."""
+"""Parameters of an optimizer to read in a window, or up to twice as many; the rest in later windows. So the cost of a
+watch does not grow with their number."""
 
 
 @dataclass(slots=True, eq=False)
 class Known:
     """A parameter.
 
-    pieces: the ranges that its dimension `cut` is split into, one for each of the ranks that hold it; () if it is
-    whole. piece: which of them is on this rank. is_flat: they are ranges of elements instead, and an optimizer holds
-    this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has hooks of its own,
-    the first one. sample: what is looked at in this window. windows: how many that are looked at were before. steps:
-    how many there were at all. beside: how many parameters its optimizer has. is_in_window: whether a backward pass has
-    come since the last step. looked_at: at which pass `.grad` was read for what earlier steps have left, until a pass
-    adds to it. used: the identity and the version of the gradient that the last step used. left: the first elements
-    that this step left of the parameter, or None. since: its version when it was first seen to require a gradient.
+    pieces: the ranges of its dimension `cut`, one for each rank with a shard; () if it is whole. piece: the shard of
+    this rank. is_flat: the pieces are ranges of elements, and this rank's is in a flat tensor of an optimizer. handle,
+    first: of our last hook, and of our first one if the script has hooks. sample: to read in this window. windows: the
+    number of watched windows before. steps: the number of all steps. among: the number of parameters of its optimizer.
+    is_in_window: a backward pass came since the last step. looked_at: the pass at which an old `.grad` was read, until
+    a pass adds to it. used: identity and version of the gradient that the last step used. left: the parameter's first
+    elements after this step, or None. since: its version when it was first seen to require a gradient.
     """
 
     number: int
@@ -51,7 +50,7 @@ class Known:
     sample: int = WHOLE
     windows: int = 0
     steps: int = 0
-    beside: int = 1
+    among: int = 1
     is_in_window: bool = False
     looked_at: int | None = None
     used: Stamp | None = None
@@ -64,39 +63,39 @@ class Known:
         return cls(number, weakref.ref(parameter), layout is None, *(layout or ((), 0, 0)))
 
     def split(self, gradient: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a gradient for all ranks that hold the parameter."""
+        """The parts of a gradient for all ranks with a shard."""
         if self.is_flat:
             gradient = gradient.flatten()
         return [gradient.narrow(self.cut, begin, end - begin) for begin, end in self.pieces]
 
     @property
     def is_read(self) -> bool:
-        """Whether this window is its turn."""
+        """Whether it is read in this window."""
         return self.sample != UNREAD
 
     def advance(self) -> None:
-        """A window begins."""
+        """Begins a window."""
         self.is_in_window, self.sample = True, sample_of(self.windows)
-        turns = self.beside // AT_ONCE
+        turns = self.among // AT_ONCE
         if self.sample != WHOLE and turns > 1:
-            # Each round begins one later: what has a gradient in every other window has its turn, too.
+            # Shifts by one each round, so parameters with a gradient in every other window also get a turn.
             turn = self.number + self.windows + self.windows // turns
             self.sample = UNREAD if turn % turns else self.sample // turns
 
     def step(self, gradient: torch.Tensor | None, *, is_looked_at: bool) -> None:
-        """A window ends, in which `gradient` was used."""
+        """Ends a window whose step used this gradient."""
         self.is_in_window = False
         self.windows += is_looked_at
         self.steps += 1
         self.used = None if gradient is None else Stamp(gradient)
 
     def has_used(self, gradient: torch.Tensor) -> bool:
-        """Whether this is what the last step used, as it was then."""
+        """Whether the last step used this gradient, unchanged since."""
         return self.used == Stamp(gradient)
 
 
 class Slice:
-    """What a flat tensor has of a parameter, as an optimizer steps it."""
+    """The part of a parameter in a flat tensor that an optimizer steps."""
 
     requires_grad, is_sparse = True, False
 
@@ -107,14 +106,14 @@ class Slice:
 
 
 def sample_of(window: int) -> int:
-    """Which sample of a large parameter is looked at in a window."""
+    """The sample of a large parameter to read in a window."""
     return WHOLE if window < WHOLE_AT_FIRST else window - WHOLE_AT_FIRST
 
 
 class Parameters:
-    """All parameters that an optimizer of this process was given, in order of first sight.
+    """All parameters of optimizers in this process, in order of first sight.
 
-    note: is called with the record of each. roots: modules that know their names.
+    note: called with the record of each. roots: modules with their names.
     """
 
     def __init__(self, note: Callable[[records.Record], None], roots: Iterable[torch.nn.Module]) -> None:
@@ -136,12 +135,12 @@ class Parameters:
         return known if known is not None and known.reference() is tensor else None
 
     def among(self, tensors: Iterable[Any]) -> list[tuple[Known, Any]]:
-        """Those of the tensors that are known."""
+        """The tensors that are known parameters."""
         return [(known, tensor) for tensor in tensors if (known := self.find(tensor)) is not None]
 
     def version(self, tensor: torch.Tensor) -> int:
-        """Grows with each change in memory, once it has required a gradient. What never does, such as a momentum
-        encoder, may move in each forward; what is frozen and unfrozen in turn is trained."""
+        """A count that grows with each change in memory after the tensor first required a gradient. Others, such as a
+        momentum encoder, may change in each forward pass."""
         known = self.find(tensor)
         if known is None:
             return tensor._version
@@ -156,14 +155,14 @@ class Parameters:
         known = self.find(parameter)
         if known is None:
             known = self._known[id(parameter)] = Known.of(self._count, parameter)
-            # Another one may get its identity later.
+            # Another tensor may get the same `id` later.
             weakref.finalize(parameter, self._forget, id(parameter), known).atexit = False
             self._count += 1
             self._describe(known, parameter)
         return known
 
     def _describe(self, known: Known, parameter: Any) -> None:
-        # DeepSpeed takes the values away meanwhile.
+        # DeepSpeed frees the values in between.
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
         shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
         name = self.name(parameter)
@@ -171,22 +170,22 @@ class Parameters:
         self._note(records.Parameter(known.number, shape, dtype, shards, name, known.piece, known.is_part))
 
     def take_part(self, known: Known) -> None:
-        """A backward pass gives this rank the whole gradient of its piece, as in tensor parallelism."""
+        """Notes that backward passes give this rank the whole gradient of its piece, as in tensor parallelism."""
         known.pieces, known.is_part = (), True
         if (parameter := known.reference()) is not None:
             self._describe(known, parameter)
 
     def divide(self, parameter: torch.Tensor, part: Part, pieces: Sequence[tuple[int, int]], piece: int) -> None:
-        """Of a parameter, each rank steps one of these pieces, and this one has it in a flat tensor."""
+        """Notes that each rank steps one of these pieces of a parameter, this rank in a flat tensor."""
         known = self.of(parameter)
         known.pieces, known.piece, known.is_flat = tuple(pieces), piece, True
         self._describe(known, parameter)
         self._in_flat.setdefault(part.flat, []).append((known, part.start, part.length))
 
     def held(self, optimizer: torch.optim.Optimizer) -> list[tuple[Known, Any]]:
-        """What an optimizer steps: parameters, or what flat tensors have of them."""
+        """The parameters that an optimizer steps, or their parts in flat tensors."""
         tensors = [one for group in optimizer.param_groups for one in group["params"]]
-        # To look one up takes a while, and most scripts have none.
+        # Lookups take time, and most scripts have no flat tensors.
         if not self._in_flat:
             return [(self.of(tensor), tensor) for tensor in tensors]
         found: list[tuple[Known, Any]] = []
@@ -206,7 +205,7 @@ class Parameters:
         return next((plain(name) for name, one in named if one is parameter), None)
 
     def note_names(self, root: torch.nn.Module) -> None:
-        """Note the names of those that were known before their model was."""
+        """Notes the names of parameters that were known before their model."""
         named = root.named_parameters()
         names = {str(known.number): plain(name) for name, one in named if (known := self.find(one)) is not None}
         if names:
@@ -214,23 +213,23 @@ class Parameters:
 
 
 def plain(name: str) -> str:
-    """Without what wrappers put into it."""
+    """A name without the parts that wrappers add."""
     return name.removeprefix("module.").replace("_orig_mod.", "")
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> str:
-    """The one with the fewest digits: the names happen to sort so."""
+    """The dtype with the fewest digits: their names happen to sort this way."""
     return min((str(dtype)[6:] for dtype in {*dtypes}), default="float32")
 
 
 def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
-    """The range of each shard, the number of this rank's, and the dimension that is cut; None for another layout.
+    """The range of each shard, the number of this rank's shard, and the sharded dimension; None for other layouts.
 
-    Only one dimension of tensors that is cut over one dimension of ranks is followed, beside whole copies.
+    Supports replicas, and shards of one tensor dimension over one mesh dimension.
     """
     placements = getattr(parameter, "placements", None)
     if placements is None:
-        # FSDP before FSDP2 keeps flat parameters, or views of its shard of them.
+        # FSDP1 has flat parameters, or views of its shard of them.
         is_flat = any(hasattr(parameter, mark) for mark in ("_is_flat_param", "_fsdp_flattened"))
         return None if is_flat else ((), 0, 0)
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor's
@@ -247,10 +246,10 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
 
 
 def names_of(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
-    """By the identity of a parameter: the class of the outermost module that holds it, and its name in that. What is in
-    several has the first of these names, on all ranks.
+    """By `id` of a parameter: the class of its outermost module, and its name in that. If several have it, the first
+    name in alphabetical order, so all ranks have the same.
 
-    Looks at all objects of the process, which takes a while.
+    Slow: inspects all objects of the process.
     """
     wanted = {id(one) for one in parameters}
     modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_modules" in vars(one)]

@@ -1,4 +1,4 @@
-"""Parameters that are split over ranks otherwise than by FSDP2: by hand, and by DeepSpeed's ZeRO."""
+"""Records parameters that are sharded by hand or by DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _LOCAL, _GATHERED = "_ToTorchTensorBackward", "RedistributeBackward"
 
 @contextmanager
 def gathered(recording: Recording, see: Callable[[Known, Any], None], root: Any) -> Iterator[None]:
-    """Within this is a backward pass from this node. It is looked through only where optimizers hold shards that are
-    not FSDP2's, of all ranks. see: takes the whole gradient of a parameter."""
+    """Context of a backward pass from this node. Walks its graph only if optimizers have shards over all ranks that are
+    not FSDP2's. see: takes the whole gradient of a parameter."""
 
     def take(known: Known, gradients: Sequence[Any]) -> None:
         see(known, gradients[0])
@@ -51,7 +51,7 @@ def _is_by_hand(known: Known, parameter: Any) -> bool:
 
 
 def _wholes(root: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """The nodes behind which a tensor is the whole of a shard, each with the shard."""
+    """The nodes whose output is the whole tensor of a shard, each with the shard."""
     for node in nodes(root, _MOST_NODES):
         following = [one for one, _ in node.next_functions if one is not None]
         if node.name() == _LOCAL and following and following[0].name() == _GATHERED:
@@ -61,8 +61,8 @@ def _wholes(root: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 
 def observe(recording: Recording) -> Seams:
-    """Follows the parameters of a model into the flat tensors, and notes `Clipped` before each step on these. Without
-    ZeRO, the engine clips by a function of its own."""
+    """Follows the parameters of a model into DeepSpeed's flat tensors, and notes `Clipped` before each step on these.
+    Without ZeRO, DeepSpeed's engine clips with its own function."""
     wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def construct(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ def observe(recording: Recording) -> Seams:
         parts = [(parameter, part, cuts(wrapper, parameter, part)) for parameter, part in stepped(wrapper)]
         _, rank, world = surroundings.of_process()
         if any(len(pieces) != world or pieces[rank][1] - pieces[rank][0] != part.length for _, part, pieces in parts):
-            raise ValueError("its parameters are split over other ranks, or in another way")
+            raise ValueError("unsupported partition of the parameters over ranks")
         for parameter, part, pieces in parts:
             recording.parameters.divide(parameter, part, pieces, rank)
         wrappers.add(wrapper)

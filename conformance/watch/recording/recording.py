@@ -1,4 +1,4 @@
-"""What the observers of a process share: where they write, and the parameters that they know."""
+"""The state that the observers of a process share: waiting records, known parameters, and counts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from conformance.watch.recording.settings import Settings
 from conformance.watch.sketch import Sketching
 
 MOST_STATISTICS = 8
-"""Elements of what ranks tell each other for a log. Gradients are larger."""
+"""Largest number of elements that ranks exchange for a log. Gradients are larger."""
 
 
 class Given:
-    """What collectives outside of backward passes were given: how many tensors of each size, and after how many
-    backward passes the last gradients."""
+    """The tensors that collectives outside of backward passes were given: their number by size, and the backward pass
+    before the last large ones."""
 
     def __init__(self) -> None:
         self._sizes: Counter[int] = Counter()
@@ -48,21 +48,20 @@ class Given:
             self._last = backwards
 
     def has(self, parameters: Sequence[torch.Tensor], backwards: int) -> bool:
-        """Whether all of these were among it, each by itself or in one tensor, or gradients of the last pass."""
+        """Whether collectives got all of these, separately or as one tensor, or gradients after the last pass."""
         sizes = Counter(parameter.numel() for parameter in parameters)
         is_one = self._sizes[sum(parameter.numel() for parameter in parameters)] > 0
         return sizes <= self._sizes or is_one or 0 < self._last == backwards
 
 
 class Recording:
-    """Keeps records until the next step, and then writes them, if this process has made an optimizer.
+    """Keeps records until the next step, and then writes them if this process has an optimizer.
 
-    numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
-    given. inside(what): a context in which `what`, such as "backward", is in progress. backwards: how many there have
-    been, and seen: the weights that the last one saw. roots: the outermost modules that went forward to train.
-    wrappers: DDP's. steps: how many each optimizer has made. passes: how many backward passes came from the same calls.
-    stop: ends the recording. reduced: is called with what a collective outside of backward passes was given, and given
-    keeps their sizes.
+    numbers: of each "optimizer", "scaler" ..., in order of first sight. parameters: of all optimizers. inside(what):
+    context in which `what`, such as "backward", is running. backwards: the number of backward passes. seen: versions of
+    the weights in the last one. roots: the outermost modules in training mode. wrappers: those of DDP. steps: by
+    optimizer. passes: backward passes by call site. stop: ends the recording. reduced: called with the tensors of a
+    collective outside of backward passes; given keeps their sizes.
     """
 
     def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
@@ -76,7 +75,7 @@ class Recording:
         self._lines: set[tuple[str, int]] = set()
         self.numbers = Numbers()
         script = _script()
-        # Python leaves the script's folder out of `sys.path` where it is told to be safe.
+        # In safe-path mode, the script's folder is not in `sys.path`.
         folders = [] if script is None else [os.path.dirname(script)]
         self.sites = Sites(script, *folders, whole_project=True)
         self.sketching = Sketching()
@@ -97,7 +96,7 @@ class Recording:
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
-        """Within this, the present thread is in a backward pass or a step."""
+        """Context in which the current thread is in a backward pass or a step."""
         before, self._occupied = self._occupied, threading.get_ident()
         try:
             yield
@@ -105,9 +104,9 @@ class Recording:
             self._occupied = before
 
     def gives_up(self) -> bool:
-        """Whether a backward pass or a step begins while another thread is in one, or did before. What belongs to which
-        is not known then."""
-        # The engine calls what is inside a backward pass in threads of its own.
+        """Whether recording ended, also now because another thread is in a backward pass or step: then records of the
+        threads would mix."""
+        # The engine runs parts of a backward pass in its own threads.
         is_inside = torch._C._current_graph_task_id() != -1
         if self._occupied not in (None, threading.get_ident()) and not is_inside and not self.is_over:
             self.fail("recording", "several threads train at the same time")
@@ -118,18 +117,18 @@ class Recording:
         if not self.is_over:
             self._waiting.append(record)
         if not self._output.is_open and isinstance(record, records.Backward):
-            # A process that never steps writes at its end, when the group of its ranks may be gone.
+            # A process that never steps writes at its end, when its process group may be gone.
             self._among = surroundings.of_process()
 
     def once(self, record: records.Record) -> None:
-        """Note a record, unless one that says the same was noted."""
+        """Notes a record unless an equal one was noted."""
         line = encoded(record)
         if line not in self._said:
             self._said.add(line)
             self.note(record)
 
     def site(self) -> records.Site:
-        """The call in the user's own files that led here or, without one, the innermost outside torch."""
+        """The innermost call in the user's files or, if there is none, outside torch."""
         where, called_from = self.sites.of(sys._getframe(1))
         site = called_from or where
         if site is not None and (line := (str(site[0]), int(site[1]))) not in self._lines:
@@ -139,12 +138,12 @@ class Recording:
         return site
 
     def own_calls(self) -> int:
-        """A fingerprint of the calls in the user's own files that led here."""
+        """A fingerprint of the stack of calls in the user's files."""
         return zlib.crc32(repr(self.sites.own(sys._getframe(1))).encode())
 
     @property
     def within(self) -> int | None:
-        """The number of the backward pass that is running; None between passes."""
+        """The number of the running backward pass; None between passes."""
         return self.backwards if self.is_inside("backward") else None
 
     @property
@@ -154,22 +153,22 @@ class Recording:
 
     @property
     def is_looking(self) -> bool:
-        """Whether the window of some optimizer is looked at."""
+        """Whether the current window of any optimizer is watched."""
         if self.is_over or self.settings.every == 1:
             return not self.is_over
         counts = self.counts()
-        # Others may be about to make their first step, or never make one.
+        # Other optimizers may soon make their first step, or never make one.
         are_more = len(counts) < len(self.numbers.alive("optimizer"))
         is_first = are_more and max(counts, default=0) < self.settings.every
         return not counts or is_first or any(self.settings.looks_at(count) for count in counts)
 
     def counts(self) -> list[int]:
-        """How many steps those optimizers have made that have, and that still exist."""
+        """The steps of each existing optimizer that has stepped."""
         numbers = [self.numbers.of("optimizer", one) for one in self.numbers.alive("optimizer")]
         return [self.steps[number] for number in numbers if number in self.steps]
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
-        """Its number; it is noted at first sight."""
+        """The number of an optimizer, which is noted at first sight."""
         optimizer = unwrapped(optimizer)
         known = self.numbers.known("optimizer", optimizer)
         if known is not None:
@@ -180,7 +179,7 @@ class Recording:
         return number
 
     def versions(self) -> records.Versions:
-        """Of all optimizers that exist."""
+        """The versions of all existing optimizers."""
         return {
             str(self.numbers.of("optimizer", optimizer)): sum(
                 self.parameters.version(parameter) for group in optimizer.param_groups for parameter in group["params"]
@@ -189,24 +188,24 @@ class Recording:
         }
 
     def collect(self) -> None:
-        """Note what observers have kept so far."""
+        """Makes observers note what they have kept so far."""
         for act in [*self.before_writing]:
             act()
 
     def flush(self) -> None:
-        """Write what is waiting."""
+        """Writes all waiting records."""
         self.collect()
         self._write()
 
     def fail(self, observer: str, reason: str) -> None:
-        """Write that a part of the recorder failed, and at once: the process may leave without its end record."""
+        """Writes immediately that a part of the recorder failed: the process may exit without its end record."""
         self.note(records.Failed(observer, reason))
-        # What cannot be written, the ledger says.
+        # If it cannot be written, the ledger shows it.
         with suppress(Exception):
             self._write()
 
     def _write(self) -> None:
-        # A process without an optimizer leaves nothing, unless that is because a part of the recorder failed.
+        # A process without an optimizer writes nothing, unless a part of the recorder failed.
         is_known = self.parameters.any or any(isinstance(one, records.Failed) for one in self._waiting)
         if not (self._waiting and is_known):
             return
@@ -220,28 +219,28 @@ class Recording:
         except (Lost, OSError):
             self.abandon()
         except BaseException:
-            # After a gap, what follows would look like a mistake of the script.
+            # After a gap, later records would look like a bug of the script.
             self.abandon()
             raise
 
     def end(self) -> None:
-        """There is nothing more to come."""
+        """Writes the rest and ends the stream."""
         self.note(records.Ended())
         harmless(self.flush)()
-        # What could not be collected is lost, and that is still to be said.
+        # Again, to write the failure if an observer raised.
         self.flush()
         if not self.is_over:
             self._output.end()
             self.abandon()
 
     def abandon(self) -> None:
-        """Write nothing more."""
+        """Drops waiting records and writes no further ones."""
         self._waiting.clear()
         self.is_over = True
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame, and those that led to it."""
+    """A frame and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""How much a recorder records."""
+"""Settings of a recorder, passed through environment variables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ STEPS, EVERY = "CONFORMANCE_WATCH_STEPS", "CONFORMANCE_WATCH_EVERY"
 
 @dataclass(frozen=True)
 class Settings:
-    """steps: after so many of each optimizer the recorder stops; None for all. every: it looks at one window of so
-    many."""
+    """The amount to record. steps: of each optimizer, after which the recorder stops; None for all. every: watches one
+    window out of this many."""
 
     steps: int | None = None
     every: int = 1
@@ -23,9 +23,9 @@ class Settings:
         return cls(None if steps is None else int(steps), int(environment.get(EVERY, "1")))
 
     def variables(self) -> dict[str, str]:
-        """What `of` reads."""
+        """The variables that `of` reads."""
         return {EVERY: str(self.every), **({} if self.steps is None else {STEPS: str(self.steps)})}
 
     def looks_at(self, window: int) -> bool:
-        """Whether the window before the step of this number, from 0, is looked at."""
+        """Whether the window before the step of this number, from 0, is watched."""
         return window % self.every == 0

@@ -15,11 +15,11 @@ from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.settings import Settings
 
 _process = ExitStack()
-"""Of the recorder that runs until the process ends."""
+"""Keeps the recorder that runs until the process ends."""
 
 
 def start(folder: str, ledger: Ledger | None = None) -> Callable[[], object]:
-    """Record what this process does, in a file of this folder. Returns what is to be called when the process ends."""
+    """Starts recording this process into files of this folder. Returns a function to call when the process ends."""
     _process.enter_context(recorded(folder, Settings.of(), ledger))
     return harmless(_process.close, __name__)
 
@@ -34,7 +34,7 @@ def _follow_forks() -> None:
 
 
 def _begin_again() -> None:
-    """In a process that was forked: the parent's recorder, of which this one has a copy, must write nothing more."""
+    """Replaces the recorder in a forked process: the copy of the parent's recorder must not write."""
     if _latest:
         parents = _latest[-1]
         try:
@@ -44,14 +44,14 @@ def _begin_again() -> None:
             for optimizer in parents.numbers.alive("optimizer"):
                 recording.optimizer(optimizer)
         except Exception:
-            # A failure here goes unreported.
+            # A failure here is not reported anywhere else.
             parents.ledger.note_unlisted()
 
 
 @contextmanager
 def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> Iterator[Recording]:
-    """Within this, or until as many steps as asked were made, what this process does is recorded. One that is forked
-    has a recorder of its own, from the start. ledger: that of the folder, if it is mapped already."""
+    """Context in which this process is recorded, up to the number of steps in the settings. A forked process gets its
+    own recorder. ledger: that of the folder, if it is already mapped."""
     recording = Recording(folder, settings, ledger)
     at_leaves, moving, loaded = leaves.Leaves(recording), weights.Moving(recording), inputs.Loading()
     fed, small = inputs.Inputs(recording, loaded), exchanges.Reduced(recording)

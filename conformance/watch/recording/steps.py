@@ -1,4 +1,4 @@
-"""Optimizer steps: the gradients that they use, the weights before, and what searches of L-BFGS evaluate."""
+"""Records optimizer steps: the gradients they use, the weights before, and stale closures of L-BFGS."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from conformance.watch.sizes import WHOLE
 from conformance.watch.sketch import own
 
 THEN_EVERY = 10
-"""Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
+"""Ranks compare sampled weights before every tenth step; before each step while weights are read as a whole."""
 
 _FEW = 64
-"""Elements of each parameter, before the other steps."""
+"""Elements of each parameter to compare before the other steps."""
 
 MOST_OPTIMIZERS = 2000
-"""What a watch keeps of an optimizer is kept to the end, in which it may turn out that it should have stepped again."""
+"""Limit of watched optimizers, because each one's data is kept until the end: it might have had to step again."""
 
-_MANY = f"a process makes optimizers again and again, and is watched until it has made {MOST_OPTIMIZERS:,} of them"
+_MANY = f"the process creates many optimizers; only the first {MOST_OPTIMIZERS:,} were watched"
 
 _TORCHS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 _Read: TypeAlias = tuple[records.Stepped | records.Passed, list[tuple[Known, Any]]]
-"""A step, and the gradients of all its parameters; None if there is none."""
+"""A step and the gradients of all its parameters, None for those without."""
 
 
 def observe(recording: Recording) -> Seams:
-    """Notes `Stepped` for each outermost step. It is read in the innermost one: a class whose step averages, and then
-    calls that of its base, uses what the base finds."""
+    """Notes `Stepped` for each outermost step. Reads the gradients in the innermost one, because a class may average
+    before it calls the step of its base."""
     steps = _Steps(recording)
     recording.reduced = harmless(steps.reduce)
     hooks = optimizer_steps(steps.before, steps.after)
@@ -68,10 +68,10 @@ def observe(recording: Recording) -> Seams:
 
 @dataclass
 class _Outermost:
-    """What is kept of a step until it is over. frame: of torch's function that runs it. backwards, versions, search:
-    how many backward passes there were before, which weights, and what L-BFGS had evaluated. reader: the innermost
-    class that has read. weights: the beginnings of all, where none had a gradient. is_reduced: a collective
-    was given a gradient since they were read. hook: ours, the last before it."""
+    """The state of a running step. frame: of torch's wrapper around it. backwards, versions, search: backward passes,
+    weights and evaluations of L-BFGS before it. reader: the innermost class whose step read gradients. weights: their
+    first elements, if none had a gradient. is_reduced: a collective got a gradient after the read. hook: our last
+    pre-hook."""
 
     frame: int | None = None
     backwards: int = 0
@@ -86,6 +86,8 @@ class _Outermost:
 
 
 class _Steps:
+    """Reads the steps of all optimizers, also nested ones. bases: patches of base classes."""
+
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
@@ -102,7 +104,7 @@ class _Steps:
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         frames = _frames_of_steps()
         if self._running and self._step.frame not in frames[1:]:
-            # The step before raised.
+            # The previous step raised an error.
             self._end()
         if self._recording.gives_up():
             return
@@ -118,7 +120,7 @@ class _Steps:
         if not self._is_deeper(optimizer, hooked[min(nested, len(hooked)) - 1]):
             return
         if optimizer._optimizer_step_pre_hooks:
-            # The script's own come after those for all optimizers, and may change gradients.
+            # The script's hooks run after those for all optimizers, and may change gradients.
             self._step.hook = optimizer.register_step_pre_hook(harmless(self._see))
         else:
             self._see(optimizer, args, kwargs)
@@ -137,7 +139,7 @@ class _Steps:
         )
 
     def _follow_bases(self, kind: type) -> None:
-        """Of classes that torch has made no optimizer of, it calls no hooks."""
+        """Patches the steps of base classes without instances, in which torch calls no hooks."""
         if kind in self._kinds:
             return
         self._kinds.add(kind)
@@ -155,8 +157,8 @@ class _Steps:
         return original(optimizer, *args, **kwargs)
 
     def _is_deeper(self, optimizer: torch.optim.Optimizer, kind: type) -> bool:
-        """Whether the step of this class is further in than what was read. One that is called again comes after an
-        update."""
+        """Whether the step of this class is nested deeper than the one that was read. A second call of the same class
+        comes after an update, so it does not count."""
         kinds, reader = type(optimizer).__mro__, self._step.reader
         if reader is not None and kinds.index(kind) <= kinds.index(reader):
             return False
@@ -166,12 +168,12 @@ class _Steps:
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._step.is_reduced = False
         self._step.read = record, _ = self._of(optimizer, closure=False)
-        # An optimizer of the script's own may be given gradients in another way.
+        # An optimizer class of the script may get its gradients in another way.
         is_without = isinstance(record, records.Stepped) and not record.used
         self._step.weights = [one.clone() for one in self._beginnings(optimizer)] if is_without else None
 
     def reduce(self, given: Sequence[torch.Tensor]) -> None:
-        """A collective is given these: a class of the script's own averages within its step, and calls no other."""
+        """Takes the tensors of a collective: an optimizer class of the script may average gradients within its step."""
         if self._running:
             gradients = [one.grad for _, one in self._recording.parameters.held(self._running[0])]
             self._step.is_reduced |= any(one is gradient for one in given for gradient in gradients)
@@ -203,7 +205,7 @@ class _Steps:
                 again, gradients = self._of(optimizer, closure=False)
                 assert isinstance(again, records.Stepped)
                 record.used, record.samples, record.gradients = again.used, again.samples, again.gradients
-        # A backward pass that it is called in has computed some gradients.
+        # If a backward pass calls the step, it has already computed some gradients.
         recording.collect()
         recording.note(record)
         for known, gradient in gradients:
@@ -223,7 +225,7 @@ class _Steps:
             recording.stop()
 
     def _complete(self, record: records.Stepped, optimizer: torch.optim.Optimizer, step: _Outermost) -> None:
-        """What is known only after the step."""
+        """Adds the fields that are known only after the step."""
         record.is_elsewhere = step.is_elsewhere
         if step.weights is not None:
             pairs = zip(step.weights, self._beginnings(optimizer), strict=True)
@@ -234,8 +236,8 @@ class _Steps:
         record.stale = evaluations - before if gradients == stale else 0
 
     def _after_closure(self, optimizer: torch.optim.Optimizer, step: _Outermost) -> _Read:
-        """Lightning gives each step a closure, also where the script has gone backward before. Only a search calls it
-        at several weights."""
+        """Reads a step with a closure. Lightning passes one to each step, even after the backward pass; only a search
+        calls it at several weights."""
         number = str(self._recording.optimizer(optimizer))
         is_inside = self._recording.backwards > step.backwards
         is_search = is_inside and self._recording.seen.get(number) != step.versions.get(number)
@@ -248,10 +250,10 @@ class _Steps:
         self._occupied.close()
 
     def _after(self, optimizer: torch.optim.Optimizer, step: records.Stepped) -> torch.Tensor:
-        """The weights that are compared between ranks, after the first steps: what becomes of them then, is for the
-        script to say, unless a wrapper averages gradients."""
+        """The compared weights after a step, to detect changes by the script between steps. Empty with a wrapper, which
+        keeps ranks equal."""
         recording, number = self._recording, step.optimizer
-        # As long as all of them is looked at before the next step, too.
+        # While weights are also read as a whole before the next step.
         is_first = sample_of(recording.steps[number] + 1) == WHOLE and recording.settings.every == 1
         is_shared = recording.is_with_others and not recording.wrappers
         weighed = {*step.weights} if is_first and is_shared else set()
@@ -259,26 +261,26 @@ class _Steps:
         return recording.sketching.of([(WHOLE, one.data) for known, one in held if known.number in weighed])
 
     def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the step that reads the gradients is that of a class of the script's."""
+        """Whether the class whose step reads the gradients is not torch's."""
         inner = unwrapped(optimizer)
         reader = self._step.reader if inner is optimizer else None
         return not (reader or _hooked(inner)[0]).__module__.startswith("torch.")
 
     def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> _Read:
-        """May come several times before one step: what is nested in it reads again."""
+        """Reads a step. Called again for each nested step."""
         recording = self._recording
         held = recording.parameters.held(optimizer)
         number = recording.optimizer(optimizer)
-        # The optimizer inside ZeRO steps one flat tensor after the other.
+        # The optimizer in ZeRO steps its flat tensors one by one.
         count = held[0][0].steps if held and held[0][0].is_flat else recording.steps[number]
         gradients = [(known, parameter.grad) for known, parameter in held]
         if not recording.settings.looks_at(count):
             return records.Passed(number), gradients
         used = [(known, gradient) for known, gradient in gradients if gradient is not None]
         for known, _ in held:
-            known.beside = len(held)
+            known.among = len(held)
         for known, gradient in used:
-            # Without a backward pass there is no new sample yet. What the last step has left is compared as it was.
+            # Without a backward pass, no new sample was chosen; an unchanged old gradient is read in the old sample.
             if not known.is_in_window and not known.has_used(gradient):
                 known.advance()
         which, weighed = self._compared(held, count // recording.settings.every)
@@ -307,20 +309,20 @@ class _Steps:
         return record, gradients
 
     def _compared(self, held: list[tuple[Known, Any]], looked: int) -> tuple[int, list[tuple[Known, torch.Tensor]]]:
-        """The weights that ranks compare before the step after so many that are looked at, and the sample of them."""
+        """The sample and the weights that ranks compare before a step. looked: the number of watched steps before."""
         recording, which = self._recording, sample_of(looked)
-        # A term along the weights may be in gradients that carry a loss scale.
+        # With a loss scale, gradients may include a multiple of the weights.
         compared = held if recording.is_with_others or recording.numbers.alive("scaler") else []
         weights = [(known, own(parameter.data)) for known, parameter in compared if not parameter.is_sparse]
         if which == WHOLE or not looked % THEN_EVERY:
             return which, weights
-        # Ranks may average their weights in between, where no wrapper sees to it that they are equal.
+        # Without a wrapper that keeps weights equal, ranks may average them in between.
         is_alone = recording.wrappers or not recording.is_with_others
         return which, [] if is_alone else [(known, one.reshape(-1)[:_FEW]) for known, one in weights]
 
 
 def _search(optimizer: torch.optim.Optimizer) -> tuple[int, list[Stamp | None]]:
-    """How often torch's L-BFGS has called its closure, and the gradients that it has."""
+    """The number of closure calls of torch's L-BFGS, and its current gradients."""
     inner: Any = unwrapped(optimizer)
     if not isinstance(inner, torch.optim.LBFGS):
         return 0, []
@@ -330,8 +332,8 @@ def _search(optimizer: torch.optim.Optimizer) -> tuple[int, list[Stamp | None]]:
 
 @contextmanager
 def replaced_step(kind: type, around: Any) -> Iterator[None]:
-    """Within this, `kind.step(*args)` calls `around(original, *args)`. A wrapper that torch puts around it meanwhile
-    stays."""
+    """Context in which `kind.step(*args)` calls `around(original, *args)`. Keeps a wrapper that torch adds
+    meanwhile."""
     with ExitStack() as stack:
         stack.enter_context(replaced(kind, "step", around))
         ours = vars(kind)["step"]
@@ -346,7 +348,7 @@ def replaced_step(kind: type, around: Any) -> Iterator[None]:
 
 @contextmanager
 def _seen(recording: Recording, hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Within this, hooks that the script removes are noticed when something is written."""
+    """Context that detects hooks removed by the script, at each write."""
 
     def see() -> None:
         if any(hook.id not in (hook.hooks_dict_ref() or ()) for hook in hooks):
@@ -360,23 +362,23 @@ def _seen(recording: Recording, hooks: Sequence[RemovableHandle]) -> Iterator[No
 
 
 def rates(optimizer: torch.optim.Optimizer, name: str = "lr") -> list[float | None]:
-    """Of each of its groups; a rate may be a tensor."""
+    """The rates of an optimizer's groups; a rate may be a tensor."""
     return [None if (rate := group.get(name)) is None else float(rate) for group in optimizer.param_groups]
 
 
 def _frames_of_steps() -> list[int]:
-    """The frames of the steps that led here, from the innermost out."""
+    """The frames of all running steps, from the innermost out."""
     led = frames(sys._getframe(1))
     return [id(one) for one in led if one.f_code.co_name == "wrapper" and one.f_code.co_filename == _TORCHS]
 
 
 def _is_hooked(kind: type) -> bool:
-    """Whether it has a step of its own that torch calls hooks before."""
+    """Whether the class defines a step that torch calls with hooks."""
     return bool(getattr(vars(kind).get("step"), "hooked", False))
 
 
 def _hooked(optimizer: torch.optim.Optimizer) -> list[type]:
-    """The classes of an optimizer that have such a step, from the outermost in; of nested steps each has one."""
+    """The classes of an optimizer with such a step, one for each nested step, from the outermost in."""
     return [kind for kind in type(optimizer).__mro__ if _is_hooked(kind)] or [type(optimizer)]
 
 

@@ -1,4 +1,4 @@
-"""Which processes train together, and which of them this one is."""
+"""Finds the launch, rank and world size of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def of_process() -> tuple[str, int, int]:
-    """What the processes that train together share, the rank of this one, and how many they are."""
+    """A text that is equal for processes that train together, the rank of this process, and the world size."""
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized() and horovod.size() > 1:
         return (
@@ -26,7 +26,7 @@ def of_process() -> tuple[str, int, int]:
 
 
 def started() -> int:
-    """How many ranks the launcher has started, as its variables say, whether or not they have found each other."""
+    """The number of ranks that the launcher's variables state, whether or not they joined a group."""
     size = _environment("WORLD_SIZE")
     return int(size) if size.isdecimal() and _environment("RANK").isdecimal() else 1
 

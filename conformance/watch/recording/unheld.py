@@ -1,4 +1,4 @@
-"""Parameters that get gradients, and that no optimizer holds."""
+"""Records parameters that get gradients but are in no optimizer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_NODES = 200_000
 
 
 class Coverage:
-    """Looks through the graphs of backward passes now and then: optimizers that are made later hold more, and what is
-    frozen at first may be unfrozen.
+    """Walks the graphs of some backward passes, again from time to time: optimizers may be made later, and frozen
+    parameters may be unfrozen.
 
-    unheld, by identities: what was found. frozen: what was frozen at some look. first: of what was unfrozen since,
-    after how many steps it was found, and its value then. left: by calls, those of them that have never changed.
+    unheld: parameters found, by `id`. frozen: parameters that were frozen at some time. first: for those unfrozen
+    since, the number of steps and the value when found. left: by call site, those of them that never changed.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -37,12 +37,12 @@ class Coverage:
         self._noted: records.Unheld | None = None
 
     def look(self, root: Any, calls: int) -> None:
-        """root: the node where a backward begins. calls: the same for all passes that come from the same lines. It is
-        looked through in the windows 2, 4, 8 ... that have such passes, so losses that take turns are all seen. What
-        is frozen in the first is remembered."""
+        """Takes a backward pass. root: the node where it begins. calls: equal for passes with the same call site. Walks
+        the graph in windows 2, 4, 8 ... with such passes, so losses that take turns are all seen. Keeps the parameters
+        that are frozen in the first window."""
         for key, one in self._unheld.items():
             if not one.requires_grad:
-                # It was looked at in between, and not trained.
+                # Frozen again: it was only used in between, not trained.
                 self._first.pop(key, None)
         steps = sum(self._recording.steps.values())
         windows = self._windows_of(calls, steps)
@@ -61,7 +61,7 @@ class Coverage:
         self._note()
 
     def _windows_of(self, calls: int, steps: int) -> int:
-        """How many windows after the first step have had passes from these lines."""
+        """The number of windows after the first step with passes from this call site."""
         windows, last = self._windows.get(calls, (0, 0))
         if steps != last:
             self._windows[calls] = windows, last = windows + 1, steps
@@ -81,26 +81,25 @@ class Coverage:
             self._noted = record
 
     def _name_all(self) -> None:
-        """Of models that never go forward by themselves, or not first, no names are known yet."""
+        """Finds names, also in models that are never called as the outermost module."""
         found = {key: name for key, name in self._names.items() if key in self._unheld}
         nameless = {}
         for key, one in self._unheld.items():
-            # While FSDP2 has gathered it, the model holds another one in its place.
+            # While FSDP2 has gathered it, the model has another parameter instead.
             whole = getattr(one, "_conformance_whole", lambda: None)()
             if name := self._recording.parameters.name(one) or getattr(whole, "_param_fqn", None):
                 found[key] = name
             elif key not in found:
                 nameless[key] = one
         if nameless:
-            # One that no module holds is looked for once.
+            # Parameters without a module are searched only once.
             found |= {key: f"a parameter of shape {tuple(one.shape)}" for key, one in nameless.items()}
             found |= names_of(nameless.values())
         self._names = found
 
     def _left_behind(self, found: dict[int, torch.nn.Parameter], steps: int) -> list[torch.nn.Parameter]:
-        """Those that were frozen while others trained, have been unfrozen since it was looked before, get gradients
-        still, and are what they were. Where an optimizer was given some of those that were frozen, it was not given the
-        others on purpose."""
+        """Parameters that were frozen while others trained, were unfrozen, get gradients, and never changed. None if an
+        optimizer has some unfrozen parameters: then the others were left out on purpose."""
         left = [
             one
             for key, one in found.items()
@@ -117,19 +116,19 @@ class Coverage:
                     self._frozen[id(one)] = weakref.ref(one)
 
     def _stays(self, parameter: torch.Tensor, steps: int) -> bool:
-        """Whether it has had one value for a while. Not if a model is only walked through, for its shapes; nested ones
-        are none that a sketch is made of."""
+        """Whether it has kept one value for some steps. False for meta and fake tensors, which only have shapes, and
+        for nested ones, which sketches do not support."""
         if parameter.is_meta or parameter.is_nested or isinstance(own(parameter.data), FakeTensor):
             return False
-        # It may be moved to another device in between.
+        # On the CPU, because it may move to another device in between.
         value = self._recording.sketching.of([(WHOLE, parameter.data)])[0].cpu()
         first, before = self._first.setdefault(id(parameter), (steps, value))
         return first < steps and torch.equal(before, value)
 
 
 def _leaves(root: Any) -> list[torch.nn.Parameter]:
-    """The parameters that a backward from this node computes gradients for."""
+    """The parameters that get gradients in a backward pass from this node."""
     variables = [getattr(node, "variable", None) for node in nodes(root, _MOST_NODES)]
-    # What FSDP2 gathers is a parameter, too, in place of the one that an optimizer holds.
+    # FSDP2's gathered tensor is also a parameter; replace it by the shard that optimizers have.
     shards = [getattr(one, "_conformance_shards", lambda one=one: one)() for one in variables]
     return [one for one in shards if isinstance(one, torch.nn.Parameter)]

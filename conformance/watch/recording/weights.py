@@ -1,4 +1,4 @@
-"""Weights between steps: those that ranks compare, that a script changes, and that no optimizer trains."""
+"""Records weights between steps: to compare ranks, to detect changes by the script, and without training."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from conformance.watch.sketch import own
 
 
 def note_weights(recording: Recording, calls: int) -> None:
-    """Note `Weighed` after 0 to 8 backward passes, after 10, 12, 14, 16, 20, 24 ..., of all that there are or of those
-    with these calls, if there are other ranks."""
+    """Notes `Weighed`, if there are other ranks, after 0 to 8 backward passes, and after 10, 12, 14, 16, 20, 24 ..., of
+    all passes or of those with this call site."""
     if not recording.is_with_others:
         return
     done = recording.passes[calls]
@@ -34,7 +34,7 @@ def _is_time(done: int) -> bool:
 
 
 def observe(recording: Recording) -> Seams:
-    """Notes them for the last time before a process leaves its group."""
+    """Notes the last `Weighed` before a process leaves its group."""
 
     def destroy(original: Any, *args: Any, **kwargs: Any) -> Any:
         if recording.is_with_others:
@@ -53,11 +53,11 @@ def _note_weighed(recording: Recording, *, last: bool) -> None:
 
 
 _LOOKED_AT, _FEW = 8, 64
-"""Of so many parameters, spread over them all, so many elements: going back changes all that a step has changed."""
+"""Parameters to check, spread over all, and elements of each: restoring weights changes all that a step changed."""
 
 
 def remember_weights(held: Sequence[tuple[Known, Any]]) -> None:
-    """A step is over. Weights may be changed by their `data`, which their versions do not show."""
+    """Keeps weights after a step, because changes through `data` do not change versions."""
     for known, _ in held:
         known.left = None
     for known, parameter in _some(held):
@@ -65,19 +65,19 @@ def remember_weights(held: Sequence[tuple[Known, Any]]) -> None:
 
 
 def have_weights_changed(held: Sequence[tuple[Known, Any]]) -> Any:
-    """Whether they have, since the last step of whatever optimizer: known now or `later`."""
+    """Whether weights changed since the last step of any optimizer: known now or `later`."""
     some = [(known.left, beginning(parameter)) for known, parameter in _some(held)]
     return later(bool, differ((left, now) for left, now in some if left is not None))
 
 
 def _some(held: Sequence[tuple[Known, Any]]) -> Sequence[tuple[Known, Any]]:
-    """Of those that are trained: a momentum encoder moves by itself."""
+    """Some of the trained parameters; others, such as a momentum encoder, change without a step."""
     trained = [(known, one) for known, one in held if known.since is not None or one.requires_grad]
     return trained[:: -(-len(trained) // _LOOKED_AT) or 1]
 
 
 def beginning(parameter: Any) -> torch.Tensor:
-    """The first elements of a weight, however they lie in memory: a view."""
+    """A view of the first elements of a weight, for any memory layout."""
     weight = own(parameter.data)
     while weight.dim() > 1 and weight.numel():
         weight = weight[0]
@@ -85,10 +85,10 @@ def beginning(parameter: Any) -> torch.Tensor:
 
 
 def differ(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Whether what weights were and are differs in any of these pairs."""
+    """Whether the values before and now differ in any of these pairs."""
     alike: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for before, now in pairs:
-        # A model may be moved to another device in between, or be made of another format.
+        # A model may have moved to another device or format in between.
         if (before.device, before.dtype, before.shape) == (now.device, now.dtype, now.shape):
             alike[now.device, now.dtype].append((before, now))
     found = [torch.ne(*map(torch.cat, zip(*several, strict=True))).any() for several in alike.values()]
@@ -98,30 +98,30 @@ def differ(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
 
 
 _OFTEN = 16
-"""Times that weights are compared: a script does the same in each window."""
+"""Limit of comparisons: a script does the same in each window."""
 
 
 class Moving:
-    """Whether the script changes weights by their `data` before it clears gradients that no step has used, as one that
-    looks for sharp minima does. Their versions do not show that, so they are read before the first passes, and later
-    once there is reason to."""
+    """Detects changes of weights through `data` before unused gradients are cleared, as in sharpness-aware
+    minimization. Versions do not show these, so weights are read before the first passes, and later if unused gradients
+    are cleared."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._is_armed = self._moves = False
-        self._begun = self._compared = 0
+        self._passes = self._compared = 0
         self._before: dict[int, tuple[int, torch.Tensor]] | None = None
 
     def begin(self) -> None:
-        """A backward pass begins."""
-        self._begun += 1
-        is_read = self._is_armed or self._begun <= _OFTEN
+        """Reads weights at the start of a backward pass."""
+        self._passes += 1
+        is_read = self._is_armed or self._passes <= _OFTEN
         if is_read and not self._moves and self._compared < _OFTEN:
             held = [(known, one) for known, one in self._recording.parameters.all() if not one.is_sparse]
             self._before = {known.number: (one._version, beginning(one).clone()) for known, one in held}
 
     def has_moved(self, parameters: Iterable[Any]) -> bool:
-        """Whether these have since the last backward pass, other than by their versions; or it is not known."""
+        """Whether these changed since the last backward pass without a change of version, or may have done so."""
         if self._moves or self._compared >= _OFTEN:
             return self._moves
         self._is_armed = True
@@ -137,26 +137,26 @@ class Moving:
 
 
 _LOOKED_AFTER = 3
-"""Steps of an optimizer after which to look."""
+"""Steps of an optimizer before buffers are read."""
 
 _SAMPLE = 0
-"""Of what is large, as a frozen model may be."""
+"""The sample to read of large tensors, such as those of a frozen model."""
 
 
 class Buffers:
-    """Looks at each model once. An optimizer that begins later may train other models."""
+    """Reads the buffers and frozen parameters of each model once. Later optimizers may train other models."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def note(self, optimizer: int) -> None:
-        """Note `Buffers` after the third step of an optimizer, if models have any that were not seen yet."""
+        """Notes `Buffers` after the third step of an optimizer, for models that were not seen yet."""
         if self._recording.steps[optimizer] != _LOOKED_AFTER:
             return
         roots = [root for root in list(self._recording.roots) if root not in self._seen]
         self._seen.update(roots)
-        # DDP overwrites them by those of rank 0 before each forward, as the statistics of BatchNorm.
+        # DDP overwrites buffers, such as BatchNorm statistics, with those of rank 0 before each forward pass.
         wrappers = [one for one in list(self._recording.wrappers) if getattr(one, "broadcast_buffers", False)]
         overwritten = {id(buffer) for wrapper in wrappers for buffer in wrapper.buffers()}
         buffers, frozen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
@@ -164,7 +164,7 @@ class Buffers:
             model = type(getattr(root, "module", root)).__name__
             of = f"{model} {self._recording.numbers.of('root', root)}." if len(roots) > 1 else ""
             buffers |= {of + plain(name): one for name, one in root.named_buffers() if id(one) not in overwritten}
-            # Of those that are split over ranks, each has a part of its own.
+            # Sharded parameters differ between ranks.
             whole = [pair for pair in root.named_parameters() if not hasattr(pair[1], "placements")]
             frozen |= {of + plain(name): one for name, one in whole if not one.requires_grad}
         kept = {name: one for name, one in (buffers | frozen).items() if own(one).numel() and not one.is_meta}
