@@ -209,7 +209,8 @@ def trainers_in(path: Path) -> list[str]:
 
 def is_script(path: Path) -> bool:
     """Whether a file uses torch, but not this package, and decorates no function: importing it may train for hours."""
-    body = parsed(path)
+    # Reading a pipe would wait for its writer.
+    body = parsed(path) if path.is_file() else []
     nodes = [node for statement in body for node in ast.walk(statement)]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
