@@ -2,6 +2,7 @@
 
 The names below are all that an adapter needs. They are imported on first use: `import conformance` does not import
 torch.
+`run` and `watching` do in Python what the commands do, and `conformance.callbacks` watches trainings of frameworks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from conformance.adapter.task import Task
     from conformance.runner.rank.entering import Entry, enter
 
-__all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "trainer", "watching"]
+__all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "run", "trainer", "watching"]
 
 _HOMES = {
     "Batch": "conformance.adapter.batches",
@@ -24,6 +25,7 @@ _HOMES = {
     "Task": "conformance.adapter.task",
     "Unsupported": "conformance.adapter.declaration",
     "enter": "conformance.runner.rank.entering",
+    "run": "conformance.running",
     "trainer": "conformance.adapter.declaration",
     "watching": "conformance.watch.inside",
 }

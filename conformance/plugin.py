@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.watch.judging.findings import Findings
+    from conformance.watch.inside import Watch
 
 _OURS = ("conformance.suite", "conformance/suite")
 _WATCHING = pytest.StashKey[ExitStack]()
@@ -36,7 +36,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 
 @pytest.fixture
-def conformance_watch(request: pytest.FixtureRequest) -> Iterator[Findings]:
+def conformance_watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
     """Watches the optimizers that step in this test and in the processes that it starts and waits for. The test fails
     if they do not conform, or if that is undecided."""
     from conformance.watch.inside import watching

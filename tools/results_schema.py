@@ -1,6 +1,6 @@
-"""Generates SCHEMA.md and schema.json from the records.
+"""Generates SCHEMA.md and schema.json from the records, and a schema for each document that `--format json` prints.
 
-``python -m tools.results_schema`` updates both.
+``python -m tools.results_schema`` writes all of them.
 """
 
 from __future__ import annotations
@@ -8,15 +8,19 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from conformance.cli import outputs
 from conformance.results import records
 from conformance.results.plain import NON_FINITE, TOO_LARGE, in_words
 
 WORDS = Path(records.__file__).with_name("SCHEMA.md")
 SCHEMA = Path(records.__file__).with_name("schema.json")
+OUTPUTS = Path(outputs.__file__).with_name("schemas")
+NUMBER: dict[str, Any] = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
 INTRODUCTION = f"""# The results file, schema version {records.SCHEMA_VERSION}
 
 Generated from `records.py` by `python -m tools.results_schema`: edit it there.
@@ -81,22 +85,44 @@ def _section(name: str, cls: Any) -> str:
 
 def in_json() -> str:
     """The text of schema.json."""
-    number = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"One line of a results file of trainer-conformance, schema version {records.SCHEMA_VERSION}",
         "oneOf": [_schema(line) for line in records.KINDS.values()],
-        "$defs": {"number": number} | {name: _object(cls) for name, cls in classes().items()},
+        "$defs": {"number": NUMBER} | {name: _object(cls, _fixed(cls)) for name, cls in classes().items()},
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def _object(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls)
+def of_output(kind: str) -> str:
+    """The text of the schema of a document that `--format json` prints."""
+    fixed = {"kind": {"const": kind}, "schema": {"const": outputs.SCHEMA_VERSION}, "version": {"type": "string"}}
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"What conformance {kind} --format json prints, schema version {outputs.SCHEMA_VERSION}",
+        **_object(outputs.KINDS[kind], fixed, described=True),
+        "$defs": {cls.__name__: _object(cls, {}, described=True) for cls in _inside(outputs.KINDS[kind])},
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _inside(cls: Any) -> Iterator[Any]:
+    """The dataclasses of its fields, and of theirs."""
+    for hint in get_type_hints(cls).values():
+        for part in filter(dataclasses.is_dataclass, get_args(hint)):
+            yield part
+            yield from _inside(part)
+
+
+def _fixed(cls: Any) -> dict[str, Any]:
     kinds = [kind for kind, line in records.KINDS.items() if line is cls]
-    fixed: dict[str, Any] = {"kind": {"const": kinds[0]}} if kinds else {}
-    if cls is records.Header:
-        fixed["schema"] = {"const": records.SCHEMA_VERSION}
+    version = {"schema": {"const": records.SCHEMA_VERSION}} if cls is records.Header else {}
+    return ({"kind": {"const": kinds[0]}} if kinds else {}) | version
+
+
+def _object(cls: Any, fixed: dict[str, Any], *, described: bool = False) -> dict[str, Any]:
+    """described: each field has its description."""
+    hints = get_type_hints(cls, include_extras=described)
     required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
     return {
         "description": _description(cls),
@@ -109,6 +135,8 @@ def _object(cls: Any) -> dict[str, Any]:
 
 def _schema(hint: Any) -> dict[str, Any]:
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return {"description": arguments[1], **_schema(arguments[0])}
     if origin in (Union, UnionType):
         return {"anyOf": [_schema(argument) for argument in arguments]}
     if origin is Literal:
@@ -129,3 +157,5 @@ def _schema(hint: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     WORDS.write_text(in_markdown(), encoding="utf-8")
     SCHEMA.write_text(in_json(), encoding="utf-8")
+    for kind in outputs.KINDS:
+        OUTPUTS.joinpath(f"{kind}.json").write_text(of_output(kind), encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -47,6 +48,8 @@ def load(target: str, imported: Import = imported) -> tuple[Train, Declaration]:
     that the trainer lists under `requires`. `imported` imports the module.
     """
     place, name = _split(target)
+    if name is None and trainer_files.is_script(Path(place)):
+        raise _no_trainer(place)
     module = imported(place)
     function, is_only_one = _choose(module, place, name)
     declaration = declared(function)
@@ -184,10 +187,7 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
             f"{place}: no @trainer function is defined in it; to run one that it imports, name {choices}"
         )
     if not candidates:
-        raise TrainerError(
-            f"{place}: no @trainer function in it: decorate your training function with "
-            f"@trainer(...) from `conformance`"
-        )
+        raise _no_trainer(place)
     if len(candidates) > 1:
         choices = ", ".join(f"{place}:{key}" for key in candidates)
         several = f"{place}: {len(candidates)} @trainer functions in it"
@@ -195,3 +195,12 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
         or_all = f", or add --trainer {ALL}" if len(_each(place)) > 1 else ""
         raise TrainerError(f"{several}, name one of {choices}{or_all}")
     return next(iter(candidates.values())), True
+
+
+def _no_trainer(place: str) -> TrainerError:
+    what, file = f"{place}: no @trainer function in it", shlex.quote(place)
+    if not place.endswith(".py"):
+        return TrainerError(f"{what}: decorate your training function with @trainer(...) from `conformance`")
+    return TrainerError(
+        f"{what}; to watch a script: conformance watch -- python {file}; to make an adapter: conformance init {file}"
+    )

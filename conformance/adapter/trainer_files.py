@@ -207,6 +207,18 @@ def trainers_in(path: Path) -> list[str]:
     return found
 
 
+def is_script(path: Path) -> bool:
+    """Whether a file uses torch, but not this package, and decorates no function: importing it may train for hours."""
+    # Reading a pipe would wait for its writer.
+    body = parsed(path) if path.is_file() else []
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    tops = {name.partition(".")[0] for name in names}
+    decorated = any(isinstance(node, ast.FunctionDef) and node.decorator_list for node in body)
+    return "torch" in tops and "conformance" not in tops and not decorated
+
+
 def _is_trainer(node: ast.expr) -> bool:
     """Whether the node is `@trainer(...)` or plain `@trainer`."""
     return last_name(node.func if isinstance(node, ast.Call) else node) == "trainer"

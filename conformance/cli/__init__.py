@@ -1,4 +1,4 @@
-"""The command line: one module for each command, with its DESCRIPTION, arguments and `main`."""
+"""The command line: one module per command, with its DESCRIPTION, arguments and `main`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 import argcomplete
 from rich.console import Console
 
+from conformance.adapter.declaration import did_you_mean
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, robust, say
 from conformance.report.command import shown
 from conformance.report.text import SafeConsole, visible
@@ -22,7 +23,7 @@ from conformance.suite.options import SELECTING, add_defaults
 
 
 class Command(Protocol):
-    """What the module of a command has."""
+    """The module of a command."""
 
     DESCRIPTION: str
 
@@ -31,27 +32,27 @@ class Command(Protocol):
     def main(self, options: argparse.Namespace, command: str, console: Console) -> int: ...
 
 
-#: By name: where a command is, and what it is for. Only the one that is called is imported.
+#: By name: the place and the purpose of each command. Only the called one is imported.
 COMMANDS = {
-    "init": ("conformance.cli.init", "write an adapter to begin with"),
-    "run": ("conformance.cli.run", "train the standard workloads and judge them"),
-    "smoke": ("conformance.cli.smoke", "see in seconds whether an adapter works at all"),
+    "init": ("conformance.cli.init", "write an adapter to start from"),
+    "run": ("conformance.cli.run", "train the standard workloads and judge each case"),
+    "smoke": ("conformance.cli.smoke", "check in seconds that an adapter works at all"),
     "list": ("conformance.cli.listing", "list trainers, cases, workloads, laws or backends"),
     "report": ("conformance.cli.report", "render a results file again"),
-    "diff": ("conformance.cli.diff", "what broke, was repaired, is new or gone between two runs"),
-    "merge": ("conformance.cli.merge", "put the results of several runs into one report"),
-    "repro": ("conformance.cli.repro", "write a standalone script that shows why a case fails"),
+    "diff": ("conformance.cli.diff", "compare two runs: regressions, fixed cases, new problems"),
+    "merge": ("conformance.cli.merge", "merge the results of several runs into one report"),
+    "repro": ("conformance.cli.repro", "write a standalone script that reproduces a failure"),
     "trace": ("conformance.cli.trace", "show what each rank of a case did"),
-    "laws": ("conformance.cli.listing:Laws", "list the laws that trainers are held to"),
-    "explain": ("conformance.cli.listing:Explain", "explain a law: why it holds, its source, and how to keep it"),
-    "watch": ("conformance.cli.watch", "watch any training script, without an adapter"),
+    "laws": ("conformance.cli.listing:Laws", "list the laws"),
+    "explain": ("conformance.cli.listing:Explain", "explain a law: why it exists, its source, how to keep it"),
+    "watch": ("conformance.cli.watch", "watch any training script; needs no adapter"),
 }
-#: Those that look into pyproject.toml.
+#: Commands that read pyproject.toml.
 _CONFIGURED = ("run", "smoke", "list", "report", "merge")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness itself failed, 130 interrupted."""
+    """Exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 130 interrupted."""
     with robust():
         given = sys.argv[1:] if arguments is None else arguments
         try:
@@ -60,10 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not given:
                 _parser(given).print_help()
                 return USAGE
+            if not given[0].startswith("-") and given[0] not in COMMANDS:
+                hint = did_you_mean(given[0], COMMANDS) or "; see: conformance --help"
+                return say(f"there is no command {given[0]!r}{hint}", USAGE)
             options, given = _configured(given)
             console = SafeConsole(highlight=False)
             if not console.width:
-                # COLUMNS=0, as where a terminal has no size: nothing would be shown.
+                # COLUMNS=0, or a terminal without a size.
                 console.width = 80
             return _command(options.action).main(options, "conformance " + shown(given), console)
         except ConfigurationError as error:
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return say("interrupted", INTERRUPTED)
         except Exception as error:
             print(visible(traceback.format_exc()), end="", file=sys.stderr)
-            return say(f"the harness failed: {type(error).__name__}: {error}; this is a bug of conformance", HARNESS)
+            return say(f"the harness failed: {type(error).__name__}: {error}; this is a bug in conformance", HARNESS)
 
 
 def _command(name: str) -> Command:
@@ -82,10 +86,7 @@ def _command(name: str) -> Command:
 
 
 def _configured(given: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
-    """The options, and the whole command line, with what the project's pyproject.toml adds to that which is given.
-
-    Raises ConfigurationError.
-    """
+    """The options and the command line, with the options that pyproject.toml adds. Raises ConfigurationError."""
     parser = _parser(given)
     options = parser.parse_args(given)
     if options.action not in _CONFIGURED:
@@ -101,17 +102,17 @@ def _configured(given: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage in front."""
+    """Reports an error in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         sys.exit(say(f"{message}; see: {self.prog} --help", USAGE))
 
 
 def _parser(given: Sequence[str]) -> _Parser:
-    """The parser of a command line, with the options of the command that it calls."""
+    """The parser of a command line, with the options of its command."""
     parser = _Parser(
         prog="conformance",
-        description="Proves that a PyTorch trainer averages gradients correctly in every path that it offers.",
+        description="Proves that a PyTorch trainer averages gradients correctly on every path that it supports.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('trainer-conformance')}")
     actions = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")

@@ -1,4 +1,4 @@
-"""Drives pytest over the suite for the command line, with a progress bar, and appends the results as they come."""
+"""Runs the suite with pytest for the command line, shows progress, and appends each result to the results file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -22,15 +24,17 @@ from rich.progress import Task as ProgressTask
 from rich.text import Text
 
 from conformance import suite
+from conformance.cli.exits import ERRORS
 from conformance.cli.files import RunFolder
 from conformance.cli.resuming import Earlier
 from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.grouping import tally
 from conformance.report.terminal import render_notes
+from conformance.report.text import duration
 from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
-from conformance.results.records import CaseRecord, Header, LawText
+from conformance.results.records import NOT_CONFORMING, PASSED, CaseRecord, Header, LawText
 from conformance.runner.system import child
 from conformance.suite.hooks import FINISHED, SERVERS, SlowPath
 from conformance.suite.items import BadInput
@@ -39,9 +43,12 @@ from conformance.suite.servers import Servers
 from conformance.workloads.data_sets import SEED
 
 SUITE = Path(suite.__file__).parent
-# Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.
-# A signal to the whole group ends the run here, and the workers with it. A worker whose front is killed ends at once:
-# all that it could do is to print that its connection is lost. Its modules come later, from the front's import path.
+PAUSE = 10.0
+"""Seconds between two lines of progress."""
+
+# Keeps the current folder, and a `types.py` in it, off the import path of a starting worker. Workers ignore signals to
+# the whole group: this process ends them. A worker whose front is killed ends at once, or it would only print that its
+# connection is lost. Its modules come later, from the front's import path.
 _START_OF_WORKER = (
     "import sys; sys.path[:] = filter(None, sys.path); import signal; "
     "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; "
@@ -51,7 +58,7 @@ _HARNESS = "the harness failed: "
 
 
 class _Left(TimeRemainingColumn):
-    """The time left; nothing while cases are collected, of which there may be any number."""
+    """The time left; nothing during collection, while the number of cases is unknown."""
 
     def render(self, task: ProgressTask) -> Text:
         return Text() if task.total is None else Text.assemble("left ", super().render(task))
@@ -61,9 +68,9 @@ class Engine:
     """One run.
 
     Attributes:
-        recorded, planned: cases that are in the results file, and that should be.
-        bad_input: mistakes in the command line, one line each; if there are any, nothing ran.
-        failures: failures of the harness itself, one line each.
+        recorded, planned: how many cases the results file has, and should have.
+        bad_input: errors in the command line, one line each; if there are any, nothing ran.
+        failures: failures of the harness, one line each.
         interrupted: the user stopped the run.
     """
 
@@ -82,11 +89,11 @@ class Engine:
     ) -> None:
         """
         Args:
-            machine, sources: what the results depend on, for the header.
-            servers: run the cases there, if not on this machine alone.
-            earlier: a run whose finished cases are kept and not run again, but for trainers that have changed.
-            begin: called when there is something to run; raises OSError.
-            quiet: no progress, and no notes.
+            machine, sources: go into the header.
+            servers: run the cases; None: on this machine only.
+            earlier: an earlier run whose finished cases are kept, except those of changed trainers.
+            begin: called once there are cases to run; raises OSError.
+            quiet: show no progress and no notes.
         """
         self._folder, self._command = folder, command
         self._machine, self._sources = machine, sources
@@ -94,11 +101,12 @@ class Engine:
         self._finished = [[case.target, case.id] for case in earlier.kept] if earlier else []
         self._writer: ResultsWriter | None = None
         self._begin, self._quiet = begin, quiet
-        # Not `console.is_terminal`, which FORCE_COLOR makes true: a pipe gets no cursor moves.
+        # Not `console.is_terminal`: FORCE_COLOR makes it true, and a pipe must get no cursor moves.
+        self._has_bar = not quiet and console.file.isatty()
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
             _Left(), TextColumn("{task.fields[counts]}"),
-            console=console, transient=True, disable=quiet or not console.file.isatty(),
+            console=console, transient=True, disable=not self._has_bar,
         )  # fmt: skip
         self._task = self._bar.add_task("collecting cases", total=None, counts="")
         self._counts: Counter[str] = Counter()
@@ -114,40 +122,67 @@ class Engine:
         return self._counts.total()
 
     def run(self, trainers: Sequence[str], processes: int, options: Mapping[str, Any]) -> None:
-        """Run the suite and write the results file, and traces if asked for. ``options`` have values for all of
-        `conformance.suite.options`.
-        """
+        """Run the suite, and write the results file and requested traces. ``options``: values for all of
+        `conformance.suite.options`."""
         command = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "--assert=plain"]
-        # Not pytest's folder for temporary files: it may be someone else's, and stays when the run ends.
+        # Without pytest's folder for temporary files, which may belong to another user and outlives the run.
         for plugin in ("conformance.suite.hooks", "xdist.plugin", "no:cacheprovider", "no:terminal", "no:tmpdir"):
             command += ["-p", plugin]
         command += _workers(processes) if processes > 1 else ()
-        # Some cases take many times as long as others; no case may wait for one of these while workers are idle.
+        # Some cases take many times longer: no case may wait for one of them while a worker is idle.
         command += ["--maxschedchunk", "1"]
         command += [*(f"--trainer={sendable(trainer)}" for trainer in trainers), *arguments(options)]
-        with self._bar, _undisturbed():
+        with self._bar, self._lines(), _undisturbed():
             try:
                 code = pytest.main([*command, str(SUITE / "test_conformance.py")], plugins=[self])
             except KeyboardInterrupt:
-                # The second one, while what the first one had stopped was ending.
+                # The second interrupt, while the run was ending after the first one.
                 self.interrupted, code = True, pytest.ExitCode.INTERRUPTED
         if self._writer is not None:
             with suppress(pytest.exit.Exception), self._writing():
                 self._writer.close()
         ended = [pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED]
         if self._writer is not None:
-            ended.append(pytest.ExitCode.NO_TESTS_COLLECTED)  # none that had not finished earlier
+            ended.append(pytest.ExitCode.NO_TESTS_COLLECTED)  # all had finished earlier
         if code not in ended and not self.failures and not self.bad_input:
             self.failures.append(f"pytest ended with {pytest.ExitCode(code).name}")
 
     @contextmanager
+    def _lines(self) -> Iterator[None]:
+        """Without a bar, print a line with the progress now and then: a silent job looks hung."""
+        if self._quiet or self._has_bar:
+            yield
+            return
+        ended, start = Event(), monotonic()
+        # pytest replaces standard output while a test runs.
+        out = os.dup(1)
+
+        def tell() -> None:
+            while not ended.wait(PAUSE):
+                passed, failed = (sum(self._counts[one] for one in of) for of in (PASSED, NOT_CONFORMING))
+                count = f"{self.recorded} of {self.planned}, {passed} passed, {failed} failed, " if self.planned else ""
+                task, seconds = self._bar.tasks[self._task], duration(monotonic() - start)
+                line = f"{task.description}: {count}{seconds}\n"
+                with suppress(OSError):
+                    os.write(out, line.encode(self._console.encoding, ERRORS))
+
+        thread = Thread(target=tell, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            os.close(out)
+
+    @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Stop the run when the results file cannot be written."""
+        """Stop the run if the results file cannot be written."""
         try:
             yield
         except (OSError, ResultsError) as error:
             why = f"cannot write {self._folder.own}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            # After a case the footer cannot be written either.
+            # The footer fails after a case for the same reason.
             if why not in self.failures:
                 self.failures.append(why)
             pytest.exit(why)
@@ -173,7 +208,7 @@ class Engine:
 
     @pytest.hookimpl
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
-        # Every worker reports it; keep one.
+        # Every worker reports it.
         if isinstance(warning_message.message, SlowPath) and (note := str(warning_message.message)) not in self._notes:
             self._notes.append(note)
 
@@ -198,27 +233,27 @@ class Engine:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
-        """Run a case again whose worker was killed, which may have nothing to do with it; the second time it counts."""
+        """Run a case again after its worker was killed, perhaps for another reason. The second time counts."""
         if crashitem not in self._begun_again:
             self._begun_again.add(crashitem)
             sched.mark_test_pending(crashitem)
             report.outcome = "rerun"
         else:
             report.longrepr = (
-                "our process that ran this case was killed twice, perhaps by the system for its memory; "
-                "the same command with --resume runs the case again"
+                "the worker process of this case was killed twice, perhaps because memory ran out; the same command "
+                "with --resume runs the case again"
             )
 
     def _start(self, ids: Sequence[str]) -> None:
-        """Begin the results file, unless there is nothing to run: a mistaken call keeps earlier results."""
+        """Start the results file, unless there is nothing to run: a wrong call keeps earlier results."""
         earlier = self._earlier
         self.planned = planned = len(ids) + len(self._finished)
         if not planned or any(BadInput.MARK in id for id in ids):
             return
         # A trainer that has changed may have other cases.
         if earlier is not None and not earlier.changed and planned != earlier.results.header.planned:
-            was = f"{earlier.results.header.planned} cases were planned then, and {planned} are now"
-            self.bad_input.append(f"cannot resume {earlier.file}: {was}; without --resume, a new run starts")
+            was = f"it planned {earlier.results.header.planned} cases, and this run plans {planned}"
+            self.bad_input.append(f"cannot resume {earlier.file}: {was}; run again without --resume")
             pytest.exit(self.bad_input[-1])
         if not self._quiet:
             render_notes(self._notes, self._console)
@@ -256,9 +291,9 @@ class Engine:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep out pytest plugins and options that users have for their own tests."""
+    """Keep out pytest plugins and options of the user's own tests."""
     before, arguments_before = dict(os.environ), sys.argv
-    # xdist sends them to its workers, and cannot send a name that is no UTF-8.
+    # xdist sends them to its workers, and can send UTF-8 only.
     sys.argv = sys.argv[:1]
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ.pop("PYTEST_PLUGINS", None)
@@ -279,12 +314,12 @@ def _workers(processes: int) -> Sequence[str]:
 
 
 def _case_of(nodeid: str) -> str:
-    """The id of a case, with its trainer if there are several."""
+    """The id of a case, with its trainer if there are several trainers."""
     return nodeid.partition("test_case[")[2].removesuffix("]") or nodeid
 
 
 def _in_one_line(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """What went wrong, in one line."""
+    """The error in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return _last_line(report.longreprtext)

@@ -1,4 +1,4 @@
-"""How a command ends and is heard: exit codes, signals that end it like Ctrl-C, output that cannot fail."""
+"""How a command ends and prints: exit codes, signals that act like Ctrl-C, output that cannot fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFORMING, NOT_CONFORMING, USAGE, HARNESS, UNDECIDED, INTERRUPTED = 0, 1, 2, 3,
 
 
 def say(line: str, code: int) -> int:
-    """Print a line, whatever is in it; the result is the exit code."""
+    """Print a line to standard error, with control characters escaped. Returns the exit code."""
     print(f"conformance: {one_line(line)}", file=sys.stderr)
     return code
 
@@ -28,9 +28,9 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """The first of these signals raises KeyboardInterrupt; later ones must not keep the report from being written.
+    """The first of these signals raises KeyboardInterrupt. Later ones are ignored, so the report gets written.
 
-    What `nohup` ignores stays ignored.
+    A signal that `nohup` ignores stays ignored.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -49,14 +49,14 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 def ignore(*more: signal.Signals) -> None:
-    """Let these signals, and ``more``, do nothing more in the block above: the run ends in any case."""
+    """Ignore these signals, and ``more``, in the block above: the run is ending already."""
     for number in (*_ENDING, *more):
-        # With SIG_IGN, Python would complain of a signal that has arrived just before.
+        # With SIG_IGN, Python complains about a signal that has just arrived.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
 
 
-#: What stands for the characters that we use and that ASCII lacks.
+#: ASCII for our other characters.
 _PLAIN = str.maketrans(
     {
         "✓": "+", "≤": "<=", "≠": "!=", "§": "S", "⇄": "<->", "∞": "oo", "✗": "x", "○": "o", "–": "-", "−": "-",
@@ -68,19 +68,19 @@ _PLAIN = str.maketrans(
 
 @contextmanager
 def robust() -> Iterator[None]:
-    """Until the end of the block, nothing that is printed can fail."""
+    """Printing cannot fail within the block."""
     _open_missing()
     with redirect_stdout(_robust(sys.stdout, 1)), redirect_stderr(_robust(sys.stderr, 2)):
         yield
 
 
 def _open_missing() -> None:
-    """Give closed standard descriptors to nobody: else the next file that is opened gets them, and what is printed."""
+    """Open closed standard descriptors on /dev/null, or the next opened file gets them, and our output."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
 
 
 def _robust(stream: TextIO | None, descriptor: int) -> TextIO:
@@ -88,18 +88,18 @@ def _robust(stream: TextIO | None, descriptor: int) -> TextIO:
         try:
             descriptor = stream.fileno()
         except (OSError, ValueError):
-            return stream  # not a file, so whoever has put it there knows
+            return stream  # not a file: a caller has replaced it
     encoding = "utf-8" if stream is None else stream.encoding
     return io.TextIOWrapper(
         io.BufferedWriter(_Robust(descriptor, "w", closefd=False)),
         encoding=encoding,
-        errors=_ERRORS,
+        errors=ERRORS,
         line_buffering=True,
     )
 
 
 class _Robust(io.FileIO):
-    """What cannot be written is dropped."""
+    """Drops output that cannot be written."""
 
     def write(self, data: object, /) -> int:
         try:
@@ -108,7 +108,7 @@ class _Robust(io.FileIO):
             return memoryview(data).nbytes  # type: ignore[arg-type]  # as above
 
 
-_ERRORS = "conformance-plain"
+ERRORS = "conformance-plain"
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
@@ -119,4 +119,4 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     return plain if plain != character else character.encode("unicode_escape").decode(), error.start + 1
 
 
-codecs.register_error(_ERRORS, _plain)
+codecs.register_error(ERRORS, _plain)

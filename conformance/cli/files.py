@@ -1,9 +1,9 @@
-"""The folders into which commands put files.
+"""The output folders of commands.
 
-A command removes the report of an earlier one when it starts, and puts its own files in place when it ends.
-A run writes its results to a file of its own, which it holds locked. When the run ends, that file becomes the results
-of the folder, and the report is rendered from it. So a run that is killed leaves earlier results as they were, and its
-own for `--resume`; and two runs in one folder do not meet.
+A command removes an earlier report when it starts, and puts its own files in place when it ends.
+A run writes its results to its own locked file. At its end, that file becomes the results of the folder, and the
+report is rendered from it. A killed run thus keeps earlier results, and its own for `--resume`. Two runs in one folder
+do not collide.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LOCK = ".conformance-lock"
 
 
 class OutputFolder:
-    """A folder into which a command puts files when it ends.
+    """The folder to which a command writes files when it ends.
 
     Attributes:
-        files: those that it puts there; the last is the report.
+        files: these files; the last one is the report.
     """
 
     def __init__(self, folder: Path, *names: str) -> None:
@@ -42,13 +42,13 @@ class OutputFolder:
         return self.files[-1]
 
     def unwritable(self) -> str | None:
-        """Which file cannot be written, why, and what to do: one line; None if all can."""
+        """One line: which file cannot be written, why, and what to do. None if all can."""
         found = ((file, unwritable(file)) for file in self.files)
         said = (f"cannot write {file}: {why}; name another folder with --output" for file, why in found if why)
         return next(said, None)
 
     def remove_report(self) -> None:
-        """Remove the report of an earlier command, which must not stand beside one that does not end."""
+        """Remove the report of an earlier command, so none is left if this one does not end."""
         with _held(self._folder):
             if _identity(self.report) == self._earlier[-1]:
                 self.report.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ class OutputFolder:
     def placing(self) -> Iterator[list[Path]]:
         """The block puts its files in place.
 
-        Yields their paths. They have numbers if another command has put its own into the folder since this one began.
+        Yields their paths. They get numbers if another command has written to the folder meanwhile.
 
         Raises OSError.
         """
@@ -75,10 +75,10 @@ class OutputFolder:
 
 
 class RunFolder(OutputFolder):
-    """The folder that a run writes to.
+    """The output folder of a run.
 
     Attributes:
-        own: the results file of this run, until it is put in place.
+        own: the results file of this run, until it is in place.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,13 +91,13 @@ class RunFolder(OutputFolder):
         return self.files[0]
 
     def kept(self) -> Path | None:
-        """Where the results of this run are; None if somebody removed them."""
+        """Where the results of this run are; None if they were removed."""
         if self.own.exists():
             return self.own
         return None if _identity(self.results) in (None, self._earlier[0]) else self.results
 
     def unfinished(self) -> list[Path]:
-        """The results of runs that were killed, the newest first. What a run still writes is not among them."""
+        """The results of killed runs, the newest first, without those of a run in progress."""
         files = [file for file in self._folder.glob(f"{_UNFINISHED}*.jsonl") if file.is_file() and not _is_locked(file)]
         return sorted(files, key=lambda file: file.name, reverse=True)
 
@@ -109,24 +109,24 @@ class RunFolder(OutputFolder):
             yield files
 
     def discard(self) -> None:
-        """Remove this run's own file: there is nothing in it."""
+        """Remove this run's own file, which is empty."""
         self.own.unlink(missing_ok=True)
 
 
 def report_of(results: Path) -> Path:
-    """The report next to a results file; it has the same number."""
+    """The report next to a results file, with the same number."""
     number = re.fullmatch(rf"{Path(RESULTS).stem}(-\d+)\.jsonl", results.name)
     return results.parent / (REPORT if number is None else f"{Path(REPORT).stem}{number[1]}.html")
 
 
 def unwritable(file: Path) -> str | None:
-    """Why ``file`` cannot be written, if it cannot. Its folder is made."""
+    """Why ``file`` cannot be written, if it cannot. Creates its folder."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_symlink() and file.exists():
             if file.is_fifo():
                 return "it is a pipe"
-            # A device may have no other side yet.
+            # The other end of a device may be closed.
             os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
         if is_replaced(file):
             tempfile.TemporaryFile(dir=file.parent).close()
@@ -138,7 +138,7 @@ def unwritable(file: Path) -> str | None:
 
 
 def _identity(file: Path | int) -> tuple[int, int] | None:
-    """What tells a file from another one that took its place."""
+    """Tells a file from another one that replaced it."""
     try:
         found = os.stat(file, follow_symlinks=isinstance(file, int))
     except OSError:
@@ -153,15 +153,15 @@ def _is_locked(file: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass  # there are no locks in this file system, or who reads the file says what is wrong with it
+        pass  # this file system has no locks, or reading the file reports the problem
     return False
 
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Only one process at a time is inside for this folder.
+    """One process at a time runs this block for a folder.
 
-    The lock is a file of ours: anybody may have locked the folder itself.
+    The lock is our own file: others may have locked the folder itself.
     """
     lock = folder / _LOCK
     while True:
@@ -170,7 +170,7 @@ def _held(folder: Path) -> Iterator[None]:
             # Some network file systems have no locks.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Who held it before has removed it.
+            # Its last holder has removed it.
             if _identity(lock) != _identity(descriptor):
                 continue
             try:

@@ -1,4 +1,4 @@
-"""What a run or a report writes for CI systems, on request or where the environment asks for it."""
+"""The files for CI systems that `run`, `report` and `watch` write, on request or if the environment asks for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from conformance.results import Results, ResultsError
 from conformance.suite.configuration import expectation
 
 Renderers: TypeAlias = Mapping[str, Callable[[], str]]
-"""By the name of a format, what makes its text."""
+"""Makes the text of each format, by its name."""
 
-#: By format: the ending of the file's name that is meant for it, and what is in it.
+#: By format: the name and the content of its file.
 _FORMATS = {
-    "markdown": ("FILE.md", "the causes of failure and the counts, as for a pull request"),
-    "junit": ("FILE.xml", "a test for each case, as JUnit does"),
-    "sarif": ("FILE.sarif", "a result for each cause, at the line that it names, for code scanning"),
-    "badge": ("FILE.svg", "a badge; FILE.json is one for shields.io"),
+    "markdown": ("FILE.md", "the problems and counts in Markdown, as for a pull request"),
+    "junit": ("FILE.xml", "one JUnit test per case"),
+    "sarif": ("FILE.sarif", "one SARIF result per problem, at its line, for code scanning"),
+    "badge": ("FILE.svg", "an SVG badge, or with FILE.json a badge for shields.io"),
 }
 OF_A_WATCH = ("markdown", "junit", "sarif")
 
@@ -32,38 +32,45 @@ OF_A_WATCH = ("markdown", "junit", "sarif")
 def add_arguments(parser: argparse.ArgumentParser, which: Iterable[str] = _FORMATS) -> None:
     group = parser.add_argument_group(
         "for CI",
-        "In GitHub Actions, the Markdown is added to the job's summary (GITHUB_STEP_SUMMARY) by itself, and an "
-        "annotation is printed for each cause.",
+        "In GitHub Actions, the job summary gets the Markdown, and each problem an\nannotation, without any option.",
     )
     for name in which:
         file, what = _FORMATS[name]
-        group.add_argument(f"--{name}", type=Path, metavar=file, help=f"also write {what}")
+        kind = _badge if name == "badge" else Path
+        group.add_argument(f"--{name}", type=kind, metavar=file, help=f"also write {what}")
+
+
+def _badge(name: str) -> Path:
+    file = Path(name)
+    if file.suffix not in ("", ".svg", ".json"):
+        raise argparse.ArgumentTypeError(f"a badge is no {file.suffix} file; name it FILE.svg or FILE.json")
+    return file
 
 
 def unwritable_file(options: argparse.Namespace, *others: Path) -> str | None:
-    """Why a file that is asked for cannot be written: one line. `others`: the files that the command has besides."""
+    """One line: why a requested file cannot be written. `others`: the other files of the command."""
     wanted = [file for _, file in _wanted(options)]
     for file in wanted:
         if (reason := unwritable(file)) is not None:
             return f"cannot write {file}: {reason}"
     files = [file for file in (*others, *wanted) if is_replaced(file)]
-    # A symbolic link is replaced, but one on the way to it is followed.
+    # A symbolic link is replaced, but its folders are resolved.
     places = [file.parent.resolve() / file.name for file in files]
     for number, file in enumerate(files):
         if places[number] in places[:number]:
-            return f"cannot write {file}: this command has another use for this file; name another one"
+            return f"cannot write {file}: this command also uses it for something else; name another file"
     return None
 
 
 def remove_earlier(options: argparse.Namespace) -> None:
-    """Remove what an earlier command wrote: it must not stand beside one that does not end. Raises OSError."""
+    """Remove the files of an earlier command, so none is left if this one does not end. Raises OSError."""
     for _, file in _wanted(options):
         if is_replaced(file):
             file.unlink(missing_ok=True)
 
 
 def write(options: argparse.Namespace, renderers: Renderers) -> None:
-    """Write what is asked for. Raises ResultsError: a file cannot be written."""
+    """Write the requested files. Raises ResultsError: a file cannot be written."""
     for name, file in _wanted(options):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +80,7 @@ def write(options: argparse.Namespace, renderers: Renderers) -> None:
 
 
 def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """The formats that are asked for, each with its file."""
+    """The requested formats, each with its file."""
     for name in _FORMATS:
         if (file := getattr(options, name, None)) is not None:
             yield name, file
@@ -90,7 +97,7 @@ def of_run(options: argparse.Namespace, results: Results) -> Renderers:
 
 
 def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
-    """Add to the job's summary and annotate its lines, where there is a job. ``expected``: names of failures.
+    """In a job, add to its summary and annotate lines. ``expected``: names of expected failures.
 
     Raises ResultsError.
     """
@@ -103,7 +110,7 @@ def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
             with open(summary, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(markdown(digest))
         except OSError as error:
-            raise ResultsError(f"cannot write the job's summary, {summary}: {error.strerror}") from error
+            raise ResultsError(f"cannot write the job summary {summary}: {error.strerror}") from error
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(digest, is_expected):
             print(line)

@@ -1,4 +1,4 @@
-"""``conformance list``, ``laws`` and ``explain``: what there is to run, to hold trainers to and to run them on."""
+"""``conformance list``, ``laws`` and ``explain``: the names that other commands take, and the laws."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from rich.text import Text
 
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import missing_requirements, reference_names, stated
+from conformance.cli import outputs
 from conformance.cli.exits import CONFORMING, HARNESS, USAGE, say
-from conformance.laws.explain import UnknownLaw, explained, listing
+from conformance.laws.explain import UnknownLaw, explained, listing, named
+from conformance.laws.law import catalogue
 from conformance.runner.front.client import RunnerError
 from conformance.suite.items import BadInput, collect
 from conformance.suite.options import add_options, add_trainers
 from conformance.suite.servers import Servers
 from conformance.workloads.registry import STANDARD, asking
 
-DESCRIPTION = "List what can be named in other commands: trainers, cases, workloads, laws or backends."
+DESCRIPTION = "List the trainers, cases, workloads, laws or backends that other commands take."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar=" | ".join(_LISTS))
     for kind, (summary, _) in _LISTS.items():
         parser = kinds.add_parser(kind, help=summary, description=f"List {summary}.")
+        parser.set_defaults(format="text")
         if kind == "cases":
             add_trainers(parser)
             add_options(parser.add_argument, only=("--backend", "--case", "--thorough"))
@@ -57,7 +60,7 @@ def _cases(options: argparse.Namespace, console: Console) -> int:
         if isinstance(item, BadInput):
             say(item.line, USAGE)
         else:
-            # A line each, however narrow the terminal: programs read it.
+            # One line each in any width: programs read it.
             name = f"{item.trainer}:{item.case.id}" if several else item.case.id
             console.print(Text(f"{name}  {item.verdict}: {item.reason}" if item.verdict else name), soft_wrap=True)
     return USAGE if any(isinstance(item, BadInput) for item in items) else CONFORMING
@@ -86,44 +89,52 @@ def _table(rows: Iterable[tuple[str, ...]]) -> Table:
 
 
 _LISTS: dict[str, tuple[str, Callable[[argparse.Namespace, Console], int]]] = {
-    "trainers": ("the trainers that come with this package, on which backends, and what they need", _trainers),
-    "cases": ("the cases that a run with these options has", _cases),
-    "workloads": ("what is trained, and which mistakes each shows", _workloads),
-    "laws": ("the laws that trainers are held to", lambda options, console: Laws.main(options, "", console)),
-    "backends": ("how gradients are averaged, and what that needs", _backends),
+    "trainers": ("the trainers of this package, their backends and requirements", _trainers),
+    "cases": ("the cases of a run with these options", _cases),
+    "workloads": ("the workloads, and the bugs that each one shows", _workloads),
+    "laws": ("the laws", lambda options, console: Laws.main(options, "", console)),
+    "backends": ("the ways to average gradients, and their requirements", _backends),
 }
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="what to print (default: %(default)s)"
+    )
 
 
 class Laws:
     """``conformance laws``."""
 
-    DESCRIPTION = "List the laws that trainers are held to, and those of scripts that are watched."
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """It takes none."""
+    DESCRIPTION = "List the laws that trainers, and scripts under `conformance watch`, must keep."
+    add_arguments = staticmethod(_add_format)
 
     @staticmethod
     def main(options: argparse.Namespace, command: str, console: Console) -> int:
-        console.print(listing())
+        if options.format == "json":
+            print(outputs.in_json(outputs.laws(catalogue())))
+        else:
+            console.print(listing())
         return CONFORMING
 
 
 class Explain:
     """``conformance explain``."""
 
-    DESCRIPTION = "Explain a law: why it holds, its source, and how to keep it. For a chapter, list its laws."
+    DESCRIPTION = "Explain a law: why it exists, its source, and how to keep it. For a chapter, list its laws."
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "law", help="the id of a law, such as amp/unscale-before-clip, or of a chapter, such as amp"
-        )
+        parser.add_argument("law", help="id of a law, such as amp/unscale-before-clip, or of a chapter, such as amp")
+        _add_format(parser)
 
     @staticmethod
     def main(options: argparse.Namespace, command: str, console: Console) -> int:
         try:
-            console.print(explained(options.law))
+            if options.format == "json":
+                print(outputs.in_json(outputs.laws(named(options.law))))
+            else:
+                console.print(explained(options.law))
         except UnknownLaw as error:
             return say(str(error), USAGE)
         return CONFORMING

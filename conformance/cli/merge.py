@@ -1,4 +1,4 @@
-"""``conformance merge``: put the results of several runs into one file and one report."""
+"""``conformance merge``: merge the results of several runs into one file and one report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from conformance.report import html, terminal
 from conformance.results import ResultsError, ResultsWriter, read_results
 from conformance.results.merging import merged
 
-DESCRIPTION = (
-    "Put the results of several runs, such as CI jobs with a backend each, into one results file and one report."
-)
+DESCRIPTION = "Merge the results of several runs, such as one CI job per backend, into one results file and one report."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", type=Path, nargs="+", help="results files that `conformance run` wrote")
+    parser.add_argument("results", type=Path, nargs="+", help="results files of `conformance run`")
     parser.add_argument(
         "--output",
         type=Path,
@@ -46,7 +44,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         results = read_results(folder.own)
         with judging.blamed_on(options.results):
             html.render_html(results, rendered)
-        # One of the files that were read may stand there: it is replaced by whole results alone.
+        # An input file may be in this place: only complete results replace it.
         with folder.placing() as (_, report):
             os.replace(rendered, report)
         with judging.blamed_on(options.results):

@@ -18,8 +18,8 @@ DESCRIPTION = "Render a results file again."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", type=Path, help="a results file that `conformance run` wrote")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the HTML file (default: beside the results)")
+    parser.add_argument("results", type=Path, help="a results file of `conformance run`")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the HTML file (default: next to the results)")
     judging.add_for_results(parser)
     formats.add_arguments(parser)
 
@@ -47,14 +47,14 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
 
 def _what_else(options: argparse.Namespace) -> str:
-    """What to know besides about results that cannot be read."""
-    # Unlike the method of a path, this knows names that are too long for any file.
+    """A hint for results that cannot be read."""
+    # Unlike the method of a path, this accepts names that are too long.
     if not os.path.exists(options.results):
         left = RunFolder(options.results.parent).unfinished() if os.path.isdir(options.results.parent) else []
-        more = "conformance run --resume goes on with it, and conformance report renders it"
-        return f"; a run that did not end left {left[0]}: {more}" if left else ""
+        more = "continue it with conformance run --resume, or render it with conformance report"
+        return f"; an unfinished run left {left[0]}: {more}" if left else ""
     report = report_of(options.results)
     if options.output is None and options.results.name == RESULTS and report.is_file():
         report.unlink()
-        return f"; {report}, which was of other results, is removed"
+        return f"; removed {report}, the report of other results"
     return ""

@@ -1,4 +1,4 @@
-"""``conformance repro``: a standalone script that shows why a case fails."""
+"""``conformance repro``: write a standalone script that reproduces a failure."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from conformance.verdict.judge import judge
 from conformance.verdict.record import record
 
 DESCRIPTION = (
-    "Write a script that imports nothing of conformance and shows why a case fails: the trainer's own source, the data "
-    "of the smallest case that fails for the same cause, cut after the first wrong step, and the right answer. It is "
-    "run once before it is kept. The exit code is 2 if no script can show the failure."
+    "Write a script that reproduces a failure without importing conformance. It has the trainer's own source, the data "
+    "of the smallest case with the same problem, up to the first wrong step, and the right answer. It runs once before "
+    "it is kept. The exit code is 2 if no script reproduces the failure."
 )
-#: Of smaller cases that fail for the same cause, so many are tried.
+#: How many smaller cases with the same problem to try.
 _SCRIPTS = 3
-#: Of what the script printed.
+#: Lines of the script's output to print.
 _LINES = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("case", metavar="CASE", help="the id of a case that fails, such as ddp-w2-acc2-fp32-momentum")
+    parser.add_argument("case", metavar="CASE", help="id of a failing case, such as ddp-w2-acc2-fp32-momentum")
     trainer = parser.add_argument(
         "trainer",
         nargs="?",
-        help="path.py, path.py:function, package.module:function, or one that comes with this package (default: that "
-        "of the case in the results)",
+        help="path.py, path.py:function, package.module:function, or a trainer of this package (default: that of "
+        "the results)",
     )
     trainer.completer = FilesCompleter(("py",))  # type: ignore[attr-defined]
     parser.add_argument(
         "--results",
         type=Path,
         metavar="FILE",
-        help=f"the results of a run, among which the smallest case is looked for (default: {RESULTS})",
+        help=f"results of a run, to find the smallest case in (default: {RESULTS})",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="the script (default: repro-CASE.py)")
     add_options(parser.add_argument, only=("--time-limit",))
@@ -70,9 +70,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
 
 def _candidates(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
-    """The trainer, and the ids of cases that fail for the same cause, the smallest first and the given one last.
+    """The trainer, and the ids of cases with the same problem: the smallest first, the given one last.
 
-    Where a trainer is named, its case may be in no results yet, or may have passed before it was changed.
+    The case of a named trainer may be in no results, or may have passed before a change.
 
     Raises CannotShow, ResultsError.
     """
@@ -89,17 +89,17 @@ def _candidates(options: argparse.Namespace) -> tuple[str, Sequence[str]]:
         return options.trainer, [options.case]
     if len({one.target for one in given}) > 1:
         names = " or ".join(one.target for one in given)
-        raise CannotShow(f"several trainers have {options.case}: name {names} after it")
+        raise CannotShow(f"several trainers have {options.case}: add {names}")
     if not given:
-        raise CannotShow(f"there is no case {options.case} in these results; conformance run --case runs it")
+        raise CannotShow(f"no case {options.case} in these results; run it with conformance run --case {options.case}")
     [case] = given
     return case.target, _alike(case, [one for one in known if one.target == case.target])
 
 
 def _alike(case: CaseRecord, cases: Sequence[CaseRecord]) -> list[str]:
-    """The ids of those that fail for the cause of ``case``, the smallest first, it last. Raises CannotShow."""
+    """The ids of cases with the problem of ``case``: the smallest first, it last. Raises CannotShow."""
     if not case.failed:
-        raise CannotShow(f"{case.id} does not fail ({case.verdict}), so there is nothing to show: {case.headline}")
+        raise CannotShow(f"{case.id} does not fail, so there is nothing to reproduce ({case.verdict}: {case.headline})")
     same = next(found for _, found in causes(cases) if any(one is case for one in found))
     smaller = sorted((one for one in same if one is not case and _steps(one) < _steps(case)), key=_steps)
     return [*(one.id for one in smaller), case.id]
@@ -125,9 +125,9 @@ def _written(
             if id == candidates[-1]:
                 raise
             continue
-        smaller = "" if id == options.case else f", the smallest case that fails for the same cause as {options.case}"
-        console.print(f"{output} shows {id}{smaller}. It exited with 1:", soft_wrap=True)
-        # Warnings come before.
+        smaller = "" if id == options.case else f", the smallest case with the problem of {options.case}"
+        console.print(f"{output} reproduces {id}{smaller}. It exits with 1:", soft_wrap=True)
+        # Warnings come first.
         for line in shown.lines[-_LINES:]:
             console.print(f"  {line}", soft_wrap=True, markup=False)
         return CONFORMING
@@ -144,7 +144,7 @@ def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: A
     judgement = judge(item.case, outcome, server.declaration.behaviour)
     case = record(item.case, item.trainer, item.target, item.command, judgement, outcome.seconds)
     if not case.failed:
-        raise CannotShow(f"{case.id} does not fail when it is run ({case.verdict}): {case.headline}")
+        raise CannotShow(f"{case.id} does not fail when it runs again ({case.verdict}): {case.headline}")
     return written(item.case, judgement, item.target, card_of(case), output, **how)
 
 
@@ -155,6 +155,6 @@ def _item(target: str, id: str, servers: Servers) -> Item:
             raise CannotShow(item.line)
         if item.case.id == id:
             if item.verdict is not None:
-                raise CannotShow(f"{id} cannot be run here: {item.reason}")
+                raise CannotShow(f"{id} cannot run here: {item.reason}")
             return item
-    raise CannotShow(f"{id} is no id of one case; conformance list cases has them")
+    raise CannotShow(f"no case has the id {id}; conformance list cases lists them")

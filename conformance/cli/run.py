@@ -1,4 +1,4 @@
-"""``conformance run``: train the standard workloads and judge them. pytest does the work."""
+"""``conformance run``: train the standard workloads and judge each case, with pytest."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ from conformance.results import ResultsError, read_results
 from conformance.runner.front.client import RunnerError
 from conformance.suite.options import add_options, add_trainers, whole_number
 
-DESCRIPTION = "Train the standard workloads through one or more trainers, judge each case, write a report."
+DESCRIPTION = """Train the standard workloads with one or more trainers, judge each case, and
+write a report."""
 EXAMPLES = """examples:
-  conformance run                                     the reference trainers
-  conformance run my_trainer.py                       all that yours declares
+  conformance run                         all reference trainers
+  conformance run my_trainer.py           everything that yours supports
+  conformance run my_trainer.py --resume  the rest of an interrupted run
   conformance run my_trainer.py:train --backend ddp
   conformance run my_trainer.py --case ddp-w2-acc2-fp16-clip-value
   conformance run my_trainer.py --case world_size=2,precision=fp16
-  conformance run my_trainer.py --resume              what a killed run of this command did not finish
 
-exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 130 interrupted
+exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed,
+130 interrupted
 """
 
 
@@ -61,25 +63,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep the finished cases of a run of the same command that was interrupted or killed, and run the others",
+        help="keep the finished cases of an interrupted run of the same command, and run the others",
     )
     parser.add_argument(
         "-n",
         "--processes",
         type=whole_number("processes"),
         metavar="N",
-        help="cases at a time (default: one for each core)",
+        help="cases at a time (default: one per core)",
     )
     parser.add_argument(
         "--launcher",
         choices=NAMES,
-        help="run ranks on several machines, one case at a time: this command was started on each of them by torchrun "
-        "(or srun) or by horovodrun, or a Ray cluster runs them (default: only this machine)",
+        help="run ranks on several machines, one case at a time: start this command on each machine with torchrun (or "
+        "srun) or with horovodrun, or once for a Ray cluster (default: only this machine)",
     )
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="of the Ray cluster, as HOST:PORT (default: that of this machine)",
+        help="HOST:PORT of the Ray cluster (default: the cluster of this machine)",
     )
     judging.add_for_results(parser)
     formats.add_arguments(parser)
@@ -115,7 +117,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         except CannotResume as error:
             return say(str(error), USAGE)
         if found is None:
-            print(f"Nothing to resume in {options.output or Path()}: all cases are run.")
+            print(f"Nothing to resume in {options.output or Path()}: running all cases.")
         for line in found.changes if found is not None else ():
             print(line)
     if options.traces is not None:
@@ -134,11 +136,11 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     processes = options.processes or os.cpu_count() or 1
     engine.run(options.trainer, 1 if hosts else processes, vars(options))
     ignore(signal.SIGINT)
-    return _finish(engine, folder, console, options)
+    return _finish(engine, folder, command, console, options)
 
 
-def _finish(engine: Engine, folder: RunFolder, console: Console, options: argparse.Namespace) -> int:
-    """Put the results in place, report them, and say what went wrong; returns the exit code."""
+def _finish(engine: Engine, folder: RunFolder, command: str, console: Console, options: argparse.Namespace) -> int:
+    """Put the results in place, report them, and print errors; returns the exit code."""
     for line in engine.bad_input:
         say(line, USAGE)
     if engine.bad_input:
@@ -166,17 +168,21 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
     if engine.failures:
         return HARNESS
     if engine.interrupted:
-        kept = f"{engine.recorded} of {engine.planned} cases are in {folder.results}"
-        return say(f"interrupted; {kept if engine.recorded else 'no case was finished'}", INTERRUPTED)
+        if not engine.recorded:
+            return say("interrupted before the first case finished", INTERRUPTED)
+        resume = command if options.resume else f"{command} --resume"
+        rest = f"; run the others with: {resume}" if engine.recorded < engine.planned else ""
+        kept = f"interrupted with {engine.recorded} of {engine.planned} cases in {folder.results}"
+        return say(kept + rest, INTERRUPTED)
     if not engine.recorded:
-        return say("the harness failed: no case was run", HARNESS)
+        return say("the harness failed: no case ran", HARNESS)
     return code
 
 
 def _where(folder: RunFolder) -> str:
     if (kept := folder.kept()) is not None:
         return f"; the results are in {kept}"
-    return f"; somebody removed the results of this run from {folder.results.parent}"
+    return f"; the results of this run are gone from {folder.results.parent}"
 
 
 def _hosts(options: argparse.Namespace) -> Hosts | None:

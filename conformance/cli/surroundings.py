@@ -1,5 +1,5 @@
-"""What results depend on, for the header of the results file: versions, the machine, the files of the trainers with
-what they import, which is found without importing anything."""
+"""The versions, machine and files that results depend on, for the header of the results file. It finds the imports of
+trainers without importing them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from conformance.adapter.trainer_files import last_name, package_root, parsed
 
 
 def machine(targets: Sequence[str], hosts: Sequence[str] = ()) -> dict[str, object]:
-    """What a result depends on besides the user's files. ``hosts``: where ranks run, if not only here."""
+    """Versions and the machine. ``hosts``: where ranks run, if not only here."""
     found: dict[str, object] = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -36,7 +36,7 @@ def machine(targets: Sequence[str], hosts: Sequence[str] = ()) -> dict[str, obje
     backends = [backend.package for backend in BACKENDS.values() if backend.package is not None]
     modules = [module for target in targets for module in imported(target).modules]
     for module in dict.fromkeys(["torch", "numpy", *backends, *modules]):
-        # A distribution may have the name of a module of Python's, as a backport of it has.
+        # A backport of a standard module is a distribution of the same name.
         if module not in sys.stdlib_module_names:
             found |= _versions(module)
     return found
@@ -44,7 +44,7 @@ def machine(targets: Sequence[str], hosts: Sequence[str] = ()) -> dict[str, obje
 
 @cache
 def _versions(module: str) -> dict[str, str]:
-    """Of the distributions that a module is in, which often have its name; nothing if it is not installed."""
+    """The versions of the distributions with this module; empty if it is not installed."""
     with suppress(PackageNotFoundError):
         return {module: version(module)}
     return {name: version(name) for name in _distributions().get(module, ())}
@@ -56,12 +56,12 @@ def _distributions() -> Mapping[str, Sequence[str]]:
 
 
 def sources(targets: Sequence[str]) -> dict[str, dict[str, str]]:
-    """By trainer: the SHA-256 of each of the user's files that it imports, its own among them."""
+    """By trainer: the SHA-256 of its own file and of each user file that it imports."""
     return {target: {_name(file): _digest(file) for file in imported(target).files} for target in targets}
 
 
 def _name(file: Path) -> str:
-    """Its path, from here if it is below."""
+    """Its path, relative if it is below the current folder."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
@@ -73,7 +73,7 @@ def _digest(file: Path) -> str:
         return f"unreadable: {error.strerror}"
 
 
-#: Their versions are in every header. A checkout of one of them has thousands of files.
+#: Their versions are in every header, and their checkouts have thousands of files.
 _VERSIONED = frozenset({"conformance", "torch", "numpy"})
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -83,10 +83,10 @@ _IMPORTING = frozenset({"__import__", "import_module"})
 
 @dataclass(frozen=True)
 class Imported:
-    """What a trainer imports, and what the user's modules that it imports import in turn.
+    """The imports of a trainer, also those of the user modules among them.
 
     Attributes:
-        files: the trainer's, and those of modules that are not installed, or only as editable.
+        files: of the trainer, and of modules that are not installed or editable.
         modules: the top-level names of all modules.
     """
 
@@ -95,8 +95,8 @@ class Imported:
 
 
 def imported(target: str) -> Imported:
-    """What the trainer that ``target`` names imports; nothing if its file is not found."""
-    # Files may be newer than what the finders remember of their folders.
+    """The imports of the trainer ``target``; empty if its file is not found."""
+    # The finders cache the contents of folders.
     importlib.invalidate_caches()
     unread, folders = _of_trainer(target)
     files: dict[Path, None] = {}
@@ -119,10 +119,10 @@ def imported(target: str) -> Imported:
 
 
 def _of_trainer(target: str) -> tuple[list[Path], list[str]]:
-    """The files that are run to import a trainer, and the folders in which its imports are found."""
+    """The files that run when a trainer is imported, and the folders to search for its imports."""
     try:
         place = place_of(target)
-        # One of this package may have the name of the framework that it adapts.
+        # An adapter of this package may have the name of its framework.
         ours = file_of(target) if place in reference_names() else None
     except TrainerError:
         return [], []
@@ -134,33 +134,33 @@ def _of_trainer(target: str) -> tuple[list[Path], list[str]]:
     file = Path(place).resolve()
     root = package_root(file) or file.parent
     name = ".".join(file.relative_to(root).with_suffix("").parts)
-    # Reading a pipe would wait for whoever writes into it.
+    # Reading a pipe would wait for its writer.
     own = [file] if file.is_file() else []
     return [*_files(name, [str(root)]), *own], [str(root), *sys.path]
 
 
 def _imports(file: Path) -> Iterator[tuple[int, str]]:
-    """What a file imports: the dots of a relative import, and the dotted name after them."""
+    """The imports of a file: the number of dots of a relative import, and the dotted name."""
     for node in chain.from_iterable(map(ast.walk, parsed(file))):
         match node:
             case ast.Import():
                 yield from ((0, alias.name) for alias in node.names)
             case ast.ImportFrom():
-                # What is imported may be a module of a package.
+                # The imported name may be a module of a package.
                 yield from ((node.level, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names)
             case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
                 dotted = name.lstrip(".")
                 if last_name(function) in _IMPORTING and all(map(str.isidentifier, dotted.split("."))):
                     yield len(name) - len(dotted), dotted
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names) | ast.Tuple(elts=names)):
-                # `from package import *` imports those of its modules that this names.
+                # `from package import *` imports the modules in this list.
                 if file.name == "__init__.py":
                     strings = (str(name.value) for name in names if isinstance(name, ast.Constant))
                     yield from ((1, name) for name in strings if name.isidentifier())
 
 
 def _files(name: str, folders: Sequence[str]) -> Iterator[Path]:
-    """The files that are run to import a module: those of its packages, and its own."""
+    """The files that run when a module is imported: those of its packages, and its own."""
     spec = _spec(name.partition(".")[0], folders)
     for part in [*name.split(".")[1:], None]:
         if spec is None:
@@ -187,5 +187,5 @@ def _spec(module: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 def _is_of_user(file: Path) -> bool:
-    """Whether neither Python nor a distribution has installed it."""
+    """Whether neither Python nor a distribution installed it."""
     return _INSTALLED.isdisjoint(file.parts) and not any(map(file.is_relative_to, _STANDARD))

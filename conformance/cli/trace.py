@@ -1,4 +1,4 @@
-"""``conformance trace``: show what each rank of a case did."""
+"""``conformance trace``: show the steps of each rank of a case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.report.traces import render_trace
 from conformance.trace import file
 from conformance.trace.hindsight.shards import joined
 
-DESCRIPTION = "Show what each rank of a case did, from what `conformance run --traces FOLDER` wrote."
+DESCRIPTION = "Show what each rank of a case did, from the traces of `conformance run --traces FOLDER`."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except file.TraceError as error:
         return say(str(error), USAGE)
     except Exception as error:
-        # The files are anybody's, as those of `conformance report`.
+        # Anyone may have written the files.
         return say(f"{options.folder} cannot be shown: it is damaged ({type(error).__name__}: {error})", USAGE)
     console.file.write(printed.get())
     return CONFORMING

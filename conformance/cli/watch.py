@@ -6,13 +6,14 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from math import inf
 from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
 
-from conformance.cli import formats
+from conformance.cli import formats, outputs
 from conformance.cli.exits import (
     CONFORMING,
     HARNESS,
@@ -26,7 +27,7 @@ from conformance.cli.exits import (
 from conformance.cli.files import WATCH_REPORT, OutputFolder
 from conformance.report.ci import markdown, sarif
 from conformance.report.command import shown
-from conformance.report.text import write
+from conformance.report.text import SafeConsole, write
 from conformance.results import ResultsError
 from conformance.suite.configuration import ConfigurationError, configuration
 from conformance.suite.options import whole_number
@@ -41,19 +42,22 @@ from conformance.watch.report.terminal import render
 from conformance.watch.verdict import Outcome, outcome, stated
 from conformance.watch.watching import GRACE, CannotStart, NoRoom, Watched, watch
 
-DESCRIPTION = """Run a training script as it is, and report nine properties of its steps: whether each uses the mean of
-what all ranks and micro-batches computed, whether gradients are cleared, unscaled and clipped in time, whether the
-ranks agree, and what data, schedules and parameters they use. A property is proven, wrong or open."""
-EPILOG = """properties, and their values; the first is expected unless you state another one:
+DESCRIPTION = """Run a training script unchanged and check nine properties of its steps: whether
+each step uses the mean gradient of all ranks and micro-batches; whether
+gradients are cleared, unscaled and clipped in time; whether the ranks agree;
+and which data, schedules and parameters they use. Each property is PROVEN,
+WRONG or OPEN."""
+EPILOG = """properties and their values; the first one is expected unless you state another:
 {values}
 
 examples:
   conformance watch -- python train.py
   conformance watch -- torchrun --nproc-per-node=2 train.py --epochs 1
   conformance watch --expect ranks=sum --strict -- python train.py
+  conformance watch --format json -- python train.py > watch.json
 
-exit codes: 0 conforms, 1 does not conform, 2 usage error, 3 the harness failed, 4 undecided;
-that of the script, if it failed: 128 + N if signal N ended it, so 130 after Ctrl-C
+exit codes: 0 conforms, 1 does not conform, 2 usage error, 3 the harness failed,
+4 undecided; if the script fails, its own exit code (130 after Ctrl-C)
 """
 
 
@@ -65,15 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=whole_number("steps"),
         metavar="N",
-        help="watch the first N steps of each optimizer; the script goes on unwatched",
+        help="watch the first N steps of each optimizer only; the script runs to its end",
     )
-    parser.add_argument("--every", type=whole_number("steps"), default=1, metavar="N", help="look at one window of N")
+    parser.add_argument("--every", type=whole_number("steps"), default=1, metavar="N", help="check one window in N")
     parser.add_argument("--stop", action="store_true", help="end the script at the first violation")
     parser.add_argument(
         "--grace",
         type=_seconds,
         metavar="SECONDS",
-        help="how long the script may take to end after Ctrl-C or SIGTERM (default: 30); a second signal is final",
+        help="time for the script to end after Ctrl-C or SIGTERM (default: 30); a second signal kills it",
     )
     parser.add_argument(
         "--expect",
@@ -82,10 +86,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROPERTY=VALUE",
         help="what the script does on purpose, such as ranks=sum; may be given several times",
     )
-    parser.add_argument("--strict", action="store_true", help="an open row is a failure")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for a report in HTML (default: none)")
+    parser.add_argument("--strict", action="store_true", help="fail if a property is OPEN")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for an HTML report (default: no report)")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="what to print (default: %(default)s); with json, the script's output goes to standard error",
+    )
     formats.add_arguments(parser, formats.OF_A_WATCH)
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
+    parser.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command that starts the script"
+    )
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
@@ -95,7 +107,12 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except ConfigurationError as error:
         return say(str(error), USAGE)
     if not script:
-        return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
+        return say("no command to watch; write: conformance watch -- python train.py", USAGE)
+    in_json = options.format == "json"
+    if in_json:
+        console = SafeConsole(stderr=True, highlight=False)
+    # Otherwise the script's own output would be written into the line.
+    shows = sys.stderr.isatty() and not sys.stdout.isatty() and not in_json
     folder = None if options.output is None else OutputFolder(options.output, WATCH_REPORT)
     if (wrong := _why_not(options, folder, script)) is not None:
         return say(wrong, USAGE)
@@ -103,27 +120,36 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         with ended_like_ctrl_c():
             settings = Settings(options.steps, options.every)
             grace = GRACE if options.grace is None else options.grace
-            watched = watch(script, _live(monotonic(), stop=options.stop), settings, grace)
+            see = _live(monotonic(), stop=options.stop, shows=shows)
+            watched = watch(script, see, settings, grace, output=2 if in_json else None)
     except NoRoom as error:
         return say(str(error), USAGE)
     except CannotStart as error:
         if script[0].endswith(".py") and Path(script[0]).is_file():
             python = f"write: conformance watch -- python {shown(script)}"
             return say(f"{shown(script[:1])} is a file, not a command; {python}", USAGE)
-        return say(f"{shown(script[:1])} cannot be started: {error}", USAGE)
-    _clear_line()
-    render(watched.findings, script, console, expected)
+        missing = "/" not in script[0] and shutil.which(script[0]) is None
+        hint = "; install it, or activate the environment that has it" if missing else ""
+        return say(f"{shown(script[:1])} cannot be started: {error}{hint}", USAGE)
+    if shows:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if in_json:
+        code = None if watched.code is None else _as_in_a_shell(watched.code)
+        print(outputs.in_json(outputs.watch(watched.findings, script, expected, code)))
+    else:
+        render(watched.findings, script, console, expected)
     try:
-        _write(watched.findings, script, expected, options, folder, console)
+        with redirect_stdout(sys.stderr if in_json else sys.stdout):
+            _write(watched.findings, script, expected, options, folder, console)
     except (OSError, ResultsError) as error:
         return say(f"the report cannot be written: {error}", _as_in_a_shell(watched.code) or HARNESS)
     return _ended(watched, script, expected, options)
 
 
 def _why_not(options: argparse.Namespace, folder: OutputFolder | None, script: Sequence[str]) -> str | None:
-    """Why the files of this watch cannot be written, one line; None if they can, and those of an earlier one are gone.
+    """One line: why the files of this watch cannot be written. None if they can; earlier ones are removed then.
 
-    A command that cannot be started leaves them.
+    A command that cannot be started leaves earlier files.
     """
     if folder is not None and (wrong := folder.unwritable()) is not None:
         return wrong
@@ -135,7 +161,7 @@ def _why_not(options: argparse.Namespace, folder: OutputFolder | None, script: S
                 folder.remove_report()
             formats.remove_earlier(options)
         except OSError as error:
-            return f"cannot remove {error.filename}: {error.strerror}; name another place for it"
+            return f"cannot remove {error.filename}: {error.strerror}; name another file"
     return None
 
 
@@ -167,21 +193,21 @@ def _write(
 def _ended(
     watched: Watched, script: Sequence[str], expected: Mapping[Property, str], options: argparse.Namespace
 ) -> int:
-    """Says how the script ended, if it failed; returns the exit code."""
+    """Prints how the script ended, if it failed; returns the exit code."""
     code = _as_in_a_shell(watched.code)
     if watched.was_killed:
-        say("the script did not end in time, and was killed; --grace gives it longer", INTERRUPTED)
+        say("the script did not end in time and was killed; give it more time with --grace", INTERRUPTED)
     if watched.was_stopped:
         return say("the script was ended at the first violation (--stop)", NOT_CONFORMING)
     if watched.by is not None:
-        say(f"interrupted by {watched.by.name}; the verdict is on what came before", INTERRUPTED)
+        say(f"interrupted by {watched.by.name}; the verdict covers the steps until then", INTERRUPTED)
     elif code:
         say(f"the script itself failed with exit code {code}: {shown(script)}", code)
     return code or _exit(outcome(watched.findings, expected), strict=options.strict)
 
 
 def _written() -> dict[Property, str]:
-    """What the configuration expects. Raises ConfigurationError."""
+    """The expectations in pyproject.toml. Raises ConfigurationError."""
     found = configuration()
     try:
         return dict(stated(f"{name}={value}") for name, value in found.watch.items())
@@ -196,7 +222,7 @@ def _exit(of: Outcome, *, strict: bool) -> int:
 
 
 def _as_in_a_shell(code: int | None) -> int:
-    """An exit code; negative for a signal."""
+    """An exit code as a shell has it; `code` is negative for a signal."""
     return 0 if code is None else code if code >= 0 else 128 - code
 
 
@@ -217,14 +243,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
-    """Shows how it stands, on a terminal; its result is whether that is enough."""
+def _live(start: float, *, stop: bool, shows: bool) -> Callable[[Judge], bool]:
+    """Shows the progress; its result is whether to stop."""
 
     def see(judge: Judge) -> bool:
         findings = judge.findings
-        if _is_shown():
+        if shows:
             print(
-                f"\rwatching: {findings.steps} steps, {findings.conserved} right, {len(findings.causes)} problems, "
+                f"\rwatching: {findings.steps} steps, {findings.conserved} correct, {len(findings.causes)} problems, "
                 f"{monotonic() - start:.0f} s ",
                 end="",
                 file=sys.stderr,
@@ -233,13 +259,3 @@ def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
         return stop and judge.accuses
 
     return see
-
-
-def _is_shown() -> bool:
-    """Whether the script's own output does not go to the terminal, too: it would be written into the line."""
-    return sys.stderr.isatty() and not sys.stdout.isatty()
-
-
-def _clear_line() -> None:
-    if _is_shown():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -32,7 +32,7 @@ class Regression(Model):
 
 @trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
          losses=("mean", "weighted"), clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True,
-         unused_parameters=True, buffers=True, last_window="step", requires=("trl",))  # fmt: skip
+         unused_parameters=True, buffers=True, last_window="step", requires=("trl", "datasets"))  # fmt: skip
 def train(task: Task) -> None:
     class Fitter(InOrder, SFTTrainer): ...
 

@@ -67,12 +67,16 @@ def explained(name: str) -> RenderableType:
     Raises:
         UnknownLaw: no law and no chapter has this name.
     """
-    if name in CHAPTERS:
-        return listing([name])
-    found = next((law for law in catalogue() if law.id == name), None)
-    if found is None:
+    found = named(name)
+    return listing([name]) if name in CHAPTERS else _in_full(*found)
+
+
+def named(name: str) -> list[Law]:
+    """The law of this id, or the laws of a chapter. Raises UnknownLaw."""
+    found = [law for law in catalogue() if name in (law.id, law.chapter)]
+    if not found:
         raise UnknownLaw(_unknown(name))
-    return _in_full(found)
+    return found
 
 
 def _in_full(law: Law) -> RenderableType:

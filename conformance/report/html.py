@@ -170,6 +170,11 @@ def _hash(content: str) -> str:
     return f"'sha256-{digest}'"
 
 
+def framed(page: str) -> str:
+    """A page as part of another one, such as a notebook."""
+    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: 40em; border: 0"></iframe>'
+
+
 def _anchors(results: Results) -> Callable[..., str]:
     """A function for the unique id of a case, or of the names of a group of cases."""
     taken: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Runs a command with a recorder in each of its processes, and judges what they write meanwhile."""
+"""Runs a command with a recorder in each of its processes, and judges their records as they come."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
 
 GRACE = 30.0
-"""Seconds that a command has to end after a signal."""
+"""Seconds for a command to end after a signal."""
 
 _PAUSE = 0.2
-"""Seconds between two looks at what is new."""
+"""Seconds between two reads of new records."""
 
 _AFTERWARDS = 5.0
-"""Seconds that other processes may outlive the command."""
+"""Seconds for which other processes may outlive the command."""
 
 
 _Lines: TypeAlias = Mapping[int, Sequence[str]]
@@ -47,13 +47,13 @@ class CannotStart(Exception):
 
 
 class NoRoom(Exception):
-    """There is no place for records. `str()` is one line that says why, and what to do."""
+    """Nothing can be recorded. `str()` is one line: why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """code: the command's exit code; negative for a signal; None if nobody knows it. by: the signal to us that ended
-    it. was_stopped: `see` had it ended. was_killed: it exceeded `grace`."""
+    """code: the exit code of the command; negative for a signal; None if unknown. by: the signal to us that ended it.
+    was_stopped: `see` ended it. was_killed: it exceeded `grace`."""
 
     code: int | None
     by: signal.Signals | None
@@ -67,9 +67,11 @@ def watch(
     see: Callable[[Judge], bool] = lambda judge: False,
     settings: Settings = Settings(),  # noqa: B008  # is frozen
     grace: float = GRACE,
+    output: int | None = None,
 ) -> Watched:
-    """Run a command to its end. `see` is called now and then with the judge of what came until then; if it is true,
-    the command is ended. Signals go to the command, which then has `grace` seconds to end, or until the second signal.
+    """Run a command to its end. `see` is called repeatedly with the judge; the command is ended once it returns True.
+    Signals go to the command, which then has `grace` seconds to end, or until the second signal. output: a descriptor
+    for the command's standard output; None: our own.
 
     Raises CannotStart, and NoRoom if nothing can be recorded.
     """
@@ -78,7 +80,7 @@ def watch(
         reader = Reader(folder, judge)
         env = {**environment(str(folder), os.environ), **settings.variables()}
         was_stopped = False
-        with _Signals() as signals, _supervised(command, env, grace, folder) as (process, report):
+        with _Signals() as signals, _supervised(command, env, grace, folder, output) as (process, report):
             came = signals.came
             signals.pass_to(process)
             trainers = Trainers(process.pid, folder)
@@ -105,13 +107,13 @@ def watch(
         try:
             judge.finish(is_whole=is_whole)
         except Exception as error:
-            # Records may be damaged. Findings up to here stay.
+            # Records may be damaged. Findings so far stay.
             judge.findings.lack(said("records-unjudged", reason=f"{type(error).__name__}: {error}"))
         return Watched(code, by, was_stopped, bool(ended.get("killed")), judge.findings)
 
 
 def _left(trainers: Trainers, report: int) -> _Lines:
-    """The command lines of processes that outlive the command and may train, by process."""
+    """The command lines of processes that outlive the command and may train."""
     deadline = monotonic() + _AFTERWARDS
     while not select.select([report], [], [], _PAUSE)[0]:
         if not (still := trainers.look()) or monotonic() > deadline:
@@ -120,7 +122,7 @@ def _left(trainers: Trainers, report: int) -> _Lines:
 
 
 def _judge_end(judge: Judge, code: int | None, unreached: _Lines, still: _Lines, *, has_torch: bool) -> None:
-    """Adds a doubt for each process that was not seen, and for a command that failed."""
+    """Adds a doubt for each unseen process, and for a failed command."""
     findings = judge.findings
     for pid, line in unreached.items():
         findings.lack(said("unreached", pid=pid, command=shown(line)))
@@ -139,7 +141,7 @@ def _ending(code: int) -> str:
 
 
 def _signal(number: int) -> str:
-    """Its name, if it has one: real-time signals have none."""
+    """Its name; real-time signals have a number only."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -148,7 +150,7 @@ def _signal(number: int) -> str:
 
 @contextmanager
 def place(*, keeps: bool = False) -> Iterator[tuple[Path, Ledger]]:
-    """A folder for records, with a ledger, until the end of the block. keeps: as in `Ledger`. Raises NoRoom."""
+    """A folder for records, with a ledger, during the block. keeps: as in `Ledger`. Raises NoRoom."""
     with ExitStack() as stack:
         try:
             temporary = tempfile.TemporaryDirectory(prefix="conformance-watch-", ignore_cleanup_errors=True)
@@ -162,17 +164,18 @@ def place(*, keeps: bool = False) -> Iterator[tuple[Path, Ledger]]:
 
 @contextmanager
 def _supervised(
-    command: Sequence[str], env: Mapping[str, str], grace: float, folder: Path
+    command: Sequence[str], env: Mapping[str, str], grace: float, folder: Path, output: int | None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The process that runs the command, and the pipe on which it says how that has ended."""
+    """The process that runs the command, and the pipe on which it reports its end."""
     report, write = os.pipe()
     os.set_inheritable(write, True)
     script = [sys.executable, "-I", "-S", str(Path(supervisor.__file__)), str(os.getpid()), str(write), str(grace)]
     try:
         try:
-            # The supervisor inherits this. A signal would end it before it has blocked signals itself.
+            # The supervisor inherits this: a signal could end it before it blocks signals itself.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
-            process = subprocess.Popen([*script, str(folder), *command], env=env, close_fds=False)
+            words = [*script, str(folder), *command]
+            process = subprocess.Popen(words, env=env, stdout=output, close_fds=False)
         except OSError as error:
             raise CannotStart(f"{sys.executable}: {error.strerror}") from error
         finally:
@@ -182,7 +185,7 @@ def _supervised(
             try:
                 yield process, report
             except BaseException:
-                # Wait for the command even if this process fails.
+                # Wait for the command even after an error here.
                 select.select([report], [], [])
                 raise
             finally:
@@ -192,7 +195,7 @@ def _supervised(
 
 
 def _report(report: int) -> dict[str, int | None]:
-    """How the command has ended; {} if the supervisor was killed. Raises CannotStart."""
+    """How the command ended; {} if the supervisor was killed. Raises CannotStart."""
     text = b""
     while not text.endswith(b"\n") and (more := os.read(report, 4096)):
         text += more
@@ -203,16 +206,16 @@ def _report(report: int) -> dict[str, int | None]:
 
 
 class _Signals:
-    """Passes signals on to the supervisor within its block. Those that come before there is one wait for it.
+    """Passes signals on to the supervisor within its block; earlier ones wait for it.
 
-    came: all of them. It does not block them: a signal that one thread blocks goes to another one.
+    came: all signals. They are not blocked: a signal that one thread blocks goes to another one.
     """
 
     def __init__(self) -> None:
         self.came: list[signal.Signals] = []
         self._waiting: deque[int] = deque()
         self._process: subprocess.Popen[bytes] | None = None
-        # What `nohup` ignores stays ignored.
+        # Signals that `nohup` ignores stay ignored.
         heard = [one for one in supervisor.PASSED_ON if signal.getsignal(one) is not signal.SIG_IGN]
         self._before = {number: signal.getsignal(number) for number in heard}
 
@@ -235,14 +238,14 @@ class _Signals:
         self._send()
 
     def _send(self) -> None:
-        # A handler may run here, too: each signal is taken out once.
+        # A handler may interrupt this loop: each signal is taken out once.
         with suppress(IndexError):
             while self._process is not None:
                 self._process.send_signal(supervisor.TOLD + self._waiting.popleft())
 
 
 def environment(folder: str, given: Mapping[str, str]) -> dict[str, str]:
-    """`given`, and what starts a recorder in each Python process."""
+    """`given`, and the variables that start a recorder in each Python process."""
     home = Path(conformance.__file__).parent
     inject = str(home / "watch" / "inject")
     path = os.pathsep.join(filter(None, [inject, given.get("PYTHONPATH", "")]))

@@ -46,7 +46,10 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     (
         {"empty.py": "x = 1"},
         "empty.py",
-        "empty.py: no @trainer function in it: decorate your training function with @trainer(...) from `conformance`",
+        (
+            "empty.py: no @trainer function in it; to watch a script: conformance watch -- python empty.py; "
+            "to make an adapter: conformance init empty.py"
+        ),
     ),
     (
         {"defines_one.py": ONE, "imports_one.py": "from defines_one import train as theirs"},

@@ -280,7 +280,7 @@ def test_no_file_is_overwritten(init, tmp_path):
     (tmp_path / "my_trainer.py").write_text("mine")
     code, out, err = init()
     assert (code, out) == (2, "")
-    assert err == "conformance: my_trainer.py is there already and is left as it is; name another file with --output\n"
+    assert err == "conformance: my_trainer.py exists and was not changed; name another file with --output\n"
     assert (tmp_path / "my_trainer.py").read_text() == "mine"
 
 
@@ -316,8 +316,8 @@ def test_what_is_no_training_script(init, tmp_path, content, said):
 def test_files_that_cannot_be_read_or_written(init, tmp_path):
     for arguments, said in (
         (["none.py"], "cannot read none.py: No such file or directory"),
-        ([tmp_path], "this is a folder; name the file in it that trains"),
-        ([""], "this is a folder; name the file in it that trains"),
+        ([tmp_path], "is a folder; name the training script in it"),
+        ([""], "is a folder; name the training script in it"),
         (["--output", "none/my.py"], "cannot write none/my.py: No such file or directory"),
         (["--output", "adapter"], "end its name with .py"),
     ):

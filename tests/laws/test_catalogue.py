@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from conformance.cli import main
 from conformance.laws.law import catalogue, laws
 from fixtures.specimens import read
+from tools import results_schema as schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,6 +71,15 @@ def test_all_laws_are_listed_by_chapter(capsys):
     ids = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and "/" in line[:12]]
     assert ids == [law.id for law in catalogue()]
     assert "Gradients MUST be unscaled before they are clipped." in joined(out.partition("amp/unscale-before-clip")[2])
+
+
+@pytest.mark.parametrize("words", [("laws",), ("explain", "amp"), ("explain", "watch/averaged")])
+def test_laws_as_json(capsys, words):
+    code, out, _ = said(capsys, *words, "--format", "json")
+    document = json.loads(out)
+    Draft202012Validator(json.loads((schema.OUTPUTS / "laws.json").read_text())).validate(document)
+    found = [law.id for law in catalogue() if {*words[1:]} <= {law.id, law.chapter}]
+    assert (code, [law["id"] for law in document["laws"]]) == (0, found)
 
 
 def test_one_law_is_explained(capsys):

@@ -1,15 +1,18 @@
-"""What `conformance diff` says of two runs, and that only a case that held and does not any more fails it."""
+"""`conformance diff`: its verdict and sections, and its exit code, which is 1 after a regression only."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from conformance.cli import main
+from conformance.cli import main, outputs
 from conformance.report.comparison import compared, markdown
 from conformance.results import Results, ResultsWriter
+from tools import results_schema as schema
 
 
 def passed(results):
@@ -17,7 +20,7 @@ def passed(results):
 
 
 def broken(results, count=1):
-    """The same run, in which cases that held crash."""
+    """The same run, in which cases that passed crash."""
     wrong = {id(case) for case in passed(results)[:count]}
     cases = (
         replace(case, verdict="CRASH", headline="rank 0 died") if id(case) in wrong else case for case in results.cases
@@ -27,72 +30,114 @@ def broken(results, count=1):
 
 def test_the_same_run(results):
     comparison = compared(results, results)
-    assert comparison.sections == ()
-    assert comparison.verdict == ("No regression: each case that held and ran again still holds.", "good")
+    assert comparison.sections == []
+    assert comparison.verdict == (
+        "No regression: every case that passed before and ran again still passes.",
+        "good",
+    )
+    ran = len(results.cases) - results.not_run
+    assert comparison.counts == f"{ran} cases compared: {ran} unchanged."
 
 
-def test_a_case_that_breaks_and_one_that_is_repaired(results):
+def test_a_regression_and_a_fixed_case(results):
     other = broken(results)
     first = passed(results)[0]
     comparison = compared(results, other)
-    assert comparison.verdict == ("Regression: 1 case that held does not any more.", "bad")
-    assert [section.title for section in comparison.sections] == ["Held, and do not any more", "Causes that are new"]
-    assert comparison.sections[0].lines == ((f"{first.trainer} {first.id}", "PASS (exact) → CRASH: rank 0 died"),)
+    assert comparison.verdict == ("Regression: 1 case that passed now fails.", "bad")
+    assert [section.title for section in comparison.sections] == ["Regressions", "New problems"]
+    # The problem says why.
+    assert comparison.sections[0].lines == ((f"{first.trainer} {first.id}", "PASS (exact) → CRASH"),)
+    assert "rank 0 died" in comparison.sections[1].lines[0][1]
+    assert ": 1 regressions, " in comparison.counts
     back = compared(other, results)
-    assert back.broken == 0
+    assert back.regressions == ()
     assert [name for name, _ in back.sections[0].lines] == [f"{first.trainer} {first.id}"]
-    assert [section.title for section in back.sections] == ["Hold now, and did not", "Causes that are gone"]
+    assert [section.title for section in back.sections] == ["Fixed", "Fixed problems"]
 
 
 def test_what_did_not_run_is_no_regression(results):
     first = passed(results)[0]
     cases = tuple(replace(case, verdict="UNAVAILABLE") if case is first else case for case in results.cases)
     comparison = compared(results, replace(results, cases=cases))
-    assert not comparison.broken
-    [(title, names)] = [(one.title, [name for name, _ in one.lines]) for one in comparison.sections]
-    assert (title, names) == ("Held, and did not run this time", [f"{first.trainer} {first.id}"])
+    assert not comparison.regressions
+    [section] = comparison.sections
+    assert (section.title, section.is_detail) == ("Not compared", True)
+    assert [name for name, _ in section.lines] == [f"{first.trainer} {first.id}"]
+    assert comparison.counts.endswith(" 1 not compared, because they did not run again.")
 
 
-def test_cases_that_are_new_and_gone(results):
-    less = replace(results, cases=results.cases[2:])
-    names = [f"{case.trainer} {case.id}" for case in results.cases[:2]]
-    for found, title in ((compared(less, results), "New cases"), (compared(results, less), "Cases that are gone")):
-        assert [name for one in found.sections if one.title == title for name, _ in one.lines] == names
-        assert not found.broken
+def test_cases_that_are_new_and_not_compared(results):
+    two = passed(results)[:2]
+    less = replace(results, cases=tuple(case for case in results.cases if not any(case is one for one in two)))
+    names = [f"{case.trainer} {case.id}" for case in two]
+    for found, title in ((compared(less, results), "New cases that pass"), (compared(results, less), "Not compared")):
+        [section] = found.sections
+        assert (section.title, section.is_detail, [name for name, _ in section.lines]) == (title, True, names)
+        assert not found.regressions
+
+
+def test_a_problem_of_cases_that_did_not_run_again_is_not_fixed(results):
+    """One that no case of the second run shows is fixed if one of its cases ran again."""
+    other = broken(results)
+    first = passed(results)[0]
+    without = replace(results, cases=tuple(case for case in results.cases if case.id != first.id))
+    assert [one.title for one in compared(other, without).sections if not one.is_detail] == []
+    assert [one.title for one in compared(other, results).sections] == ["Fixed", "Fixed problems"]
+
+
+def test_nothing_compared(results):
+    comparison = compared(results, empty(results))
+    assert comparison.verdict == ("Nothing compared: no case ran in both runs.", "doubt")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_json_fits_its_schema(results, count):
+    other = replace(broken(results, count), cases=broken(results, count).cases[:-1])
+    for old, new in ((results, other), (other, results), (results, empty(results))):
+        document = json.loads(outputs.in_json(outputs.diff(compared(old, new))))
+        Draft202012Validator(json.loads((schema.OUTPUTS / "diff.json").read_text())).validate(document)
+    assert len(json.loads(outputs.in_json(outputs.diff(compared(results, other))))["regressions"]) == count
 
 
 def test_markdown_shows_no_more_than_it_should(results):
-    lines = list(markdown(compared(results, broken(results, 4)), most=3))
-    assert lines[0] == "**Regression: 4 cases that held do not any more.**"
-    assert "\n### Held, and do not any more (4)\n" in lines and "- and 1 more" in lines
+    comparison = compared(results, broken(results, 4))
+    lines = list(markdown(comparison, comparison.sections, most=3))
+    assert lines[0] == "**Regression: 4 cases that passed now fail.**"
+    assert "\n### Regressions (4)\n" in lines and "- and 1 more" in lines
     assert sum(line.startswith("- `") and "CRASH" in line for line in lines) >= 3
 
 
 def test_markdown_of_a_hostile_name(results, hostile):
     wrong = passed(results)[0]
     cases = tuple(replace(case, verdict="CRASH", headline=hostile) if case is wrong else case for case in results.cases)
-    text = "\n".join(markdown(compared(results, replace(results, cases=cases)), most=3))
+    comparison = compared(results, replace(results, cases=cases))
+    text = "\n".join(markdown(comparison, comparison.sections, most=3))
     assert "<img" not in text.replace("\\<", "") and "\x1b" not in text
 
 
 def test_the_command(results, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     old, new = (write(tmp_path / name, run) for name, run in (("old", results), ("new", broken(results))))
     assert main(["diff", old, new, "--html", str(tmp_path / "diff.html")]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "Regression: 1 case that held does not any more."
+    assert capsys.readouterr().out.splitlines()[0] == "Regression: 1 case that passed now fails."
     page = (tmp_path / "diff.html").read_text()
-    assert "Regression: 1 case that held does not any more." in page and "rank 0 died" in page
+    assert "Regression: 1 case that passed now fails." in page and "rank 0 died" in page
     assert main(["diff", new, old, "--format", "markdown"]) == 0
     assert capsys.readouterr().out.startswith("**No regression")
+    assert main(["diff", old, new, "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "REGRESSION"
     assert main(["diff", old, str(tmp_path / "none")]) == 2
     assert "cannot read" in capsys.readouterr().err
 
 
 def test_how_much_is_printed(results, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    old, new = (write(tmp_path / name, run) for name, run in (("old", results), ("new", empty(results))))
+    """Cases that were not compared, and new ones that pass, with --verbose only."""
+    old, new = (write(tmp_path / name, run) for name, run in (("old", empty(results)), ("new", broken(results, 30))))
     assert main(["diff", old, new]) == 0
-    assert "more: --verbose shows all" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "more: --verbose shows all" in text
+    assert "New cases that pass" not in text
     main(["diff", old, new, "--verbose"])
-    assert len(capsys.readouterr().out.splitlines()) > len(results.cases)
+    assert len(capsys.readouterr().out.splitlines()) > len(passed(results))
     main(["diff", old, new, "--quiet"])
     assert len(capsys.readouterr().out.splitlines()) == 1
 

@@ -154,4 +154,4 @@ def test_the_report_of_other_results_is_removed(tmp_path: Path, capfd: pytest.Ca
     results.write_text("{\n" + results.read_text())
     assert main(["report", str(results)]) == 2
     assert not report.exists()
-    assert f"{report}, which was of other results, is removed" in capfd.readouterr().err
+    assert f"removed {report}, the report of other results" in capfd.readouterr().err

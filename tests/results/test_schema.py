@@ -10,6 +10,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from conformance.cli import outputs
 from conformance.results.plain import ShapeError, record
 from conformance.results.records import KINDS
 from tools import results_schema as schema
@@ -61,6 +62,8 @@ def test_the_schema_is_written_from_the_records() -> None:
     """Else: python -m tools.results_schema."""
     assert schema.SCHEMA.read_text(encoding="utf-8") == schema.in_json()
     assert schema.WORDS.read_text(encoding="utf-8") == schema.in_markdown()
+    for kind in outputs.KINDS:
+        assert (schema.OUTPUTS / f"{kind}.json").read_text(encoding="utf-8") == schema.of_output(kind)
 
 
 def test_reader_and_schema_refuse_the_same_values(results_file: Path) -> None:

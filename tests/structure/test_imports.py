@@ -40,7 +40,7 @@ FLOORS = (
     ("conformance.report",),
     ("conformance.init", "conformance.repro", "conformance.suite", "conformance.watch"),
     ("conformance.launchers",),
-    ("conformance.plugin",),
+    ("conformance.callbacks", "conformance.plugin", "conformance.running"),
     ("conformance.cli",),
     ("conformance.__main__",),
 )

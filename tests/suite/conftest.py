@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from conformance.cli import main
+from conformance.cli import engine, main
 from conformance.runner.front.client import shared
 
 #: The textbook loop; `{before}` runs in each rank first, `{inside}` in each window before its backward passes.
@@ -58,6 +58,9 @@ def train(task: Task) -> None:
 """
 
 LIMIT = 120
+#: Seconds until a line of progress, which a slow machine would print in some tests.
+NEVER = 1e6
+_COMMAND = f"import sys; from conformance.cli import engine, main; engine.PAUSE = {NEVER}; sys.exit(main())"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -109,8 +112,11 @@ class Ended:
 
 
 @pytest.fixture
-def conformance(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+def conformance(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
     """Calls the command line in this process, one case at a time unless ``-n`` is given."""
+    monkeypatch.setattr(engine, "PAUSE", NEVER)
 
     def called(*arguments: str) -> Ended:
         capfd.readouterr()
@@ -144,7 +150,7 @@ class Command:
         name, _, value = self._mark.partition("=")
         environment = {**os.environ, name: value, **more.pop("env", {})}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "conformance", *arguments],
+            [sys.executable, "-c", _COMMAND, *arguments],
             env=environment,
             start_new_session=True,
             text=True,

@@ -32,7 +32,13 @@ MISTAKES = {
     "a folder": (["folder"], "folder: this is a folder: name a .py file in it, or package.module:function"),
     "a folder's path": (["./folder"], "./folder: this is a folder: name a .py file in it"),
     "not Python": (["./notes.txt"], "not a Python file"),
-    "no trainer in it": (["plain.py"], "plain.py: no @trainer function in it: decorate your training function"),
+    "no trainer in it": (
+        ["plain.py"],
+        (
+            "plain.py: no @trainer function in it; to watch a script: conformance watch -- python plain.py; "
+            "to make an adapter: conformance init plain.py"
+        ),
+    ),
     "several trainers": (["two.py"], "2 @trainer functions in it, name one of two.py:first, two.py:second"),
     "no such function": (["two.py:frist"], "two.py: no function 'frist' in it; did you mean 'first'?"),
     "not decorated": (["plain.py:train"], "plain.py: train is not decorated with @trainer(...)"),
@@ -66,6 +72,7 @@ MISTAKES = {
         ["one.py", "--output", "taken"],
         "cannot write taken/conformance-report.html: Is a directory",
     ),
+    "another kind of badge": (["one.py", "--badge", "a.png"], "a badge is no .png file; name it FILE.svg or FILE.json"),
     "unknown option": (["one.py", "--cases", "x"], "unrecognized arguments: --cases"),
 }
 
@@ -114,7 +121,8 @@ def test_a_line_for_each_mistake_and_nothing_runs(conformance, write):
             ["list"],
             "arguments are required: trainers | cases | workloads | laws | backends; see: conformance list --help",
         ),
-        (["rnu"], "invalid choice: 'rnu'"),
+        (["rnu"], "there is no command 'rnu'; did you mean 'run'?"),
+        (["nothing-like-it"], "there is no command 'nothing-like-it'; see: conformance --help"),
         (["report"], "the following arguments are required: results; see: conformance report --help"),
         (["report", "nosuch.jsonl"], "cannot read nosuch.jsonl: No such file or directory"),
         (["report", ""], "cannot read .: Is a directory"),

@@ -107,7 +107,7 @@ def test_a_lock_on_the_folder_stops_no_run(folder):
 def test_two_uses_of_one_file_are_refused(conformance, write, options):
     Path("link").symlink_to(".")
     ended = conformance("run", write(), "--case", CASE, *options)
-    said = "this command has another use for this file; name another one"
+    said = "this command also uses it for something else; name another file"
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == f"conformance: cannot write {Path(options[-1])}: {said}\n"
     assert not Path("conformance-results.jsonl").exists()
@@ -145,6 +145,6 @@ def test_no_file_is_named_that_somebody_removed(conformance, write, folder, monk
     monkeypatch.setattr("conformance.report.html.render_html", failing)
     ended = conformance("run", write(), "--case", CASE, "--output", "out")
     assert ended.code == 3
-    where = "the results are in out/conformance-results.jsonl" if keeps else "somebody removed the results of this run"
+    where = "the results are in out/conformance-results.jsonl" if keeps else "the results of this run are gone from out"
     assert where in ended.err
     assert keeps or ".jsonl" not in ended.err

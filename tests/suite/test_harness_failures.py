@@ -208,5 +208,5 @@ def test_a_bug_of_ours_outside_of_a_case(conformance, write, monkeypatch):
     ended = conformance("run", write(), "--case", CASE)
     assert ended.code == 3
     assert ended.err.splitlines()[-1] == (
-        "conformance: the harness failed: ZeroDivisionError: a bug; this is a bug of conformance"
+        "conformance: the harness failed: ZeroDivisionError: a bug; this is a bug in conformance"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.cli import engine
 from conformance.report import html
 
 FIRST, SECOND, BLOCKED, NEVER = (f"single-{path}-fp32-momentum" for path in ("batched", "acc2", "acc3", "acc4"))
@@ -158,17 +159,33 @@ def test_interrupted_and_resumed(blocked, all_gone, conformance, temporary, sent
         assert (header["kind"], footer["kind"], footer["complete"]) == ("header", "footer", False)
         assert footer["cases"] == len(cases) < 4
         assert BLOCKED not in [case["id"] for case in cases]
-        assert ended.line == f"conformance: interrupted; {len(cases)} of 4 cases are in conformance-results.jsonl"
+        kept = (
+            f"conformance: interrupted with {len(cases)} of 4 cases in conformance-results.jsonl; run the others with: "
+        )
+        words = f"waits.py {' '.join(CHOSEN)} -n {processes} --resume"
+        assert ended.line == f"{kept}conformance run {words}"
         assert f"INCOMPLETE: the run was cut off: {len(cases)} of 4 cases" in ended.out
         assert conformance("report", "conformance-results.jsonl").code == 1
     else:
         # The worker with the blocked case was faster than the other.
-        assert ended.line == "conformance: interrupted; no case was finished"
+        assert ended.line == "conformance: interrupted before the first case finished"
     if processes == "1":
         assert [case["id"] for case in cases] == [FIRST, SECOND]
     ended = resumed(conformance, "-n", processes)
     assert (ended.code, ended.err) == (0, "")
     assert sorted(line["id"] for line in lines()[1:-1]) == sorted([FIRST, SECOND, BLOCKED, NEVER])
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_without_a_terminal_lines_say_how_far_it_is(conformance, write, monkeypatch, processes):
+    monkeypatch.setattr(engine, "PAUSE", 0.2)
+    target = write("time.sleep(1.5)")
+    ended = conformance("run", target, "--case", FIRST, "-n", processes)
+    said = [line for line in ended.out.splitlines() if line.startswith("judging cases: 0 of 1, ")]
+    assert (ended.code, ended.err) == (0, "")
+    assert len(said) > 1
+    ended = conformance("run", target, "--case", FIRST, "-n", processes, "--quiet")
+    assert "judging cases" not in ended.out
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
@@ -195,7 +212,7 @@ def test_interrupted_twice(conformance, write, monkeypatch):
 
     monkeypatch.setattr(pytest, "main", interrupted)
     ended = conformance("run", write(), "--case", FIRST)
-    assert (ended.code, ended.line) == (130, "conformance: interrupted; 1 of 1 cases are in conformance-results.jsonl")
+    assert (ended.code, ended.line) == (130, "conformance: interrupted with 1 of 1 cases in conformance-results.jsonl")
     assert "The only case passed" in ended.out
     assert Path("conformance-report.html").exists()
 
@@ -240,8 +257,8 @@ def test_workers_that_are_killed_each_time(write, conformance):
     ended = conformance("run", target, *CHOSEN, "-n", "2")
     assert ended.code == 3
     assert ended.line == (
-        f"conformance: the harness failed: {BLOCKED}: our process that ran this case was killed twice, perhaps by the "
-        "system for its memory; the same command with --resume runs the case again"
+        f"conformance: the harness failed: {BLOCKED}: the worker process of this case was killed twice, perhaps "
+        "because memory ran out; the same command with --resume runs the case again"
     )
     assert sorted(case["id"] for case in lines()[1:-1]) == sorted([FIRST, SECOND, NEVER])
     assert not lines()[-1]["complete"]
@@ -282,7 +299,7 @@ def test_what_cannot_be_resumed(blocked, conformance, write):
     assert "--case then: " in refusal("waits.py", *CHOSEN[2:])
     other = whole.replace('"version":"', '"version":"0.', 1)
     own.write_text(other)
-    assert "trainer-conformance 0." in refusal("waits.py", *CHOSEN)
+    assert "version 0." in refusal("waits.py", *CHOSEN)
     assert own.read_text() == other
 
 
@@ -310,14 +327,14 @@ def test_a_changed_file_has_the_cases_run_again(conformance, write, changes):
         helper.write_text("import os\n")
     ended = conformance("run", *arguments, "--resume")
     assert (ended.code, ended.err) == (0, "")
-    said = "mine/helper.py changed since the earlier run: all cases of mine/a.py are run again."
+    said = "mine/helper.py changed since then: all cases of mine/a.py run again."
     assert ended.out.splitlines()[0] == said
     after = {(case["target"], case["id"]): case for case in lines()[1:-1]}
     assert len(after) == lines()[-1]["cases"] == 4
     assert [case in after.values() for case in before] == [False, False, True]
     cut_off(3)
     ended = conformance("run", *arguments, "--resume")
-    assert "changed since the earlier run" not in ended.out
+    assert "changed since then" not in ended.out
 
 
 def test_a_trainer_that_changed_may_have_other_cases(conformance, write):
@@ -331,7 +348,7 @@ def test_a_trainer_that_changed_may_have_other_cases(conformance, write):
     target.write_text(source)
     ended = conformance(*arguments, "--resume")
     assert (ended.code, ended.err) == (0, "")
-    assert "mine.py changed since the earlier run: all cases of mine.py are run again." in ended.out
+    assert "mine.py changed since then: all cases of mine.py run again." in ended.out
     assert unsupported["verdict"] == "UNSUPPORTED"
     assert lines()[-1]["cases"] > 1
 
@@ -344,7 +361,7 @@ def test_what_is_no_run_that_was_killed(conformance, write):
     Path("conformance-unfinished-4.jsonl").touch()
     ended = conformance("run", write(), "--case", FIRST, "--resume")
     assert (ended.code, ended.err) == (0, "")
-    assert "Nothing to resume in .: all cases are run." in ended.out
+    assert "Nothing to resume in .: running all cases." in ended.out
 
 
 def test_two_runs_in_one_folder(blocked, conformance, write):

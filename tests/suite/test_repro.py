@@ -22,7 +22,7 @@ def test_a_script_for_a_case_of_a_run(conformance, folder):
     assert conformance("run", mutant, "--case", CASE, "--case", "single-acc4-fp16-clip-value").code == 1
     ended = conformance("repro", "single-acc4-fp16-clip-value", "--output", "mine.py")
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith(f"mine.py shows {CASE}, the smallest case that fails for the same cause as")
+    assert ended.out.startswith(f"mine.py reproduces {CASE}, the smallest case with the problem of")
     assert "after step 0, weight[0] on rank 0: observed 0.546875, expected 2.0" in ended.out
     script = Path("mine.py").read_text()
     assert script.startswith('"""Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)\n')
@@ -47,8 +47,11 @@ def test_a_message_that_no_file_can_hold(conformance, write):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("single-batched-fp32-momentum", "batched"), "does not fail when it is run (PASS (exact))"),
-        (("single-batched-fp32", "batched"), "is no id of one case; conformance list cases has them"),
+        (("single-batched-fp32-momentum", "batched"), "does not fail when it runs again (PASS (exact))"),
+        (
+            ("single-batched-fp32", "batched"),
+            "no case has the id single-batched-fp32; conformance list cases lists them",
+        ),
         (("no-such-case", "batched"), "no case matches no-such-case"),
         (("no-such-case",), "conformance-results.jsonl"),
     ],

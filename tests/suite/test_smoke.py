@@ -49,7 +49,7 @@ def test_an_adapter_that_works(conformance, folder):
     assert [line.split()[2] for line in ended.out.splitlines()[:4]] == [
         f"single-batched-{precision}-momentum" for precision in ("fp64", "fp32", "bf16", "fp16")
     ]
-    assert "All 4 hold, which is no proof." in ended.out
+    assert "4 cases passed, which is no proof yet: conformance run has " in ended.out
     assert list(Path(folder).iterdir()) == []
 
 
@@ -57,10 +57,23 @@ def test_an_adapter_that_does_not(conformance, folder):
     Path(folder, "mine.py").write_text(OTHER_OPTIMIZER)
     ended = conformance("smoke", "mine.py")
     assert ended.code == 1
-    assert "  SETUP: " in ended.out
-    assert "  again: conformance run mine.py --case single-batched-fp32-momentum\n" in ended.out
+    assert "\n◇ SETUP  " in ended.out
+    assert "  $ conformance run mine.py --case single-batched-fp32-momentum\n" in ended.out
     assert ended.out.startswith("◇ mine  single-batched-fp32-momentum")
-    assert "The one case does not hold." in ended.out
+    assert "1 of 1 case failed." in ended.out
+
+
+def test_a_crash_is_one_problem_in_all_precisions(conformance, folder):
+    crashes = OTHER_OPTIMIZER.replace('["fp32"]', '["fp32", "fp64", "bf16"]')
+    Path(folder, "mine.py").write_text(
+        crashes.replace("    model = task.model()", "    raise KeyError(task.precision)")
+    )
+    ended = conformance("smoke", "mine.py")
+    assert ended.code == 1
+    lines = ended.out.splitlines()
+    assert [line.partition(" ")[0] for line in lines[:3]] == ["✗"] * 3
+    assert [line for line in lines if "CRASH" in line] == [lines[4]]
+    assert lines[-1].startswith("3 of 3 cases failed.")
 
 
 def test_an_adapter_that_declines_holds_in_nothing(conformance, folder):
@@ -68,7 +81,16 @@ def test_an_adapter_that_declines_holds_in_nothing(conformance, folder):
     Path(folder, "mine.py").write_text(declines.replace("import Task", "import Task, Unsupported"))
     ended = conformance("smoke", "mine.py")
     assert ended.code == 1
-    assert ended.err.startswith("conformance: no case of these trainers can be run here")
+    assert ended.err.startswith("conformance: no case of these trainers can run here")
+
+
+def test_a_missing_dependency_is_one_line(conformance, folder):
+    needs = OTHER_OPTIMIZER.replace("import torch", "import no_such_framework", 1)
+    Path(folder, "mine.py").write_text(needs.replace("precisions=", 'requires=["no_such_framework"], precisions='))
+    ended = conformance("smoke", "mine.py")
+    assert (ended.code, ended.out) == (1, "")
+    why = "no_such_framework is not installed; install it with: pip install no_such_framework"
+    assert ended.line == f"conformance: no case of these trainers can run here: {why}"
 
 
 def test_bad_input(conformance):
@@ -87,4 +109,4 @@ def test_what_init_writes_works(conformance, folder):
         assert conformance("init", str(scripts / f"{style}.py"), "--output", adapters[-1]).code == 0
     ended = conformance("smoke", *adapters)
     assert (ended.code, ended.err) == (0, ""), ended.out
-    assert "All 12 hold, which is no proof." in ended.out
+    assert "12 cases passed, which is no proof yet" in ended.out

@@ -233,9 +233,9 @@ def test_gradients_are_seen_before_they_are_reduced(mesh, gather):
 
 @pytest.mark.parametrize("gather", [gathered, whole])
 def test_changes_of_gradients_by_the_script_are_seen(mesh, gather):
-    with pytest.raises(AssertionError), conformance.watching() as findings:
+    with pytest.raises(AssertionError), conformance.watching() as watch:
         train(mesh, gather, lambda gradient: gradient.mul_(0.3))
-    assert (findings.conserved, [*findings.open]) == (0, ["changed"])
+    assert (watch.findings.conserved, [*watch.findings.open]) == (0, ["changed"])
 
 
 @pytest.mark.parametrize("waits", [True, False])

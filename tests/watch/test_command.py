@@ -9,10 +9,12 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from conformance.watch import watching
 from conformance.watch.reading import Reader
 from conformance.watch.watching import watch
+from tools import results_schema as schema
 
 REPORT, SECRET = "conformance-watch.html", "s3cret"
 WRONG = """
@@ -99,7 +101,7 @@ def test_a_terminal_shows_a_progress_line_on_stderr(folder):
         out = process.stdout.read()
     text = seen.decode()
     assert "\rwatching: " in text
-    assert " right, 0 problems, " in text
+    assert " correct, 0 problems, " in text
     assert text.endswith("\r\x1b[K")
     assert "\n" not in text
     assert b"watching:" not in out
@@ -201,6 +203,17 @@ def test_files_are_not_written_through_symbolic_links(folder):
     ended(folder, *python(""), options=FORMATS)
     assert elsewhere.read_text() == "mine"
     assert [name for name in names if (folder / name).is_symlink() or (folder / name).read_text() == "mine"] == []
+
+
+def test_json_is_all_that_it_prints(folder):
+    done = ended(folder, sys.executable, "scripts/train.py", options=("--format", "json", "--output", "out"))
+    document = json.loads(done.stdout)
+    Draft202012Validator(json.loads((schema.OUTPUTS / "watch.json").read_text())).validate(document)
+    assert done.stderr == f"done\n\nReport: out/{REPORT}\n"
+    [problem] = document["problems"]
+    assert (document["verdict"], document["exit_code"], done.returncode) == ("DOES NOT CONFORM", 0, 1)
+    assert (problem["law"], problem["file"], problem["line"]) == ("watch/cleared", "scripts/train.py", 7)
+    assert {of["property"]: of["state"] for of in document["properties"]}["clearing"] == "WRONG"
 
 
 def test_files_that_cannot_be_written_and_commands_that_cannot_start_are_usage_errors(folder):

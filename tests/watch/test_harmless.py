@@ -14,7 +14,6 @@ import torch
 import conformance
 from conformance.trace.seams.guarding import failures, harmless
 from conformance.watch.recording.weights import have_weights_changed
-from conformance.watch.verdict import verdict
 from conformance.watch.watching import watch
 
 
@@ -152,10 +151,10 @@ def test_an_incomplete_recorder_causes_no_false_positive(observer):
             failures.blames(f"conformance.watch.recording.{observer}", ValueError("it does not know this"))
 
         seen = 3 + (moment == 4)
-        with pytest.raises(AssertionError), conformance.watching() as findings:
+        with pytest.raises(AssertionError), conformance.watching() as watch:
             train_with(fails, moment)
-        assert (verdict(findings), findings.conserved, findings.steps) == ("UNDECIDED", seen, seen)
-        [lack] = findings.lacks
+        assert (watch.verdict, watch.findings.conserved, watch.findings.steps) == ("UNDECIDED", seen, seen)
+        [lack] = watch.findings.lacks
         assert (lack.code, lack.values["observer"]) == ("recorder-failed", observer)
         assert "it does not know this" in lack.values["error"]
 
@@ -198,6 +197,6 @@ def test_the_capture_of_a_cuda_graph_is_reported_once(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_now)
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(AssertionError), conformance.watching() as findings:
+    with pytest.raises(AssertionError), conformance.watching() as watch:
         train_six(captures)
-    assert [lack.code for lack in findings.lacks] == ["recorder-ended"]
+    assert [lack.code for lack in watch.findings.lacks] == ["recorder-ended"]

@@ -382,9 +382,9 @@ def test_rows_of_other_layouts_do_not_stop_the_recorder(inputs):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     called = torch.nn.Module()
     called.forward = lambda given: model(ROWS) * given.size(0)
-    with conformance.watching() as findings:
+    with conformance.watching() as watch:
         for _ in range(3):
             optimizer.zero_grad()
             called(inputs).square().mean().backward()
             optimizer.step()
-    assert findings.conserved == findings.steps == 3
+    assert watch.findings.conserved == watch.findings.steps == 3

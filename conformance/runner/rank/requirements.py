@@ -33,6 +33,8 @@ class _Special(NamedTuple):
 _SPECIAL = {
     # Its last release does not build with a current torch.
     "horovod": _Special("python tools/horovod_wheel.py --install"),
+    # PyPI's ignite is another package.
+    "ignite": _Special("pip install pytorch-ignite"),
     # Ray Train needs more than Ray itself.
     "ray": _Special('pip install "ray[train]"'),
     # PyPI's apex is another package, and NVIDIA's has no `amp` after this commit.
