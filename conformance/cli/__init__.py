@@ -41,6 +41,7 @@ COMMANDS = {
     "diff": ("conformance.cli.diff", "what broke, was repaired, is new or gone between two runs"),
     "merge": ("conformance.cli.merge", "put the results of several runs into one report"),
     "repro": ("conformance.cli.repro", "write a standalone script that shows why a case fails"),
+    "bisect": ("conformance.cli.bisect", "find the first release of a framework that fails a case"),
     "trace": ("conformance.cli.trace", "show what each rank of a case did"),
     "laws": ("conformance.cli.listing:Laws", "list the laws that trainers are held to"),
     "explain": ("conformance.cli.listing:Explain", "explain a law: why it holds, its source, and how to keep it"),
