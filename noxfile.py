@@ -243,6 +243,9 @@ def lint(session: nox.Session) -> None:
     session.run("mypy", "--strict", "benchmarks", "conformance", "tools")
     for schema, files in CI_FILES.items():
         session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
+    workflows = (*CI_FILES["github-workflows"], *CI_FILES["github-actions"])
+    session.run("zizmor", "--offline", "--quiet", "--min-severity", "medium", *workflows)
+    session.run("hadolint", "Dockerfile")
 
 
 @nox.session
@@ -256,20 +259,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Wheel and sdist: what PyPI asks of them, and that either works once it is installed."""
-    install_wheel(session)
+    """What users install and copy: the workflow of a release, jobs for CI, the container, commands for agents."""
+    install_wheel(session, "test")
     session.install("-c", str(CONSTRAINTS), "build", "twine")
-    folder = Path(session.create_tmp())
-    for old in folder.glob("trainer_conformance-*"):
-        old.unlink()
-    session.run(
-        "python", "-m", "build", "--quiet", "--outdir", str(folder), str(ROOT), env={"PIP_CONSTRAINT": str(CONSTRAINTS)}
-    )
-    built = sorted(map(str, folder.glob("trainer_conformance-*")))
-    session.run("twine", "check", "--strict", *built)
-    for distribution in built:
-        session.install("--no-deps", "--force-reinstall", distribution, env={"PIP_CONSTRAINT": str(CONSTRAINTS)})
-        session.run("conformance", "smoke", "batched")
+    session.run("pytest", "tests/publishing")
 
 
 @nox.session
