@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     """A line as a job has it run, but with the indexes of this machine."""
     github = {name: str(folder / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     given = {name: value for name, value in environment.items() if value != INDEX}
-    env = os.environ | github | {"GITHUB_ACTION_PATH": str(ROOT)} | given
+    ours = {"GITHUB_ACTION_PATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = os.environ | github | ours | given
     command = ["bash", "-eo", "pipefail", "-c", line]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
