@@ -18,11 +18,13 @@ inputs = torch.randn(32, 4)
 loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
 for x, y in loader:
     loss = torch.nn.functional.mse_loss(model(x), y)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    scheduler.step()
 """
 #: The commands that find the change out.
 FAIL = ("watch", "smoke", "run conform_train.py --output build/after", "diff", "run conform_train.py --case")
