@@ -36,7 +36,8 @@ def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     github = {name: str(folder / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     given = {name: value for name, value in environment.items() if value != INDEX}
     ours = {"GITHUB_ACTION_PATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    env = os.environ | github | ours | given
+    # nox sets this one, and no job.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | github | ours | given
     command = ["bash", "-eo", "pipefail", "-c", line]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
