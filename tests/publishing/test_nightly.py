@@ -74,6 +74,7 @@ def test_a_night(checkout: Path, programs: str) -> None:
         ran = run(line, checkout, **environment)
         assert ran.returncode == 0, ran.stdout + ran.stderr
     (checkout / "build/nightly").rename(checkout / "found")
+    (checkout / "build/nightly").mkdir()
     (checkout / "found").rename(checkout / "build/nightly/nightly-ignite.release")
     ran = run(main, checkout, **given)
     assert (checkout / "newest.txt").read_text().split("\n")[2:] == ["x @ git+y", ""]
