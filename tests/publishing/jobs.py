@@ -36,8 +36,9 @@ def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     github = {name: str(folder / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     given = {name: value for name, value in environment.items() if value != INDEX}
     ours = {"GITHUB_ACTION_PATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    # nox sets this one, and no job.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | github | ours | given
+    # No job has what may lead to other code than it installs.
+    inherited = {name: of for name, of in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    env = inherited | github | ours | given
     command = ["bash", "-eo", "pipefail", "-c", line]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
