@@ -3,8 +3,11 @@ the results files.
 
     python -m tools.reports_page
 
-A finding is a page `reports/findings/NAME.md` with a script `NAME.py`. Below its title the page has `Report:`, the
-report it belongs to, and `Cases:`, the ids of the cases that it explains, with * as a wildcard; no such line without.
+A finding is a page `reports/findings/NAME.md` and a script `NAME.py`. Three fields follow the title of the page:
+
+- `Report:`, the report that it belongs to
+- `State:`, `not reported`, `reported in <URL>` or `fixed in RELEASE`
+- `Cases:`, the ids of the cases that fail because of it, with * for any text; left out if none fails
 """
 
 from __future__ import annotations
@@ -34,6 +37,12 @@ REPORTS = ROOT / "reports"
 #: The reference trainers' come first: the others are judged by what they prove.
 REFERENCE = ("single", "ddp", "horovod", "point-to-point", "sharded")
 BEGIN, END = "<!-- made by tools/reports_page.py -->\n", "<!-- until here -->\n"
+#: How the page of a finding starts.
+_HEAD = re.compile(
+    r"# (?P<title>.+)\n\nReport: (?P<report>[\w-]+)\n"
+    r"State: (?:not reported|reported in <(?P<reported>https://\S+)>|fixed in (?P<fixed>[\w.]+))\n"
+    r"(?:Cases: (?P<cases>.+)\n)?"
+)
 #: Entries of a header about the machine, besides versions of frameworks.
 _MACHINE = ("python", "platform", "cpus", "numpy")
 
@@ -64,21 +73,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Finding:
-    """A page about a bug of a framework, with a script that shows it. ``cases``: patterns of ids."""
+    """A page about a bug of a framework, with a script that shows it. ``cases``: patterns of ids.
+
+    ``state`` is "not reported", "reported" or "fixed"; ``where`` is the address of the report, or the fixed release.
+    """
 
     name: str
     title: str
     report: str
     cases: tuple[str, ...]
+    state: str
+    where: str
 
     @classmethod
     def read(cls, page: Path) -> Finding:
-        """Raises ValueError for a page with a wrong head."""
-        head = re.match(r"# (.+)\n\nReport: ([\w-]+)\n(?:Cases: (.+)\n)?", page.read_text())
+        """Raises ValueError for a page without its head."""
+        head = _HEAD.match(page.read_text())
         if head is None:
-            raise ValueError(f"{page}: start with a title, an empty line, and `Report: NAME`")
-        title, report, cases = head.groups()
-        return cls(page.stem, title, report, tuple((cases or "").replace(",", " ").split()))
+            raise ValueError(f"{page}: start with a title, an empty line, `Report: NAME` and `State: not reported`")
+        cases = tuple((head["cases"] or "").replace(",", " ").split())
+        state = next((word for word in ("reported", "fixed") if head[word]), "not reported")
+        return cls(page.stem, head["title"], head["report"], cases, state, head["reported"] or head["fixed"] or "")
 
     def explains(self, case: CaseRecord) -> bool:
         return any(fnmatchcase(case.id, pattern) for pattern in self.cases)

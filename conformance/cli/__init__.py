@@ -42,6 +42,7 @@ COMMANDS = {
     "diff": ("conformance.cli.diff", "compare two runs: regressions, fixed cases, new problems"),
     "merge": ("conformance.cli.merge", "merge the results of several runs into one report"),
     "repro": ("conformance.cli.repro", "write a standalone script that reproduces a failure"),
+    "bisect": ("conformance.cli.bisect", "find the first release of a framework that fails a case"),
     "trace": ("conformance.cli.trace", "show what each rank of a case did"),
     "laws": ("conformance.cli.listing:Laws", "list the laws"),
     "explain": ("conformance.cli.listing:Explain", "explain a law: why it exists, its source, how to keep it"),

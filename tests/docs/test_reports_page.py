@@ -81,7 +81,32 @@ def test_each_finding_has_a_script_of_its_own_that_does_not_import_this_package(
     assert [name for name, text in scripts.items() if "conformance" in text] == []
 
 
-def test_a_finding_without_its_head_is_refused(tmp_path: Path):
-    (tmp_path / "x.md").write_text("# Something\n\nNo report.\n")
+@pytest.mark.parametrize("head", ["No report.", "Report: fastai", "Report: fastai\nState: known"])
+def test_a_finding_without_its_head_is_refused(tmp_path: Path, head):
+    (tmp_path / "x.md").write_text(f"# Something\n\n{head}\n")
     with pytest.raises(ValueError, match=r"start with a title"):
         Finding.read(tmp_path / "x.md")
+
+
+STATES = {
+    "not reported": ("not reported", ""),
+    "reported in <https://example.org/issues/1>": ("reported", "https://example.org/issues/1"),
+    "fixed in 2.0.1": ("fixed", "2.0.1"),
+}
+
+
+@pytest.mark.parametrize("said", STATES)
+def test_the_state_of_a_finding_is_data_and_on_the_page(tmp_path: Path, published, said):
+    (tmp_path / "x.md").write_text(f"# Something\n\nReport: fastai\nState: {said}\nCases: *-acc2\n")
+    finding = Finding.read(tmp_path / "x.md")
+    assert ((finding.state, finding.where), finding.cases) == (STATES[said], ("*-acc2",))
+    [fastai] = [one for one in published if one.name == "fastai"]
+    text = page([replace(fastai, findings=(finding,))])
+    shown = f'<a href="{finding.where}">reported</a>' if finding.state == "reported" else said
+    assert f'<a href="findings/x.py">script</a> · {shown}</div>' in text
+    assert f"1 {finding.state}." in text
+
+
+def test_each_finding_has_a_text_for_the_maintainers():
+    pages = REPORTS.glob("findings/*.md")
+    assert [page.stem for page in pages if "## To its maintainers" not in page.read_text()] == []

@@ -75,7 +75,7 @@ def test_ci_runs_the_command_of_the_readme(root: Path) -> None:
 def test_github_takes_its_matrix_from_nox(root: Path, sessions: list[str]) -> None:
     workflow = (root / ".github" / "workflows" / "ci.yml").read_text()
     assert "nox --list-sessions --json" in workflow
-    assert "nox -s ${{ matrix.session }}" in workflow
+    assert 'nox -s "$SESSION"\n        env:\n          SESSION: ${{ matrix.session }}' in workflow
     assert not [name for name in sessions if re.search(rf"nox -s {name}\b", workflow)]
 
 
