@@ -1,4 +1,4 @@
-"""The catalogue of faults: each changes the named decision, and each differs visibly from the correct answer somewhere."""
+"""The catalogue of faults: each changes the named decision, and each differs from the correct answer somewhere."""
 
 from __future__ import annotations
 
