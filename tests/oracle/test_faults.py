@@ -1,4 +1,4 @@
-"""Faults of the catalogue: each changes the named decision, and somewhere differs visibly from the correct answer."""
+"""The catalogue of faults: each changes the named decision, and each differs from the correct answer somewhere."""
 
 from __future__ import annotations
 
