@@ -221,6 +221,19 @@ def test_what_ranks_weigh(of_ranks, times, expected):
     assert shown(judged([[of_ranks]] * 3, ranks=2, times=times)) == expected
 
 
+@pytest.mark.parametrize(("gathers", "expected"), [(True, set()), (False, {ONCE})])
+def test_ranks_that_each_compute_the_gradients_of_all(gathers, expected):
+    """The average of equal gradients is the same gradient."""
+    script = Script()
+    for _ in range(3):
+        [first, second] = fed(script, [share(1, (12, 20))], 2)
+        if gathers:
+            script.streams[1][-1].sketches = script.streams[0][-1].sketches
+        script.step([total([first, first if gathers else second], 0.5)] * 2)
+        script.clear()
+    assert shown(script.findings()) == expected
+
+
 @pytest.mark.parametrize(
     ("windows", "expected"),
     [
