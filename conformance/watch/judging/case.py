@@ -220,8 +220,8 @@ class Case:
         return Case(self.together, self.window, parameters, self.clips)
 
     def undone(self) -> Case | None:
-        """The case of a step that used what clipping by value was given; None where there is none, or not one alone,
-        after all backward passes, of all these parameters, whose result the step used."""
+        """The same step before its clip by value. None unless one such call comes after all backward passes, clips all
+        these parameters, and the step uses its result."""
         window, held = self.window, {*self.used}
         last = max((one.at for number in self.parameters for one in window.new.get(number, [])), default=0)
         found = [one for at, one in window.limits if at > last and held & {*one.parameters}]
@@ -347,7 +347,7 @@ class Case:
 
     @property
     def are_clipped_apart(self) -> bool:
-        """Whether ranks have clipped by value what was averaged later: they left other numbers than the step uses."""
+        """Whether ranks clip by value before they average: the step uses the mean of what their clips left."""
         if not self.is_limited or self.together.ranks == 1:
             return False
         return self.is_known(self.clipped_apart) and self.fits(self.window.clipped) is None
