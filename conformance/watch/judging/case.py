@@ -220,10 +220,8 @@ class Case:
         return Case(self.together, self.window, parameters, self.clips)
 
     def undone(self) -> Case | None:
-        """The same step with the gradients as they were before clipping by value.
-
-        None unless there is exactly one such clip, after all backward passes and of all parameters, whose result the
-        step used."""
+        """The same step before its clip by value. None unless one such call comes after all backward passes, clips all
+        these parameters, and the step uses its result."""
         window, held = self.window, {*self.used}
         last = max((one.at for number in self.parameters for one in window.new.get(number, [])), default=0)
         found = [one for at, one in window.limits if at > last and held & {*one.parameters}]
@@ -349,7 +347,7 @@ class Case:
 
     @property
     def are_clipped_apart(self) -> bool:
-        """Whether ranks clipped by value before averaging: the clips' results are not what the step uses."""
+        """Whether ranks clip by value before they average: the step uses the mean of what their clips left."""
         if not self.is_limited or self.together.ranks == 1:
             return False
         return self.is_known(self.clipped_apart) and self.fits(self.window.clipped) is None

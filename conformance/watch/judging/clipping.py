@@ -191,7 +191,7 @@ def _calls(window: Window, at: int, *, later: bool) -> set[int]:
 
 
 def _is_kept(together: Together, window: Window, held: list[int], clip: Clipped) -> bool:
-    """Whether the step uses each gradient as the clips left it, so passes count differently."""
+    """Whether the step uses what the clips left of each gradient, and no common factor explains it."""
     if clip.how == "norm" and factor_of(clip) == 1:
         return False
     alike = [window.clips_of(number) for number in held]

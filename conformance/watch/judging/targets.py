@@ -174,12 +174,16 @@ def compute_alike(windows: Sequence[Window]) -> bool:
         for window in windows
     ]
     first, *others = computed
-    return bool(first) and all(
-        other.keys() == first.keys()
+    return (
+        bool(first)
+        and bool(others)
         and all(
-            np.abs(other[number] - sketch).max() <= _SAME * sketch[..., 2].max() for number, sketch in first.items()
+            other.keys() == first.keys()
+            and all(
+                np.abs(other[number] - sketch).max() <= _SAME * sketch[..., 2].max() for number, sketch in first.items()
+            )
+            for other in others
         )
-        for other in others
     )
 
 
