@@ -34,7 +34,8 @@ def regression(name: str, of: str, old: Results, new: Results) -> Iterator[str]:
     changed = {package: (was, after[package]) for package, was in before.items() if after.get(package, was) != was}
     versions = ", ".join(f"{package} {was} → {now}" for package, (was, now) in changed.items())
     yield f"## {name} ({of}): {versions or 'the same versions'}\n"
-    yield from markdown(compared(old, new), MOST)
+    comparison = compared(old, new)
+    yield from markdown(comparison, [one for one in comparison.sections if not one.is_detail], MOST)
     if of == "release" and changed:
         yield "\nWhich release broke the first case:\n\n```sh"
         for package, (was, now) in changed.items():

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED
 from conformance.watch.judging.findings import Cause, Finding, Findings, Open, said
-from conformance.watch.judging.properties import CORE, PARTS_OF_LOSSES, VALUES, Property, usual
+from conformance.watch.judging.properties import CORE, VALUES, Property, usual
 
 Verdict: TypeAlias = Literal["CONFORMS", "DOES NOT CONFORM", "UNDECIDED"]
 State: TypeAlias = Literal["PROVEN", "WRONG", "OPEN"]
@@ -34,12 +34,6 @@ class Row:
             return "WRONG"
         return "PROVEN" if self.proven and self.proven == self.judged and not self.open else "OPEN"
 
-    @property
-    def is_of_each_step(self) -> bool:
-        """Whether each step was as expected. Gradients that were cleared unused belong to no step."""
-        open_ = [fact for fact in self.open if fact.shows[1] != "discarded" and fact.says.code not in PARTS_OF_LOSSES]
-        return bool(self.proven) and self.proven == self.judged and not open_
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -54,7 +48,7 @@ class Outcome:
         if any(row.wrong for row in self.rows):
             return "DOES NOT CONFORM"
         core = [row for row in self.rows if row.of in CORE]
-        are_proven = len(core) == len(CORE) and all(row.is_of_each_step for row in core)
+        are_proven = len(core) == len(CORE) and all(row.state == "PROVEN" for row in core)
         return "CONFORMS" if are_proven and not self.lacks else "UNDECIDED"
 
     @property

@@ -170,6 +170,3 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.no-more-steps": (Property.COVERAGE, "part"),
     "clearing.discarded": (Property.CLEARING, "discarded"),
 }
-
-PARTS_OF_LOSSES = ("micro-batches.divided-twice", "micro-batches.times-ranks")
-"""Facts about a constant factor of all losses. If it is a part of the loss, every step is as expected."""

@@ -9,10 +9,8 @@ ranks, of passes, of a full window, or 1 over one of these.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from math import isclose, prod
-
-import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
@@ -160,31 +158,6 @@ def total_by_count(together: Together, kappa: float) -> float | None:
 def is_of_all_ranks(windows: Iterable[Window]) -> bool:
     """Whether each loss is one of all ranks, so the weight of a rank's loss shows nothing."""
     return {one.is_of_all for one in passes_of(windows)} == {True}
-
-
-_SAME = 1e-3
-"""Relative to the norm: the difference of equal gradients whose samples were summed in another order."""
-
-
-def compute_alike(windows: Sequence[Window]) -> bool:
-    """Whether all ranks compute the same gradients, as if each had read the samples of all. Their average is no other
-    gradient."""
-    computed = [
-        {number: np.sum([one.sketch for one in passes], 0) for number, passes in window.new.items()}
-        for window in windows
-    ]
-    first, *others = computed
-    return (
-        bool(first)
-        and bool(others)
-        and all(
-            other.keys() == first.keys()
-            and all(
-                np.abs(other[number] - sketch).max() <= _SAME * sketch[..., 2].max() for number, sketch in first.items()
-            )
-            for other in others
-        )
-    )
 
 
 def is_mean_of_all(together: Together) -> bool:
