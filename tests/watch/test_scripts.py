@@ -72,7 +72,7 @@ def test_the_verdict_must_be_the_one_that_the_header_states(script: Script, expe
     ]
 
 
-SEEN = Watched("zero", "DOES NOT CONFORM", "", law="watch/cleared", open=("data.same-order",))
+SEEN = Watched("zero", "DOES NOT CONFORM", "", laws=("watch/cleared",), open=("data.same-order",))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ SEEN = Watched("zero", "DOES NOT CONFORM", "", law="watch/cleared", open=("data.
     [
         (SEEN, []),
         (replace(SEEN, verdict="CONFORMS"), ["CONFORMS, expected DOES NOT CONFORM"]),
-        (replace(SEEN, law="watch/fresh"), ["the law is watch/fresh, expected watch/cleared"]),
+        (replace(SEEN, laws=("watch/fresh",)), ["the law is watch/fresh, expected watch/cleared"]),
         (replace(SEEN, open=()), ["open are none, expected data.same-order"]),
         (replace(SEEN, as_stated="CONFORMS"), []),
         (replace(SEEN, as_stated="UNDECIDED"), ["UNDECIDED with ranks=sum, expected CONFORMS"]),
