@@ -188,9 +188,10 @@ def _said(law: Law, case: CaseRecord) -> str | None:
             return _wrapped(line for line in card.lines() if not line.startswith(("script:", "again:")))
     for finding in case.findings:
         if finding.law == law.id:
-            said = [finding.contradiction, finding.effect and f"effect: {finding.effect}", finding.observed]
+            parts = "expected", "observed", "why", "effect", "numbers"
+            said = [f"{part}: {text}" for part in parts if (text := getattr(finding, part))]
             where = [f"at: {Path(finding.where).name}"] if finding.where else []
-            return _wrapped([*where, *filter(None, said), *first_difference(case)])
+            return _wrapped([*where, *said, *first_difference(case)])
     return None
 
 

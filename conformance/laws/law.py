@@ -54,11 +54,6 @@ class Broken:
     shows: Sequence[Event]
     effect: str | None = None
 
-    @property
-    def contradiction(self) -> str:
-        """The three labelled sentences."""
-        return f"Expected: {self.expected}. Observed: {self.observed}. Why: {self.why}."
-
 
 Outcome: TypeAlias = Broken | Kept | None
 Outcomes: TypeAlias = Iterator[Broken | Kept]

@@ -23,8 +23,6 @@ from .text import capitalized, distinct, number, one_line, plural, visible
 _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
 """A comment that tells a reader nothing."""
 
-_LABELS = re.compile(r"(?:^|\s+)(Expected|Observed|Why): ")
-
 Fact: TypeAlias = tuple[str, str]
 """A label (`expected`, `observed` or `why`) and a sentence."""
 
@@ -219,7 +217,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     where, source = (law.where, law.source) if law is not None else (reason.where, reason.source)
     facts, places = [*_numbers(example)], [*_places("at", where, source)]
     if law is not None:
-        facts = [*labelled(law.contradiction)]
+        facts = [("expected", law.expected), ("observed", law.observed), ("why", law.why)]
     elif not facts and failure.text != example.headline:
         facts = [("observed", example.headline)]
     if cause.kind in ("bug", "pair") and law is None:
@@ -250,14 +248,6 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         cases=failure.cases,
         example=example,
     )
-
-
-def labelled(text: str) -> Iterator[Fact]:
-    """The facts of a sentence such as `Expected: A. Observed: B. Why: C.`"""
-    before, *rest = _LABELS.split(text)
-    if before:
-        yield "why", before
-    yield from ((label.lower(), said) for label, said in zip(rest[::2], rest[1::2], strict=True))
 
 
 def _places(label: str, where: str | None, source: Sequence[str]) -> Iterator[Place]:

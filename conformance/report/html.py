@@ -25,7 +25,7 @@ from conformance.workloads.behaviour import WORDS
 
 from . import evidence, figure, grouping, swimlanes, text
 from .behaviour import behaviour
-from .card import CaseCard, cards, labelled
+from .card import CaseCard, cards
 from .comparison import Comparison
 from .laws import breaches, checked, page_of, unchecked
 from .summary import extent, headline, scopes, standings, summary
@@ -80,7 +80,6 @@ def base(package: str = "conformance.report") -> Environment:
         swimlanes=swimlanes,
         looks=LOOKS,
         page_of=page_of,
-        labelled=labelled,
     )
     environment.filters.update(
         prose=_prose,

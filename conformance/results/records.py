@@ -27,7 +27,7 @@ def quoted(target: str) -> str:
     return f"$'{''.join(plain)}'"
 
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 #: Joins the names of two bugs at once.
 PAIR = " + "
@@ -327,12 +327,14 @@ class Finding:
     law: Annotated[str, "id of the law"]
     level: Annotated[Level, "level of the law"]
     says: Annotated[str, "the law in one sentence"]
-    contradiction: Annotated[str, "the expectation, the reason, and what the trainer did instead"]
+    expected: Annotated[str, "what the law requires here"]
+    observed: Annotated[str, "what the trainer did instead"]
+    why: Annotated[str, "why it matters, with the numbers of the run"]
     fix: Annotated[str, "a short correct snippet of Python"]
     count: Annotated[int, "how often the same line broke it, over windows and ranks"]
     ranks: Annotated[tuple[int, ...], "the ranks that broke it"]
     effect: Annotated[str | None, "its effect on the numbers, as the trace predicts"] = None
-    observed: Annotated[str | None, "the observed effect on the numbers"] = None
+    numbers: Annotated[str | None, "the observed effect on the numbers"] = None
     window: Annotated[int | None, "the first window in which it was broken; null before training"] = None
     where: Annotated[str | None, "the line that broke it: `train.py:41`"] = None
     source: Annotated[

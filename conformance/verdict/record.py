@@ -28,8 +28,8 @@ from conformance.workloads.precision import Format
 
 def findings(judgement: Judgement, target: str) -> tuple[Finding, ...]:
     """The broken laws, MUSTs first. ``target``: the trainer's; its other files may lie next to its file."""
-    observed = _observed(judgement)
-    return tuple(_finding(finding, observed, judgement.runs[0], target) for finding in judgement.findings)
+    numbers = _numbers(judgement)
+    return tuple(_finding(finding, numbers, judgement.runs[0], target) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
@@ -42,19 +42,21 @@ def timeline(judgement: Judgement) -> Timeline | None:
     return drawn.timeline(run, window, judgement.findings)
 
 
-def _finding(finding: checking.Finding, observed: str | None, run: Run, target: str) -> Finding:
+def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: str) -> Finding:
     law, broken = finding.law, finding.broken
     shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
     return Finding(
         law=law.id,
         level=law.level,
         says=law.says,
-        contradiction=broken.contradiction,
+        expected=broken.expected,
+        observed=broken.observed,
+        why=broken.why,
         fix=fitted(law.fix, run),
         count=finding.count,
         ranks=tuple(finding.ranks),
         effect=broken.effect,
-        observed=observed if law.level == "MUST" else None,
+        numbers=numbers if law.level == "MUST" else None,
         window=finding.window,
         where=None if broken.event.where is None else broken.event.line,
         source=source_of(broken.event, target),
@@ -70,7 +72,7 @@ def source_of(event: Event, target: str) -> tuple[str, ...]:
     return tuple(filter(None, texts)) if all(texts) else ()
 
 
-def _observed(judgement: Judgement) -> str | None:
+def _numbers(judgement: Judgement) -> str | None:
     """A sentence on the numbers of the case."""
     difference = judgement.difference
     if judgement.verdict == "FAIL (law)":

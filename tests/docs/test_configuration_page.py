@@ -25,5 +25,6 @@ def test_the_example_is_read(tmp_path: Path) -> None:
 
 
 def test_each_key_has_its_row() -> None:
-    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    table = re.findall(r"^\| Key \|.*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(.+?)`", row)} == _OPTIONS.keys()

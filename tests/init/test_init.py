@@ -319,7 +319,7 @@ def test_files_that_cannot_be_read_or_written(init, tmp_path):
         ([tmp_path], "is a folder; name the training script in it"),
         ([""], "is a folder; name the training script in it"),
         (["--output", "none/my.py"], "cannot write none/my.py: No such file or directory"),
-        (["--output", "adapter"], "end its name with .py"),
+        (["--output", "adapter"], "its name must end in .py"),
     ):
         code, _, err = init(*arguments)
         assert code == 2 and said in err and len(err.splitlines()) == 1, err

@@ -246,7 +246,7 @@ def test_one_scale_counts():
     ],
 )
 def test_what_is_told(law, name, told):
-    assert told in found(BREAKING[law][name](), law).broken.contradiction
+    assert told in found(BREAKING[law][name](), law).broken.observed
 
 
 def test_the_event_that_breaks_a_law_is_named():

@@ -118,6 +118,6 @@ def test_nothing_is_checked_without_apex():
 def test_what_came_too_late_is_shown():
     run = BREAKING["apex/synchronize-in-scale-loss"]["after it"]()
     finding = the_finding(run, "apex/synchronize-in-scale-loss")
-    assert "leave scale_loss (train.py:6) came before synchronize (train.py:7)" in finding.broken.contradiction
+    assert "leave scale_loss (train.py:6) came before synchronize (train.py:7)" in finding.broken.observed
     kinds = ["scale_loss_enter", "backward_begin", "scale_loss_exit", "synchronize"]
     assert [event.event for event in finding.broken.shows] == kinds

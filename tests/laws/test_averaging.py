@@ -42,7 +42,7 @@ class TestAveragedOnce:
     def test_window(self, factor, cause):
         run = a_run(self.accumulated(right([0, 1], factor=factor), right([2, 3], factor=factor)), **TWO)
         assert broken(run) == {self.ID}
-        assert cause in found(run, self.ID).broken.contradiction
+        assert cause in found(run, self.ID).broken.why
 
     @pytest.mark.parametrize(
         ("factor", "cause"),
@@ -59,17 +59,17 @@ class TestAveragedOnce:
         model = {"kind": "linear", "features": 1, "bias": True, "weights": [[1.0, 0.5]] * 3}
         run = a_run(rank, rank, rank, backend="ddp", accumulation=2, micro_batch_size=1, orders=[shares], model=model)
         assert broken(run) == {self.ID}
-        assert cause in found(run, self.ID).broken.contradiction
+        assert cause in found(run, self.ID).broken.why
 
     def test_samples(self):
         run = a_run([event("start"), micro_batch(0), step(gradients=right([0, 1], factor=2.0))])
-        assert "summing the 2 samples of a micro-batch" in found(run, self.ID).broken.contradiction
+        assert "summing the 2 samples of a micro-batch" in found(run, self.ID).broken.why
 
     def test_nominal_length(self):
         short = [micro_batch(1), step(gradients=right([2], factor=0.5))]
         run = a_run([self.accumulated(right([0, 1])), short], **{**TWO, "orders": [[[[0], [1], [2]]]]})
         assert broken(run) == {self.ID}
-        assert "dividing by 2 although the window has 1 micro-batch" in found(run, self.ID).broken.contradiction
+        assert "dividing by 2 although the window has 1 micro-batch" in found(run, self.ID).broken.why
         assert found(run, self.ID).window == 1
 
     def test_what_full_windows_rule_out_is_no_cause_in_a_short_one(self):
@@ -78,7 +78,7 @@ class TestAveragedOnce:
         rank = [self.accumulated(right(range(4))), micro_batch(1), step(gradients=right([4, 5], factor=0.5))]
         shares = [[[0], [1], [4]], [[2], [3], [5]]]
         run = a_run(rank, rank, backend="ddp", samples=samples, **{**TWO, "orders": [shares]})
-        told = found(run, self.ID).broken.contradiction
+        told = found(run, self.ID).broken.why
         assert "dividing by 2 although the window has 1 micro-batch" in told
         assert "dividing by the 2 ranks twice" not in told
 

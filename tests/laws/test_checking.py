@@ -79,14 +79,6 @@ def test_a_law_breaks_as_often_as_it_does(only):
     ]
 
 
-def test_a_contradiction_has_a_label_for_each_part():
-    event = a_run([step()]).ranks[0].events[0]
-    told = Broken(event, "A before B", "B (train.py:1) came before A (train.py:2)", "B needs A", ())
-    assert told.contradiction == (
-        "Expected: A before B. Observed: B (train.py:1) came before A (train.py:2). Why: B needs A."
-    )
-
-
 def breaks(subject):
     """Each window of the run breaks it, or each rank, or the run."""
     events = subject.events if isinstance(subject, Window | Rank) else subject.ranks[0].events

@@ -163,7 +163,7 @@ def test_after_the_step_of_its_optimizer():
 )
 def test_what_is_told(law, name, told):
     broken = found(BREAKING[law][name](), law).broken
-    assert told in f"{broken.contradiction} {broken.effect}"
+    assert told in f"{broken.observed} {broken.effect}"
 
 
 def test_both_ranks_that_clip_apart_are_named():

@@ -153,7 +153,7 @@ def test_what_cannot_be_told_is_not_checked():
 def test_a_missing_average_names_what_one_rank_alone_gets():
     run = BREAKING["ddp/all-reduce-every-window"]["to one rank only"]()
     told = the_finding(run, "ddp/all-reduce-every-window").broken
-    assert "gave the result to only one rank, which did not pass it on" in told.contradiction
+    assert "gave the result to only one rank, which did not pass it on" in told.observed
 
 
 def test_what_one_rank_gets_and_passes_on_is_shared():
@@ -187,14 +187,14 @@ def test_after_the_last_step_nobody_needs_what_its_owner_has():
 def test_a_hook_that_sends_nothing_is_blamed():
     run = ranks(lambda rank: [WRAP, ddp(0), backward(syncs=True), stepped(rank)])
     told = the_finding(run, "ddp/all-reduce-every-window").broken
-    assert "so its communication hook sent nothing" in told.contradiction
+    assert "so its communication hook sent nothing" in told.observed
 
 
 def test_a_missing_average_names_the_last_one_and_the_no_sync():
     run = BREAKING["ddp/all-reduce-every-window"]["before the last backward"]()
     told = the_finding(run, "ddp/all-reduce-every-window").broken
-    assert "backward (train.py:8) ran inside `no_sync()`, entered at train.py:6" in told.contradiction
-    assert "the last average was allreduce (gradients, 8 B) (train.py:4)" in told.contradiction
+    assert "backward (train.py:8) ran inside `no_sync()`, entered at train.py:6" in told.observed
+    assert "the last average was allreduce (gradients, 8 B) (train.py:4)" in told.observed
     assert told.effect == "In window 0, rank 0 steps with gradient (1), rank 1 with (2) of weight[0]."
     assert [event.event for event in told.shows] == ["collective", "no_sync_enter", "backward_begin", "step"]
 

@@ -198,7 +198,7 @@ def test_ranks_that_part_are_told_once():
     run = ranks(lambda rank: [[ddp(k), averaging(), step(weights=[float(rank), k], lr=1.0 + rank)] for k in range(4)])
     finding = the_finding(run, "ddp/identical-weights")
     assert (finding.count, finding.window, finding.ranks) == (1, 0, (1,))
-    assert "the learning rate is 1 on rank 0 and 2 on rank 1" in finding.broken.contradiction
+    assert "the learning rate is 1 on rank 0 and 2 on rank 1" in finding.broken.observed
 
 
 def test_what_is_not_averaged_is_named():
@@ -245,10 +245,14 @@ def test_a_hang_is_explained_by_the_rank_that_did_not_come():
     assert broken(run) == {"ddp/same-collectives"}
     finding = the_finding(run, "ddp/same-collectives")
     assert finding.window == 1
-    assert finding.broken.contradiction == (
-        "Expected: the same collectives in the same order on every rank. Observed: rank 0 entered allreduce "
-        "(gradients, 8 B) (train.py:8), but rank 1 never reached it; its last action was zero grad (train.py:6). Why: "
-        "a collective needs all of its 2 ranks."
+    broken_by = finding.broken
+    assert (broken_by.expected, broken_by.observed, broken_by.why) == (
+        "the same collectives in the same order on every rank",
+        (
+            "rank 0 entered allreduce (gradients, 8 B) (train.py:8), but rank 1 never reached it; its last action was "
+            "zero grad (train.py:6)"
+        ),
+        "a collective needs all of its 2 ranks",
     )
     assert [(event.rank, event.event) for event in finding.broken.shows] == [(1, "zero_grad"), (0, "collective")]
 

@@ -198,7 +198,7 @@ def test_an_overflow_that_one_rank_finds_is_told():
 
     told = the_finding(ranks(build), "hvd/synchronize-before-unscale").broken
     assert told.effect == "In window 0, rank 1 found an overflow and rank 0 did not: their steps differ."
-    assert "scaler step (train.py:6) came before synchronize within step (train.py:8)" in told.contradiction
+    assert "scaler step (train.py:6) came before synchronize within step (train.py:8)" in told.observed
 
 
 def test_norms_that_differ_are_told():

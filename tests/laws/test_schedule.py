@@ -137,7 +137,7 @@ def test_steps_that_keep_a_law_count(law, run, count):
 )
 def test_what_is_told(law, name, told):
     broken = found(BREAKING[law][name](), law).broken
-    assert told in f"{broken.contradiction} {broken.effect}"
+    assert told in f"{broken.observed} {broken.why} {broken.effect}"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("never", "step"), ("created again", "schedule")])

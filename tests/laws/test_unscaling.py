@@ -144,13 +144,13 @@ def test_one_cause_is_one_finding():
     assert (finding.count, finding.window) == (2, 0)
 
 
-def test_a_contradiction_has_the_numbers_and_lines_of_the_run():
+def test_a_breach_has_the_numbers_and_lines_of_the_run():
     run = a_run([scaled(0), CLIPPED, unscale(), taken()], clip=CLIP)
     told = the_finding(run, "amp/unscale-before-clip").broken
-    assert told.contradiction == (
-        "Expected: `unscale_` before `clip_grad_norm_`. Observed: clip norm 1 (saw 4096) (train.py:5) came before "
-        "unscale ÷ 1024 (train.py:6). Why: clipping compares the norm with 1, but gradients still carry the loss scale "
-        "1024."
+    assert (told.expected, told.observed, told.why) == (
+        "`unscale_` before `clip_grad_norm_`",
+        "clip norm 1 (saw 4096) (train.py:5) came before unscale ÷ 1024 (train.py:6)",
+        "clipping compares the norm with 1, but gradients still carry the loss scale 1024",
     )
     assert (
         told.effect == "The effective threshold is 0.000976562 instead of 1; the norm becomes 0.000976562 instead of 1."

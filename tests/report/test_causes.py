@@ -336,7 +336,17 @@ def test_crashes_of_one_type_in_one_line_are_one_entry_whatever_they_say() -> No
 
 def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() -> None:
     """fp16 and fp32 fail with the same numbers."""
-    finding = {"law": "amp/b", "level": "MUST", "says": "B.", "contradiction": "", "fix": "", "count": 1, "ranks": [0]}
+    finding = {
+        "law": "amp/b",
+        "level": "MUST",
+        "says": "B.",
+        "expected": "",
+        "observed": "",
+        "why": "",
+        "fix": "",
+        "count": 1,
+        "ranks": [0],
+    }
     half = wrong(precision="fp16", findings=[finding], explained_by=[])
     assert named(half) == [("Broken law: B.", 1)]
     assert named(half, wrong()) == [(UNKNOWN, 2)]

@@ -104,7 +104,8 @@ def passed(**changes: Any) -> Case:
 
 
 BROKEN_MUST = {
-    "law": "a/b", "level": "MUST", "says": "", "contradiction": "", "fix": "", "count": 1, "ranks": [0],
+    "law": "a/b", "level": "MUST", "says": "", "expected": "", "observed": "", "why": "",
+    "fix": "", "count": 1, "ranks": [0],
 }  # fmt: skip
 
 

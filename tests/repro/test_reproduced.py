@@ -27,7 +27,7 @@ def test_shown_and_no_longer_once_it_is_right(mutant, case):
 @pytest.mark.parametrize(
     ("mutant", "case", "why"),
     [
-        ("own_order_unseen", "single-acc2-fp32-own-order", "the case is undecided: the order of the samples is"),
+        ("own_order_unseen", "single-acc2-fp32-own-order", "the case is undecided: the trainer chooses the order"),
         (
             "own_order_gradients_summed",
             "ddp-w2-acc2-fp32-own-order",

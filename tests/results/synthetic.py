@@ -138,13 +138,13 @@ def finding(level: str) -> Case:
     text = next(law for law in LAWS if law["level"] == level)
     return {
         **text,
-        "contradiction": "`unscale_` must come before `clip_grad_norm_`, because clipping compares the norm with 1 "
-        "while gradients still carry the factor 1024. However, clip (my_loop.py:41) came before unscale "
-        "(my_loop.py:43): a contradiction.",
+        "expected": "`unscale_` before `clip_grad_norm_`",
+        "observed": "clip (my_loop.py:41) came before unscale (my_loop.py:43)",
+        "why": "clipping compares the norm with 1, but gradients carry the loss scale 1024",
         "fix": "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         "count": 12, "ranks": [0, 1], "window": 0, "where": "my_loop.py:41",
         "effect": "The threshold was in effect 1 / 1024.",
-        "observed": "The numbers of this case are right nevertheless.",
+        "numbers": "The numbers of this case are correct anyway.",
         "slice": [moment(0, 2.1, "clip", "clip norm 1 (saw 3.2)", 41, marked=True),
                   moment(0, 2.3, "unscale", "unscale ÷ 1024", 43)],
     }  # fmt: skip

@@ -480,5 +480,5 @@ def test_cuts_of_a_partition_over_three_ranks():
     wrapper = SimpleNamespace(parallel_partitioned_bit16_groups=[[flat[0:4], flat[4:8], flat[8:12]]])
     assert cuts(wrapper, flat[:7], Part(flat, 0, 4, 0, 7, 0)) == [(0, 4), (4, 7), (7, 7)]
     assert cuts(wrapper, flat[7:10], Part(flat, 0, 0, 0, 3, 0)) == [(0, 0), (0, 1), (1, 3)]
-    with pytest.raises(ValueError, match="not in the flat tensor"):
+    with pytest.raises(ValueError, match="outside the flat tensor"):
         cuts(wrapper, torch.zeros(7), Part(flat, 0, 4, 0, 7, 0))
