@@ -240,6 +240,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         slice=law.slice if law else (),
         effect=law.effect if law else _effect(example),
         fix=law.fix if law else None,
+        advice=reason.advice,
         extent=_counted(failure.cases, every),
         scope=failure.where,
         commands=_commands(example),

@@ -170,7 +170,7 @@ def _cell(of_row: Sequence[CaseRecord], precision: str) -> Text:
         return Text(" ").join(
             Text.assemble((look.glyph, STYLES[look.tone]), f" {number}") for look, number in reversed(counts)
         )
-    return Text.assemble(("✗", STYLES[worst.tone]), f" {sum(case.failed for case in cases)} of {len(cases)}")
+    return Text.assemble((worst.mark, STYLES[worst.tone]), f" {sum(case.failed for case in cases)} of {len(cases)}")
 
 
 def _heading(precision: str) -> Text:
@@ -215,7 +215,7 @@ def print_card(card: Card, console: Console, below: str = "") -> None:
 
 def title(card: Card) -> Text:
     look = LOOKS[card.verdict]
-    return Text.assemble((f"✗ {look.verdict}", STYLES[look.tone]), "  ", (one_line(card.headline), "bold"))
+    return Text.assemble((f"{look.mark} {look.verdict}", STYLES[look.tone]), "  ", (one_line(card.headline), "bold"))
 
 
 def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:

@@ -26,6 +26,11 @@ class Look:
         """Its name in the HTML."""
         return self.short.split()[-1].lower()
 
+    @property
+    def mark(self) -> str:
+        """Its sign beside a number of cases: the glyphs of failures are explained elsewhere."""
+        return "✗" if self.tone == "bad" else self.glyph
+
 
 LOOKS = {
     look.verdict: look

@@ -176,6 +176,7 @@ class Reason:
     code: Annotated[str, "the same in all cases that fail for this reason, such as the type of an exception"] = ""
     where: Annotated[str | None, "the lines that it refers to: `train.py:41`, as in a finding"] = None
     source: Annotated[tuple[str, ...], "the text of each line in `where`, as in a finding"] = ()
+    advice: Annotated[str | None, "what to do"] = None
 
 
 @dataclass(frozen=True)

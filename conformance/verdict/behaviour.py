@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from conformance.laws.run import Rank, Run
 from conformance.results.records import Behaviour
@@ -12,9 +13,16 @@ from conformance.workloads.behaviour import WORDS, Way, declarable, is_declared,
 _GO_ON = "let the ranks with data left continue, as torch's `Join` does"
 
 
-def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tuple[list[Behaviour], list[str]]:
-    """The trainer's choices in the run, and a sentence for each that contradicts its declaration. If the run leaves
-    several choices possible, the declared one is taken.
+class Against(NamedTuple):
+    """A choice that contradicts its declaration, in a sentence, and what to do."""
+
+    says: str
+    advice: str
+
+
+def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tuple[list[Behaviour], list[Against]]:
+    """The trainer's choices in the run, and those that contradict its declaration. If the run leaves several choices
+    possible, the declared one is taken.
 
     ``ways``: the choices that the numbers show.
     """
@@ -35,10 +43,8 @@ def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tupl
             has_run_out = split(done)[1] == "drop" and run.plan.with_data(last) < run.plan.world_size
             instead = _GO_ON if has_run_out else words.instead
             meant = " or ".join(f'{choice}="{one}"' for one in declarable(done))
-            against.append(
-                f'the trainer sets {choice}="{declared}", but {words.says}; set {meant} if intended'
-                + (f", else {instead}" if instead else "")
-            )
+            advice = f"set {meant} if intended" + (f", else {instead}" if instead else "")
+            against.append(Against(f'the trainer sets {choice}="{declared}", but {words.says}', advice))
     return found, against
 
 

@@ -179,7 +179,7 @@ def _by_laws(case: Case, judgement: Judgement, declares: Mapping[str, str]) -> N
             judgement.ways = (*judgement.ways, "epoch_end=crossed")
         judgement.behaviour, against = observed(judgement.ways, judgement.runs[-1], declares)
         if against and judgement.verdict in PASSED:
-            judgement.overrule("FAIL (law)", against[0])
+            judgement.overrule("FAIL (law)", against[0].says, Reason(advice=against[0].advice))
     if judgement.verdict == "FAIL (numerics)" and (unknown := rounded(case, judgement)) is not None:
         judgement.overrule("INCONCLUSIVE", unknown, Reason("rounded"))
 

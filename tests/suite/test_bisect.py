@@ -116,7 +116,7 @@ def test_commits_are_installed_in_their_order(tmp_path, monkeypatch):
     listed = subprocess.run([*git, "rev-list", "--reverse", "v0..v2"], check=True, capture_output=True, text=True)
     assert [*found] == [f"{url}@v0", *(f"{url}@{commit}" for commit in listed.stdout.split())]
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder))
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder))
     subprocess.run([*pip, [*found.values()][1]], check=True)
     assert (folder / "toyframework.py").read_text() == "NUMBER = 1\n"
 

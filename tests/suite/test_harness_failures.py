@@ -138,7 +138,7 @@ def test_a_bug_of_ours_in_one_case(conformance, write, cases, monkeypatch, where
     assert (ended.code, ended.err) == (1, "")
     found = {id: case["verdict"] for (_, id), case in cases().items()}
     assert found == {CASE: "PASS (exact)", OTHER: "INCONCLUSIVE"}
-    said = "the harness failed, so the trainer cannot be judged: ZeroDivisionError: a bug of ours; this is a bug in"
+    said = "The harness failed, so the trainer cannot be judged: ZeroDivisionError: a bug of ours; this is a bug in"
     assert said in " ".join(ended.out.split())
     assert "Conforming" not in ended.out
     page = html.unescape(Path("conformance-report.html").read_text())
@@ -173,7 +173,7 @@ def test_an_observer_that_raises(conformance, write, cases):
     ended = conformance("run", write(HURTS_AN_OBSERVER), "--case", CASE, "--case", OTHER)
     assert (ended.code, ended.err) == (1, "")
     assert {id: case["verdict"] for (_, id), case in cases().items()} == {CASE: "PASS (exact)", OTHER: "INCONCLUSIVE"}
-    said = "the recorder's part `forward` failed in rank 0, so the trainer cannot be judged"
+    said = "The recorder's part `forward` failed in rank 0, so the trainer cannot be judged"
     assert f"{said}: LookupError: a bug of ours" in " ".join(ended.out.split())
     page = html.unescape(Path("conformance-report.html").read_text())
     assert "Traceback (most recent call last)" in page
