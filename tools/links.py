@@ -13,6 +13,8 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from conformance.report.laws import DOCS
+
 _ATTRIBUTE = re.compile(r'<(\w+)[^<>]*?\s(href|src)="([^"]*)"')
 _ID = re.compile(r'\s(?:id|name)="([^"]+)"')
 
@@ -23,16 +25,20 @@ def broken(folder: Path) -> Iterator[str]:
         # The page for unknown paths is shown at any path.
         if page.name != "404.html":
             for tag, attribute, target in sorted(set(_ATTRIBUTE.findall(page.read_text(encoding="utf-8")))):
-                if (reason := _reason(page, tag, attribute, unescape(target))) is not None:
+                reason = _reason(folder, page, tag, attribute, unescape(target))
+                if reason is not None:
                     yield f"{page.relative_to(folder)}: {reason}"
 
 
-def _reason(page: Path, tag: str, attribute: str, target: str) -> str | None:
-    parts = urlsplit(target)
+def _reason(folder: Path, page: Path, tag: str, attribute: str, target: str) -> str | None:
+    # Reports link to the published documentation.
+    is_docs = tag == "a" and target.startswith(DOCS)
+    base, own = (folder, target.removeprefix(DOCS)) if is_docs else (page.parent, target)
+    parts = urlsplit(own)
     if parts.scheme or parts.netloc:
         loads = attribute == "src" or tag == "link"
         return f"loads {target}" if loads and parts.scheme != "data" else None
-    file = page.parent / unquote(parts.path) if parts.path else page
+    file = base / unquote(parts.path) if parts.path else page
     if not (file / "index.html" if file.is_dir() else file).exists():
         return f"{target} does not exist"
     anchor = unquote(parts.fragment)

@@ -29,6 +29,7 @@ PAGES = {
     "conformance/results/SCHEMA.md": "results.md",
     "conformance/trace/TRACE.md": "traces.md",
     "reports/README.md": "reports.md",
+    "SKILL.md": "skill.md",
 }
 #: The page with a link for each adapter.
 FRAMEWORKS = "docs/frameworks.md"

@@ -17,7 +17,7 @@ DOCS = "https://trainer-conformance.github.io/trainer-conformance/"
 
 def page_of(law: str) -> str:
     """The address of a law's page."""
-    return f"{DOCS}laws/{quote(law, errors='replace')}/"
+    return f"{DOCS}laws/{quote(law, errors='replace')}.html"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Unchecked:
         """What happened and what to do."""
         return (
             f"the law {self.law} raised {self.error} in {plural(len(self.cases), 'case')}, which it did not check; "
-            "this is a bug of ours: please report it with the traceback"
+            "this is a bug in trainer-conformance: please report it with the traceback"
         )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.report.laws import DOCS
 from tools.links import broken
 
 
@@ -16,6 +17,7 @@ from tools.links import broken
         ('<a class="x" href="sub/">', "sub/ does not exist"),
         ('<a href="#nowhere">', "#nowhere: no such anchor"),
         ('<a href="page.html#nowhere">', "page.html#nowhere: no such anchor"),
+        (f'<a href="{DOCS}laws/none.html">', f"{DOCS}laws/none.html does not exist"),
         ('<script src="https://example.org/x.js">', "loads https://example.org/x.js"),
         ('<link rel="stylesheet" href="https://example.org/x.css">', "loads https://example.org/x.css"),
     ],

@@ -102,7 +102,7 @@ def test_two_workers(pytester, write):
     assert said[f"mine:{PASSES}"] == []
     [(tag, _, text)] = said[f"mine:{FAILS}"]
     assert tag == "failure"
-    assert text.splitlines()[0].startswith("FAIL (numerics): the weights changed outside the optimizer's steps: ")
+    assert text.splitlines()[0].startswith("FAIL (numerics): The weights changed outside the optimizer's steps: ")
     assert text.splitlines()[-1] == f"again: conformance run {mine} --case {FAILS}"
     assert "Traceback" not in text
 

@@ -25,7 +25,7 @@ def test_a_script_for_a_case_of_a_run(conformance, folder):
     assert ended.out.startswith(f"mine.py reproduces {CASE}, the smallest case with the problem of")
     assert "after step 0, weight[0] on rank 0: observed 0.546875, expected 2.0" in ended.out
     script = Path("mine.py").read_text()
-    assert script.startswith('"""Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)\n')
+    assert script.startswith('"""Broken law: Gradients MUST be unscaled before they are clipped (clip_before_unscale.py:')
     assert script.count(WRONG) == 1
     Path("mine.py").write_text(script.replace(WRONG, RIGHT))
     assert proof.run(Path("mine.py"), folder) == proof.Run(0, "after step 0, all values are as expected\n")
@@ -40,7 +40,7 @@ def test_a_message_that_no_file_can_hold(conformance, write):
     assert (ended.code, ended.err) == (0, "")
     assert "no file \\udcff" in ended.out
     assert ast.get_docstring(ast.parse(Path("mine.py").read_bytes())).startswith(
-        r"rank 0 raised RuntimeError: no file \udcff\x00"
+        r"Rank 0 raised RuntimeError: no file \udcff\x00"
     )
 
 
