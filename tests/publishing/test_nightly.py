@@ -49,7 +49,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "LICENSE",
         "constraints.txt",
         "reports/README.md",
-        "docs/frameworks.md",
+        "docs/findings.md",
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
