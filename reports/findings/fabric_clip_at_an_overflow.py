@@ -1,4 +1,4 @@
-"""Lightning Fabric 2.6.6: clipping by norm raises where GradScaler would skip the step, and training ends."""
+"""Lightning Fabric 2.6.6: clipping by norm ends training at the first overflow in fp16."""
 
 import sys
 
