@@ -92,7 +92,7 @@ def page(law: Law, case: CaseRecord | None, text: str | None) -> str:
     """case: of the law's mutant, run. text: what a watch says of the law's script."""
     parts = [f"# {law.id}", f"**{law.says}**", _facts(law), "## Why", law.why]
     if law.latent or law.cleared_by_numbers:
-        parts += [f"**If the numbers are right:** {law.latent or HARMLESS}"]
+        parts += [f"**If the numbers are correct:** {law.latent or HARMLESS}"]
     parts += _of_a_run(law, case) if law.needs_plan else _of_a_watch(law, text)
     return "\n\n".join(parts) + "\n"
 

@@ -60,8 +60,8 @@ def browser() -> str:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports of several trainers, of one that fails, and of cases that hold, of a script that is accused and of one of
-    which nothing was seen; each lets axe-core in."""
+    """Reports of several trainers, a failing one and passing cases, of a script that fails and of one without evidence;
+    each lets axe-core in."""
     folder = tmp_path_factory.mktemp("pages")
     every = synthetic.all_cases()
     for name, cases in {

@@ -122,7 +122,7 @@ ALLOWED = {
             [step(scale=S, optimizer=1, parameters=[1]), event("update")],
         ]
     ),
-    "unscaled and cleared, then anew": lambda: a_run([scaled(0), unscale(), event("zero_grad"), scaled(None), taken()]),
+    "again after a clear": lambda: a_run([scaled(0), unscale(), event("zero_grad"), scaled(None), taken()]),
     "the ranks tell each other": lambda: two_ranks(
         [scaled(0), unscale(), event("collective", reduce="max", bytes=4, elements=1), by_hand(), taken()]
     ),

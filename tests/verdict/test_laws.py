@@ -1,4 +1,4 @@
-"""Broken laws overrule right numbers or explain wrong ones, and each law's fix fits what was run."""
+"""Broken laws overrule correct numbers or explain wrong ones, and each law's fix fits the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of the adapter have a verdict of their own, but only where the numbers are wrong on ranks that agree."""
+"""Bugs of the adapter have their own verdict, but only if the numbers are wrong on ranks that agree."""
 
 from __future__ import annotations
 
