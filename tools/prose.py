@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-#: Parts of a text that are not prose. A replaced part cannot be inside a phrase.
+#: Parts of a text that are not prose. NULs replace them, so no phrase matches across one.
 _INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 _FENCED = re.compile(r"^ *(```+|~~~+).*?^ *\1", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"^ *>.*$", re.MULTILINE)
@@ -119,5 +119,6 @@ if __name__ == "__main__":
     for file in map(Path, sys.argv[1:]) if sys.argv[1:] else files():
         for hit in sorted(hits(file)):
             wrong += 1
-            print(f'{file.resolve().relative_to(ROOT)}:{hit.line}: "{hit.text}": write {hit.instead}')
+            name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+            print(f'{name}:{hit.line}: "{hit.text}": write {hit.instead}')
     sys.exit(wrong > 0)

@@ -91,7 +91,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
         )
     },
     **{
-        f"what is right at {layout} may have an effect": (
+        f"correct numbers at {layout} may hide an effect": (
             [times(2, layout=(2, 1)), times(2, layout=(3, 2)), case(*layout, "another")],
             [(f"Every gradient is 2x of the correct one{whatever}.", 2)],
         )

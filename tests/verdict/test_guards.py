@@ -25,7 +25,7 @@ def test_world_size_one_reached(follow):
 
 
 def test_ranks_may_meet_without_a_process_group(follow):
-    """Right numbers show that they did."""
+    """Correct numbers show that they did."""
     run = follow("ddp-w2-fp32-momentum")
     for event in run.everywhere("topology", 0):
         event |= {"world_size": 1, "rank_reached": 0, "via": None}

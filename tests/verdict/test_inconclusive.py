@@ -90,7 +90,7 @@ def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_part_of_the_recorder_failed(follow, wrong):
-    """The trainer is neither cleared nor accused, and the record has the traceback."""
+    """The trainer neither passes nor fails, and the record has the traceback."""
     run = follow("ddp-w2-acc2-fp32-momentum")
     if wrong:
         run.remove(*run.of("step", rank=1))

@@ -13,7 +13,7 @@ from conformance.verdict.judge import judge
 
 @pytest.fixture
 def judged_by(follow, monkeypatch):
-    """The judgement of a right run by one law, whose judge is given."""
+    """The judgement of a correct run by one law, whose judge is given."""
 
     def judged(judges, case="single-acc2-fp32-momentum", **more):
         law = Law("acc/by-hand", "A window MUST step.", "", "", judges=judges, scope=Window, **more)

@@ -61,7 +61,7 @@ def test_gradients_that_are_reported_are_compared(follow):
 
 
 def test_gradients_that_the_step_did_not_use(follow):
-    """Right weights show that they were read elsewhere."""
+    """Correct weights show that they were read elsewhere."""
     run = follow(CASE)
     report(run, gradients=True)
     hide(run)

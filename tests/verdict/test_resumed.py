@@ -96,7 +96,7 @@ def test_other_weights_on_one_rank(follow):
 
 
 def test_weights_that_are_read_otherwise_are_no_harm(follow):
-    """Right numbers show that they were restored."""
+    """Correct numbers show that they were restored."""
     run = follow(MOMENTUM)
     [start] = [event for event in second_life(run, 1) if event["event"] == "start"]
     start["weights"] = [weight + 1 for weight in start["weights"]]

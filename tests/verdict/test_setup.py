@@ -152,7 +152,7 @@ def first_rows(last):
 @pytest.mark.parametrize(
     ("name", "recurrence", "tamper"),
     [
-        # A right rate at the wrong step, and a clip of one rank.
+        # A correct rate at the wrong step, and a clip of one rank.
         ("single-acc2-fp32-momentum", Late, lambda run: None),
         ("ddp-w2-fp32-momentum", ClipsAtOne, lambda run: clip(run, ranks=[1])),
         # Clips that change nothing.
