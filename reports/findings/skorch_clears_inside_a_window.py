@@ -40,5 +40,5 @@ torch.nn.init.zeros_(net.module_.weight)
 net.partial_fit(TensorDataset(torch.ones(ACCUMULATION, 1), torch.ones(ACCUMULATION, 1)))
 
 print(f"observed: the gradient of the window is {gradients[0]}")
-print("expected: -2.0, as for each of its samples")
+print("expected: -2.0, the gradient of each of its samples")
 sys.exit(gradients != [-2.0])

@@ -12,7 +12,7 @@ from .findings import all_checked, broken_of, checked, laws_in, laws_of, tables,
 
 broken = partial(broken_of, {"ddp"})
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "ddp/all-reduce-every-window": {
         "no collective": lambda: ranks(lambda rank: [forward(0), backward(), stepped(rank)]),

@@ -38,7 +38,7 @@ def with_gradients(rank, gradients):
     return [event("start"), ddp(0), averaging(), step(gradients=gradients, weights=[float(rank), 0.0])]
 
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "ddp/average-each-parameter": {
         "the bias left out": lambda: ranks(lambda rank: of_own(rank, 0), **SHARES),

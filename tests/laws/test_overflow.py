@@ -12,7 +12,7 @@ broken = partial(broken_of, {"amp"})
 
 OVERFLOWED = {"gradients": ["inf", 1.0]}
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "amp/all-ranks-skip": {
         "one steps": lambda: two_ranks(

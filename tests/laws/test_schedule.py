@@ -51,7 +51,7 @@ def of_two_optimizers(number, rate):
     return [micro_batch(number), step(lr=rate), step(optimizer=1, lr=rate), clear(), *BOTH]
 
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     STEP: {
         "for each micro-batch": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.125)),
