@@ -236,11 +236,16 @@ def watched_with(package: str) -> list[str]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff's rules and format; strict types; the schemas of CI files; fragments of the changelog."""
+    """Ruff's rules and format; strict types; plain English; the schemas of CI files; fragments of the changelog."""
     install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "benchmarks", "conformance", "tools")
+    session.run("python", str(ROOT / "tools" / "prose.py"))
+    # Switched off, as proselint also reads code, tables and headings: repeated words, typography, and a rule on "-ly-",
+    # which case ids such as butterfly-w2 match.
+    pages = ("README.md", "CONTRIBUTING.md", *map(str, sorted(ROOT.glob("docs/*.md"))))
+    session.run("proselint", "check", "--config", "tools/proselint.json", *pages)
     for schema, files in CI_FILES.items():
         session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
     session.run("towncrier", "build", "--draft", "--version", "next")

@@ -44,7 +44,7 @@ def run(
     processes: int | None = None,
     output: str | Path | None = None,
 ) -> Results:
-    """Run the cases of these trainers in processes of their own, as `conformance run` does with the same options.
+    """Run the cases of these trainers in separate processes, as `conformance run` does with the same options.
 
     trainers: targets such as "my_trainer.py", or functions under `@trainer` in a file. Without any: the trainers in
     pyproject.toml, else the reference trainers. output: the folder for the results file and the report; None keeps

@@ -1,4 +1,4 @@
-"""A page of the site for each law: what it checks and why, wrong and right code, and what a run or a watch says.
+"""A page of the site for each law: what it checks and why, wrong and correct code, and what a run or a watch says.
 
 The wrong code is a mutant of fixtures/mutants, or a script of fixtures/scripts/wrong. `tools/site.py` runs all of them
 when it builds the site, so the pages show what the code of today says.
@@ -92,7 +92,7 @@ def page(law: Law, case: CaseRecord | None, text: str | None) -> str:
     """case: of the law's mutant, run. text: what a watch says of the law's script."""
     parts = [f"# {law.id}", f"**{law.says}**", _facts(law), "## Why", law.why]
     if law.latent or law.cleared_by_numbers:
-        parts += [f"**If the numbers are right:** {law.latent or HARMLESS}"]
+        parts += [f"**If the numbers are correct:** {law.latent or HARMLESS}"]
     parts += _of_a_run(law, case) if law.needs_plan else _of_a_watch(law, text)
     return "\n\n".join(parts) + "\n"
 
@@ -200,7 +200,7 @@ def _of_a_watch(law: Law, text: str | None) -> Iterator[str]:
         yield "## Wrong"
         edit = _edit(script)
         if sum(line.startswith(("-", "+")) for line in edit) <= _MOST_CHANGED:
-            yield f"{script.what} In this script {script.cause}. The right script has the lines with a minus."
+            yield f"{script.what} In this script {script.cause}. The correct script has the lines with a minus."
             yield "```diff\n" + "\n".join(edit) + "\n```"
         else:
             yield f"{script.what} In this script {script.cause}."
@@ -218,7 +218,7 @@ def _of_a_watch(law: Law, text: str | None) -> Iterator[str]:
 
 
 def _edit(script: Script) -> list[str]:
-    """What differs from the right script that is nearest."""
+    """The difference from the most similar correct script."""
     own = _body(script)
     right = [one for one in scripts() if one.cause is None]
     return min((_difference(_body(one), own) for one in right), key=len)

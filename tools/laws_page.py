@@ -76,11 +76,11 @@ HEAD = """# Laws
 
 All rules that `conformance run` and `conformance watch` check, in a line each, and what no rule flags.
 
-Each law has a page on the site, `laws/ID.html`, with wrong and right code and the output for the wrong code.
+Each law has a page on the site, `laws/ID.html`, with wrong and correct code and the output for the wrong code.
 `conformance explain ID` prints a law in a terminal.
 
 - **MUST**: breaking it fails a case, and it explains wrong numbers. **SHOULD**: breaking it is a warning.
-- Right numbers prove that a trainer did the same in another way. Then most laws are not reported.
+- Correct numbers prove that a trainer did the same in another way. Then most laws are not reported.
 - A law is not reported next to one that explains the bug better.
 
 This page is generated: `python tools/laws_page.py`.

@@ -3,7 +3,7 @@
     python -m tools.nightly build/nightly
 
 A folder `nightly-REPORT.release` or `nightly-REPORT.main` below the given one has the results with the newest release,
-or with the main branch. Writes `issue.md` beside them, the text of an issue about the regressions, and prints
+or with the main branch. Writes `issue.md` next to them, the text of an issue about the regressions, and prints
 `broken=` with their names, as a job's output. The results with the releases replace the published reports, so the site
 shows this night's.
 """

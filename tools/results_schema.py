@@ -26,7 +26,7 @@ INTRODUCTION = f"""# The results file, schema version {records.SCHEMA_VERSION}
 Generated from `records.py` by `python -m tools.results_schema`: edit it there.
 
 A run writes one file in [JSON Lines](https://jsonlines.org): one JSON object on each line, in pure ASCII. The
-terminal summary and the HTML report are rendered from it alone; `conformance report results.jsonl` renders them again.
+terminal summary and the HTML report are rendered only from it; `conformance report results.jsonl` renders them again.
 [`schema.json`](schema.json) is the same schema for machines: a JSON Schema for one line.
 
 The lines are: one header, one for each case in the order in which cases finished, at most one of mutants, one footer.

@@ -79,7 +79,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({config.repo_url}/blob/main/{path}{anchor})"
 
     parts = _CODE.split(markdown)
-    # Of each three parts, the first is not code.
+    # Every third part, from the first on, is not code.
     return "".join(part if number % 3 else _LINK.sub(link, part) for number, part in enumerate(parts) if part)
 
 

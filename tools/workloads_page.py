@@ -111,7 +111,7 @@ def _nodes(nodes: Sequence[Sequence[float]]) -> str:
 
 def _certified() -> Iterable[str]:
     yield "## Certified"
-    yield "Small dyadic rationals: right trainers get bit-identical weights. Each shows a bug that the others hide."
+    yield "Small dyadic rationals: correct trainers get bit-identical weights. Each shows a bug that the others hide."
     yield _table(["workload", ""], [(f"`{recipe.name}`", recipe.summary) for recipe in RECIPES.values()])
 
 

@@ -1,8 +1,8 @@
 """The cases of a backend that a trainer can run, and which of them a run selects.
 
-A workload that shows something no other shows always runs. Of the workloads that can run almost anywhere, a run selects
-a covering array: each path meets each precision, and each workload meets each world size, accumulation and precision,
-if any case has the two. In a thorough run any three of these values meet, where a kind of model and a recipe count as
+A workload that shows something no other shows always runs. From those that can run almost anywhere, it selects a
+covering array: each path meets each precision, and each workload meets each world size, accumulation and precision, if
+any case has the two. In a thorough run any three of these values meet, where a kind of model and a recipe count as
 two.
 """
 

@@ -22,8 +22,8 @@ from conformance.results import ResultsError, read_results
 from conformance.results.records import PASSED, CaseRecord
 
 DESCRIPTION = (
-    "Find the first release of a framework, or the first commit, that fails a case. Each one tried gets an environment "
-    "of its own, which shares all else with this one and is deleted afterwards. One that cannot be installed, or fails "
+    "Find the first release of a framework, or the first commit, that fails a case. Each one gets a temporary "
+    "environment, which shares everything else with this one. One that cannot be installed, or fails "
     "with another verdict than the bad end, is skipped."
 )
 

@@ -48,7 +48,7 @@ class OutputFolder:
         return next(said, None)
 
     def remove_report(self) -> None:
-        """Remove the report of an earlier command, so none is left if this one does not end."""
+        """Remove the report of an earlier command, which would stay if this one does not end."""
         with _held(self._folder):
             if _identity(self.report) == self._earlier[-1]:
                 self.report.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ def unwritable_file(options: argparse.Namespace, *others: Path) -> str | None:
 
 
 def remove_earlier(options: argparse.Namespace) -> None:
-    """Remove the files of an earlier command, so none is left if this one does not end. Raises OSError."""
+    """Remove the files of an earlier command, which would stay if this one does not end. Raises OSError."""
     for _, file in _wanted(options):
         if is_replaced(file):
             file.unlink(missing_ok=True)

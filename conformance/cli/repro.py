@@ -30,8 +30,8 @@ from conformance.verdict.record import record
 
 DESCRIPTION = (
     "Write a script that reproduces a failure without importing conformance. It has the trainer's own source, the data "
-    "of the smallest case with the same problem, up to the first wrong step, and the right answer. It runs once before "
-    "it is kept. The exit code is 2 if no script reproduces the failure."
+    "of the smallest case with the same problem, up to the first wrong step, and the correct answer. The command runs "
+    "the script once before it keeps it. The exit code is 2 if no script reproduces the failure."
 )
 #: How many smaller cases with the same problem to try.
 _SCRIPTS = 3

@@ -178,7 +178,7 @@ def _spec(module: str, folders: Sequence[str]) -> ModuleSpec | None:
         return None
     if (spec := PathFinder.find_spec(module, folders)) is not None:
         return spec
-    # Some editable installs are found by a finder of their own.
+    # Some editable installs have a separate finder.
     for finder in sys.meta_path:
         with suppress(ImportError, AttributeError):
             if (spec := finder.find_spec(module, None)) is not None:

@@ -1,4 +1,4 @@
-"""Poutyne's `ModelBundle`: one process, schedules by epoch, and a loss of one micro-batch, so none is weighted."""
+"""Poutyne's `ModelBundle`: one process, schedules by epoch, and unweighted losses, as a loss sees one micro-batch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sentence Transformers' trainer: a text is a sample's number. A loss sees one micro-batch, so none is weighted."""
+"""Sentence Transformers' trainer: a text is a sample's number. Losses are unweighted: one micro-batch each."""
 
 from typing import Any
 

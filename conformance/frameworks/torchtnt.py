@@ -1,4 +1,4 @@
-"""TorchTNT's `AutoUnit`: a loss sees one micro-batch, so none is weighted over a window. fp16 on a CPU has no scale."""
+"""TorchTNT's `AutoUnit`: a loss sees one micro-batch, so losses have no weights. fp16 on a CPU has no scale."""
 
 from itertools import islice
 from typing import Any

@@ -1,1 +1,1 @@
-"""The right answer, the proof that it is exact or the bound of its error, and what faults would give instead."""
+"""The correct answer, the proof that it is exact or the bound of its error, and the numbers of known bugs."""

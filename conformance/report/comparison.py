@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def sections(self) -> list[Section]:
-        """The worst first; none is empty."""
+        """The non-empty sections, the worst first."""
         told = {id(case) for problem in self.new_problems for case in problem.cases}
         failing = [case for case in self.new if case.failed]
         passing = [case for case in self.new if not case.failed]

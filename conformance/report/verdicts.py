@@ -1,4 +1,4 @@
-"""The look of each verdict: a short name, a glyph, a tone and its meaning. Never by colour alone.
+"""The look of each verdict: a short name, a glyph, a tone and its meaning. Never only by colour.
 
 They are ordered from best to worst: a cell of the matrix shows its worst verdict.
 """

@@ -43,7 +43,7 @@ from conformance.verdict.setup import Mistake, mistake
 
 
 def look_for_mistake(case: Case, judgement: Judgement) -> None:
-    """Overrules wrong numbers by a mistake of the adapter, if ranks agree. Only other samples change the step count."""
+    """Overrules wrong numbers by a bug of the adapter, if ranks agree. Only other samples change the step count."""
     broken = judgement.broken
     found = None if judgement.has_ended_early else other_stop(case, judgement.ranks)
     if found is not None:
@@ -99,7 +99,7 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
     """Judges a case: evidence from every rank, the guards, the ranks' agreement, the numbers. Then the laws: a broken
     law explains wrong numbers, and fails a trainer with correct numbers if another run would go wrong. Then the
     trainer's declared behaviour: ``declares``, as `Declaration.behaviour`. Evidence that no recorder wrote is a CRASH.
-    Of two runs from one checkpoint, the second counts only if the first passes.
+    The second run from a checkpoint counts only if the first passes.
     """
     if outcome.earlier is not None:
         judgement = judge(case, outcome.earlier, declares)

@@ -142,6 +142,6 @@ class Judgement:
         self.verdict, self.headline, self.reason = verdict, headline, reason
 
     def mistaken(self, mistake: Mistake, reason: Reason | None = None) -> None:
-        """Replaces the verdict by SETUP, for a mistake of the adapter."""
+        """Replaces the verdict by SETUP, for a bug of the adapter."""
         self.mistake = mistake
         self.overrule("SETUP", mistake.text, reason)

@@ -79,11 +79,11 @@ def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) ->
 
 
 _UNEVEN_SCALE = (
-    "the numbers are correct except for the rounding of a loss scale that is no power of two, and the trainer's own "
+    "the numbers are correct except for the rounding of a loss scale that is not a power of two, and the trainer's own "
     "scale is not visible: start with `task.loss_scale`, or scale with `task.grad_scaler()`"
 )
 _UNASKED_SCALE = (
-    "the numbers are correct except for the rounding of a loss scale of {:g}, which is no power of two, in a case "
+    "the numbers are correct except for the rounding of a loss scale of {:g}, which is not a power of two, in a case "
     "without loss scaling: use `task.grad_scaler()`, which is enabled only if the precision needs it"
 )
 
@@ -126,7 +126,7 @@ def _fits_averaged_weights(problem: Problem, ranks: Sequence[RankEvidence]) -> b
 
 
 def _fits_uneven_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> bool:
-    """Whether the numbers are within the bound for an unknown loss scale that is no power of two. Its exact value
+    """Whether the numbers are within the bound for an unknown loss scale that is not a power of two. Its exact value
     hardly matters for the rounding: assumes three quarters of the task's scale."""
     accepted, history = accepted_by(problem, ranks)
     if history is None or is_seen(ranks):

@@ -141,7 +141,7 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
 
 def in_first_epoch(case: Case, ranks: Sequence[RankEvidence]) -> bool:
-    """Whether a rank resumes at the right place, but in the order of the first epoch: it trains the planned number of
+    """Whether a rank resumes at the correct place, but in the order of the first epoch: it trains the planned number of
     windows, at the same place in the epoch, but with the rows of the first epoch."""
     workload, stop = case.problem.workload, case.resumed_at or 0
     place = stop % workload.windows_of_epoch

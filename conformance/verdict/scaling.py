@@ -92,7 +92,7 @@ def is_seen(ranks: Sequence[RankEvidence]) -> bool:
 
 
 def shows_uneven_scale(rank: Rank, problem: Problem) -> bool:
-    """Whether the first backward multiplied the residuals by a factor that is no power of two, divided by samples."""
+    """Whether the first backward multiplied residuals by a factor that is not a power of two, divided by samples."""
     first = at_outputs(rank)[:1]
     if not problem.precision.scaled or not first:
         return False

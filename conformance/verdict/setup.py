@@ -1,7 +1,7 @@
-"""Finds mistakes of the adapter: it ran, but did not train what the case asks for.
+"""Finds bugs of the adapter: it ran, but did not train what the case asks for.
 
-Such a run says nothing about the trainer under test, so it has its own verdict. A mistake counts only if every rank
-that steps makes it. The caller checks only wrong numbers, because equal numbers prove that the right thing was trained.
+Such a run says nothing about the trainer under test, so it has its own verdict. A bug counts only if every rank
+that steps makes it. The caller checks only wrong numbers: equal numbers prove that the trainer trained the case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conformance.workloads.plan import rows as row_numbers
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake of the adapter, with one line: the wrong action, the request of the case, the fix."""
+    """A bug of the adapter, with one line: the wrong action, the request of the case, the fix."""
 
     kind: Kind
     text: str
@@ -34,7 +34,7 @@ class Mistake:
 
 
 def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
-    """The first mistake, the most basic first: the samples, then how they were trained on.
+    """The first bug of the adapter, the most basic first: the samples, then how they were trained on.
 
     ``runs``: one for each life of the ranks; the first shows how the adapter trains.
     ``explained_by``: the known faults that give the run's numbers.

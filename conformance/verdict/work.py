@@ -105,7 +105,7 @@ def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redunda
     reached = sorted(set[int]().union(*(rank.trained or () for rank in ranks)))
     short = {one.index for one in case.problem.windows if len(one.batch) < case.problem.workload.batch_size}
     windows = [window for window in reached if window not in short]
-    # A window without a step, such as one that a custom scaler skips, counts with the next one.
+    # A window without a step counts with the next one. A custom scaler may skip such a window.
     are_whole = len(reached) == asked
     for one, two in combinations(ranks, 2):
         mine, others = one.trained or {}, two.trained or {}

@@ -1,7 +1,7 @@
 """The trained model: the names and shapes of its parameters, and its forward and backward in any arithmetic.
 
-All parameter elements are numbered in one order: that of ``model.parameters()``, each parameter flattened. Of a large
-parameter only the elements that the model uses are tracked one by one. The others start equal and have zero gradients,
+All parameter elements are numbered in one order: that of ``model.parameters()``, each parameter flattened. A case
+tracks only the used elements of a large parameter one by one. The others start equal and have zero gradients,
 so they stay equal; the least and the largest represent them all.
 """
 

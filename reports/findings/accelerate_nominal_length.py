@@ -24,7 +24,7 @@ for x, y in loader:
         optimizer.step()
         optimizer.zero_grad()
 
-# All samples are alike, so the mean over any window has the same gradient.
-print(f"observed: the gradient of the whole window is {gradients[0]}, of the short one {gradients[1]}")
+# All samples are equal, so the mean over any window has the same gradient.
+print(f"observed: the gradient of the full window is {gradients[0]}, of the short one {gradients[1]}")
 print(f"expected: both are {gradients[0]}")
 sys.exit(gradients[0] != gradients[1])

@@ -10,7 +10,7 @@ from deepspeed.accelerator import get_accelerator
 
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29545"}
 logging.disable()
-# Else it refuses a CPU without instructions for fp16; torch computes in it all the same.
+# Otherwise DeepSpeed refuses a CPU without fp16 instructions, although torch can compute in fp16.
 get_accelerator().is_fp16_supported = lambda: True
 deepspeed.init_distributed("gloo", verbose=False)
 model = torch.nn.Linear(1, 1, bias=False)
@@ -31,7 +31,7 @@ for _ in range(5):
     engine.step()
     before, weight = weight, engine.optimizer.single_partition_of_fp32_groups[0].tolist()[0]
     steps.append(before - weight)
-print(f"observed: with a gradient of 1 and a rate of 0.125, the weight moves by {steps}")
+print(f"observed: with a gradient of 1 and a rate of 0.125, the weight changes by {steps}")
 print(f"          the loss scale of these steps is {scales}")
 print(f"expected: {[0.125] * 5}")
 torch.distributed.destroy_process_group()

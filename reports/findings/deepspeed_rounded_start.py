@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19.8: in bf16 the fp32 masters are made of weights that were already rounded to bf16."""
+"""DeepSpeed 0.19.8: bf16 training starts from rounded weights."""
 
 import logging
 import os

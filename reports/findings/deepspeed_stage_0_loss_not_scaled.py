@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19.8: in fp16 without ZeRO, gradients are divided by a loss scale that the loss was not multiplied by."""
+"""DeepSpeed 0.19.8: in fp16 without ZeRO, gradients are unscaled although the loss was not scaled."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from deepspeed.accelerator import get_accelerator
 
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29543"}
 logging.disable()
-# Else it refuses a CPU without instructions for fp16; torch computes in it all the same.
+# Otherwise DeepSpeed refuses a CPU without fp16 instructions, although torch can compute in fp16.
 get_accelerator().is_fp16_supported = lambda: True
 deepspeed.init_distributed("gloo", verbose=False)
 model = torch.nn.Linear(1, 1, bias=False)

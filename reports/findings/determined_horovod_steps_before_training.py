@@ -1,6 +1,6 @@
-"""Determined 0.38.1 with Horovod: weights decay before training begins, as the state of new optimizers is broadcast.
+"""Determined 0.38.1 with Horovod: weights decay before training begins, as it broadcasts the state of new optimizers.
 
-Horovod's `broadcast_optimizer_state` (0.28.1) makes a missing state by a step on gradients of zero.
+Horovod's `broadcast_optimizer_state` (0.28.1) creates a missing state with a step on zero gradients.
 """
 
 import sys

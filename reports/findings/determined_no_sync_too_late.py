@@ -1,4 +1,4 @@
-"""Determined 0.38.1: under DDP gradients cross the ranks in every micro-batch: no_sync() leaves the forward out."""
+"""Determined 0.38.1: under DDP every micro-batch all-reduces its gradients."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Determined 0.38.1: with torch 2.6 or later a PyTorchTrial cannot go on from a checkpoint that it has written."""
+"""Determined 0.38.1: with torch 2.6 or later a PyTorchTrial cannot resume from its own checkpoint."""
 
 import logging
 import os
@@ -57,6 +57,6 @@ with tempfile.TemporaryDirectory() as folder:
     except pickle.UnpicklingError as error:
         refused = next(line.strip() for line in str(error).splitlines() if "Unsupported" in line).split(" was not")[0]
     os.chdir("/")
-print(f"observed: {refused or 'training goes on'}")
-print("expected: training goes on")
+print(f"observed: {refused or 'training resumes'}")
+print("expected: training resumes")
 sys.exit(refused is not None)

@@ -1,4 +1,4 @@
-"""Determined 0.38.1: off its cluster, a training that is resumed begins with the first batch again."""
+"""Determined 0.38.1: off its cluster, resumed training starts again with the first batch."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from determined import pytorch
 
-# Else torch 2.6 and later refuse the checkpoint.
+# Otherwise torch 2.6 and later refuse the checkpoint.
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 BATCHES, SAVED_AFTER = 8, 4
 

@@ -1,4 +1,4 @@
-"""Lightning Fabric 2.6.6: clipping by norm raises where GradScaler would skip the step, and training ends."""
+"""Lightning Fabric 2.6.6: clipping by norm ends training at the first overflow in fp16."""
 
 import sys
 
@@ -8,7 +8,7 @@ from lightning.fabric.plugins import MixedPrecision
 
 # At this loss scale the first gradient overflows fp16, and at the next one it does not.
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
-# "16-mixed" stands for this plugin; on a CPU alone it would turn into "bf16-mixed".
+# "16-mixed" stands for this plugin; on a CPU it would turn into "bf16-mixed".
 fabric = Fabric(accelerator="cpu", devices=1, plugins=MixedPrecision("16-mixed", "cpu", scaler))
 fabric.launch()
 module = torch.nn.Linear(1, 1, bias=False)

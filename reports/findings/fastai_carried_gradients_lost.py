@@ -1,4 +1,4 @@
-"""fastai 2.8.12: what GradientAccumulation carries over the end of an epoch is lost where training is resumed there."""
+"""fastai 2.8.12: resume loses the gradients that GradientAccumulation carries over the end of an epoch."""
 
 import sys
 import tempfile

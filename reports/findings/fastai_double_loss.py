@@ -1,4 +1,4 @@
-"""fastai 2.8.12: a loss in double precision ends training with an error, in the default Recorder."""
+"""fastai 2.8.12: a float64 loss ends training with an error."""
 
 import sys
 

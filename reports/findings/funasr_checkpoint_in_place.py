@@ -1,4 +1,4 @@
-"""FunASR 1.4.16: a run that is killed while it saves cannot go on, as model.pt is written in place."""
+"""FunASR 1.4.16: a run killed while it saves cannot resume."""
 
 import contextlib
 import logging
@@ -45,11 +45,11 @@ def main():
             with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
                 trainer.resume_checkpoint(**parts(torch.nn.Linear(1, 1)))
             failed = False
-            print(f"observed: it goes on after epoch {trainer.start_epoch}")
+            print(f"observed: it resumes after epoch {trainer.start_epoch}")
         except Exception as error:
             failed = True
             print(f"observed: resume_checkpoint raises {type(error).__name__} {error}"[:110])
-        print("expected: it goes on after epoch 1, whose checkpoint was whole")
+        print("expected: it resumes after epoch 1, whose checkpoint was complete")
         sys.exit(failed)
 
 

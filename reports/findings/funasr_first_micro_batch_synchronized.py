@@ -1,4 +1,4 @@
-"""FunASR 1.4.16: with accumulation under DDP only the first micro-batch of a window crosses the ranks."""
+"""FunASR 1.4.16: with accumulation under DDP each rank trains a different model."""
 
 import os
 import sys

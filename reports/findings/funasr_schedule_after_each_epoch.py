@@ -1,4 +1,4 @@
-"""FunASR 1.4.16: under `funasr.bin.train` the learning-rate schedule goes on once more after each epoch."""
+"""FunASR 1.4.16: `funasr.bin.train` steps the schedule once more after each epoch."""
 
 import contextlib
 import logging

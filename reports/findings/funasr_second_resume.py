@@ -1,4 +1,4 @@
-"""FunASR 1.4.16: a training that is resumed a second time within one epoch goes back to where the first began."""
+"""FunASR 1.4.16: a second resume within one epoch starts again from the first."""
 
 import contextlib
 import logging

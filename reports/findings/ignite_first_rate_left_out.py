@@ -1,4 +1,4 @@
-"""PyTorch-Ignite 0.5.5, torch 2.13.0: LRScheduler leaves the first learning rate of many of torch's schedules out."""
+"""PyTorch-Ignite 0.5.5, torch 2.13.0: LRScheduler skips the first learning rate of a schedule."""
 
 import sys
 
@@ -33,7 +33,7 @@ def by_torch(make):
 def by_ignite(make):
     stepped, rates = optimizer(), []
     engine = Engine(lambda engine, batch: rates.append(stepped.param_groups[0]["lr"]) or stepped.step())
-    # As the example of LRScheduler has it.
+    # As in the example of LRScheduler.
     engine.add_event_handler(Events.ITERATION_STARTED, LRScheduler(make(stepped)))
     engine.run(range(5))
     return rates
@@ -44,5 +44,5 @@ for name, make in SCHEDULES.items():
     observed, expected = (list(map("{:.3g}".format, rates(make))) for rates in (by_ignite, by_torch))
     wrong |= observed != expected
     print(f"observed: {name:20} {' '.join(observed)}")
-    print(f"expected: {name:20} {' '.join(expected)}, as torch's own loop has it")
+    print(f"expected: {name:20} {' '.join(expected)}, as in torch's own loop")
 sys.exit(wrong)

@@ -1,4 +1,4 @@
-"""PyTorch-Ignite 0.5.5: where a run is resumed inside an epoch, all ranks draw the random numbers of rank 0."""
+"""PyTorch-Ignite 0.5.5: after a resume inside an epoch, all ranks draw the random numbers of rank 0."""
 
 import os
 import socket
@@ -19,14 +19,14 @@ def draw(rank, port, folder, resume):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     idist.initialize("gloo")
-    manual_seed(rank)  # as Ignite's examples have it, so that dropout is another one on each rank
+    manual_seed(rank)  # as in Ignite's examples, so each rank has a different dropout
     drawn = []
     engine = DeterministicEngine(lambda engine, batch: drawn.append(round(torch.rand(()).item(), 3)))
     states = {"engine": engine, "model": torch.nn.Linear(1, 1)}
     saving = Checkpoint(states, DiskSaver(folder, create_dir=True, require_empty=False))
     if resume:
         [file] = (name for name in os.listdir(folder) if name.startswith("checkpoint"))
-        # It refuses the path of its own checkpoint with torch 2.6 and later.
+        # load_objects refuses a path to an Ignite checkpoint with torch 2.6 and later.
         Checkpoint.load_objects(states, torch.load(os.path.join(folder, file), weights_only=False))
     else:
         engine.add_event_handler(Events.ITERATION_COMPLETED(once=SAVED_AFTER), saving)

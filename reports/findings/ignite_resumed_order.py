@@ -1,4 +1,4 @@
-"""PyTorch-Ignite 0.5.5: an epoch that is resumed in its middle goes on in another order, where there are no workers."""
+"""PyTorch-Ignite 0.5.5: an epoch resumed in the middle continues in a different order."""
 
 import sys
 import tempfile
@@ -14,7 +14,7 @@ SAMPLES, EPOCHS, WORKERS, SAVED_AFTER = 8, 2, 0, 11
 
 
 def train(folder, resume_from=None):
-    """Train with a seed, as the guide does, and give what is read."""
+    """Train with a seed, as the guide does, and return the samples that are read."""
     read = []
     engine = DeterministicEngine(lambda engine, batch: read.extend(batch.tolist()))
     saver = Checkpoint({"engine": engine}, DiskSaver(folder, require_empty=False))

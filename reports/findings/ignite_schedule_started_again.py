@@ -1,4 +1,4 @@
-"""PyTorch-Ignite 0.5.5: a schedule at EPOCH_STARTED goes on once more where a run is resumed inside an epoch."""
+"""PyTorch-Ignite 0.5.5: a schedule at EPOCH_STARTED takes an extra step after a resume inside an epoch."""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ EPOCHS, BATCHES, SAVED_AFTER = 3, 4, 6
 
 
 def train(folder, resume_from=None):
-    """Train, with the learning rate halved in each epoch, and give that of each iteration."""
+    """Train, with the learning rate halved in each epoch, and return the rate of each iteration."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     rates = []
     engine = Engine(lambda engine, batch: rates.append(optimizer.param_groups[0]["lr"]))

@@ -1,4 +1,4 @@
-"""Keras 3.15.1 on torch: gradients that were accumulated are lost where the last micro-batch of a window has none."""
+"""Keras 3.15.1 on torch: a variable without a gradient in the last micro-batch loses the gradients of its window."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ import torch
 warnings.simplefilter("ignore")
 first, second = keras.Variable([0.0]), keras.Variable([0.0])
 optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
-# As two experts, of which a micro-batch uses one.
+# Like two experts, one per micro-batch.
 optimizer.apply([torch.tensor([-1.0]), None], [first, second])
 optimizer.apply([None, torch.tensor([-1.0])], [first, second])
 weights = [float(variable.value[0]) for variable in (first, second)]

@@ -1,4 +1,4 @@
-"""Keras 3.15.1 on torch: a training that BackupAndRestore resumes inside an epoch begins that epoch again."""
+"""Keras 3.15.1 on torch: BackupAndRestore repeats the whole epoch if it resumes inside one."""
 
 import contextlib
 import os
@@ -37,5 +37,5 @@ with tempfile.TemporaryDirectory() as folder:
     resumed = train(folder, interrupted=False)
 expected = [*range(STOP, SAMPLES)]
 print(f"observed: resumed after {STOP} of {SAMPLES} batches, it trains on the batches {resumed}")
-print(f"expected: {expected}, which are left")
+print(f"expected: {expected}, the remaining ones")
 sys.exit(resumed != expected)

@@ -44,9 +44,9 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.simplefilter("ignore")
 with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
     through = read(other)
-    begun = read(folder, max_steps=BATCHES)
+    first = read(folder, max_steps=BATCHES)
     resumed = read(other, checkpoint=next(Path(folder).glob("*.ckpt")))
 
-print(f"observed: stopped after step {len(begun)}, resumed training reads (epoch, sample) {resumed}")
+print(f"observed: stopped after step {len(first)}, resumed training reads (epoch, sample) {resumed}")
 print(f"expected: {through[BATCHES:]}, as without a stop")
 sys.exit(resumed != through[BATCHES:])

@@ -36,8 +36,8 @@ trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, accumulate_grad_bat
 # Five micro-batches of one sample: a window of four, and one of one.
 trainer.fit(module, DataLoader(TensorDataset(torch.ones(5, 1), torch.ones(5, 1)), 1))
 
-# All samples are alike, so the mean over any window has the same gradient.
+# All samples are equal, so the mean over any window has the same gradient.
 whole, short = module.gradients
-print(f"observed: the gradient of the whole window is {whole}, of the short one {short}")
+print(f"observed: the gradient of the full window is {whole}, of the short one {short}")
 print(f"expected: both are {whole}")
 sys.exit(whole != short)

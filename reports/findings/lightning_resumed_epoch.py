@@ -31,7 +31,7 @@ class Regression(lightning.LightningModule):
 
 def read(folder, kind, workers, stop=-1, checkpoint=None):
     module, data = Regression(), TensorDataset(torch.arange(float(BATCHES))[:, None])
-    # The sampler that the Trainer itself puts in where there are several ranks.
+    # The Trainer itself inserts this sampler if there are several ranks.
     loader = kind(data, 1, sampler=DistributedSampler(data, 1, 0), num_workers=workers)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     callback = ModelCheckpoint(folder, every_n_train_steps=1)

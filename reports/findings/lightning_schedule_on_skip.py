@@ -1,4 +1,4 @@
-"""Lightning 2.6.6: the learning-rate schedule goes on when GradScaler skips the step."""
+"""Lightning 2.6.6: the learning-rate schedule advances when GradScaler skips a step."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Poutyne 1.19.0: a training that is resumed has the first learning rate of its schedule for an epoch."""
+"""Poutyne 1.19.0: resumed training uses the schedule's first learning rate for one epoch."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ LOADER = DataLoader(TensorDataset(torch.ones(2, 1), torch.ones(2, 1)))
 
 
 class Rates(Callback):
-    """Notes the learning rate of each epoch."""
+    """Records the learning rate of each epoch."""
 
     def __init__(self):
         super().__init__()

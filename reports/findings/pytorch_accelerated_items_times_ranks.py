@@ -28,7 +28,7 @@ def run(rank, folder, weights):
     for number, kind in enumerate((Trainer, Counted)):
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(model.weight)
-        # One window: on each rank two micro-batches of one sample. All samples are alike.
+        # One window: on each rank two micro-batches of one sample. All samples are equal.
         kind(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=1.0), callbacks=()).train(
             TensorDataset(torch.ones(RANKS * ACCUMULATION, 1), torch.ones(RANKS * ACCUMULATION, 1)),
             num_epochs=1,
@@ -45,8 +45,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, (folder, weights), nprocs=RANKS)
     without, counted = weights
-    print(f"observed: one step goes to {without}, and to {counted} where the batches say how many items they have")
-    print(f"expected: both to {without}, as all batches have as many items")
+    print(f"observed: one step goes to {without}, and to {counted} if the batches state their number of items")
+    print(f"expected: both to {without}, as all batches have equally many items")
     sys.exit(without != counted)
 
 

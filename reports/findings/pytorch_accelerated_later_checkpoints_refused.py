@@ -1,4 +1,4 @@
-"""pytorch-accelerated 0.1.61: with a schedule, only the first training state that a run saves can be loaded."""
+"""pytorch-accelerated 0.1.61: with a schedule, only the first training state of a run can be loaded."""
 
 import os
 import sys

@@ -14,7 +14,7 @@ gradients = []
 
 
 class SGD(torch.optim.SGD):
-    """Notes the gradient of each step."""
+    """Records the gradient of each step."""
 
     def step(self, closure=None):
         gradients.extend(parameter.grad.item() for group in self.param_groups for parameter in group["params"])
@@ -31,7 +31,7 @@ Trainer(model, torch.nn.MSELoss(), SGD(model.parameters(), lr=0.0), callbacks=()
     train_dataloader_kwargs={"num_workers": 0},
 )
 
-# All samples are alike, so the mean over any window has the same gradient.
-print(f"observed: the gradient of the whole window is {gradients[0]}, of the short one {gradients[1]}")
+# All samples are equal, so the mean over any window has the same gradient.
+print(f"observed: the gradient of the full window is {gradients[0]}, of the short one {gradients[1]}")
 print(f"expected: both are {gradients[0]}")
 sys.exit(gradients[0] != gradients[1])

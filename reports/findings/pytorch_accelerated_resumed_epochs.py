@@ -1,4 +1,4 @@
-"""pytorch-accelerated 0.1.61: a training that is resumed repeats the epoch it had finished, and ends too late."""
+"""pytorch-accelerated 0.1.61: resumed training repeats the finished epoch and ends too late."""
 
 import os
 import sys

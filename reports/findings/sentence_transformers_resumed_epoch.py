@@ -1,6 +1,6 @@
-"""Sentence Transformers 6.2.0: several ranks that resume inside a later epoch read the order of epoch 0.
+"""Sentence Transformers 6.2.0: on resume inside a later epoch, several ranks read the order of epoch 0.
 
-It is so with each batch sampler that shuffles by the epoch, such as that without duplicates.
+Each batch sampler that shuffles by the epoch is affected, such as the one without duplicates.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""skorch 1.4.0: with AccelerateMixin and accumulation, each step uses the gradient of its last micro-batch alone."""
+"""skorch 1.4.0: with AccelerateMixin, accumulation uses only the last micro-batch of each window."""
 
 import sys
 
@@ -18,7 +18,7 @@ class Net(AccelerateMixin, NeuralNet):
 
 
 class SGD(torch.optim.SGD):
-    """Notes the gradient of each step."""
+    """Records the gradient of each step."""
 
     def step(self, closure=None):
         gradients.extend(parameter.grad.item() for group in self.param_groups for parameter in group["params"])
@@ -36,9 +36,9 @@ net = Net(
 )
 net.initialize()
 torch.nn.init.zeros_(net.module_.weight)
-# One window of four micro-batches of one sample. All samples are alike.
+# One window of four micro-batches of one sample. All samples are equal.
 net.partial_fit(TensorDataset(torch.ones(ACCUMULATION, 1), torch.ones(ACCUMULATION, 1)))
 
 print(f"observed: the gradient of the window is {gradients[0]}")
-print("expected: -2.0, as for each of its samples")
+print("expected: -2.0, the gradient of each of its samples")
 sys.exit(gradients != [-2.0])

@@ -33,5 +33,5 @@ with mock.patch("skorch.callbacks.regularization.clip_grad_norm_", wraps=clip_gr
     net.fit(TensorDataset(torch.ones(ACCUMULATION, 1), torch.ones(ACCUMULATION, 1)))
 
 print(f"observed: gradients are clipped {clips.call_count} times in one window")
-print("expected: once, when all of them have been added up")
+print("expected: once, after all of them have been added up")
 sys.exit(clips.call_count != 1)

@@ -1,4 +1,4 @@
-"""skorch 1.4.0: with AccelerateMixin, a training that is resumed reads the order of epoch 0."""
+"""skorch 1.4.0: with AccelerateMixin, resumed training reads the order of epoch 0."""
 
 import sys
 import tempfile
@@ -26,7 +26,7 @@ class SetEpoch(Callback):
 
 
 class Model(torch.nn.Linear):
-    """Notes what it reads."""
+    """Records the samples that it reads."""
 
     def __init__(self, noted):
         super().__init__(1, 1)

@@ -1,4 +1,4 @@
-"""skorch 1.4.0: a schedule by batch that is resumed goes on at the number of epochs."""
+"""skorch 1.4.0: a resumed schedule by batch continues at the number of epochs."""
 
 import sys
 import tempfile
@@ -17,7 +17,7 @@ def rate(step):
 
 
 class Rates(Callback):
-    """Notes the learning rate of each step."""
+    """Records the learning rate of each step."""
 
     def on_train_begin(self, net, **kwargs):
         self.noted = []

@@ -1,4 +1,4 @@
-"""skorch 1.4.0: with AccelerateMixin, a schedule by batch goes on with each micro-batch, and not with each step."""
+"""skorch 1.4.0: with AccelerateMixin, a schedule by batch advances with each micro-batch."""
 
 import sys
 
@@ -19,7 +19,7 @@ class Net(AccelerateMixin, NeuralNet):
 
 
 class SGD(torch.optim.SGD):
-    """Notes the learning rate of each step."""
+    """Records the learning rate of each step."""
 
     def step(self, closure=None):
         rates.append(self.param_groups[0]["lr"])

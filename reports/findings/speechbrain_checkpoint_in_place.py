@@ -1,4 +1,4 @@
-"""SpeechBrain 1.1.2: a run that is killed while it saves cannot go on from the checkpoint before."""
+"""SpeechBrain 1.1.2: a run killed while it saves cannot resume."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from speechbrain.utils.checkpoints import Checkpointer
 
 
 class Killed(torch.nn.Linear):
-    """Its process is killed when the state is asked for in `save_checkpoint`."""
+    """Kills its process when `save_checkpoint` asks for the state."""
 
     def state_dict(self, *args, **kwargs):
         os.kill(os.getpid(), 9)
@@ -27,11 +27,11 @@ def main():
         try:
             found = checkpointer.recover_if_possible()
             failed = found.path != whole.path
-            print(f"observed: recover_if_possible takes {'another one' if failed else 'the whole one'}")
+            print(f"observed: recover_if_possible loads {'another one' if failed else 'the complete one'}")
         except Exception as error:
             failed = True
             print(f"observed: recover_if_possible raises {type(error).__name__}: {str(error).splitlines()[0][:90]}")
-        print("expected: it takes the last checkpoint that is whole")
+        print("expected: it loads the last complete checkpoint")
         sys.exit(failed)
 
 

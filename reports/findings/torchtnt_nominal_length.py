@@ -13,7 +13,7 @@ gradients = []
 
 
 class SGD(torch.optim.SGD):
-    """Notes the gradient of each step."""
+    """Records the gradient of each step."""
 
     def step(self, closure=None):
         gradients.extend(parameter.grad.item() for group in self.param_groups for parameter in group["params"])
@@ -34,7 +34,7 @@ unit = Unit(module=module, device=torch.device("cpu"), gradient_accumulation_ste
 # Five micro-batches of one sample: a window of four, and one of one.
 train(unit, DataLoader(TensorDataset(torch.ones(5, 1), torch.ones(5, 1)), 1), max_epochs=1)
 
-# All samples are alike, so the mean over any window has the same gradient.
-print(f"observed: the gradient of the whole window is {gradients[0]}, of the short one {gradients[1]}")
+# All samples are equal, so the mean over any window has the same gradient.
+print(f"observed: the gradient of the full window is {gradients[0]}, of the short one {gradients[1]}")
 print(f"expected: both are {gradients[0]}")
 sys.exit(gradients[0] != gradients[1])

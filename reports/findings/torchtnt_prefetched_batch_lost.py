@@ -1,4 +1,4 @@
-"""TorchTNT 0.2.4: an AutoUnit that is resumed inside an epoch leaves out the batch that it had prefetched."""
+"""TorchTNT 0.2.4: on resume inside an epoch, AutoUnit skips the batch that it had prefetched."""
 
 import logging
 import os

@@ -1,6 +1,6 @@
-"""transformers 5.24.0: several ranks that resume inside a later epoch read the order of epoch 0.
+"""transformers 5.24.0: on resume inside a later epoch, several ranks read the order of epoch 0.
 
-It is so with `train_sampling_strategy="batch_rebalance"`, and with a sampler of one's own; the default one is reached.
+`train_sampling_strategy="batch_rebalance"` and custom samplers are affected; the default sampler is not.
 """
 
 import os

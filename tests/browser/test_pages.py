@@ -60,8 +60,8 @@ def browser() -> str:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports of several trainers, of one that fails, and of cases that hold, of a script that is accused and of one of
-    which nothing was seen; each lets axe-core in."""
+    """Reports of several trainers, a failing one and passing cases, of a script that fails and of one without evidence;
+    each lets axe-core in."""
     folder = tmp_path_factory.mktemp("pages")
     every = synthetic.all_cases()
     for name, cases in {
@@ -74,7 +74,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = accused()
     found.leave_open(said("data.same-samples", share=0.5))
     found.lack(said("no-torch"))
-    for name, findings in {"accused": found, "unseen": Findings()}.items():
+    for name, findings in {"flagged": found, "unseen": Findings()}.items():
         (folder / f"{name}.html").write_text(page(findings, ["python", "train.py"]), encoding="utf-8")
     for file in folder.glob("*.html"):
         let_in(file)
@@ -107,7 +107,7 @@ def inspected(browser: str, page: Path, width: int, theme: str, scratch: Path, f
     return found
 
 
-@pytest.mark.parametrize("name", ["several", "failing", "holding", "accused", "unseen"])
+@pytest.mark.parametrize("name", ["several", "failing", "holding", "flagged", "unseen"])
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 def test_nothing_is_found(browser: str, pages: Path, tmp_path: Path, name: str, width: int, theme: str) -> None:
     found = inspected(browser, pages / f"{name}.html", width, theme, tmp_path)

@@ -1,4 +1,4 @@
-"""The default matrix: its cases, each of which can be judged."""
+"""The default matrix: a run can judge each of its cases."""
 
 from __future__ import annotations
 

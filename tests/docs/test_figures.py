@@ -9,5 +9,5 @@ from tools.figures import FIGURES, FOLDER
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_that_of_the_code(name: str) -> None:
-    """Else: python -m tools.figures."""
+    """Otherwise run: python -m tools.figures."""
     assert (FOLDER / f"{name}.svg").read_text(encoding="utf-8") == FIGURES[name]()

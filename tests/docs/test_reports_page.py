@@ -109,4 +109,4 @@ def test_the_state_of_a_finding_is_data_and_on_the_page(tmp_path: Path, publishe
 
 def test_each_finding_has_a_text_for_the_maintainers():
     pages = REPORTS.glob("findings/*.md")
-    assert [page.stem for page in pages if "## To its maintainers" not in page.read_text()] == []
+    assert [page.stem for page in pages if "## Report to the maintainers" not in page.read_text()] == []

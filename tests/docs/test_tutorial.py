@@ -6,6 +6,6 @@ from tools.shown import PAGE, PICTURE, renewed
 
 
 def test_the_tutorial_is_what_its_commands_print() -> None:
-    """Else: python -m tools.shown."""
+    """Otherwise run: python -m tools.shown."""
     page = PAGE.read_text(encoding="utf-8")
     assert renewed(page) == (page, PICTURE.read_text(encoding="utf-8"))

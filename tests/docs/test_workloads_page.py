@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_that_of_the_code():
-    """Else: python -m tools.workloads_page."""
+    """Otherwise run: python -m tools.workloads_page."""
     assert (ROOT / "docs/WORKLOADS.md").read_text(encoding="utf-8") == workloads_page.page()
 
 

@@ -110,7 +110,7 @@ ELSEWHERE = {
         "    loss / TASK.accumulation",
     ),
     "keyword of the window": ("T(accumulate=4).fit()", "T(accumulate=TASK.accumulation).fit()"),
-    "class of its own": (
+    "separate class": (
         "class Lit:\n    def configure_optimizers(self):\n        return SGD(w)\no = l.configure_optimizers()",
         "o = l.configure_optimizers()",
     ),
@@ -150,7 +150,7 @@ LOOPS |= {
         " o, y = o, y\n",
     ),
     "reshaped inputs": ("for x, y in d:\n    x = x.view(-1, 784).to(0)\n    f(model(x), y).backward()", "x = x.to(0)"),
-    "schedule of its own": (
+    "custom schedule": (
         "a = Accelerator()\nm = a.prepare(m)\nfor x, y in d:\n    f(m(x)).backward()\n    sched.step()\n    o()",
         "\n        sched.step()\n",
     ),

@@ -9,7 +9,7 @@ CLIP = {"kind": "norm", "threshold": 1.0}
 
 
 def scaled(window, **fields):
-    """The forward and the backward on a scaled loss that open a window, or go on in it."""
+    """The forward and the backward on a scaled loss that open a window, or continue it."""
     return [forward(window), event("loss_scaled", scale=S), backward(scaled=S, **fields)]
 
 

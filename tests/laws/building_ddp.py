@@ -22,7 +22,7 @@ def local(syncs=False, **fields):
 
 
 def stepped(rank, **fields):
-    """A step along the gradient of this rank alone."""
+    """A step along only this rank's gradient."""
     return step(gradients=[1.0 + rank, 0.0], weights=[0.5 - rank / 2, 0.5], **fields)
 
 

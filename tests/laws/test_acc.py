@@ -47,7 +47,7 @@ def clipped_by_hand(threshold):
     return alone(first, clear(), second, **TWO, clip={"kind": "norm", "threshold": threshold})
 
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "acc/one-backward-per-loss": {
         "twice": lambda: alone(forward(0, rows=[0, 1]), backward(root=7), backward(root=7, forwards=[0]), step()),
@@ -123,7 +123,7 @@ BREAKING = {
 ALLOWED = {
     "the textbook": lambda: alone(windows([], [])),
     "a penalty with its own root": lambda: alone(forward(0), backward(root=9), backward(root=8, forwards=[0]), step()),
-    "a loss of weights alone": lambda: alone(forward(0), backward(root=9), backward(root=8, forwards=[]), step()),
+    "a loss of only weights": lambda: alone(forward(0), backward(root=9), backward(root=8, forwards=[]), step()),
     "a backward for its own norm, cleared": lambda: alone(
         forward(0), backward(root=9), clear(), backward(root=9, forwards=[0]), step()
     ),
@@ -159,7 +159,7 @@ ALLOWED = {
     "a short window that is dropped": lambda: alone(
         micro_batch(0), micro_batch(), step(), clear(), micro_batch(1), **{**TWO, "orders": [[[[0], [1], [2]]]]}
     ),
-    "a scaler of the trainer's own, which leaves out steps": lambda: alone(
+    "the trainer's own scaler, which leaves out steps": lambda: alone(
         micro_batch(0), clear(), micro_batch(1), step(), **FP16
     ),
     "a scale for each scaler": lambda: alone(

@@ -24,7 +24,7 @@ def around_all(*between, **fields):
     return [event("autocast_enter", **fields), windows[0], *between, windows[1], event("autocast_exit")]
 
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "amp/autocast-around-forward": {
         "bf16": lambda: a_run(
@@ -132,7 +132,7 @@ ALLOWED = {
     ),
     "an unknown type": lambda: a_run([forward(0), backward(), step()], precision="bf16"),
     "float32 where it was asked for": lambda: a_run([forward(0, computes="float32"), backward(), step()]),
-    "a scale of the trainer's own, taken off where nobody sees it": lambda: a_run(
+    "the trainer's own scale, taken off unseen": lambda: a_run(
         [forward(0, computes="float16"), on_outputs([S * one for one in AT_OUTPUTS]), step()], **FP16
     ),
     "a scale of two": lambda: a_run(

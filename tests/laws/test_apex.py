@@ -34,7 +34,7 @@ checked = partial(all_checked, "apex")
 STEP = inside(step(synchronizes=False))
 OTHER = event("synchronize", optimizer=1)
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "apex/synchronize-in-scale-loss": {
         "after it": lambda: both(scaled(window=0), SYNCHRONIZE, STEP),

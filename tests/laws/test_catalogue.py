@@ -37,7 +37,7 @@ def joined(text):
 
 
 def test_the_page_is_that_of_the_code():
-    """Else: python tools/laws_page.py."""
+    """Otherwise run: python tools/laws_page.py."""
     assert laws_page.PAGE.read_text(encoding="utf-8") == laws_page.page()
     assert laws_page.PROPERTIES.read_text(encoding="utf-8") == laws_page.properties()
 

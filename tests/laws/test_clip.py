@@ -56,7 +56,7 @@ def by_largest(factor):
     return a_run(*each, backend="fsdp2", clip={"kind": "norm", "threshold": 1.0})
 
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "clip/after-sync": {
         "clipped apart": clipped_apart,

@@ -12,7 +12,7 @@ from .findings import all_checked, broken_of, checked, laws_in, laws_of, tables,
 
 broken = partial(broken_of, {"ddp"})
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "ddp/all-reduce-every-window": {
         "no collective": lambda: ranks(lambda rank: [forward(0), backward(), stepped(rank)]),
@@ -245,7 +245,7 @@ def test_a_log_says_nothing():
 
 
 def test_what_else_may_have_brought_the_average():
-    """Such as compressed gradients, which nobody recognises."""
+    """Such as compressed gradients, which no law recognises."""
     compressed = event("collective", op="allgather_", elements=9, bytes=18, reduce=None)
     first, _ = place(ALL_REDUCE, compressed)
     assert broken_of({"ddp"}, run(ALL_REDUCE, compressed, unfinished_elsewhere=[first])) == set()

@@ -26,8 +26,8 @@ SHARES = {"orders": [[[[0, 1]], [[2, 3]]]]}
 
 
 def of_own(rank, *averaged, factor=1.0, off=0.0):
-    """A window whose step has the gradient of this rank's own samples, but for the averaged elements, which are ``off``
-    by so much."""
+    """A window whose step has the gradient of this rank's own samples, but in ``averaged`` elements the mean plus
+    ``off``."""
     own, mean = right([2 * rank, 2 * rank + 1], factor), right(range(4))
     gradients = [mean[index] + off if index in averaged else value for index, value in enumerate(own)]
     return with_gradients(rank, gradients)
@@ -38,7 +38,7 @@ def with_gradients(rank, gradients):
     return [event("start"), ddp(0), averaging(), step(gradients=gradients, weights=[float(rank), 0.0])]
 
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "ddp/average-each-parameter": {
         "the bias left out": lambda: ranks(lambda rank: of_own(rank, 0), **SHARES),
@@ -214,7 +214,7 @@ def test_elements_that_are_wrong_on_all_ranks_alike_are_not_explained_by_a_missi
 
 
 def test_an_average_that_one_rank_lacks_is_not_told_to_be_its_own():
-    """Rank 0 alone uses the weight, so the average is a half of its own gradient, which is (-3.5)."""
+    """Only rank 0 uses the weight, so the average is a half of its own gradient, which is (-3.5)."""
     run = ranks(
         lambda rank: with_gradients(rank, [None if rank else -1.75, -7.5]),
         **SHARES,

@@ -26,7 +26,7 @@ from .findings import all_checked, laws_of, tables, the_finding
 
 UNSCALE, SCALED_STEP = event("unscale"), [event("scaler_step"), step(scale=1024.0)]
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "hvd/synchronize-at-most-once": {
         "twice": lambda: both(one(0), SYNCHRONIZE, REDUCED, SYNCHRONIZE, REDUCED, inside(step())),

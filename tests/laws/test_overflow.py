@@ -12,7 +12,7 @@ broken = partial(broken_of, {"amp"})
 
 OVERFLOWED = {"gradients": ["inf", 1.0]}
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "amp/all-ranks-skip": {
         "one steps": lambda: two_ranks(
@@ -93,7 +93,7 @@ ALLOWED = {
         ]
     ),
     "all skip": lambda: two_ranks([scaled(0), by_hand(), unscale(found_inf=True), skipped(), last()]),
-    "a scaler of one's own": lambda: a_run([scaled(0), taken(), event("update", scale_before=S, scale_after=128.0)]),
+    "a custom scaler": lambda: a_run([scaled(0), taken(), event("update", scale_before=S, scale_after=128.0)]),
     "a scale that is down to one": lambda: a_run(
         [
             [forward(0), event("loss_scaled", scale=1.0), backward(scaled=1.0), event("scaler_step", scale=1.0)],

@@ -57,7 +57,7 @@ def test_a_rank_has_no_window_for_which_it_has_no_data():
 
 @pytest.mark.parametrize(("held", "is_stepped"), [([0], True), ([1], False), ([], True)])
 def test_whether_the_weights_of_a_rank_are_stepped_by_hand(held, is_stepped):
-    """A rank is judged by its own weights, the first of which changes; a rank without any has nothing to step."""
+    """Judges a rank by its own weights; the first weight changes. A rank without any has nothing to step."""
     shown = [forward(0, weights=[1.0, 1.0]), backward(), event("finished", weights=[2.0, 1.0])]
     assert a_run([event("shards", held=held), *shown], backend="fsdp2").ranks[0].steps_by_hand == is_stepped
 

@@ -51,7 +51,7 @@ def of_two_optimizers(number, rate):
     return [micro_batch(number), step(lr=rate), step(optimizer=1, lr=rate), clear(), *BOTH]
 
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     STEP: {
         "for each micro-batch": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.125)),
@@ -80,8 +80,8 @@ BREAKING = {
 ALLOWED = {
     "the textbook": lambda: by_step(taken(0, 0.5, CALL), taken(1, 0.25, CALL), taken(2, 0.125)),
     "the textbook, by epoch": lambda: by_epoch(0.5, 0.5, 0.25, 0.25, after=[1, 3]),
-    "the epoch's rate, whoever set it": lambda: by_epoch(0.5, 0.5, 0.25, 0.25, after=[]),
-    "twice, and the rates are right": lambda: by_step(
+    "the epoch's rate, set elsewhere": lambda: by_epoch(0.5, 0.5, 0.25, 0.25, after=[]),
+    "twice, and the rates are correct": lambda: by_step(
         taken(0, 0.5, CALL, CALL), taken(1, 0.25, CALL), taken(2, 0.0625), **FLAT
     ),
     # It resumes at the current rate, however the scheduler got there.
@@ -97,7 +97,7 @@ ALLOWED = {
         micro_batch(0), event("skip"), clear(), CALL, taken(1, 0.25)
     ),
     "another scheduler": lambda: by_step(taken(0, 0.5, CALL, event("schedule", scheduler=1)), taken(1, 0.25)),
-    "twice, and the rate is right": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.25)),
+    "twice, and the rate is correct": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.25)),
     "no schedule in the plan": lambda: by_step(taken(0, 0.5, CALL, CALL), taken(1, 0.1), schedule=None),
     "one for each optimizer": lambda: by_step(
         hold(0, 0), hold(1, 1), of_two_optimizers(0, 0.5), of_two_optimizers(1, 0.25)

@@ -6,7 +6,7 @@ from .building import a_run, backward, event, forward, hold, step
 from .building_amp import CLIP, CLIPPED, S, by_hand, last, more, scaled, skipped, taken, two_ranks, unscale
 from .findings import laws_in, tables, the_finding
 
-#: Of each law: runs that break it, and it alone.
+#: By law: runs that break only this law.
 BREAKING = {
     "amp/unscale-after-last-backward": {
         "explicit": lambda: a_run([scaled(0), unscale(), more(), taken()], accumulation=2),
@@ -122,7 +122,7 @@ ALLOWED = {
             [step(scale=S, optimizer=1, parameters=[1]), event("update")],
         ]
     ),
-    "unscaled and cleared, then anew": lambda: a_run([scaled(0), unscale(), event("zero_grad"), scaled(None), taken()]),
+    "again after a clear": lambda: a_run([scaled(0), unscale(), event("zero_grad"), scaled(None), taken()]),
     "the ranks tell each other": lambda: two_ranks(
         [scaled(0), unscale(), event("collective", reduce="max", bytes=4, elements=1), by_hand(), taken()]
     ),

@@ -87,7 +87,7 @@ def test_one_mistake_is_one_cause_whichever_guard_shows_it_first(name, case, key
     ],
 )
 def test_numbers_that_round_where_the_oracles_do_not(name, case, verdict, servers):
-    """Weights that three ranks average after each step are rounded, and so are gradients at a loss scale that is no
-    power of two: nothing can be said against them, nor for them."""
+    """Weights that three ranks average after each step are rounded, and so are gradients at a loss scale that is not
+    a power of two: they are neither right nor wrong for certain."""
     [result] = judged(replace(named("mutants", "variants")[name], cases=(case,)), servers)
     assert result.verdict == verdict, result.headline

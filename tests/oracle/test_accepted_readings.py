@@ -1,4 +1,4 @@
-"""Where more than one answer is right: short windows, uneven batches, averaging in every micro-batch, skipped steps."""
+"""Choices with several correct answers: short windows, uneven batches, averages per micro-batch, skipped steps."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_weighted_loss_says_what_a_sample_counts():
 
 
 def test_a_smaller_last_batch_may_be_dropped_may_be_all_of_a_window_and_may_be_dealt_whole():
-    """Of twelve samples one rank gets eight, the other four, and each rank's mean counts as much."""
+    """One rank gets eight of twelve samples, the other four, and both means count equally."""
     ways = ["last_batch=use", "last_batch=use & uneven_window=by micro-batches", "last_batch=drop"]
     used, by_batch, dropped = accepted(problem("uneven-batch", 2, 1), *ways)
     assert (len(run(used).steps), len(run(dropped).steps)) == (6, 5)

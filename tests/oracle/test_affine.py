@@ -135,7 +135,7 @@ def test_products_of_shared_errors():
     low, high = product.interval(0)
     assert low <= 2 < 12 <= high
     assert high - low < 12 + Fraction(1, 2**20)
-    # In the other direction the errors cancel, but for their squares.
+    # In the other direction the errors cancel, except for their squares.
     difference = product.plus(one.scaled(Fraction(-5)))
     assert difference.radius[0] < 1 + Fraction(1, 2**20)
 

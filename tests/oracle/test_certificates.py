@@ -183,7 +183,7 @@ def small(*samples, **changes):
 REFUSED = {
     "more bits than the forward pass has": (
         small(((257,), 0, 1), ((0,), 0, 1)), (1, 1), "bf16", "forward, window 0: a sum needs 9 bits, bf16 has 8"),
-    "a third of a number that is no multiple of three": (
+    "a third of a number that is not a multiple of three": (
         small(((1,), 0, 1), ((2,), 0, 1), ((1,), 3, 1)), (1, 1), "fp64",
         "division, window 0: a residual is not a multiple of 3"),
     "a window of three over a power of two": (

@@ -1,6 +1,6 @@
 """Golden numbers: the tables of the gradient-averaging exercise, by the oracle.
 
-The right answers are rationals, so they are compared exactly where the exercise gives exact numbers, and rounded to
+The correct answers are rationals, so they are compared exactly where the exercise gives exact numbers, and rounded to
 five digits where the exercise does so. `tests/exercise` has the cases of each question.
 """
 

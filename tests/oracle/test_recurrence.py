@@ -38,7 +38,7 @@ def test_the_same_form_is_kept_for_the_next_epoch():
 
 
 def test_what_follows_a_run_without_a_scaler_proves_its_range_too():
-    """The gradient, 2^129, overflows fp32, which nobody has seen not to happen."""
+    """The gradient, 2^129, overflows fp32, and no evidence rules that out."""
     huge = problem(2**63, -(2**64 - 2**63))
     right = Recurrence(huge).run()
     assert "may overflow" in right.certificate.reason

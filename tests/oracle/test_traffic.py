@@ -70,7 +70,7 @@ def test_partitions():
 
 
 def test_a_ring_of_collectives():
-    """Of 12 bytes among 3 ranks, each sends 8 to scatter the sums and 8 to gather them again."""
+    """With 12 bytes among 3 ranks, each sends 8 to scatter the sums and 8 to gather them again."""
     assert ring_collective("_reduce_scatter_base_", 3, 12) == ring_collective("_allgather_base_", 3, 4) == 8
     assert ring_collective("allreduce_", 3, 12) == 2 * ring_collective("broadcast_", 3, 12) == 16
 

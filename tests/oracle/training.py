@@ -73,7 +73,7 @@ def styles(placements: Sequence[str] = PLACEMENTS) -> st.SearchStrategy[Style]:
 
 
 def fitting(style: Style, workload: Workload, layout: Layout) -> Style:
-    """The style, with a placement that is right for this loss and these micro-batches."""
+    """The style, with a placement that is correct for this loss and these micro-batches."""
     even = all(
         len({len(micro_batch) for share in window.shares for micro_batch in share}) == 1
         for window in layout.windows(workload)

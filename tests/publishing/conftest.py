@@ -28,7 +28,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A search path with a pip that finds all requirements of this package installed, and installs beside them."""
+    """A search path with a pip that finds all requirements of this package installed, and can install more."""
     environment = tmp_path_factory.mktemp("job")
     subprocess.run([sys.executable, "-m", "virtualenv", "--quiet", environment], check=True)
     [site] = environment.glob("lib/python*/site-packages")

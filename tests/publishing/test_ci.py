@@ -1,4 +1,4 @@
-"""The files for CI systems: their commands, run as they are written, let a right trainer pass and stop a wrong one."""
+"""The files for CI systems: their commands, run as they are written, pass a correct trainer and fail a wrong one."""
 
 from __future__ import annotations
 

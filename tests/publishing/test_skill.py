@@ -32,7 +32,7 @@ FAIL = ("watch", "smoke", "run conform_train.py --output build/after", "diff", "
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Path:
-    """A repository whose last commit is right, and whose working tree is not."""
+    """A repository with a correct last commit and a wrong working tree."""
     (tmp_path / "train.py").write_text(RIGHT)
     git = ("git", "-C", str(tmp_path), "-c", "user.name=test", "-c", "user.email=test@example.org")
     for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "Train")):

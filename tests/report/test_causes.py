@@ -55,7 +55,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
         [wrong("sum", "twice"), wrong("sum", ruled_out=["twice", "other"], layout=(2, 3)), case(ruled_out=["other"])],
         [("The trainer sums.", 2)],
     ),
-    "a case with right numbers rules it out": ([wrong("sum"), case(2, 1)], [(UNKNOWN, 1)]),
+    "a case with correct numbers rules it out": ([wrong("sum"), case(2, 1)], [(UNKNOWN, 1)]),
     "ranks that come apart have another bug and speak against none": (
         [wrong("sum"), wrong("sum", layout=(2, 3)), wrong(layout=(2, 4), **APART)],
         [("The trainer sums.", 2), (UNKNOWN, 1)],
@@ -68,10 +68,10 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
         [wrong("sum", ruled_out=()), wrong("twice", ruled_out=(), layout=(1, 2))],
         [("The trainer sums.", 1), ("The trainer divides twice.", 1)],
     ),
-    "a pair of which one cannot be in each case": ([BOTH, ONLY_SUM], [("The trainer sums and divides twice.", 2)]),
+    "a pair with a bug that cannot be in each case": ([BOTH, ONLY_SUM], [("The trainer sums and divides twice.", 2)]),
     "a pair that a case rules out": ([BOTH, ONLY_SUM, wrong(ruled_out=["sum", "twice"])], [(UNKNOWN, 3)]),
     # Dividing twice gives 1/2 at two micro-batches, but not at three.
-    "a constant factor is no bug of the layout": (
+    "a constant factor is not a bug of the layout": (
         [
             wrong("twice", gradient_factors=[0.5], layout=(1, 2)),
             wrong(ruled_out=["twice"], gradient_factors=[0.5], layout=(1, 3)),
@@ -91,7 +91,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
         )
     },
     **{
-        f"what is right at {layout} may have an effect": (
+        f"correct numbers at {layout} may hide an effect": (
             [times(2, layout=(2, 1)), times(2, layout=(3, 2)), case(*layout, "another")],
             [(f"Every gradient is 2x of the correct one{whatever}.", 2)],
         )
@@ -316,7 +316,7 @@ def test_a_law_that_a_framework_breaks_in_several_lines_is_one_cause_and_lines_o
     assert [len(found) for _, found in causes(cases)] == [2, 1]
     in_each = wrong(findings=[{**law, "where": line} for line in lines])
     assert [len(found) for _, found in causes([in_each, *cases])] == [3, 2], "a case counts for each"
-    assert [len(found) for _, found in causes([in_each])] == [1], "one mistake may be on several lines"
+    assert [len(found) for _, found in causes([in_each])] == [1], "one bug may be on several lines"
 
 
 def test_mistakes_of_one_kind_are_one_entry() -> None:

@@ -143,7 +143,7 @@ def test_how_much_is_printed(results, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_file_that_fits_no_report_is_damaged(results, tmp_path: Path, monkeypatch, capsys):
-    """However well-formed its lines are, it is no bug of ours."""
+    """Even if its lines are well-formed, the report does not blame the harness."""
     old, new = (write(tmp_path / name, results) for name in ("old", "new"))
 
     def unfitting(*arguments):

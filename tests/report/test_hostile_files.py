@@ -21,7 +21,7 @@ DEEP = 100_000
 #: JSON texts that take the place of a value, wherever it is in the file.
 VALUES = (
     "-1", "1e999", "-1e308", "1" + "0" * 400, "1" + "0" * 5000, str(2**53 - 1), "NaN", "-Infinity", "null", "true",
-    '"nan"', '"-inf"', '""', '"[bold]\\u001b]0;x\\u0007\\u001b[2J[/x]\\nConforming  All 9 judged cases hold.\\ud800"',
+    '"nan"', '"-inf"', '""', '"[bold]\\u001b]0;x\\u0007\\u001b[2J[/x]\\nConforming  All 9 judged cases passed.\\ud800"',
     "[]", "{}", "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP,
 )  # fmt: skip
 MARK = "@here@"

@@ -96,7 +96,7 @@ def test_the_first_wrong_step_and_then_the_last():
             Numbers(3, 2, "gradient", ((1.0, 0.0),), ((0, 0, 2.0),) * 2),
         ),
     ],
-    ids=["one rank alone", "no steps", "a step not taken", "two steps in each window", "gradients alone"],
+    ids=["one rank alone", "no steps", "a step not taken", "two steps in each window", "only gradients"],
 )
 def test_what_is_wrong_first(ranks, first):
     """With two steps in each window, both belong to the window of their forwards."""

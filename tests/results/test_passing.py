@@ -86,7 +86,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Case], Callable[[Case], object], st
     "an exit": (exact, lambda case: case["ranks"][1].update(exit="killed by SIGKILL"), "rank 1 failed"),
     "a traceback": (exact, lambda case: case["ranks"][1].update(traceback=synthetic.TRACEBACK), "rank 1 failed"),
     "a stack": (exact, lambda case: case["ranks"][1].update(stack=synthetic.STACK), "rank 1 failed"),
-    "a mistake": (exact, lambda case: case.update(mistake="stop"), "it has mistake"),
+    "a bug of the adapter": (exact, lambda case: case.update(mistake="stop"), "it has mistake"),
     "explained": (exact, lambda case: case.update(explained_by=["summed"]), "it has explained_by"),
     "gradient factors": (exact, lambda case: case.update(gradient_factors=[2.0]), "it has gradient_factors"),
     "step factors": (exact, lambda case: case.update(step_factors=[2.0]), "it has step_factors"),

@@ -59,7 +59,7 @@ def test_what_the_writer_writes_is_valid(results_file: Path) -> None:
 
 
 def test_the_schema_is_written_from_the_records() -> None:
-    """Else: python -m tools.results_schema."""
+    """Otherwise run: python -m tools.results_schema."""
     assert schema.SCHEMA.read_text(encoding="utf-8") == schema.in_json()
     assert schema.WORDS.read_text(encoding="utf-8") == schema.in_markdown()
     for kind in outputs.KINDS:

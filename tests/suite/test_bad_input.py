@@ -1,4 +1,4 @@
-"""Mistakes in the call: exit code 2, one line on standard error that says what to do, and nothing runs."""
+"""Errors in the call: exit code 2, one line on standard error that says what to do, and nothing runs."""
 
 from __future__ import annotations
 

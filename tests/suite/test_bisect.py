@@ -37,7 +37,7 @@ METADATA = {
     "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     "RECORD": "",
 }
-#: Hands out the wheel beside it, and needs nothing installed.
+#: Returns the wheel next to it, and needs nothing installed.
 BACKEND = """
 import shutil
 

@@ -1,4 +1,4 @@
-"""`[tool.conformance]`: its options, mistakes in it, and the precedence of the command line."""
+"""`[tool.conformance]`: its options, errors in it, and the precedence of the command line."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def traced(conformance, write):
 
 
 def test_from_the_run_to_the_terminal(traced, conformance, write):
-    """Also mistakes in a call: one line, exit code 2, and nothing is run or written."""
+    """Also errors in a call: one line, exit code 2, and nothing is run or written."""
     plan, ranks = file.read(traced)
     assert (plan["case"], len(ranks)) == (CASE, 2)
     assert [events[-1]["event"] for events in ranks] == ["finished"] * 2

@@ -124,7 +124,7 @@ PLACES = {
         "0+1+0+1 <0 2+3+2+3 <1 step 4+5+4+5 <2 6+7+6+7 <3 step 8+8 <4 step",
         "0.0 0.1 1.0 1.1 2.0",
     ),
-    "windows of the right number of larger batches": (PLAN, "0+1+2+3 <0 4+5+6+7 <1 step 8 <2", "0.0 0.1 1.0"),
+    "windows of the correct number of larger batches": (PLAN, "0+1+2+3 <0 4+5+6+7 <1 step 8 <2", "0.0 0.1 1.0"),
     "a part of each batch first": (
         PLAN,
         "0 <0 0+1 <1 2 <2 2+3 <3 step 4+5 <4 6+7 <5 step 8 <6 step",

@@ -65,7 +65,7 @@ def scaler(**changes: Any) -> dict[str, float | int]:
 
 
 def overflowing(**shape: Any) -> Spec:
-    """A spec of three windows, of which the first overflows in fp16, on the rank that reads sample 3."""
+    """A spec of three windows. The first overflows in fp16, on the rank that reads sample 3."""
     schedule = [1.0, 0.5, 0.25]
     spec = make_spec(**shape, steps=3, precision="fp16", scaler=scaler(), schedule=schedule)
     spec["samples"]["y"][3] = 30_000.0

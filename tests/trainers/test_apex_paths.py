@@ -16,7 +16,7 @@ TRAINERS = {"apex_single": "single", "apex_ddp": "ddp", "apex_horovod": "horovod
 INSTALL = "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
 
 
-#: In the place of whatever this machine has. What NVIDIA publishes today has no amp, nor has what PyPI calls apex.
+#: Replaces any apex of this machine. NVIDIA's current apex has no amp, nor has PyPI's apex.
 SURROUNDINGS = {
     "no apex": "raise ModuleNotFoundError(\"No module named 'apex'\", name='apex')",
     "an apex without amp": "",

@@ -1,4 +1,4 @@
-"""Trainers that read all epochs as one: whose windows go on over the end of an epoch."""
+"""Trainers that read all epochs as one: their windows continue over the end of an epoch."""
 
 from __future__ import annotations
 

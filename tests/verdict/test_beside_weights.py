@@ -44,8 +44,8 @@ def forward(held, add, how):
 
 
 def trained(between=lambda held, window: held, others=()):
-    """What both ranks see if ``between`` makes of their buffers what they go on with. ``others``: how forwards with
-    the same samples go on, after each of training."""
+    """What both ranks see if ``between`` changes their buffers between windows. ``others``: what further forwards with
+    the same samples do, after each one of training."""
     held, events = [(0.0, 0.0), (0.0, 0.0)], ([], [])
     for window in range(len(WINDOWS)):
         for rank in (0, 1):

@@ -144,7 +144,7 @@ def test_a_constant_factor_after_clipping_is_seen(follow, name):
 
 
 def test_a_constant_factor_that_is_a_root_is_seen(follow):
-    """Its ratio to the right gradient is known to 24 bits only, which is too little for six steps."""
+    """Its ratio to the correct gradient is known to 24 bits only, which is too little for six steps."""
 
     class DividedByARoot(Recurrence):
         def over_samples(self, window: Window) -> Fraction:

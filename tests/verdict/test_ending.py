@@ -174,7 +174,7 @@ class OfAFramework(Unsupported):
 @pytest.mark.parametrize("kind", [Unsupported, UnsupportedGroups, OfAFramework])
 @pytest.mark.parametrize("shown", ["step", "forward"])
 def test_who_declines_after_a_step_hides_nothing(follow, kind, shown):
-    """Of one that is not seen, the window that follows tells."""
+    """If a decline is not seen, the next window shows it."""
     run = follow("single-batched-fp32-sgd")
     declines(run, 0, kind("no dampening"), after=run.of(shown)[:2])
     run.expect(
@@ -332,7 +332,7 @@ def test_only_the_rank_that_hangs_is_named(follow):
 
 
 def test_dead_before_it_delivered_never_passes(follow):
-    """Even where every number that arrived is right."""
+    """Even if every number that arrived is correct."""
     follow("ddp-w2-fp32-momentum").expect(
         "CRASH",
         headline="rank 1 exited 0 before it finished",

@@ -25,7 +25,7 @@ def test_world_size_one_reached(follow):
 
 
 def test_ranks_may_meet_without_a_process_group(follow):
-    """Right numbers show that they did."""
+    """Correct numbers show that they did."""
     run = follow("ddp-w2-fp32-momentum")
     for event in run.everywhere("topology", 0):
         event |= {"world_size": 1, "rank_reached": 0, "via": None}
@@ -36,7 +36,7 @@ def test_no_collective_while_training(follow):
     run = follow("ddp-w2-fp32-momentum")
     for rank in (0, 1):
         run.remove(*(event for event in run.of("collective", rank) if event["phase"] == "training"))
-    assert run.judged().verdict == "PASS (exact)", "right numbers of ranks with a share of their own show an exchange"
+    assert run.judged().verdict == "PASS (exact)", "correct numbers of ranks with different shares prove an exchange"
     for event in run.everywhere("step", 0):
         event["weights"][0] += 1
     judgement = run.expect(
@@ -283,7 +283,7 @@ def test_weights_changed_within_a_window(follow):
     assert run.judged().verdict == "PASS (exact)"
     inside = next(event for event in run.of("forward") if (event["window"], event["micro_batch"]) == (2, 1))
     inside["weights"] = [value + 1 for value in run.of("step")[1]["weights"]]
-    assert run.judged().verdict == "PASS (exact)", "right numbers are right"
+    assert run.judged().verdict == "PASS (exact)", "correct numbers pass"
     run.of("step")[2]["weights"][0] += 1
     next(event for event in run.of("forward") if event["window"] == 3)["weights"][0] += 1
     judgement = run.expect("FAIL (numerics)", broken=["weights change in steps only"])

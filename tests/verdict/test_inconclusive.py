@@ -27,7 +27,7 @@ def test_perturbed_answer_that_also_fits(follow, monkeypatch):
 
 
 def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
-    """It cannot show that the check can fail, which says nothing of the bound of the right answer."""
+    """It cannot show that the check can fail, which says nothing about the bound of the correct answer."""
 
     def unbounded(self, window):
         raise Unbounded("no bound")
@@ -49,7 +49,7 @@ def test_gap_that_is_too_small(follow, monkeypatch):
 
 @pytest.mark.parametrize("name", ["single-acc2-fp32-adamw", "single-acc2-bf16-adamw"])
 def test_gradients_that_alone_would_show_mistakes_and_cannot_be_read(follow, name):
-    """As those of AdamW by hand. The reason is the same whatever mistake is nearest, so the report tells it once."""
+    """As those of AdamW by hand. The reason does not depend on the nearest bug, so the report gives it once."""
     run = follow(name)
     for step in run.of("step"):
         step["gradients"] = None
@@ -90,7 +90,7 @@ def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_part_of_the_recorder_failed(follow, wrong):
-    """The trainer is neither cleared nor accused, and the record has the traceback."""
+    """The trainer neither passes nor fails, and the record has the traceback."""
     run = follow("ddp-w2-acc2-fp32-momentum")
     if wrong:
         run.remove(*run.of("step", rank=1))
@@ -105,7 +105,7 @@ def test_a_part_of_the_recorder_failed(follow, wrong):
 
 
 def test_a_part_of_the_recorder_failed_by_a_replacement(follow):
-    """That is no bug of the recorder."""
+    """That is not a bug of the recorder."""
     run = follow("ddp-w2-acc2-fp32-momentum")
     failed = {"observer": "optimizer", "error": "KeyError: 7", "traceback": "", "replaced": ["torch.Tensor.tolist"]}
     run.after(run.of("start", rank=1)[0], {**run.of("start", rank=1)[0], "event": "observer_failed", **failed})
@@ -132,7 +132,7 @@ def test_parameters_that_are_split_over_the_ranks(follow, kind):
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_weights_that_no_step_of_torchs_has_changed(follow, moves):
-    """As those of an optimizer class of one's own; weights that never changed are a trainer that never stepped."""
+    """As those of a custom optimizer class; weights that never changed are a trainer that never stepped."""
     run = follow("single-acc2-fp32-sgd")
     start = run.of("start")[0]["weights"]
     run.remove(*run.of("step"))

@@ -18,8 +18,8 @@ DECLARED = {"last_batch": "join"}
 
 @pytest.fixture
 def joining(follow):
-    """A run in which ranks that have run out of data answer the others, but take no step of their own. They get the
-    weights at the end."""
+    """A run in which ranks that have run out of data answer the others, but take no step. They get the weights at the
+    end."""
 
     def made(name, recurrence=Recurrence):
         run = follow(name, recurrence)

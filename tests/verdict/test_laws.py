@@ -1,4 +1,4 @@
-"""Broken laws overrule right numbers or explain wrong ones, and each law's fix fits what was run."""
+"""Broken laws overrule correct numbers or explain wrong ones, and each law's fix fits the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.verdict.judge import judge
 
 @pytest.fixture
 def judged_by(follow, monkeypatch):
-    """The judgement of a right run by one law, whose judge is given."""
+    """The judgement of a correct run by one law, whose judge is given."""
 
     def judged(judges, case="single-acc2-fp32-momentum", **more):
         law = Law("acc/by-hand", "A window MUST step.", "", "", judges=judges, scope=Window, **more)

@@ -149,7 +149,7 @@ def test_own_scaler_with_another_initial_scale_passes(follow):
 
 
 def test_own_scaler_that_begins_too_high_is_followed(follow):
-    """It skips until the scale fits: the right answer is the one without these windows."""
+    """It skips until the scale fits: the correct answer is the one without these windows."""
     high = Fraction(2) ** 30
     scales = (high, high / 2**10, high / 2**20, high / 2**20, high / 2**20, high / 2**20)
     run = follow("single-acc2-fp16-momentum", skips={0, 1}, scales=scales)

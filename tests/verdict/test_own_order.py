@@ -1,4 +1,4 @@
-"""In what order the ranks read the samples: the task's, or one of the trainer's own."""
+"""In what order the ranks read the samples: the task's, or the trainer's."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_gradients_that_are_reported_are_compared(follow):
 
 
 def test_gradients_that_the_step_did_not_use(follow):
-    """Right weights show that they were read elsewhere."""
+    """Correct weights show that they were read elsewhere."""
     run = follow(CASE)
     report(run, gradients=True)
     hide(run)
@@ -128,7 +128,7 @@ def test_a_rank_that_reports_nothing(follow):
 
 
 def test_a_report_against_what_is_seen(follow):
-    """The numbers are right: it is the report that is wrong."""
+    """The numbers are correct, but the report is wrong."""
     run = follow(CASE)
     report(run)
     run.of("report", rank=1)[3]["weights"][1] += 1
@@ -210,7 +210,7 @@ def test_the_end_shows_nothing_of_weights_that_are_elsewhere(follow):
 
 
 def test_reports_from_before_the_step_of_windows_that_may_be_skipped(follow):
-    """The last window seems to be skipped, and what forwards show of the others is right."""
+    """The last window seems to be skipped, and forwards show correct weights in the others."""
     run = follow("single-acc2-fp16-momentum")
     report(run, ranks=(0,))
     before = run.of("start")[0]["weights"]

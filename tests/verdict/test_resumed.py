@@ -70,7 +70,7 @@ def test_another_place_in_the_data(follow):
 
 
 def broken(judgement):
-    """The mistakes that guards show."""
+    """The diagnoses of failed guards."""
     return [guard.diagnosis for guard in judgement.guards if not guard.passed]
 
 
@@ -96,7 +96,7 @@ def test_other_weights_on_one_rank(follow):
 
 
 def test_weights_that_are_read_otherwise_are_no_harm(follow):
-    """Right numbers show that they were restored."""
+    """Correct numbers show that they were restored."""
     run = follow(MOMENTUM)
     [start] = [event for event in second_life(run, 1) if event["event"] == "start"]
     start["weights"] = [weight + 1 for weight in start["weights"]]
@@ -203,7 +203,7 @@ def kept(event, parameter=0, values=(-3.0, 1.0), state=(2.0, 0.5), **settings):
     ],
 )
 def test_what_the_optimizer_was_not_given_back(follow, after, cause):
-    """Only where numbers are wrong that no known mistake makes."""
+    """Only if no known bug makes the wrong numbers."""
     for error in (0, 1):
         run = follow("single-acc2-fp32-momentum-resumed-at-3")
         first, *others = [event for event in second_life(run, 0) if event["event"] in ("step", "finished")]

@@ -1,4 +1,4 @@
-"""Mistakes of the adapter have a verdict of their own, but only where the numbers are wrong on ranks that agree."""
+"""Bugs of the adapter have their own verdict, but only if the numbers are wrong on ranks that agree."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def first_rows(last):
 @pytest.mark.parametrize(
     ("name", "recurrence", "tamper"),
     [
-        # A right rate at the wrong step, and a clip of one rank.
+        # A correct rate at the wrong step, and a clip of one rank.
         ("single-acc2-fp32-momentum", Late, lambda run: None),
         ("ddp-w2-fp32-momentum", ClipsAtOne, lambda run: clip(run, ranks=[1])),
         # Clips that change nothing.

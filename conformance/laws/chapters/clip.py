@@ -256,7 +256,7 @@ def norm_of_all_shards(here: GlobalWindow) -> Outcome:
         # Several ranks may have the same part.
         whole = hypot(*{at: value for part in parts for at, value in part.items()}.values())
         largest = max(hypot(*part.values()) for part in parts)
-        # Wrong if the largest part alone has the norm of the threshold.
+        # Wrong if only the largest part has the norm of the threshold.
         if not (isclose(largest, threshold, rel_tol=_ROUNDING) and whole > threshold * (1 + _ROUNDING)):
             return OK
         expected = "a clip by the norm of all shards"

@@ -24,7 +24,7 @@ from conformance.runner.system import patches
 
 
 class _Special(NamedTuple):
-    """A package that a plain `pip install NAME` would not install: the right command, and a reason to show."""
+    """A package that a plain `pip install NAME` would not install: the command to install it, and a reason to show."""
 
     command: str
     reason: str | None = None

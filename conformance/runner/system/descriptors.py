@@ -77,7 +77,7 @@ def last_line(text: str) -> str:
 
 
 class Descriptors:
-    """Owns raw descriptors: a forked child can close those it does not need, and none is closed twice."""
+    """Owns raw descriptors: a forked child can close those it does not need. Closes each one only once."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()

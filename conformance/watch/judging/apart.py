@@ -79,7 +79,7 @@ class Apart:
     @cached_property
     def exchanged(self) -> dict[int, int]:
         """For each parameter, the one whose gradient it uses instead of its own: a one-to-one exchange with one factor,
-        as when a flat buffer is unpacked in another order than it was packed."""
+        as when a flat buffer is unpacked in a different order than it was packed."""
         case, window = self.case, self.case.window
         like = {
             number: [

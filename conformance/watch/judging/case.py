@@ -159,7 +159,7 @@ class Case:
 
     @property
     def replicas(self) -> list[int]:
-        """Parameters that are whole on all ranks, but whose gradient is no multiple of the ranks' sum."""
+        """Parameters that are whole on all ranks, but whose gradient is not a multiple of the ranks' sum."""
         held = [number for number in self.used if number not in self.together.partitioned]
         return [number for number in held if not self.of([number]).is_known(self.all)]
 
@@ -331,7 +331,7 @@ class Case:
         return self.window.new.get(number, [])
 
     def of_parts(self, number: int) -> list[Contribution]:
-        """This rank's gradient of a partitioned parameter: collectives inside the model made it cover all samples. Of
+        """This rank's gradient of a partitioned parameter: collectives inside the model made it cover all samples. For
         other parameters, the gradients of all ranks."""
         return self.own(number) if number in self.together.partitioned else self.all(number)
 

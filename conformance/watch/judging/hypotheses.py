@@ -282,7 +282,7 @@ def _are_missing(of: Shares, found: Finding) -> None:
     if found.is_of_all_steps:
         found.pattern = str(sorted(column for column, factor in of.of.items() if not factor))
     elif not of.alone and of.are_ranks_lost:
-        # Ranks of a group may train a model of their own.
+        # A group's ranks may train a separate model.
         found.waits, found.alone = of.case.drifts, True
 
 

@@ -21,7 +21,7 @@ from conformance.watch.sizes import WIDTH
 
 _MOST_TIMES = 64
 _ENOUGH = 2
-"""Times with different weights after which nobody seems to send weights around."""
+"""After so many times with different weights, ranks do not seem to exchange weights."""
 
 
 class Pairing:

@@ -415,7 +415,7 @@ class Stream:
 
 
 def _read(step: records.Stepped) -> list[int]:
-    """The used parameters that were sampled in this step. Of the others, only that they have gradients is known."""
+    """The used parameters that were sampled in this step. The others have gradients of unknown value."""
     samples = step.samples or [WHOLE] * len(step.used)
     return [number for number, which in zip(step.used, samples, strict=True) if which != UNREAD]
 

@@ -46,8 +46,8 @@ class Loading:
 
     fetched: the number of batches by loader. dealt: the sampler of the last batch that was not evaluated; `NONE` if it
     does not deal samples to ranks; None if unknown. samplers: the `DistributedSampler`s of the batches. draws: a batch
-    sampler of the script made any of the batches, or they are single items of the data, each of which may be a task or
-    a batch. drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown.
+    sampler of the script made any of the batches, or they are single items of the data, which may be tasks or
+    batches. drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown.
     sizes: of the tensors in this batch.
     """
 
