@@ -28,7 +28,7 @@ class Look:
 
     @property
     def mark(self) -> str:
-        """Its sign beside a number of cases: the glyphs of failures are explained elsewhere."""
+        """Its sign next to a number of cases: the glyphs of failures are explained elsewhere."""
         return "✗" if self.tone == "bad" else self.glyph
 
 
