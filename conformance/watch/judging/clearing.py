@@ -41,8 +41,8 @@ class Discarded(Chapter):
 
     waiting: by rank, cleared passes without a step yet. emptied: by rank and parameter, the line that cleared its
     unused gradients since its last step. counts: by optimizer, the number of steps by the number of cleared passes
-    before them. calls: call sites of losses whose gradients were used. without: by rank and optimizer, the lines that
-    cleared all gradients of a step."""
+    before them. passes: by optimizer and rank, the passes of steps and the cleared ones. calls: call sites of losses
+    whose gradients were used. without: by rank and optimizer, the lines that cleared all gradients of a step."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
@@ -50,6 +50,7 @@ class Discarded(Chapter):
         self._emptied: dict[tuple[int, int], records.Site] = {}
         self._lines: dict[tuple[int, str], _Line] = {}
         self._counts: dict[int, Counter[int]] = defaultdict(Counter)
+        self._passes = Counter[tuple[int, int]]()
         self._calls: set[int] = set()
         self._without: dict[tuple[int, int | None], list[records.Site]] = defaultdict(list)
 
@@ -85,6 +86,7 @@ class Discarded(Chapter):
 
     def _count(self, before: Sequence[Cleared], window: Window) -> None:
         self._counts[window.optimizer][window.lost] += 1
+        self._passes[window.optimizer, window.rank] += window.lost + len(window.backwards)
         together = Counter(one.at for one in before)
         for one in before:
             line = self._lines.setdefault((one.rank, str(one.site or one.backward.site)), _Line(one))
@@ -105,10 +107,12 @@ class Discarded(Chapter):
         # A script may compute gradients of other losses only to inspect them.
         is_of_training = any(line.calls & self._calls for line in self._lines.values())
         for (rank, _), line in self._lines.items():
+            of = sum(self._passes[optimizer, rank] for optimizer in concerned)
             passes = line.whole if is_often and is_regular and is_of_training else line.shares
             if passes:
                 site = line.first.site or line.first.backward.site
-                says, effect = said("used.cleared-before", passes=passes, steps=steps), said("used.lost", passes=passes)
+                says = said("used.cleared-before", passes=passes, steps=steps)
+                effect = said("used.lost", passes=passes, of=of)
                 finding = Finding("watch/used", says, line.first.after_steps, (rank,), site, effect)
                 self._findings.add(finding, count=passes)
         first = next(iter(self._lines.values())).first

@@ -258,5 +258,5 @@ WORDS: Mapping[str, str] = {
     "clip-something.nothing": "no gradient is clipped to {limit:g}",
     "used.cleared-before": "{passes:backward pass} were cleared before a step used them, in {steps:step}",
     "used.step-without": "{steps:step} without gradients: this line clears them after the backward pass",
-    "used.lost": "no update has the gradients of {passes:backward pass}",
+    "used.lost": "{passes} of {of:backward pass} change no weight",
 }
