@@ -13,7 +13,7 @@ import numpy as np
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.rounding import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window, factor_of
-from conformance.watch.sizes import SMALL, UNREAD, WHOLE, WIDTH
+from conformance.watch.sizes import SMALL, UNREAD, WHOLE
 
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor in the script."""
@@ -220,24 +220,17 @@ class Case:
         return Case(self.together, self.window, parameters, self.clips)
 
     def undone(self) -> Case | None:
-        """The same step before its clip by value. None unless one such call comes after all backward passes, clips all
-        these parameters, and the step uses its result."""
+        """The same step before its clip by value. None unless each of these parameters is clipped once after all
+        backward passes, and the step uses the results."""
         window, held = self.window, {*self.used}
         last = max((one.at for number in self.parameters for one in window.new.get(number, [])), default=0)
-        found = [one for at, one in window.limits if at > last and held & {*one.parameters}]
-        if len(found) != 1 or not held:
+        late = {number: [one for one in window.limited(number) if one.at > last] for number in sorted(held)}
+        if not held or not all(len(found) == 1 and np.isfinite(found[0].before).all() for found in late.values()):
             return None
-        samples = dict(zip(found[0].parameters, found[0].samples, strict=True))
-        before, after = (
-            dict(zip(found[0].parameters, np.reshape(sketches, (-1, WIDTH)), strict=True))
-            for sketches in (found[0].before, found[0].after)
-        )
-        if not all(samples.get(n) == window.sample(n) and np.isfinite(before[n]).all() for n in held):
-            return None
-        kept = self.ratio((number, window.used[number], after[number]) for number in sorted(held))
+        kept = self.ratio((number, window.used[number], found.after) for number, [found] in late.items())
         if kept is None:
             return None
-        used = {**window.used, **{number: before[number] for number in held}}
+        used = {**window.used, **{number: found.before for number, [found] in late.items()}}
         result = Case(self.together, replace(window, used=used), self.parameters, self.clips)
         result.after = kept
         result.is_limited = any(at < last and held & {*one.parameters} for at, one in window.limits)

@@ -51,6 +51,14 @@ def factor_of(clip: records.Clipped) -> float:
     return min(1.0, clip.limit / (clip.norm + 1e-6))
 
 
+class Limit(NamedTuple):
+    """A clip by value of a parameter: its place in the stream, and sketches of the gradient before and after."""
+
+    at: int
+    before: Sketch
+    after: Sketch
+
+
 @dataclass
 class Window:
     """The calls and gradients of one rank until a step, or until a skip, which has no `step`.
@@ -124,21 +132,24 @@ class Window:
         """This rank's gradient of a parameter after all clips: times the factors by norm, and with the recorded results
         by value. until: ignores clips by value from this place on."""
         came = self.new.get(number, [])
-        at, left = next((found for found in reversed(self.limited(number)) if found[0] < until), (0, None))
+        limit = next((one for one in reversed(self.limited(number)) if one.at < until), None)
+        at = 0 if limit is None else limit.at
         before, later = [one for one in came if one.at < at], [one for one in came if one.at > at]
-        if left is not None and before:
-            later = [replace(before[-1], at=at, sketch=left[None], sums=1 + sum(one.sums for one in before)), *later]
+        if limit is not None and before:
+            sums = 1 + sum(one.sums for one in before)
+            later = [replace(before[-1], at=at, sketch=limit.after[None], sums=sums), *later]
         return [
             replace(one, sketch=one.sketch * self._factor(number, one.at), sums=one.sums + len(self.clips))
             for one in later
         ]
 
-    def limited(self, number: int) -> list[tuple[int, Sketch]]:
-        """The place of each clip by value, and its result for a parameter."""
+    def limited(self, number: int) -> list[Limit]:
+        """The clips by value of a parameter that were sketched like its gradients."""
+        found = [(at, one, one.parameters.index(number)) for at, one in self.limits if number in one.parameters]
         return [
-            (at, np.reshape(limit.after, (-1, WIDTH))[limit.parameters.index(number)])
-            for at, limit in self.limits
-            if number in limit.parameters and limit.samples[limit.parameters.index(number)] == self.sample(number)
+            Limit(at, *(np.reshape(sketches, (-1, WIDTH))[place] for sketches in (one.before, one.after)))
+            for at, one, place in found
+            if one.samples[place] == self.sample(number)
         ]
 
     def _factor(self, number: int, since: int) -> float:
