@@ -229,6 +229,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         places = [replace(places[0], label="step"), *places[1:], *filter(None, [calls.get("backward")])]
     elif where is None and example.verdict not in ("CRASH", "HANG"):
         places += looked
+    known = next((one.fix for one in CATALOGUE if cause.kind == "bug" and one.name == cause.key), "")
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
@@ -239,8 +240,8 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         facts=tuple(facts),
         slice=law.slice if law else (),
         effect=law.effect if law else _effect(example),
-        fix=law.fix if law else None,
-        advice=reason.advice,
+        fix=law.fix if law and not known else None,
+        advice=known or reason.advice,
         extent=_counted(failure.cases, every),
         scope=failure.where,
         commands=_commands(example),

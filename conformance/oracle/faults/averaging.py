@@ -17,25 +17,41 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     return tuple(c if i in kept else Fraction(0) for i, c in enumerate(coefficients))
 
 
-@fault("sums the ranks' gradients instead of averaging them", distributed)
+@fault(
+    "sums the ranks' gradients instead of averaging them",
+    distributed,
+    fix="divide by the number of ranks once; DDP and Horovod already do, so multiply by it nowhere",
+)
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
         return Fraction(window.with_data)
 
 
-@fault("divides by the world size twice", distributed)
+@fault(
+    "divides by the world size twice",
+    distributed,
+    fix="remove your own division by the number of ranks; DDP and Horovod average already",
+)
 class WorldDividedTwice(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
         return Fraction(1, window.world_size)
 
 
-@fault("sums the micro-batches without dividing by their number", accumulating)
+@fault(
+    "sums the micro-batches without dividing by their number",
+    accumulating,
+    fix="divide each loss by the number of micro-batches in its window",
+)
 class SumOverWindow(Recurrence):
     def over_window(self, window: Window) -> Fraction:
         return Fraction(window.length)
 
 
-@fault("divides by the accumulation length twice", accumulating)
+@fault(
+    "divides by the accumulation length twice",
+    accumulating,
+    fix="divide each loss by the number of micro-batches once; remove the other division",
+)
 class WindowDividedTwice(Recurrence):
     def over_window(self, window: Window) -> Fraction:
         return Fraction(1, window.length)

@@ -20,9 +20,14 @@ Condition = Callable[[Problem], bool]
 
 @dataclass(frozen=True)
 class Fault(Deviation):
-    """A known bug. ``conditions``: all must be true of a problem for the bug to show in it."""
+    """A known bug.
+
+    conditions: all must be true of a problem for the bug to show in it.
+    fix: what to change, in words; "" if the broken law's fix says it.
+    """
 
     conditions: tuple[Condition, ...]
+    fix: str = ""
 
     @property
     def name(self) -> str:
@@ -36,11 +41,11 @@ class Fault(Deviation):
 CATALOGUE: list[Fault] = []
 
 
-def fault(text: str, *conditions: Condition) -> Callable[[type[Recurrence]], type[Recurrence]]:
+def fault(text: str, *conditions: Condition, fix: str = "") -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(text, textbook, conditions))
+        CATALOGUE.append(Fault(text, textbook, conditions, fix))
         return textbook
 
     return add
