@@ -98,8 +98,10 @@ def _print_extent(results: Results, console: Console, detail: Detail) -> None:
     for sentence in scopes(results) if detail == "verbose" else filter(None, [scope(results)]):
         console.print(Text(one_line(sentence)))
     if results.not_run:
-        lists = "" if detail == "verbose" else "; --verbose lists why"
-        console.print(Text.assemble("Not run: ", Text(", ").join(_counts(results, NOT_RUN)), lists))
+        [first, *others] = reasons(results)
+        why = "; --verbose lists why" if others else f": {one_line(first.text)}"
+        counts = Text(", ").join(_counts(results, NOT_RUN))
+        console.print(Text.assemble("Not run: ", counts, "" if detail == "verbose" else why))
     for law in unchecked(results):
         console.print(Text(one_line(f"{law.says} in the report"), "bold yellow"))
     if results.passed + results.failed and results.header.laws:

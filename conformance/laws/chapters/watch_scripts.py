@@ -111,8 +111,8 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/clip-something",
             "Clipping MUST be given parameters with gradients.",
-            "Nothing is clipped: a generator of parameters was used up, or the call comes too early.",
-            "pass a new `model.parameters()`, right before the step",
+            "Nothing is clipped: the step has used the gradients, none exist yet, or a generator was used up.",
+            "clip right before the step, and pass a new `model.parameters()`",
             ("clipping", "parts"),
         ),
         Law(

@@ -113,7 +113,8 @@ class Discarded(Chapter):
                 site = line.first.site or line.first.backward.site
                 says = said("used.cleared-before", passes=passes, steps=steps)
                 effect = said("used.lost", passes=passes, of=of)
-                finding = Finding("watch/used", says, line.first.after_steps, (rank,), site, effect)
+                computed = line.first.backward.site
+                finding = Finding("watch/used", says, line.first.after_steps, (rank,), site, effect, backward=computed)
                 self._findings.add(finding, count=passes)
         first = next(iter(self._lines.values())).first
         lost, windows = sum(count * times for count, times in counts.items()), counts.total() - counts[0]

@@ -40,7 +40,7 @@ class Finding:
     shows. passes: the backward passes that it is about. waits: it counts only if the ranks' weights drift apart. alone:
     a rank steps on its own gradients only. is_of_all_steps: it counts only if all steps of the optimizer show it, with
     the same pattern. is_bare: it has no reason, which another finding may give. parameters: those that differ between
-    ranks, or are not averaged.
+    ranks, or are not averaged. backward: the line of a backward pass that it concerns.
     """
 
     law: str
@@ -57,6 +57,7 @@ class Finding:
     pattern: str = ""
     is_bare: bool = False
     parameters: frozenset[int] = frozenset()
+    backward: Site = None
 
     @property
     def text(self) -> Law:

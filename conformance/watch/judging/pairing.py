@@ -121,7 +121,7 @@ class Lacking:
         if are_lost and not is_blind and are_numbered_alike([window], streams.values()):
             finding.effect = said("steps-of-some", steps=self._count)
             self._findings.judged(finding.shows, count=self._count)
-            self._findings.add(finding)
+            self._findings.add(finding, count=self._count)
         elif is_whole or is_blind:
             self._findings.judged(FACTS["ranks.turns"], count=self._count)
             self._findings.leave_open(said("ranks.turns"), self._count)

@@ -10,7 +10,7 @@ from conformance.report.command import relative, without_user
 from conformance.report.text import plural
 from conformance.results.records import Timeline
 from conformance.watch import records
-from conformance.watch.judging.findings import Cause, Findings
+from conformance.watch.judging.findings import Cause, Finding, Findings
 from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
@@ -50,7 +50,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         title=sentence(first.says),
         where=where,
         own_line=None if first.site is None else (relative(_source(first.site, findings)[0]), first.site[1]),
-        places=tuple(_places(first.site, scene, findings)),
+        places=tuple(_places(first, scene, findings)),
         facts=(("expected", law.says), ("observed", f"{_extent(cause)}, on {scope}"), ("why", law.why)),
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
@@ -65,12 +65,15 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     )
 
 
-def _places(site: Site, scene: Scene | None, findings: Findings) -> Iterator[Place]:
-    """The line of the problem and, if that is a step, the last backward: it may divide the loss."""
+def _places(first: Finding, scene: Scene | None, findings: Findings) -> Iterator[Place]:
+    """The line of the problem, and that of the backward pass that it concerns: of a step, the last one: it may divide
+    the loss."""
+    site = first.site
     calls = [record for done in scene.of.values() for record in done] if scene else []
     of_step = any(isinstance(record, records.Stepped) and record.site == site for record in calls)
     passes = [record.site for record in calls if isinstance(record, records.Backward)] if of_step else []
-    for label, one in (("step" if of_step else "at", site), ("backward", passes[-1] if passes else None)):
+    backward = first.backward or (passes[-1] if passes else None)
+    for label, one in (("step" if of_step else "at", site), ("backward", backward)):
         if one is not None and (label != "backward" or one != site):
             place = Place(label, moments.place(one, findings.sources) or "", _source(one, findings)[1])
             yield replace(place, text=place.numbered.get(one[1], "")) if label == "backward" else place

@@ -118,7 +118,7 @@ WORDS: Mapping[str, str] = {
     # What is wrong between the ranks.
     "some-skip": "some ranks stepped and others skipped",
     "some-step": "{stepping} of {ranks} ranks stepped",
-    "step-at-other-times": "ranks stepped after {passes} backward passes",
+    "step-at-other-times": "ranks do not step together: after {passes} backward passes",
     "rates-differ": "ranks have different learning rates in parameter group {group}: {rates}",
     "scales-differ": "ranks have different loss scales, from {low:g} to {high:g}",
     "some-clip": "ranks {clipping} clipped the gradients of this step, ranks {others} did not",
