@@ -384,7 +384,7 @@ class Wrapped(Record):
 
 
 class Shared(Record):
-    """Ranks exchanged weights or gradients of this optimizer before its first step."""
+    """Ranks exchanged gradients of this optimizer before its first step."""
 
     optimizer: int
 

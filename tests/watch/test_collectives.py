@@ -276,7 +276,14 @@ def copies(of):
 
 
 def ring_parts(of):
-    return [one.grad.flatten()[:9].clone() for one in of]
+    """What a rank of two sends: each half in two rounds."""
+    halves = [half for one in of for half in one.grad.flatten().chunk(2)]
+    return [one.clone() for one in halves]
+
+
+def objects(of):
+    """As pickled by `all_gather_object`."""
+    return [torch.zeros(500, dtype=torch.uint8)]
 
 
 def losses(of):
@@ -290,17 +297,19 @@ def predictions(of):
 @pytest.mark.parametrize(
     ("exchange", "is_shared"),
     [
-        (sent(copies, "first"), True),
-        (sent(flat, "first"), True),
+        (sent(copies, "first"), False),  # an ensemble may begin with one model
+        (sent(flat, "first"), False),
         (sent(first, "first"), False),
         (sent(predictions, "first"), False),
         (sent(copies, "gradients"), True),
+        (sent(flat, "gradients"), True),
         (sent(ring_parts, "gradients"), True),
+        (sent(objects, "gradients"), False),
         (sent(losses, "gradients"), False),
         (sent(predictions, "last"), False),
     ],
 )
-def test_ranks_exchange_weights_or_gradients(two_ranks, exchange, is_shared, tmp_path):
+def test_ranks_exchange_gradients(two_ranks, exchange, is_shared, tmp_path):
     """They train two models, one after the other."""
     with records_in(tmp_path) as found:
         for _ in range(2):

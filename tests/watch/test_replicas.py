@@ -78,7 +78,10 @@ def test_ranks_may_each_train_a_separate_model(same_start, sampled, expected):
         script.each(records.Epoch(0, 0, True))
     script.steps = 0 if same_start else 1
     for _ in range(3):
-        script.step(script.backward())
+        computed = script.backward()
+        for stream in script.streams:
+            stream[-2].samplers = [0] if sampled else []
+        script.step(computed)
         script.clear()
     assert verdict(script.findings()) == expected
 

@@ -122,12 +122,14 @@ class _Part:
 class Epochs(Chapter):
     """Judges the epochs of ranks that train together.
 
-    is_sampled: whether a sampler deals out the data. dealt: the parts of each sampler, by rank."""
+    is_sampled: whether a sampler deals out data of backward passes. samplers: by rank, those with epochs. dealt: the
+    parts of each sampler, by rank."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
         self._ranks = ranks
         self.is_sampled = False
+        self._samplers: set[tuple[int, int]] = set()
         self._of: dict[int, _Rank] = defaultdict(_Rank)
         self._dealt: dict[int, dict[int, _Part]] = {}
 
@@ -140,8 +142,9 @@ class Epochs(Chapter):
                     order.first = None
             case records.Backward():
                 of.use(record.samplers)
+                self.is_sampled |= any((rank, sampler) in self._samplers for sampler in record.samplers)
             case records.Epoch():
-                self.is_sampled = True
+                self._samplers |= set() if self.is_sampled else {(rank, record.sampler)}
                 of.know(record)
                 self._deal(rank, record)
             case records.First(is_all=False):

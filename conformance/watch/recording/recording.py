@@ -33,24 +33,20 @@ MOST_STATISTICS = 8
 
 
 class Given:
-    """The tensors that collectives outside of backward passes were given: their number by size, and the backward pass
-    before the last large ones."""
+    """How many floating-point numbers collectives were given after the last backward pass, outside of it."""
 
     def __init__(self) -> None:
-        self._sizes: Counter[int] = Counter()
+        self._numbers = 0
         self._last = 0
 
     def add(self, tensors: Iterable[torch.Tensor], backwards: int) -> None:
-        sizes = [tensor.numel() for tensor in tensors]
-        self._sizes.update(sizes)
-        if max(sizes, default=0) > MOST_STATISTICS:
-            self._last = backwards
+        if backwards != self._last:
+            self._numbers, self._last = 0, backwards
+        self._numbers += sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
 
     def has(self, parameters: Sequence[torch.Tensor], backwards: int) -> bool:
-        """Whether collectives got all of these, separately or as one tensor, or gradients after the last pass."""
-        sizes = Counter(parameter.numel() for parameter in parameters)
-        is_one = self._sizes[sum(parameter.numel() for parameter in parameters)] > 0
-        return sizes <= self._sizes or is_one or 0 < self._last == backwards
+        """Whether they got as many as these parameters have gradients: a log exchanges fewer, or other numbers."""
+        return 0 < self._last == backwards and self._numbers >= sum(parameter.numel() for parameter in parameters)
 
 
 class Recording:
