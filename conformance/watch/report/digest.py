@@ -52,7 +52,8 @@ def headline(of: Outcome, findings: Findings) -> str:
         return "No step of a torch optimizer was seen."
     proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
     undecided = f"; {plural(of.open, 'row')} open" if of.open else ""
-    return f"{proven} of {plural(of.steps, 'step')} used the correct gradients{undecided}."
+    what = "used the correct gradients" if of.verdict == "CONFORMS" else "are proven correct"
+    return f"{proven} of {plural(of.steps, 'step')} {what}{undecided}."
 
 
 def counted(row: Row) -> str:
