@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TypeVar
@@ -14,6 +14,7 @@ from conformance.watch.judging.properties import Property
 from conformance.watch.judging.samples import Rows
 from conformance.watch.judging.stream import Stream
 
+_K = TypeVar("_K")
 _V = TypeVar("_V")
 
 _MOSTLY = 0.3
@@ -122,16 +123,21 @@ class _Part:
 class Epochs(Chapter):
     """Judges the epochs of ranks that train together.
 
-    is_sampled: whether a sampler deals out data of backward passes. samplers: by rank, those with epochs. dealt: the
-    parts of each sampler, by rank."""
+    samplers: by rank, those with epochs. passes: the number of backward passes with and without their batches. dealt:
+    the parts of each sampler, by rank."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
         self._ranks = ranks
-        self.is_sampled = False
-        self._samplers: set[tuple[int, int]] = set()
+        self._samplers: dict[tuple[int, int], None] = {}
+        self._passes = Counter[bool]()
         self._of: dict[int, _Rank] = defaultdict(_Rank)
         self._dealt: dict[int, dict[int, _Part]] = {}
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a sampler deals out the data of most backward passes."""
+        return self._passes[True] > self._passes[False]
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         of = self._of[rank]
@@ -142,9 +148,9 @@ class Epochs(Chapter):
                     order.first = None
             case records.Backward():
                 of.use(record.samplers)
-                self.is_sampled |= any((rank, sampler) in self._samplers for sampler in record.samplers)
+                self._passes[any((rank, sampler) in self._samplers for sampler in record.samplers)] += 1
             case records.Epoch():
-                self._samplers |= set() if self.is_sampled else {(rank, record.sampler)}
+                _keep(self._samplers, (rank, record.sampler), None)
                 of.know(record)
                 self._deal(rank, record)
             case records.First(is_all=False):
@@ -205,7 +211,7 @@ class Epochs(Chapter):
         self._findings.add(Finding("watch/dealt-once", says, None, tuple(sorted(by_rank)), site, effect))
 
 
-def _keep(kept: dict[int, _V], key: int, value: _V) -> None:
+def _keep(kept: dict[_K, _V], key: _K, value: _V) -> None:
     """Keeps the latest few values."""
     kept.pop(key, None)
     kept[key] = value
