@@ -24,7 +24,7 @@ def seen(run, **declares):
 def refusal(run, **declares):
     judgement = judge(run.case, run.outcome(), declares)
     assert judgement.verdict == "FAIL (law)"
-    return judgement.headline
+    return f"{judgement.headline}; {judgement.reason.advice}"
 
 
 @pytest.fixture

@@ -221,17 +221,14 @@ def test_weights_of_ranks(of_ranks, times, expected):
     assert shown(judged([[of_ranks]] * 3, ranks=2, times=times)) == expected
 
 
-@pytest.mark.parametrize(("gathers", "expected"), [(True, set()), (False, {ONCE})])
-def test_ranks_that_each_compute_the_gradients_of_all(gathers, expected):
-    """The average of equal gradients is the same gradient."""
-    script = Script()
-    for _ in range(3):
-        [first, second] = fed(script, [share(1, (12, 20))], 2)
-        if gathers:
-            script.streams[1][-1].sketches = script.streams[0][-1].sketches
-        script.step([total([first, first if gathers else second], 0.5)] * 2)
-        script.clear()
-    assert shown(script.findings()) == expected
+@pytest.mark.parametrize(("summed", "expected"), [((32, 32), set()), ((12, 20), {ONCE})])
+def test_ranks_that_each_compute_the_loss_of_all(summed, expected):
+    """Each counts its own share, and divides the sum over all samples by the count of all ranks."""
+    passes = [
+        by(32, targets=0, summed=targets, global_divisors=[(32, own)])
+        for targets, own in zip(summed, (12, 20), strict=True)
+    ]
+    assert shown(judged([[passes]] * 3, ranks=2, times=0.5)) == expected
 
 
 @pytest.mark.parametrize(

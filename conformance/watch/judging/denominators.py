@@ -151,11 +151,9 @@ class _Wrong(NamedTuple):
 
 
 def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
-    """Yields wrong divisors over the ranks; none if each computes the gradients of all, or if ranks can run out of
-    data, as the rest may be averaged over."""
+    """Yields wrong divisors over the ranks; none if ranks can run out of data, as the rest may be averaged over."""
     here, ranks = together.here, together.ranks
-    is_known_alike = bool(together.factors) and together.is_alike
-    if ranks == 1 or together.is_joined or is_of_all_ranks(here) or is_known_alike:
+    if ranks == 1 or together.is_joined or is_of_all_ranks(here):
         return
     if near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
         fact = said("ranks.sum", ranks=ranks)

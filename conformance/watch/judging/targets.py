@@ -152,7 +152,10 @@ def total_by_count(together: Together, kappa: float) -> float | None:
     [divisor] = divisors
     if not divisor or not all(near(factor_of(one) * divisor, 1) for one in passes):
         return None
-    return sum(own for of_rank in by_rank for _, own in of_rank) / divisor * kappa / together.ranks
+    # A rank may count its own share, and compute the loss of what it gathered from all.
+    counts = [[targets_of(one) for one in window.backwards.values()] for window in together.here]
+    total = sum(sum(targets) if all(targets) else own for targets, [(_, own)] in zip(counts, by_rank, strict=True))
+    return total / divisor * kappa / together.ranks
 
 
 def is_of_all_ranks(windows: Iterable[Window]) -> bool:
