@@ -67,8 +67,8 @@ def test_data_that_no_rank_uses(joining):
         run.of("finished", rank)[0]["weights"] = run.of("step", 0)[4]["weights"]
     judgement = judge(run.case, run.outcome(), DECLARED)
     assert judgement.verdict == "FAIL (law)", judgement.headline
-    assert judgement.headline.startswith('the trainer sets last_batch="join", but drops a smaller last batch; ')
-    assert judgement.headline.endswith("else let the ranks with data left continue, as torch's `Join` does")
+    assert judgement.headline == 'the trainer sets last_batch="join", but drops a smaller last batch'
+    assert judgement.reason.advice.endswith("else let the ranks with data left continue, as torch's `Join` does")
 
 
 def test_a_smaller_batch_is_used_by_who_joins_ranks(follow):
