@@ -237,7 +237,7 @@ OF_OTHERS: Sequence[tuple[Callable[[Case], Choose], Sequence[Row[Fit]]]] = (
 
 def _are_own(of: Apart, found: Finding) -> None:
     found.waits, found.parameters = of.case.of(of.own).drifts, frozenset(of.own)
-    found.alone = all(of.case.of([number]).fits(of.case.own) is not None for number in of.case.used)
+    found.alone = len(of.own) == len(of.all)
 
 
 def _is_old(of: Apart, found: Finding) -> None:

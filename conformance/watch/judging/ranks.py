@@ -74,8 +74,8 @@ class _Optimizer:
 
     @property
     def is_alone(self) -> bool:
-        """Whether all of these use this rank's gradients only."""
-        return {one.alone for one in self.own} == {True}
+        """Whether most of these use this rank's gradients only: in some step, a few numbers may look averaged."""
+        return 2 * sum(one.alone for one in self.own) > len(self.own)
 
     @property
     def meets_again(self) -> bool:
