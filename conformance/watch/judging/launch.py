@@ -36,7 +36,7 @@ _AHEAD = 256
 """Windows that a rank may be ahead of the others before its records must wait."""
 
 _KNOWN = {frozenset[Shown](), frozenset([FACTS["ranks.sum"]])}
-"""Outcomes of steps that used the computed gradients, as a mean or as a sum."""
+"""What correct steps show: nothing unusual, or a sum."""
 
 
 class Launch:

@@ -17,10 +17,13 @@ from conformance.trace.seams.probes import group_calls, wrapping
 from conformance.watch import records
 from conformance.watch.recording.holdings import is_plain, tensors
 from conformance.watch.recording.leaves import Leaves
-from conformance.watch.recording.recording import MOST_STATISTICS, Recording, frames
+from conformance.watch.recording.recording import Recording, frames
 
 _MOST = 32
 """Limit of tensors of a window."""
+
+_MOST_STATISTICS = 8
+"""Largest number of elements of a count or a sum that divides losses."""
 
 _NEAR = 1e-6
 """Relative: rounding of the inverse of a float32."""
@@ -69,7 +72,7 @@ class Reduced:
         if not _SUMS[name]:
             for one, own in zip(found, before, strict=True):
                 self._add(ranks, [one], own)
-        elif len(found) == 1 and 0 < size <= ranks * MOST_STATISTICS and size % ranks == 0:
+        elif len(found) == 1 and 0 < size <= ranks * _MOST_STATISTICS and size % ranks == 0:
             parts = [*found[0].detach().reshape(ranks, -1)]
             self._add(ranks, parts, parts[rank])
         elif len(found) == ranks and all(one.numel() == size for one in found):
@@ -94,7 +97,7 @@ class Reduced:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.numel() <= MOST_STATISTICS and not tensor.is_complex()
+    return tensor.numel() <= _MOST_STATISTICS and not tensor.is_complex()
 
 
 def _by_horovod(recording: Recording, reduced: Reduced) -> Seams:

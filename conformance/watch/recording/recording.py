@@ -28,9 +28,6 @@ from conformance.watch.recording.parameters import Parameters
 from conformance.watch.recording.settings import Settings
 from conformance.watch.sketch import Sketching
 
-MOST_STATISTICS = 8
-"""Largest number of elements that ranks exchange for a log. Gradients are larger."""
-
 
 class Given:
     """How many floating-point numbers collectives were given after the last backward pass, outside of it."""
