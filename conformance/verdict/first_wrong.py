@@ -9,7 +9,7 @@ from math import isclose
 
 from conformance.cases.case import Case
 from conformance.oracle.recurrence import Trajectory
-from conformance.trace.events import Collective, Start, StateInit
+from conformance.trace.events import Collective, Schedule, Start, StateInit
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, at, exactly, place, values
@@ -77,12 +77,16 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
 def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
     """A step at a wrong learning rate, or weights that changed after a correct step."""
     taken, expected = rank.taken(difference.step), right.steps[difference.step]
-    rate, asked = taken.lr if taken is not None else None, _rate(case, difference.step, right)
-    if rate is not None and asked is not None and not isclose(float(rate), asked, rel_tol=1e-6):
-        window, seen = expected.window, number(float(rate))
+    if taken is None:
+        return None
+    asked = _rate(case, difference.step, right)
+    if taken.lr is not None and asked is not None and not isclose(float(taken.lr), asked, rel_tol=1e-6):
+        window, seen = expected.window, number(float(taken.lr))
         text = f"the step of window {window} has the learning rate {seen} instead of {number(asked)}"
-        return guard("learning rate of each step", f"{number(asked)} in window {window}", text, seen)
-    if taken is None or taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
+        set_by = [event for event in rank.events.between(Schedule, before=taken) if not event.initial]
+        where = place(set_by[-1] if set_by else taken)
+        return guard("learning rate of each step", f"{number(asked)} in window {window}", text, seen, where=where)
+    if taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
         return None
     text = (
         f"the optimizer's step of window {expected.window} is correct, but rank {difference.rank} changes its weights "

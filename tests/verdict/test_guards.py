@@ -395,3 +395,13 @@ def test_steps_beyond_the_last_window_of_a_model_of_which_some_parameters_have_n
     run.after(last, copy.deepcopy(last))
     judgement = run.expect("FAIL (numerics)")
     assert "7 optimizer steps instead of 6" in " ".join([judgement.headline, *judgement.notes])
+
+
+def test_a_wrong_rate_is_blamed_on_the_line_that_set_it(follow):
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    step, scheduled = run.of("step")[3], run.of("schedule")[2]
+    step["lr"], step["where"], scheduled["where"] = float(step["lr"]) * 2, ("train.py", 30), ("train.py", 31)
+    step["weights"][0] += 1
+    judged = run.judged()
+    assert "has the learning rate" in judged.headline
+    assert judged.reason.where == "train.py:31"

@@ -64,10 +64,6 @@ class _Optimizer:
         return 0 < self.right >= _SOME * self.steps
 
     @property
-    def is_common(self) -> bool:
-        return self.averages or bool(self.wrapped)
-
-    @property
     def own(self) -> list[Finding]:
         """Steps on other gradients than those of all ranks."""
         return [one for one in self.waiting if one.waits]
@@ -161,7 +157,7 @@ class Models:
     @property
     def common(self) -> set[int]:
         """The optimizers of models that the ranks train together."""
-        return {number for number, of in self._of.items() if of.is_common and not self._is_mixed(number)}
+        return {number for number in self._of if self._is_common(number) and not self._is_mixed(number)}
 
     def take(self, causes: Sequence[Cause], here: Sequence[Window]) -> None:
         """Takes the violations in a step of all ranks: adds them, or lets them wait."""
@@ -169,7 +165,7 @@ class Models:
         for cause in causes:
             found = cause.first
             found.ranks = tuple(sorted(cause.ranks))
-            of_one_model = found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not of.is_common)
+            of_one_model = found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not self._is_common(window.optimizer))
             if found.waits or found.is_bare or of_one_model:
                 self._findings.show(found.key, here)
                 of.waiting += [found][: _MOST - len(of.waiting)]
@@ -211,6 +207,15 @@ class Models:
             or self._may_be_of_each(number, is_sampled=is_sampled)
         )
 
+    def _is_common(self, number: int) -> bool:
+        return self._of[number].averages or self._is_wrapped(number)
+
+    def _is_wrapped(self, number: int) -> bool:
+        """Whether DDP wraps its parameters. A wrapper that another optimizer trained them with is that optimizer's."""
+        held = self._streams[0].held
+        others = [one for one, of in self._of.items() if one != number and of.averages]
+        return bool(self._of[number].wrapped) and not any(held[number] & held[one] for one in others)
+
     def _is_mixed(self, number: int) -> bool:
         """Whether DDP wraps its parameters on some ranks only, so the ranks' optimizers only look alike."""
         wrapped = self._of[number].wrapped
@@ -228,7 +233,7 @@ class Models:
             if other != number and (of.averages or of.is_unclear or (of.own and of.apart is None))
         }
         unseen = any(stream.trains_unseen for stream in self._streams.values())
-        is_own = not self._of[number].is_common and not self._of[number].related & others
+        is_own = not self._is_common(number) and not self._of[number].related & others
         return is_own and (bool(others) or unseen)
 
     def _may_be_of_each(self, number: int, *, is_sampled: bool) -> bool:
@@ -238,7 +243,7 @@ class Models:
         of = self._of[number]
         is_shared = any(one.is_shared for one in (of, *(self._of[other] for other in of.related & self._of.keys())))
         has_own = of.apart == 0 or not is_shared or any(one.law == "watch/same-rates" for one in of.waiting)
-        is_common = of.averages or (bool(of.wrapped) and self.groups <= {self._ranks})
+        is_common = of.averages or (self._is_wrapped(number) and self.groups <= {self._ranks})
         return has_own and of.is_alone and not is_sampled and not is_common
 
     def _are_own_modules(self, finding: Finding) -> bool:
