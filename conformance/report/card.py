@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple, TypeAlias
 from conformance.adapter.loading import place_of
 from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
-from conformance.results.records import PASSED, CaseRecord, Moment, Reason
+from conformance.results.records import PAIR, PASSED, CaseRecord, Moment, Reason
 
 from .command import relative
 from .grouping import Failure, failures, failures_of
 from .laws import page_of
-from .signs import Cause
+from .signs import OR, Cause
 from .text import capitalized, distinct, number, one_line, plural, visible
 
 _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
@@ -229,7 +229,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         places = [replace(places[0], label="step"), *places[1:], *filter(None, [calls.get("backward")])]
     elif where is None and example.verdict not in ("CRASH", "HANG"):
         places += looked
-    known = next((one.fix for one in CATALOGUE if cause.kind == "bug" and one.name == cause.key), "")
+    known = _known_fix(cause)
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
@@ -250,6 +250,13 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         cases=failure.cases,
         example=example,
     )
+
+
+def _known_fix(cause: Cause) -> str:
+    """What to change for a known bug; for one of several with the same numbers, each of the first three."""
+    names = cause.key.split(OR)[:3] if cause.kind in ("bug", "pair") else []
+    fixes = {fault.name: fault.fix for fault in CATALOGUE}
+    return "; or ".join("; ".join(fixes[one] for one in name.split(PAIR) if one in fixes) for name in names)
 
 
 def _places(label: str, where: str | None, source: Sequence[str]) -> Iterator[Place]:
@@ -297,7 +304,7 @@ def _own_line(case: CaseRecord, where: str) -> tuple[str, int] | None:
 def _commands(case: CaseRecord) -> tuple[Fact, ...]:
     # A script compares numbers, or ends as the trainer does.
     is_shown = case.first_difference is not None or case.verdict in ("CRASH", "HANG")
-    return *((("script", case.repro_command),) if is_shown else ()), ("again", case.command)
+    return *((("reproduce", case.repro_command),) if is_shown else ()), ("rerun", case.command)
 
 
 def _counted(cases: Sequence[CaseRecord], every: Sequence[CaseRecord]) -> str:

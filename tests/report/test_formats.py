@@ -170,7 +170,7 @@ def test_an_annotation_is_at_the_line_of_the_trainer(failing):
     assert of_expected == [lines[0].replace("::error ", "::notice ", 1), *lines[1:]]
     assert len(lines) == len(cards(failing))
     [line, *_] = [line for line in lines if line.startswith("::error file=src/loop.py,line=41,title=")]
-    assert "%0A" in line and "again: conformance run" in line
+    assert "%0A" in line and "rerun: conformance run" in line
 
 
 def test_sarif_is_valid_and_names_the_law_and_the_line(failing):
@@ -204,7 +204,7 @@ def test_junit_has_a_test_for_each_case(failing):
     assert {one.get("name"): one.get("value") for one in test.find("properties")}["precision"] == case.precision
     text = test.find("failure").text
     assert "at: torch/amp/grad_scaler.py:9\n  > 9 | optimizer.step()\ncalled from:\n  > 41 | scaler" in text
-    assert text.splitlines()[-1] == f"again: {case.command}"
+    assert text.splitlines()[-1] == f"rerun: {case.command}"
 
 
 def test_a_badge(failing):

@@ -27,7 +27,7 @@ def test_a_newcomer_finds_what_matters(results: Results) -> None:
     text = printed(results)
     assert "FAIL (numerics)  The trainer adds up the micro-batches without dividing by their number\n" in text
     assert "  expected: weight[0] after step 0 is 0.9453125\n  observed: 1.890625\n" in text
-    assert "  again: conformance run my_loop.py --case ddp-w2-acc2-fp32-line\n" in text
+    assert "  rerun: conformance run my_loop.py --case ddp-w2-acc2-fp32-line\n" in text
     assert "○ 10 UNAVAILABLE; --verbose lists why\n" in text
     assert "Not conforming" in text
     assert text.endswith("Report: out/conformance-report.html\n")

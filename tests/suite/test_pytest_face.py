@@ -103,7 +103,7 @@ def test_two_workers(pytester, write):
     [(tag, _, text)] = said[f"mine:{FAILS}"]
     assert tag == "failure"
     assert text.splitlines()[0].startswith("FAIL (numerics): The weights changed outside the optimizer's steps: ")
-    assert text.splitlines()[-1] == f"again: conformance run {mine} --case {FAILS}"
+    assert text.splitlines()[-1] == f"rerun: conformance run {mine} --case {FAILS}"
     assert "Traceback" not in text
 
     skipped = {name: entries[0][1] for name, entries in said.items() if entries and entries[0][0] == "skipped"}

@@ -58,7 +58,7 @@ def test_an_adapter_that_does_not(conformance, folder):
     ended = conformance("smoke", "mine.py")
     assert ended.code == 1
     assert "\n◇ SETUP  " in ended.out
-    assert "  again: conformance run mine.py --case single-batched-fp32-momentum\n" in ended.out
+    assert "  rerun: conformance run mine.py --case single-batched-fp32-momentum\n" in ended.out
     assert ended.out.startswith("◇ mine  single-batched-fp32-momentum")
     assert "1 of 1 case failed." in ended.out
 

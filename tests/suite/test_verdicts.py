@@ -118,7 +118,7 @@ def test_the_command_that_is_printed_runs_that_one_case_again(conformance, write
     ended = conformance(*shlex.split(printed)[1:], "--output", "again")
     assert (ended.code, [*cases("again")]) == (1, [("my trainer", CASE)])
     assert cases("again")["my trainer", CASE]["headline"] == cases()["my trainer", CASE]["headline"]
-    assert f"again: {printed}" in ended.out
+    assert f"rerun: {printed}" in ended.out
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -17,14 +17,18 @@ def _is_adagrad(problem: Problem) -> bool:
     return isinstance(problem.workload.optimizer, Adagrad) and problem.workload.steps > 1
 
 
-@fault("ignores the decay of Adagrad's learning rate", _is_adagrad)
+@fault("ignores the decay of Adagrad's learning rate", _is_adagrad, fix="pass `lr_decay` to Adagrad")
 class RateDecayForgotten(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
         return replace(right, lr_decay=Fraction(0)) if isinstance(right, Adagrad) else right
 
 
-@fault("resets Adagrad's sums of squares after each step", _is_adagrad)
+@fault(
+    "resets Adagrad's sums of squares after each step",
+    _is_adagrad,
+    fix="keep one optimizer for all steps; never clear its state",
+)
 class SumsOfSquaresLost(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:
         class Forgetting(AdagradRule):
@@ -35,7 +39,11 @@ class SumsOfSquaresLost(Recurrence):
         return Forgetting(spec, self.problem.precision.master, self.ledger)
 
 
-@fault("adds Adagrad's eps to the sum of squares instead of to its root", _is_adagrad)
+@fault(
+    "adds Adagrad's eps to the sum of squares instead of to its root",
+    _is_adagrad,
+    fix="add `eps` to the root of the sum of squares, as torch does",
+)
 class EpsUnderRoot(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:
         class UnderRoot(AdagradRule):

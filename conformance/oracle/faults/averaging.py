@@ -60,13 +60,18 @@ class WindowDividedTwice(Recurrence):
 @fault(
     "sums the loss over samples instead of averaging it",
     lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
+    fix='average the loss over its samples: `reduction="mean"`',
 )
 class LossSummed(Recurrence):
     def over_samples(self, window: Window) -> Fraction:
         return Fraction(len(window.shares[0][0]))
 
 
-@fault("steps with each rank's own gradient, without averaging over ranks", distributed)
+@fault(
+    "steps with each rank's own gradient, without averaging over ranks",
+    distributed,
+    fix="call the wrapped model (`ddp(x)`), or all-reduce `p.grad` before the step",
+)
 class NotSynchronised(Recurrence):
     # A trainer that does not average over ranks cannot average wrongly.
     over_ranks = Recurrence.over_ranks
@@ -76,19 +81,31 @@ class NotSynchronised(Recurrence):
         return times(own, 1 / sum(own, Fraction(0))) if any(own) else own
 
 
-@fault("clears gradients inside the window, so only the last micro-batch counts", accumulating)
+@fault(
+    "clears gradients inside the window, so only the last micro-batch counts",
+    accumulating,
+    fix="call `optimizer.zero_grad()` once a window, after the step",
+)
 class ZeroGradInWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
         return only(super().counted(window), (share[-1] for share in window.shares if share))
 
 
-@fault("uses only the first micro-batch of a window", accumulating)
+@fault(
+    "uses only the first micro-batch of a window",
+    accumulating,
+    fix="call `backward()` for each micro-batch of the window",
+)
 class FirstMicroBatchOnly(Recurrence):
     def counted(self, window: Window) -> Vector:
         return only(super().counted(window), (share[0] for share in window.shares if share))
 
 
-@fault("adds the earlier micro-batches of a window again with each later micro-batch", accumulating)
+@fault(
+    "adds the earlier micro-batches of a window again with each later micro-batch",
+    accumulating,
+    fix="reduce, divide or add gradients once, after the window's last backward pass",
+)
 class EarlierMicroBatchesAgain(Recurrence):
     def counted(self, window: Window) -> Vector:
         times_of = {
@@ -100,7 +117,7 @@ class EarlierMicroBatchesAgain(Recurrence):
         return tuple(c * times_of.get(index, 1) for index, c in enumerate(super().counted(window)))
 
 
-@fault("drops one sample of the batch")
+@fault("drops one sample of the batch", fix="train on all samples of each batch")
 class SampleDropped(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)
@@ -108,7 +125,11 @@ class SampleDropped(Recurrence):
         return (*right[:last], Fraction(0), *right[last + 1 :])
 
 
-@fault("reads one sample twice and skips the next one", lambda problem: problem.workload.batch_size > 1)
+@fault(
+    "reads one sample twice and skips the next one",
+    lambda problem: problem.workload.batch_size > 1,
+    fix="read each sample once in an epoch",
+)
 class SampleRepeated(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)

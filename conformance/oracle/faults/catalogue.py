@@ -23,11 +23,11 @@ class Fault(Deviation):
     """A known bug.
 
     conditions: all must be true of a problem for the bug to show in it.
-    fix: what to change, in words; "" if the broken law's fix says it.
+    fix: what to change, in words.
     """
 
     conditions: tuple[Condition, ...]
-    fix: str = ""
+    fix: str
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class Fault(Deviation):
 CATALOGUE: list[Fault] = []
 
 
-def fault(text: str, *conditions: Condition, fix: str = "") -> Callable[[type[Recurrence]], type[Recurrence]]:
+def fault(text: str, *conditions: Condition, fix: str) -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:

@@ -30,25 +30,40 @@ def _scaled(problem: Problem) -> bool:
     return problem.precision.scaled
 
 
-@fault("does not clip", clips)
+@fault("does not clip", clips, fix="call `task.clip_(model.parameters())` before each step")
 class NotClipped(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return vector
 
 
-@fault("clips gradients that still carry the loss scale", clips, _scaled)
+@fault(
+    "clips gradients that still carry the loss scale",
+    clips,
+    _scaled,
+    fix="call `scaler.unscale_(optimizer)` before you clip",
+)
 class ClipBeforeUnscale(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return super().clip(vector.scaled(self.loss_scale)).scaled(1 / self.loss_scale)
 
 
-@fault("clips each rank's gradient before averaging over ranks", clips, distributed)
+@fault(
+    "clips each rank's gradient before averaging over ranks",
+    clips,
+    distributed,
+    fix="clip after the gradients are averaged over the ranks",
+)
 class ClipBeforeAllReduce(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return _sum_of_clipped(self, window, weights, window.shares)
 
 
-@fault("clips every micro-batch's gradient instead of the window's", clips, accumulating)
+@fault(
+    "clips every micro-batch's gradient instead of the window's",
+    clips,
+    accumulating,
+    fix="clip once, after the window's last backward pass",
+)
 class ClipPerMicroBatch(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return _sum_of_clipped(self, window, weights, list(zip(*window.shares, strict=True)))
@@ -69,7 +84,12 @@ def _of_parts(rule: Recurrence, window: Window, weights: Affine, parts: Sequence
         yield rule.trained(window, weights, times(only(coefficients, part), len(parts)))
 
 
-@fault("clips by the largest norm of the ranks' gradients before averaging", _by_norm, distributed)
+@fault(
+    "clips by the largest norm of the ranks' gradients before averaging",
+    _by_norm,
+    distributed,
+    fix="clip by the norm of the averaged gradients",
+)
 class ClipsByLargestNormOfRanks(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         vector, clip = self.trained(window, weights, self.coefficients(window)), self.problem.workload.clip
@@ -81,13 +101,19 @@ class ClipsByLargestNormOfRanks(Recurrence):
     "clips each parameter separately, at the threshold for all parameters together",
     _by_norm,
     _has_several_parameters,
+    fix="pass all parameters to one call of `clip_grad_norm_`",
 )
 class ClipsEachParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return self.joined((super(ClipsEachParameter, self).clip(self.only(vector, [n])), [n]) for n in self.tensors)
 
 
-@fault("clips each parameter group separately, at the threshold for all groups together", _by_norm, has_groups)
+@fault(
+    "clips each parameter group separately, at the threshold for all groups together",
+    _by_norm,
+    has_groups,
+    fix="pass the parameters of all groups to one call of `clip_grad_norm_`",
+)
 class ClipsEachGroup(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         groups = range(1 + len(self.problem.workload.groups))
@@ -95,14 +121,25 @@ class ClipsEachGroup(Recurrence):
         return self.joined((super(ClipsEachGroup, self).clip(self.only(vector, some)), some) for some in own)
 
 
-@fault("clips only the first parameter", clips, _has_several_parameters)
+@fault(
+    "clips only the first parameter",
+    clips,
+    _has_several_parameters,
+    fix="pass all parameters to `clip_grad_norm_` or `clip_grad_value_`",
+)
 class ClipsFirstParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         first, others = self.tensors[:1], self.tensors[1:]
         return self.joined([(super().clip(self.only(vector, first)), first), (vector, others)])
 
 
-@fault("clips while some gradients still carry the loss scale", _by_norm, _has_several_parameters, _scaled)
+@fault(
+    "clips while some gradients still carry the loss scale",
+    _by_norm,
+    _has_several_parameters,
+    _scaled,
+    fix="unscale the gradients of all parameters before you clip",
+)
 class ClipsBeforeAllAreUnscaled(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         first, others = self.tensors[:1], self.tensors[1:]
@@ -110,7 +147,11 @@ class ClipsBeforeAllAreUnscaled(Recurrence):
         return self.joined([(clipped, first), (clipped.scaled(1 / self.loss_scale), others)])
 
 
-@fault("steps with gradients that still carry the loss scale", _scaled)
+@fault(
+    "steps with gradients that still carry the loss scale",
+    _scaled,
+    fix="step with `scaler.step(optimizer)`, which unscales first",
+)
 class ScaleLeftIn(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return super().window_gradient(window, weights).scaled(self.loss_scale)

@@ -37,6 +37,7 @@ def _has_layers(problem: Problem) -> bool:
     has_room_for_other_weights,
     # In 16 bits the bound of AdamW is too wide to tell.
     lambda problem: isinstance(problem.workload.optimizer, SGD),
+    fix="compute each window's gradients after the last window's step",
 )
 class StaleWeights(Recurrence):
     _before: Affine | None = None
@@ -46,7 +47,12 @@ class StaleWeights(Recurrence):
         return super().window_gradient(window, before)
 
 
-@fault("steps between a forward and its backward, so the backward uses newer weights", _has_layers, _steps_again)
+@fault(
+    "steps between a forward and its backward, so the backward uses newer weights",
+    _has_layers,
+    _steps_again,
+    fix="finish forward and backward of a window before its step",
+)
 class StaleForward(Recurrence):
     _before: Affine | None = None
 
@@ -61,7 +67,11 @@ def _backward_at(rule: Recurrence, window: Window, weights: Affine, backward: Af
     return gradient(rule.problem, window, form, weights, rule.loss_scale, rule.ledger, finite, backward)
 
 
-@fault("steps the last layer before the gradients of the earlier layers are computed", _has_layers)
+@fault(
+    "steps the last layer before the gradients of the earlier layers are computed",
+    _has_layers,
+    fix="step after the backward pass of all layers",
+)
 class LastLayerSteppedFirst(Recurrence):
     _taken = 0
 
@@ -92,13 +102,20 @@ def in_first_order(problem: Problem, window: Window) -> Window:
     return replace(first, index=window.index, epoch=window.epoch)
 
 
-@fault("reads every epoch in the order of the first, without calling `set_epoch`", shuffles, has_epochs)
+@fault(
+    "reads every epoch in the order of the first, without calling `set_epoch`",
+    shuffles,
+    has_epochs,
+    fix="call `sampler.set_epoch(epoch)` at the start of each epoch",
+)
 class EpochNeverSet(Recurrence):
     def read(self) -> Sequence[Window]:
         return [in_first_order(self.problem, window) for window in super().read()]
 
 
-@fault("shuffles with a different seed on each rank", shuffles, distributed)
+@fault(
+    "shuffles with a different seed on each rank", shuffles, distributed, fix="give the samplers of all ranks one seed"
+)
 class SeededByRank(Recurrence):
     def read(self) -> Sequence[Window]:
         return [self._of_all_seeds(window) for window in super().read()]
@@ -126,7 +143,12 @@ def _data_fit(problem: Problem) -> bool:
     return all(BF16.holds(value) for sample in problem.workload.data for value in (*sample.x, sample.y))
 
 
-@fault("rounds the data to bfloat16", _fine, lambda problem: not (problem.precision.mixed or _data_fit(problem)))
+@fault(
+    "rounds the data to bfloat16",
+    _fine,
+    lambda problem: not (problem.precision.mixed or _data_fit(problem)),
+    fix="keep inputs and targets in the case's precision; autocast casts where it should",
+)
 class DataRounded(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         batch = tuple(
@@ -136,7 +158,11 @@ class DataRounded(Recurrence):
         return super().averaged(replace(window, batch=batch), weights, coefficients)
 
 
-@fault("rounds the weights to 16 bits, in each step or before the first", _fine)
+@fault(
+    "rounds the weights to 16 bits, in each step or before the first",
+    _fine,
+    fix="keep the weights in the case's precision; autocast casts copies of them",
+)
 class WeightsRounded(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         moved = super().update(weights, vector, step)
@@ -144,7 +170,13 @@ class WeightsRounded(Recurrence):
         return self.symbols.exactly([nearest(value, fmt) for value in moved.center])
 
 
-@fault("computes without autocast", _fine, _data_fit, lambda problem: problem.precision.mixed)
+@fault(
+    "computes without autocast",
+    _fine,
+    _data_fit,
+    lambda problem: problem.precision.mixed,
+    fix="run forward and loss within `torch.autocast`",
+)
 class NotCast(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         precision = self.problem.precision

@@ -30,31 +30,49 @@ def _unfreezes(problem: Problem) -> bool:
     return problem.workload.unfreeze_at is not None
 
 
-@fault("trains frozen parameters", _freezes)
+@fault("trains frozen parameters", _freezes, fix="leave `requires_grad` of frozen parameters False")
 class FrozenTrained(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
         return True
 
 
-@fault("steps frozen parameters with zero gradients, so weight decay changes them", _freezes, decays)
+@fault(
+    "steps frozen parameters with zero gradients, so weight decay changes them",
+    _freezes,
+    decays,
+    fix="leave gradients of frozen parameters None, so that no step changes them",
+)
 class FrozenDecay(Recurrence):
     def steps_on(self, tensor: int) -> bool:
         return True
 
 
-@fault("never trains parameters after they are unfrozen", _unfreezes)
+@fault(
+    "never trains parameters after they are unfrozen",
+    _unfreezes,
+    fix="give unfrozen parameters to the optimizer, with `add_param_group` or from the start",
+)
 class NeverUnfreezes(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
         return super().trains(tensor, 0)
 
 
-@fault("unfreezes parameters one window too late", _unfreezes)
+@fault(
+    "unfreezes parameters one window too late",
+    _unfreezes,
+    fix="unfreeze before the forward pass of the first window that trains the parameters",
+)
 class UnfreezesLate(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
         return super().trains(tensor, window - 1)
 
 
-@fault("recreates the optimizer when it unfreezes parameters, and loses the momentum", _unfreezes, has_momentum)
+@fault(
+    "recreates the optimizer when it unfreezes parameters, and loses the momentum",
+    _unfreezes,
+    has_momentum,
+    fix="keep the optimizer, and add unfrozen parameters with `add_param_group`",
+)
 class StateLostWhenUnfreezing(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         if self.window.index == self.problem.workload.unfreeze_at:
@@ -63,20 +81,35 @@ class StateLostWhenUnfreezing(Recurrence):
         return super().update(weights, vector, step)
 
 
-@fault("restarts the learning-rate schedule when it unfreezes parameters", _unfreezes, schedules)
+@fault(
+    "restarts the learning-rate schedule when it unfreezes parameters",
+    _unfreezes,
+    schedules,
+    fix="keep the schedule when you unfreeze parameters",
+)
 class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     def place(self, step: int) -> int:
         first = self.problem.workload.unfreeze_at or 0
         return super().place(step - first if step >= first else step)
 
 
-@fault("leaves unfrozen parameters out of the learning-rate schedule", _unfreezes, schedules)
+@fault(
+    "leaves unfrozen parameters out of the learning-rate schedule",
+    _unfreezes,
+    schedules,
+    fix="let the schedule set the rate of groups that are added later",
+)
 class ScheduleWithoutUnfrozen(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return super().learning_rate_of(tensor, step if self.trains(tensor, 0) else 0)
 
 
-@fault("clips only the parameters that are trainable from the start", _unfreezes, clips)
+@fault(
+    "clips only the parameters that are trainable from the start",
+    _unfreezes,
+    clips,
+    fix="clip `model.parameters()` as they are at each step",
+)
 class ClipsWhatWasTrainedAtFirst(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         first = [n for n in self.tensors if self.trains(n, 0)]
@@ -93,6 +126,7 @@ def _has_own(setting: str) -> Condition:
     "applies weight decay only to the first parameter group",
     decays,
     lambda problem: any(group.weight_decay for group in problem.workload.groups),
+    fix="set `weight_decay` in each parameter group",
 )
 class DecayForFirstGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
@@ -100,7 +134,12 @@ class DecayForFirstGroup(Recurrence):
         return replace(right, weight_decay=Fraction(0)) if self.group_of(tensor) else right
 
 
-@fault("makes its own parameter groups, and applies weight decay only to the first", decays, invites_groups)
+@fault(
+    "makes its own parameter groups, and applies weight decay only to the first",
+    decays,
+    invites_groups,
+    fix="set `weight_decay` in each parameter group",
+)
 class DecayForFirstOwnGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
         right = super().optimizer_of(tensor)
@@ -108,38 +147,61 @@ class DecayForFirstOwnGroup(Recurrence):
         return replace(right, weight_decay=Fraction(0)) if own else right
 
 
-@fault("gives all parameter groups the settings of the first", has_groups)
+@fault(
+    "gives all parameter groups the settings of the first",
+    has_groups,
+    fix="pass the task's parameter groups to the optimizer unchanged",
+)
 class GroupsAlike(Recurrence):
     def group_of(self, tensor: int) -> int:
         return 0
 
 
-@fault("gives all parameter groups the settings of the last", has_groups)
+@fault(
+    "gives all parameter groups the settings of the last",
+    has_groups,
+    fix="pass the task's parameter groups to the optimizer unchanged",
+)
 class GroupsAlikeTheLast(Recurrence):
     def group_of(self, tensor: int) -> int:
         return len(self.problem.workload.groups)
 
 
-@fault("swaps the settings of parameter groups", has_groups)
+@fault(
+    "swaps the settings of parameter groups",
+    has_groups,
+    fix="pass the task's parameter groups to the optimizer in their order",
+)
 class GroupsSwapped(Recurrence):
     def group_of(self, tensor: int) -> int:
         return len(self.problem.workload.groups) - super().group_of(tensor)
 
 
-@fault("gives all parameter groups the momentum of the first", has_momentum, _has_own("momentum"))
+@fault(
+    "gives all parameter groups the momentum of the first",
+    has_momentum,
+    _has_own("momentum"),
+    fix="read `momentum` from each parameter group",
+)
 class MomentumOfFirstGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
         right, first = super().optimizer_of(tensor), self.optimizer()
         return replace(right, momentum=first.momentum) if isinstance(right, SGD) and isinstance(first, SGD) else right
 
 
-@fault("gives all parameter groups the learning-rate schedule of the first", _has_own("schedule"))
+@fault(
+    "gives all parameter groups the learning-rate schedule of the first",
+    _has_own("schedule"),
+    fix="let the schedule set each group's rate",
+)
 class ScheduleOfFirstGroup(Recurrence):
     def schedule(self, group: int = 0) -> Vector | None:
         return super().schedule()
 
 
-@fault("gives all parameter groups the learning rate of the first", has_groups)
+@fault(
+    "gives all parameter groups the learning rate of the first", has_groups, fix="read `lr` from each parameter group"
+)
 class LearningRateOfFirstGroup(Recurrence):
     def base_rate(self, group: int = 0) -> Fraction:
         return super().base_rate()
@@ -153,46 +215,55 @@ def _has_state(problem: Problem) -> bool:
     return has_momentum(problem) or not isinstance(problem.workload.optimizer, SGD)
 
 
-@fault("adds the gradient instead of subtracting it")
+@fault("adds the gradient instead of subtracting it", fix="subtract the gradient; minimize the loss, not its negative")
 class Ascends(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(weights, vector.scaled(Fraction(-1)), step)
 
 
-@fault("stops updating ranks that run out of data", runs_out)
+@fault(
+    "stops updating ranks that run out of data",
+    runs_out,
+    fix="step on all ranks until the last one has no data: DDP's `join()`",
+)
 class LeftBehind(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         has_all = self.window.with_data == self.window.world_size
         return super().update(weights, vector, step) if has_all else weights
 
 
-@fault("applies every gradient twice")
+@fault("applies every gradient twice", fix="call `optimizer.step()` once a window")
 class StepsTwice(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(super().update(weights, vector, step), vector, step)
 
 
-@fault("ignores the weight decay", decays)
+@fault("ignores the weight decay", decays, fix="pass `weight_decay` to the optimizer")
 class NoWeightDecay(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         return replace(super().optimizer(group), weight_decay=Fraction(0))
 
 
-@fault("applies the weight decay twice", decays)
+@fault("applies the weight decay twice", decays, fix="decay in the optimizer or in the loss, not in both")
 class WeightDecayTwice(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
         return replace(right, weight_decay=2 * right.weight_decay)
 
 
-@fault("ignores the momentum", has_momentum)
+@fault("ignores the momentum", has_momentum, fix="keep one optimizer for all steps, with its `momentum`")
 class MomentumLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
-@fault("recreates the optimizer in each epoch, and loses its state", _has_state, _passes_again)
+@fault(
+    "recreates the optimizer in each epoch, and loses its state",
+    _has_state,
+    _passes_again,
+    fix="create the optimizer once, before the first epoch",
+)
 class StateLostInEpochs(Recurrence):
     _epoch = 0
 
@@ -208,6 +279,7 @@ class StateLostInEpochs(Recurrence):
 @fault(
     "uses plain momentum instead of Nesterov's",
     lambda problem: isinstance(problem.workload.optimizer, SGD) and problem.workload.optimizer.nesterov,
+    fix="pass `nesterov=True` to the optimizer",
 )
 class NesterovLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:

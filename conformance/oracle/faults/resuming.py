@@ -25,14 +25,19 @@ def _keeps_state(problem: Problem) -> bool:
     return not isinstance(optimizer, SGD) or bool(optimizer.momentum)
 
 
-@fault("resumes from the initial weights", resumes)
+@fault("resumes from the initial weights", resumes, fix="load the model's `state_dict` before training goes on")
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         super().resumed(weights, taken)
         return self.symbols.exactly(self.problem.workload.start)
 
 
-@fault("resumes without the optimizer's state: momentum, AdamW's moments or Adagrad's sums", resumes, _keeps_state)
+@fault(
+    "resumes without the optimizer's state: momentum, AdamW's moments or Adagrad's sums",
+    resumes,
+    _keeps_state,
+    fix="save and load the optimizer's `state_dict`",
+)
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         for rule, _ in self.rules:
@@ -44,6 +49,7 @@ class OptimizerStateNotRestored(Recurrence):
     "resumes with AdamW's moments, but restarts its step count",
     resumes,
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
+    fix="save and load all of the optimizer's `state_dict`, including `step`",
 )
 class StepCountNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -53,7 +59,12 @@ class StepCountNotRestored(Recurrence):
         return super().resumed(weights, taken)
 
 
-@fault("gives all parameter groups the settings of the first after a resume", resumes, has_groups)
+@fault(
+    "gives all parameter groups the settings of the first after a resume",
+    resumes,
+    has_groups,
+    fix="load each group's settings with the optimizer's `state_dict`",
+)
 class GroupsAlikeOnceResumed(Recurrence):
     _has_resumed = False
 
@@ -85,31 +96,56 @@ class _Rescheduled(Recurrence):
         raise NotImplementedError
 
 
-@fault("restarts the learning-rate schedule after a resume", resumes, schedules)
+@fault(
+    "restarts the learning-rate schedule after a resume",
+    resumes,
+    schedules,
+    fix="save and load the schedule's `state_dict`",
+)
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step - taken
 
 
-@fault("is one step ahead in the learning-rate schedule after a resume", resumes, schedules)
+@fault(
+    "is one step ahead in the learning-rate schedule after a resume",
+    resumes,
+    schedules,
+    fix="restore the schedule's position, and do not step it again after loading",
+)
 class ScheduleAheadOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step + 1
 
 
-@fault("is one step behind in the learning-rate schedule after a resume", resumes, schedules)
+@fault(
+    "is one step behind in the learning-rate schedule after a resume",
+    resumes,
+    schedules,
+    fix="save the schedule after it stepped, in the same place as the optimizer",
+)
 class ScheduleBehindOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return step - 1
 
 
-@fault("takes the first step after a resume at the initial learning rate of the schedule", resumes, schedules)
+@fault(
+    "takes the first step after a resume at the initial learning rate of the schedule",
+    resumes,
+    schedules,
+    fix="load the schedule's state before the first step, and the optimizer's after the schedule is made",
+)
 class FirstRateWhenResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
         return 0 if step == taken else step
 
 
-@fault("resumes with only the weights, without the optimizer's state and the schedule", resumes, _keeps_state)
+@fault(
+    "resumes with only the weights, without the optimizer's state and the schedule",
+    resumes,
+    _keeps_state,
+    fix="save and load the `state_dict` of optimizer and schedule too",
+)
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     pass
 
@@ -139,7 +175,11 @@ class _ResumedInside(Recurrence):
         raise NotImplementedError
 
 
-@fault("loses a window's first micro-batches after a resume inside the window", _resumes_inside)
+@fault(
+    "loses a window's first micro-batches after a resume inside the window",
+    _resumes_inside,
+    fix="stop after a step, or save the gradients of the window that has begun",
+)
 class HalfWindowLost(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(not before)
@@ -148,13 +188,18 @@ class HalfWindowLost(_ResumedInside):
 @fault(
     "counts a window's first micro-batches twice, or sums them over two ranks, after a resume inside the window",
     _resumes_inside,
+    fix="restore a window's gradients or repeat its micro-batches, not both",
 )
 class HalfWindowTwice(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(1 + before)
 
 
-@fault("divides by the remaining micro-batches of a window after a resume inside the window", _resumes_inside)
+@fault(
+    "divides by the remaining micro-batches of a window after a resume inside the window",
+    _resumes_inside,
+    fix="divide by the window's full length after a resume too",
+)
 class DividesByRestOfWindow(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(1) if before else Fraction(window.length, window.length - self.problem.resumed_inside)
@@ -164,6 +209,7 @@ class DividesByRestOfWindow(_ResumedInside):
     "gives all ranks rank 0's gradients of a window's first micro-batches after a resume inside the window",
     _resumes_inside,
     distributed,
+    fix="save and restore the accumulated gradients of each rank",
 )
 class HalfWindowOfFirstRank(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -174,6 +220,7 @@ class HalfWindowOfFirstRank(_ResumedInside):
     "restores a window's first micro-batches only on rank 0 after a resume inside the window",
     _resumes_inside,
     distributed,
+    fix="restore the accumulated gradients on all ranks",
 )
 class HalfWindowLostOnOtherRanks(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -203,13 +250,21 @@ def _resumes_on_others(problem: Problem) -> bool:
     return problem.resumed_layout is not None
 
 
-@fault("divides by the old number of ranks after a resume on a different number", _resumes_on_others)
+@fault(
+    "divides by the old number of ranks after a resume on a different number",
+    _resumes_on_others,
+    fix="divide by the present number of ranks; do not restore it",
+)
 class DividesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
         return 1 / times
 
 
-@fault("multiplies by the old number of ranks after a resume on a different number", _resumes_on_others)
+@fault(
+    "multiplies by the old number of ranks after a resume on a different number",
+    _resumes_on_others,
+    fix="multiply by the present number of ranks; do not restore it",
+)
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
         return times
@@ -221,6 +276,7 @@ class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     shuffles,
     # If the windows at the ends of epochs are left out, none may follow the stop.
     lambda problem: any(window.epoch > 0 for window in problem.windows[problem.resumed_at :][:1]),
+    fix="call `sampler.set_epoch(epoch)` with the restored epoch",
 )
 class EpochNotRestored(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
@@ -232,7 +288,11 @@ def _reads_on_in_place(problem: Problem) -> bool:
     return resumes(problem) and not problem.precision.scaled
 
 
-@fault("reads the data from the start again after a resume", _reads_on_in_place)
+@fault(
+    "reads the data from the start again after a resume",
+    _reads_on_in_place,
+    fix="skip the batches of the epoch that were read before the stop",
+)
 class DataReadAgain(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows_of_lives[-1]
@@ -241,13 +301,17 @@ class DataReadAgain(Recurrence):
         return super().place(min(step, self.problem.workload.steps - 1))
 
 
-@fault("repeats the last window before the stop after a resume", _reads_on_in_place)
+@fault(
+    "repeats the last window before the stop after a resume",
+    _reads_on_in_place,
+    fix="save the position after the window's step, and begin with the next window",
+)
 class WindowReadAgain(DataReadAgain):
     def read_on(self, stop: int) -> Sequence[Window]:
         return super().read_on(stop)[stop - 1 :]
 
 
-@fault("skips a window after a resume", _reads_on_in_place)
+@fault("skips a window after a resume", _reads_on_in_place, fix="begin with the first window that was not stepped")
 class WindowLeftOut(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows[stop + 1 :]

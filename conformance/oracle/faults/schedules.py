@@ -40,6 +40,7 @@ def _has_other_rates_further_on(problem: Problem) -> bool:
     has_momentum,
     schedules,
     lambda problem: not problem.workload.groups,
+    fix="multiply the momentum, not the gradient, by the learning rate",
 )
 class LearningRateInMomentum(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -50,13 +51,20 @@ class LearningRateInMomentum(Recurrence):
         return self.stepped(weights, decayed.scaled(self.learning_rate(step)), lambda tensor: Fraction(1))
 
 
-@fault("is one step ahead in the learning-rate schedule", schedules)
+@fault(
+    "is one step ahead in the learning-rate schedule", schedules, fix="call `scheduler.step()` after `optimizer.step()`"
+)
 class ScheduleAhead(Recurrence):
     def place(self, step: int) -> int:
         return super().place(min(step + 1, self.problem.workload.steps - 1))
 
 
-@fault("advances the learning-rate schedule only for the first parameter group", schedules, has_groups)
+@fault(
+    "advances the learning-rate schedule only for the first parameter group",
+    schedules,
+    has_groups,
+    fix="advance the rate of all parameter groups",
+)
 class ScheduleForFirstGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return super().learning_rate_of(tensor, 0 if self.group_of(tensor) else step)
@@ -66,6 +74,7 @@ class ScheduleForFirstGroup(Recurrence):
     "makes its own parameter groups, and advances the learning-rate schedule only for the first",
     schedules,
     invites_groups,
+    fix="advance the rate of all parameter groups",
 )
 class ScheduleForFirstOwnGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
@@ -78,6 +87,7 @@ class ScheduleForFirstOwnGroup(Recurrence):
     decays,
     schedules,
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
+    fix="decay by `lr * weight_decay` with the present `lr`",
 )
 class DecayIgnoresSchedule(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -85,27 +95,46 @@ class DecayIgnoresSchedule(Recurrence):
         return super().update(weights, vector, step).plus(weights.scaled(extra * self.optimizer().weight_decay))
 
 
-@fault("advances the learning-rate schedule once per micro-batch", schedules, accumulating)
+@fault(
+    "advances the learning-rate schedule once per micro-batch",
+    schedules,
+    accumulating,
+    fix="call `scheduler.step()` once a window, after the step",
+)
 class SchedulePerMicroBatch(Recurrence):
     def place(self, step: int) -> int:
         last = self.problem.workload.steps - 1
         return super().place(min(step * self.problem.layout.accumulation, last))
 
 
-@fault("advances the learning-rate schedule twice in each window", schedules)
+@fault(
+    "advances the learning-rate schedule twice in each window",
+    schedules,
+    fix="call `scheduler.step()` once a window; remove the other call",
+)
 class ScheduleTwice(Recurrence):
     def place(self, step: int) -> int:
         return super().place(min(2 * step, self.problem.workload.steps - 1))
 
 
-@fault("restarts the learning-rate schedule in each epoch", schedules, has_epochs)
+@fault(
+    "restarts the learning-rate schedule in each epoch",
+    schedules,
+    has_epochs,
+    fix="create the schedule once, before the first epoch",
+)
 class ScheduleOfEpochs(Recurrence):
     def place(self, step: int) -> int:
         epochs = [window.epoch for window in self.problem.windows]
         return super().place(step - epochs.index(epochs[step]) if step < len(epochs) else 0)
 
 
-@fault("also advances the learning-rate schedule after each epoch", schedules, _has_other_rates_further_on)
+@fault(
+    "also advances the learning-rate schedule after each epoch",
+    schedules,
+    _has_other_rates_further_on,
+    fix="call `scheduler.step()` after each step, and not after an epoch",
+)
 class ScheduleAfterEpochsToo(Recurrence):
     def place(self, step: int) -> int:
         windows = self.problem.windows
@@ -113,25 +142,39 @@ class ScheduleAfterEpochsToo(Recurrence):
         return super().place(min(step + ended, self.problem.workload.steps - 1))
 
 
-@fault("never advances the learning-rate schedule", schedules)
+@fault(
+    "never advances the learning-rate schedule",
+    schedules,
+    fix="call `scheduler.step()` after each step of this optimizer",
+)
 class ScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:
         return super().place(0)
 
 
-@fault("advances a per-epoch learning-rate schedule within epochs", _schedules_epochs)
+@fault(
+    "advances a per-epoch learning-rate schedule within epochs",
+    _schedules_epochs,
+    fix="call `scheduler.step()` once an epoch",
+)
 class ScheduleWithinEpochs(Recurrence):
     def place(self, step: int) -> int:
         return min(step, self.problem.workload.epochs - 1)
 
 
-@fault("advances a per-epoch learning-rate schedule before each epoch instead of after it", _schedules_epochs)
+@fault(
+    "advances a per-epoch learning-rate schedule before each epoch instead of after it",
+    _schedules_epochs,
+    fix="call `scheduler.step()` at the end of an epoch",
+)
 class ScheduleBeforeEpochs(Recurrence):
     def place(self, step: int) -> int:
         return min(super().place(step) + 1, self.problem.workload.epochs - 1)
 
 
-@fault("never advances a per-epoch learning-rate schedule", _schedules_epochs)
+@fault(
+    "never advances a per-epoch learning-rate schedule", _schedules_epochs, fix="call `scheduler.step()` once an epoch"
+)
 class EpochScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:
         return 0

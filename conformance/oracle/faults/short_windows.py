@@ -18,6 +18,7 @@ from conformance.workloads.workload import Vector
 @fault(
     "divides a short accumulation window by the nominal length",
     lambda problem: any(window.length < window.nominal for window in problem.windows),
+    fix="divide by the micro-batches that the window really has",
 )
 class NominalLength(Recurrence):
     def over_window(self, window: Window) -> Fraction:
@@ -50,6 +51,7 @@ def _left(window: Window) -> set[int]:
 @fault(
     "adds the gradients of an epoch's short last window to the next epoch's first window",
     _continues_after_a_short_window,
+    fix="step at the end of an epoch, or clear the gradients",
 )
 class AddsWhatIsLeft(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -63,6 +65,7 @@ class AddsWhatIsLeft(Recurrence):
 @fault(
     "adds the mean gradient of an epoch's short last window to that of the next epoch's first window",
     _continues_after_a_short_window,
+    fix="step at the end of an epoch, or clear the gradients",
 )
 class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
     def counted(self, window: Window) -> Vector:
@@ -73,6 +76,7 @@ class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
 @fault(
     "keeps counting micro-batches after a short window, so windows of the next epoch end too early",
     _continues_after_a_short_window,
+    fix="count the micro-batches of a window anew in each epoch",
 )
 class CountsOnInNextEpoch(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -111,6 +115,7 @@ def _has_smaller_batch(problem: Problem) -> bool:
     "divides a smaller last batch by the nominal number of samples",
     _has_smaller_batch,
     lambda problem: problem.workload.loss == "mean" and not runs_out(problem),
+    fix="divide by the samples that the batch really has",
 )
 class NominalSamples(Recurrence):
     def over_samples(self, window: Window) -> Fraction:
@@ -122,6 +127,7 @@ class NominalSamples(Recurrence):
     "averages over the ranks in every micro-batch, which shrinks the earlier ones if ranks run out of data",
     accumulating,
     runs_out,
+    fix="average over the ranks once, after the window's last backward pass",
 )
 class AveragedAgain(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:

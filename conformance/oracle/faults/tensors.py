@@ -34,7 +34,12 @@ class _SparseApart(Recurrence):
         raise NotImplementedError
 
 
-@fault("sums the ranks' sparse gradients, but averages all others", _has_sparse_gradients, distributed)
+@fault(
+    "sums the ranks' sparse gradients, but averages all others",
+    _has_sparse_gradients,
+    distributed,
+    fix="divide sparse gradients by the number of ranks too",
+)
 class SparseSummed(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
         return times(coefficients, window.world_size)
@@ -45,6 +50,7 @@ class SparseSummed(_SparseApart):
     _has_sparse_gradients,
     # Summing micro-batches makes torch add the entries of both.
     lambda problem: not accumulating(problem),
+    fix="call `coalesce()`, which sums the entries of a row",
 )
 class SparseEntriesLost(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
@@ -72,6 +78,7 @@ def _has_users_on_some_ranks(problem: Problem) -> bool:
     "averages a parameter's gradients over only the ranks that use it",
     _leaves_unused,
     _has_users_on_some_ranks,
+    fix="divide by all ranks; those that do not use a parameter contribute zeros",
 )
 class AveragedOverUsers(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -80,7 +87,11 @@ class AveragedOverUsers(Recurrence):
         return self.joined((vector.scaled(factor), [n]) for n, factor in enumerate(factors))
 
 
-@fault("steps a parameter that a window does not use with its stale gradient of an earlier window", _leaves_unused)
+@fault(
+    "steps a parameter that a window does not use with its stale gradient of an earlier window",
+    _leaves_unused,
+    fix="set gradients to None after each step: `zero_grad(set_to_none=True)`",
+)
 class GradientKept(Recurrence):
     _last: Affine | None = None
 
@@ -106,7 +117,12 @@ def _begins_with(problem: Problem, tensor: int) -> bool:
     return problem.workload.uses(tensor, (first.batch[index] for index in first.shares[0][0]))
 
 
-@fault("never steps parameters that the first micro-batch does not use", _leaves_unused, _begins_without_some)
+@fault(
+    "never steps parameters that the first micro-batch does not use",
+    _leaves_unused,
+    _begins_without_some,
+    fix="give `model.parameters()` to the optimizer, whether they have gradients or not",
+)
 class OptimizerOfFirstMicroBatch(Recurrence):
     def steps_on(self, tensor: int) -> bool:
         return super().steps_on(tensor) and _begins_with(self.problem, tensor)

@@ -21,13 +21,19 @@ def _weighted(problem: Problem) -> bool:
     "averages the micro-batches' weighted means instead of dividing by the global weight",
     _weighted,
     lambda problem: accumulating(problem) or distributed(problem),
+    fix="divide each sum of losses by the weight of the window on all ranks",
 )
 class MeanOfMicroBatchMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
         return mean_of_means(super().counted(window), list(chain.from_iterable(window.shares)))
 
 
-@fault("averages the ranks' weighted means instead of dividing by the global weight", _weighted, distributed)
+@fault(
+    "averages the ranks' weighted means instead of dividing by the global weight",
+    _weighted,
+    distributed,
+    fix="divide each sum of losses by the weight of the window on all ranks",
+)
 class MeanOfRankMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
         return mean_of_means(super().counted(window), [tuple(chain.from_iterable(share)) for share in window.shares])
@@ -43,7 +49,7 @@ def mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
     return tuple(result)
 
 
-@fault("ignores the samples' weights", _weighted)
+@fault("ignores the samples' weights", _weighted, fix="multiply each sample's loss by its weight")
 class SampleWeightsIgnored(Recurrence):
     def counted(self, window: Window) -> Vector:
         return (Fraction(1, len(window.batch)),) * len(window.batch)
@@ -53,20 +59,34 @@ def _totals_differ(problem: Problem) -> bool:
     return len({problem.total_weight(window) for window in problem.windows}) > 1
 
 
-@fault("divides a weighted loss by the number of samples instead of their weight", _weighted)
+@fault(
+    "divides a weighted loss by the number of samples instead of their weight",
+    _weighted,
+    fix="divide by the sum of the weights, not by the number of samples",
+)
 class SamplesForWeight(Recurrence):
     def counted(self, window: Window) -> Vector:
         return times(super().counted(window), self.problem.total_weight(window) / len(window.batch))
 
 
-@fault("divides every window's loss by the weight of the first window", _weighted, _totals_differ)
+@fault(
+    "divides every window's loss by the weight of the first window",
+    _weighted,
+    _totals_differ,
+    fix="sum the weights anew in each window",
+)
 class WeightOfFirstWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
         first = self.problem.total_weight(self.problem.windows[0])
         return times(super().counted(window), self.problem.total_weight(window) / first)
 
 
-@fault("divides by the weight of rank 0's samples on every rank", _weighted, distributed)
+@fault(
+    "divides by the weight of rank 0's samples on every rank",
+    _weighted,
+    distributed,
+    fix="all-reduce the weights of the window, and divide by their sum",
+)
 class WeightOfRankZero(Recurrence):
     def counted(self, window: Window) -> Vector:
         own = sum((window.batch[index].weight for index in chain.from_iterable(window.shares[0])), Fraction(0))

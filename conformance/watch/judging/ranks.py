@@ -165,7 +165,9 @@ class Models:
         for cause in causes:
             found = cause.first
             found.ranks = tuple(sorted(cause.ranks))
-            of_one_model = found.law == _WEIGHTS or (found.law in _OF_ONE_MODEL and not self._is_common(window.optimizer))
+            of_one_model = found.law == _WEIGHTS or (
+                found.law in _OF_ONE_MODEL and not self._is_common(window.optimizer)
+            )
             if found.waits or found.is_bare or of_one_model:
                 self._findings.show(found.key, here)
                 of.waiting += [found][: _MOST - len(of.waiting)]

@@ -58,7 +58,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         advice=law.fix,
         extent=plural(cause.count, "time"),
         scope=scope,
-        commands=(("again", f"conformance watch -- {command}"),) if command else (),
+        commands=(("rerun", f"conformance watch -- {command}"),) if command else (),
         law=law.id,
         bad=None if scene is None else Picture(*moments.marked(scene, first, findings.sources)),
         good=None if good is None else Picture(moments.timeline(good, findings.sources)),
