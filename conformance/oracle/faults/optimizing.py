@@ -40,7 +40,7 @@ class FrozenTrained(Recurrence):
     "steps frozen parameters with zero gradients, so weight decay changes them",
     _freezes,
     decays,
-    fix="leave gradients of frozen parameters None, so that no step changes them",
+    fix="leave gradients of frozen parameters None, so no step changes them",
 )
 class FrozenDecay(Recurrence):
     def steps_on(self, tensor: int) -> bool:

@@ -25,7 +25,7 @@ def _keeps_state(problem: Problem) -> bool:
     return not isinstance(optimizer, SGD) or bool(optimizer.momentum)
 
 
-@fault("resumes from the initial weights", resumes, fix="load the model's `state_dict` before training goes on")
+@fault("resumes from the initial weights", resumes, fix="load the model's `state_dict` before training continues")
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         super().resumed(weights, taken)
@@ -178,7 +178,7 @@ class _ResumedInside(Recurrence):
 @fault(
     "loses a window's first micro-batches after a resume inside the window",
     _resumes_inside,
-    fix="stop after a step, or save the gradients of the window that has begun",
+    fix="stop after a step, or save the gradients of the window that has started",
 )
 class HalfWindowLost(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:

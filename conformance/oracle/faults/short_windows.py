@@ -76,7 +76,7 @@ class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
 @fault(
     "keeps counting micro-batches after a short window, so windows of the next epoch end too early",
     _continues_after_a_short_window,
-    fix="count the micro-batches of a window anew in each epoch",
+    fix="restart the count of micro-batches in each epoch",
 )
 class CountsOnInNextEpoch(Recurrence):
     def read(self) -> Sequence[Window]:

@@ -73,7 +73,7 @@ class SamplesForWeight(Recurrence):
     "divides every window's loss by the weight of the first window",
     _weighted,
     _totals_differ,
-    fix="sum the weights anew in each window",
+    fix="sum the weights of each window",
 )
 class WeightOfFirstWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
