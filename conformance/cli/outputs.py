@@ -19,7 +19,7 @@ from conformance.watch.judging.properties import Property
 from conformance.watch.records import Site
 from conformance.watch.report.digest import digest, lacks
 from conformance.watch.report.moments import place
-from conformance.watch.report.words import sentence
+from conformance.watch.report.words import fix, sentence
 from conformance.watch.verdict import Expected, Row, State, Verdict, outcome
 
 SCHEMA_VERSION = 1
@@ -232,7 +232,7 @@ def _problem(cause: Cause, of: Property, findings: Findings) -> WatchProblem:
         requires=first.text.says,
         why=first.text.why,
         effect=None if first.effect is None else sentence(first.effect),
-        fix=first.text.fix,
+        fix=fix(first),
         file=file,
         line=line,
         source=source,

@@ -14,7 +14,7 @@ from conformance.watch.judging.findings import Cause, Finding, Findings
 from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
-from conformance.watch.report.words import sentence
+from conformance.watch.report.words import fix, sentence
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
         fix=None,
-        advice=law.fix,
+        advice=fix(first),
         extent=plural(cause.count, "time"),
         scope=scope,
         commands=(("rerun", f"conformance watch -- {command}"),) if command else (),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
-from conformance.watch.judging.findings import Said
+from conformance.watch.judging.findings import Finding, Said
 
 _NUMBER = re.compile(r"[-+.,\d]*[a-zA-Z%]?")
 _MOST_NAMED = 3
@@ -27,6 +27,11 @@ class _Words(Formatter):
             return format(value, format_spec)
         ending = "es" if format_spec.endswith(("ch", "sh", "s")) else "s"
         return f"{value} {format_spec}{'' if value == 1 else ending}"
+
+
+def fix(finding: Finding) -> str:
+    """What to change."""
+    return FIXES.get(finding.says.code, finding.text.fix)
 
 
 def sentence(says: Said) -> str:
@@ -260,3 +265,35 @@ WORDS: Mapping[str, str] = {
     "used.step-without": "{steps:step} without gradients: this line clears them after the backward pass",
     "used.lost": "{passes} of {of:backward pass} change no weight",
 }
+
+_AFTER_THE_LAST = "divide, reduce or add gradients once, after the last backward pass of the window"
+_CLIP_AFTER = "clip after the gradients are averaged over the ranks"
+_NOT_IN_EVALUATION = "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it"
+_TIMES_RANKS = "multiply each loss by the number of ranks, because the gradients are averaged over them"
+
+FIXES: Mapping[str, str] = {
+    "some-not-averaged": "wrap the model in DDP when all parameters that you train have `requires_grad`, or "
+    "all-reduce `p.grad` of these too",
+    "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
+    "micro-batches-missing": "do not clear or replace gradients within a window",
+    "divided-again": _AFTER_THE_LAST,
+    "summed-again": _AFTER_THE_LAST,
+    "added-again": _AFTER_THE_LAST,
+    "still-scaled": "step with `scaler.step(optimizer)`, which unscales first",
+    "unscaled-twice": "remove one division: `scaler.step(optimizer)` or `scaler.unscale_(optimizer)` divides",
+    "unscaled-by-another": "divide by the scale that the loss was multiplied by",
+    "never-scaled": "call `scaler.scale(loss).backward()`",
+    "clipped-then-averaged": _CLIP_AFTER,
+    "clipped-by-value-then-averaged": _CLIP_AFTER,
+    "some-clip": "clip on all ranks",
+    "clip.after-step": "clip between the last backward pass and the step",
+    "clip.used-up": "pass a new `model.parameters()` to each call",
+    "ranks.means-added": "divide the sum over ranks by their number",
+    "ranks.divided-by-all": _TIMES_RANKS,
+    "divided-by-all-and-averaged": _TIMES_RANKS,
+    "micro-batches.sum": "divide each loss by the number of micro-batches in its window",
+    "micro-batches.divided-twice": "divide each loss by the number of micro-batches once",
+    "micro-batches.times-ranks": "do not multiply the loss by the number of ranks",
+    "passes.evaluated": _NOT_IN_EVALUATION,
+}
+"""What to change, by the code of `Finding.says`, where the fix of the law is less exact."""
