@@ -97,7 +97,7 @@ class Report(NamedTuple):
 
 REPORTS = {
     "single": Report(("--backend", "single")),
-    "ddp": Report(("--backend", "ddp"), ("horovod",), mutants=True),
+    "ddp": Report(("--backend", "ddp"), ("horovod", "accelerate", "lightning"), mutants=True),
     "horovod": Report(("--backend", "horovod"), ("horovod",)),
     "point-to-point": Report(("--backend", "parameter-server", "--backend", "ring", "--backend", "ring-gather")),
     "sharded": Report(("--backend", "fsdp2", "--backend", "zero-redundancy")),
