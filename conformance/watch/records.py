@@ -106,7 +106,7 @@ class Backward(Record):
     terms: int = 0  # summed losses of one kind; 0 for one loss or several kinds
     is_cut_off: bool = False  # its loss is a new number that does not depend on a model
     evaluated: list[int] = field(default_factory=list)  # if it `evaluates`, fingerprints of the rows of the first input
-    samplers: list[int] = field(default_factory=list)  # `DistributedSampler`s of the batches
+    samplers: list[int] = field(default_factory=list)  # of the batches, without sequential ones
     is_hidden: bool = False  # the loss has an unknown factor
     of_terms: list[float] = field(default_factory=list)  # divisors of single terms
     ignored: int = 0  # targets that the mean or sum ignores
@@ -115,6 +115,7 @@ class Backward(Record):
     made_by: str = ""  # the autograd node of the loss below all factors
     global_divisors: list[list[float]] = field(default_factory=list)  # divisors reduced since the last step, own parts
     is_of_all: bool = False  # the loss is a DTensor: each rank computes a part of one loss
+    value: float | None = None  # of the loss, with all factors; None if it is not one number
 
 
 class Hooks(Record):
@@ -199,12 +200,16 @@ class Limited(Record):
 
 
 class Unscaled(Record):
-    """A scaler unscaled the gradients of an optimizer."""
+    """A scaler unscales the gradients of an optimizer. parameters: some of them. before: their gradients with the
+    scale."""
 
     optimizer: int
     scale: float
     site: Site
     within: int | None = None
+    parameters: list[int] = field(default_factory=list)
+    before: Sketches = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
 
 
 class Updated(Record):
@@ -299,11 +304,12 @@ class Entered(Record):
 
 
 class Epoch(Record):
-    """A loader begins an epoch of a `DistributedSampler` for this number of replicas. data: a fingerprint of the data
-    set's content; None if unknown. whole: the same of the data that this is cut from."""
+    """A loader begins an epoch of a sampler. epoch: as `set_epoch` sets it; None if there is no such method. replicas:
+    of a `DistributedSampler`. data: a fingerprint of the data set's content; None if unknown. whole: the same of the
+    data that this is cut from."""
 
     sampler: int
-    epoch: int
+    epoch: int | None
     shuffles: bool
     replicas: int = 0
     data: int | None = None
@@ -311,12 +317,12 @@ class Epoch(Record):
 
 
 class First(Record):
-    """The first batch of an epoch of a `DistributedSampler`. rows: a fingerprint of each row of its first tensor.
+    """The first batch of an epoch of a sampler. rows: a fingerprint of each row of its first tensor.
     drawn: a number for each sample, as in `Entered`. labelled: these include labels that differ. is_all: the epoch has
     one batch."""
 
     sampler: int
-    epoch: int
+    epoch: int | None
     rows: list[int]
     drawn: list[int]
     labelled: bool

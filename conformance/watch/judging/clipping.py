@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import hypot, isclose, isfinite
+from typing import NamedTuple
 
 from conformance.watch import records
 from conformance.watch.judging.case import Case, Together
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.loss_scale import is_literal, is_unscaled_last
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import kinds
@@ -20,6 +22,9 @@ from conformance.watch.sizes import WHOLE
 _NEAR = 0.05
 """Norms of coarse gradients are equal within this."""
 
+_ROUNDED = 1e-4
+"""Relative rounding of a norm that a script divides by its own, with clipping's epsilon."""
+
 _AT_LIMIT = 1e-2
 """Relative spread of norms that were clipped to one limit, with clipping's epsilon."""
 
@@ -28,12 +33,12 @@ class Clipping(Chapter):
     """Judges the clip calls of all ranks, and factors that may be hand-written clipping.
 
     waiting: by rank and line, the last call whose gradients no step has used yet, and whether there was a step since.
-    shortened: by optimizer and rank, the factors below 1, each with the norm of the used gradients."""
+    shortened: by optimizer and rank, the steps on gradients with a factor below 1."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: dict[int, dict[str, tuple[Clipped, bool]]] = defaultdict(dict)
-        self._shortened: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+        self._shortened: dict[tuple[int, int], list[_Shortened]] = defaultdict(list)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         # Finds clip calls whose gradients no step uses, while a step has no clip call.
@@ -88,20 +93,48 @@ class Clipping(Chapter):
                 self._findings.leave_open(changed[0], 1, window.index, changed[1].site)
 
     def take(self, together: Together) -> None:
-        """Keeps a step's factors below 1, with the norms of the used gradients."""
-        for rank, shortened in together.shortened.items():
-            self._shortened[together.here[0].optimizer, rank] += shortened
+        for window in together.here:
+            for one in together.shortened.get(window.rank, ()):
+                self._shortened[window.optimizer, window.rank].append(_Shortened.of(window, *one))
 
     def finish(self, end: End) -> None:
         # Hand-written clipping shortens gradients, always to one norm.
         for at, shortened in self._shortened.items():
-            norms = [norm for _, norm in shortened]
+            norms, first = [one.norm for one in shortened], shortened[0]
             are_clipped = len(norms) > 1 and max(norms) <= min(norms) * (1 + _AT_LIMIT)
-            if are_clipped:
+            if not are_clipped:
+                self._findings.leave_open(said("ranks.factor", factor=first.factor), len(norms))
+                self._findings.resolve(at, FACTS["ranks.factor"])
+                continue
+            self._findings.resolve(at, None)
+            if not any(one.scale for one in shortened):
                 self._findings.seen[Property.CLIPPING] += len(norms)
+            elif all(one.is_wrong for one in shortened):
+                self._findings.add(first.finding, count=len(norms))
             else:
-                self._findings.leave_open(said("ranks.factor", factor=shortened[0][0]), len(norms))
-            self._findings.resolve(at, None if are_clipped else FACTS["ranks.factor"])
+                self._findings.leave_open(first.finding.says, len(norms), first.finding.step, first.finding.site)
+
+
+class _Shortened(NamedTuple):
+    """A step on shortened gradients. norm: theirs, with the loss scale if it was divided out afterwards. scale: this
+    scale; 0 if gradients were shortened without it. is_wrong: the norm with the scale is a literal of the script."""
+
+    factor: float
+    norm: float
+    scale: float
+    is_wrong: bool
+    finding: Finding
+
+    @classmethod
+    def of(cls, window: Window, factor: float, norm: float) -> _Shortened:
+        is_last = is_unscaled_last(window)
+        scale = 0.0 if max(window.scales, default=1.0) == 1.0 or is_last is False else max(window.scales)
+        limit = norm * (scale or 1.0)
+        says, effect = said("clipping.scaled-norm", limit=limit, scale=scale), said("clip.left.effect", left=factor)
+        site = window.unscales[0][1].site if window.unscales else window.site
+        at = window.index, (window.rank,), site, effect, window.optimizer
+        is_wrong = is_last is True and is_literal(limit, scale, len(window.backwards), _ROUNDED)
+        return cls(factor, limit, scale, is_wrong, Finding("watch/unscale-before-clip", says, *at))
 
 
 def _are_of(clip: Clipped, parameters: list[int]) -> bool:

@@ -37,7 +37,8 @@ class _Order:
     sampler, first: the last sampler, and the first batch of its epoch. times: epochs in a row that began with this
     batch. others: epochs that began with another batch than the one before. repeated: the last repetition, and its
     line. is_known: it is surely wrong, because samples are known to be equal. sets_epoch: `set_epoch` was called with
-    several epochs. trained: backward passes on its batches. are_mixed: samplers of the same data take turns."""
+    several epochs, or there is none. trained: backward passes on its batches. are_mixed: samplers of the same data take
+    turns."""
 
     sampler: int = -1
     first: records.First | None = None
@@ -51,7 +52,7 @@ class _Order:
 
     def begin(self, first: records.First) -> None:
         before, self.first = self.first, first
-        self.sets_epoch |= before is not None and before.epoch != first.epoch
+        self.sets_epoch |= first.epoch is None or (before is not None and before.epoch != first.epoch)
         are_same_rows = before is not None and before.rows == first.rows != []
         if before is None or not (are_same_rows or before.drawn == first.drawn != []):
             self.times = 1
@@ -62,7 +63,7 @@ class _Order:
         is_known = self.times >= _OFTEN and (are_same_rows or first.labelled)
         if is_known or not self.is_known:
             samples = len(first.drawn or first.rows)
-            says = said("data.same-order", times=self.times, epoch=first.epoch, samples=samples)
+            says = said("data.same-order", times=self.times, samples=samples)
             self.repeated = says, first.site
         self.is_known |= is_known
 
@@ -150,7 +151,8 @@ class Epochs(Chapter):
                 of.use(record.samplers)
                 self._passes[any((rank, sampler) in self._samplers for sampler in record.samplers)] += 1
             case records.Epoch():
-                _keep(self._samplers, (rank, record.sampler), None)
+                if record.replicas:
+                    _keep(self._samplers, (rank, record.sampler), None)
                 of.know(record)
                 self._deal(rank, record)
             case records.First(is_all=False):
@@ -164,7 +166,7 @@ class Epochs(Chapter):
         if epoch.shuffles and epoch.replicas == self._ranks > 1:
             by_rank = self._dealt.get(epoch.sampler) or {}
             part = by_rank.setdefault(rank, _Part())
-            part.epoch, part.data, part.whole = epoch.epoch, epoch.data, epoch.whole
+            part.epoch, part.data, part.whole = epoch.epoch or 0, epoch.data, epoch.whole
             _keep(self._dealt, epoch.sampler, by_rank)
 
     def finish(self, end: End) -> None:

@@ -19,6 +19,7 @@ from conformance.watch.judging.properties import Property
 from conformance.watch.judging.targets import scale_of
 from conformance.watch.judging.windows import Window, factor_of
 from conformance.watch.records import Clipped
+from conformance.watch.sizes import WHOLE
 
 _NEAR = 0.02
 _FAR = 1e3
@@ -37,7 +38,7 @@ class LossScale(Chapter):
         step, rank = window.step, (window.rank,)
         for clip, scale in _scaled_clips(window) if step is not None and not step.closure and window.places else ():
             says = said(f"clipping.scaled-{clip.how}", scale=scale, limit=clip.limit)
-            if _is_literal(clip.limit, scale, len(window.backwards)):
+            if is_literal(clip.limit, scale, len(window.backwards)):
                 finding = Finding(_LAW, says, window.index, rank, clip.site, _left(clip, scale), window.optimizer)
                 self._findings.add(finding)
                 window.broken.append(finding.key)
@@ -63,14 +64,28 @@ def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
             yield clip, scale
 
 
-def _is_literal(limit: float, scale: float, passes: int) -> bool:
+def is_literal(limit: float, scale: float, passes: int, within: float = 1e-9) -> bool:
     """Whether the script has this limit as a literal, not another limit times the loss scale: for the window, or for
-    each of its micro-batches. Literals have few digits: 5 at a scale of 32 is not a scaled 0.15625."""
-    return _is_round(limit, 2) and not _is_round(limit / scale, 3) and not _is_round(limit / scale * passes, 2)
+    each of its micro-batches. Literals have few digits: 5 at a scale of 32 is not a scaled 0.15625. within: relative
+    accuracy of the limit."""
+
+    def is_round(number: float, digits: int) -> bool:
+        return isclose(float(f"{number:.{digits}g}"), number, rel_tol=within)
+
+    return is_round(limit, 2) and not is_round(limit / scale, 3) and not is_round(limit / scale * passes, 2)
 
 
-def _is_round(number: float, digits: int) -> bool:
-    return isclose(float(f"{number:.{digits}g}"), number, rel_tol=1e-9)
+def is_unscaled_last(window: Window) -> bool | None:
+    """Whether the step uses what a scaler unscaled, without a change in between; None if it is not known."""
+    if len(window.unscales) != 1:
+        return None
+    [(_, unscaled)] = window.unscales
+    found = [
+        isclose(float(window.used[number][2]) * unscaled.scale, float(sketch[2]), rel_tol=_NEAR)
+        for number, sketch, sample in zip(unscaled.parameters, unscaled.before, unscaled.samples, strict=True)
+        if number in window.used and window.samples.get(number, WHOLE) == sample and sketch[2]
+    ]
+    return all(found) if found else None
 
 
 def _left(clip: Clipped, scale: float) -> Said:

@@ -9,8 +9,11 @@ ranks, of passes, of a full window, or 1 over one of these.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from math import isclose, prod
+
+import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
@@ -95,6 +98,8 @@ def _all_but_the_last(window: Window) -> bool:
 
 
 NEAR = 1e-4
+_ROUNDED = 1e-5
+"""Relative: the same number, computed by several ranks."""
 
 
 def near(one: float | None, other: float) -> bool:
@@ -158,9 +163,26 @@ def total_by_count(together: Together, kappa: float) -> float | None:
     return total / divisor * kappa / together.ranks
 
 
-def is_of_all_ranks(windows: Iterable[Window]) -> bool:
-    """Whether each loss is one of all ranks, so the weight of a rank's loss shows nothing."""
-    return {one.is_of_all for one in passes_of(windows)} == {True}
+def is_of_all_ranks(windows: Collection[Window]) -> bool:
+    """Whether each loss is one of all ranks, so the weight of a rank's loss shows nothing: a DTensor, or a number that
+    all ranks compute, each with a part of its gradient. The loss of a contrastive batch is one, for example."""
+    passes = passes_of(windows)
+    if {one.is_of_all for one in passes} == {True}:
+        return True
+    by_rank = [[window.backwards[number].value for number in sorted(window.backwards)] for window in windows]
+    return len(by_rank) > 1 and all(by_rank) and all(map(_are_one, zip_longest(*by_rank))) and _differ(windows)
+
+
+def _differ(windows: Collection[Window]) -> bool:
+    """Whether the ranks compute other gradients of some parameter, so they do not just read the same samples."""
+    first, *others = ({n: sum(one.sketch for one in of) for n, of in window.new.items() if of} for window in windows)
+    return any(not np.allclose(first[n], other[n], rtol=_ROUNDED) for other in others for n in first.keys() & other)
+
+
+def _are_one(values: Sequence[float | None]) -> bool:
+    """Whether they are one number, up to its rounding on each rank."""
+    known = [value for value in values if value is not None]
+    return len(known) == len(values) and all(isclose(one, known[0], rel_tol=_ROUNDED) for one in known)
 
 
 def is_mean_of_all(together: Together) -> bool:

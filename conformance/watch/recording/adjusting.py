@@ -98,6 +98,10 @@ def _number(value: Any) -> Any:
     return later(float, value)
 
 
+_FEW = 8
+"""Gradients that show whether a script changed all by one factor before they were unscaled."""
+
+
 def _scaling(recording: Recording) -> Seams:
     """Notes the calls of enabled scalers."""
 
@@ -109,7 +113,19 @@ def _scaling(recording: Recording) -> Seams:
 
     def unscale(original: Any, scaler: Any, optimizer: Any) -> Any:
         number, factor = recording.optimizer(optimizer), scaler.get_scale()
-        recording.note(records.Unscaled(number, factor, recording.site(), within=recording.within))
+        held = recording.parameters.held(unwrapped(optimizer)) if recording.is_looking else []
+        some = [(known, one.grad) for known, one in held if one.grad is not None and known.is_read][:_FEW]
+        recording.note(
+            records.Unscaled(
+                number,
+                factor,
+                recording.site(),
+                recording.within,
+                [known.number for known, _ in some],
+                recording.sketching.of([(known.sample, gradient) for known, gradient in some]),
+                [known.sample for known, _ in some],
+            )
+        )
         return original(scaler, optimizer)
 
     def step(original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,9 +15,11 @@ from conformance.trace.state.graphs import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
 from conformance.watch.recording.exchanges import Reduced
+from conformance.watch.recording.holdings import is_plain
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.losses import Again
+from conformance.watch.recording.output import later
 from conformance.watch.recording.partitions import gathered
 from conformance.watch.recording.recording import Recording, frames
 from conformance.watch.recording.unheld import Coverage
@@ -101,6 +103,7 @@ class _Passes:
                 own_calls=calls,
                 global_divisors=self._reduced.among(loss.divisors),
                 is_of_all=any(hasattr(one, "placements") for one in tensors),
+                value=_value(tensors),
                 **vars(loss),
                 **self._inputs.seen(),
             )
@@ -111,6 +114,13 @@ class _Passes:
                 return original(tensors, *args, **kwargs)
         finally:
             self._leaves.end()
+
+
+def _value(tensors: Sequence[Any]) -> Any:
+    """The loss; None if it is not one plain number."""
+    [one, *others] = tensors
+    is_number = not others and is_plain(one) and one.numel() == 1 and not one.is_complex()
+    return later(float, one.detach()) if is_number else None
 
 
 def _times(given: Sequence[Any]) -> float | None:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _InfiniteConstantSampler
 from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
@@ -39,6 +39,9 @@ from conformance.watch.recording.surroundings import world
 NONE = -1
 _BATCHED_BY = ("torch.", "accelerate.", "builtins")
 """Origins of batch samplers that batch arbitrary samples, unlike one of the script."""
+
+_MOST_WRAPPERS = 4
+"""Limit of batch samplers around each other."""
 
 
 class Loading:
@@ -74,7 +77,7 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
     """Notes `Epoch` and `First`."""
     held: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
     waiting: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
-    starting: dict[int, int] = {}
+    starting: dict[int, int | None] = {}
 
     def go_through(original: Any, sampler: Any) -> Any:
         number, data = recording.numbers.of("sampler", sampler), sampler.dataset
@@ -94,18 +97,22 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         return indices
 
     def fetch(original: Any, iterator: Any) -> Any:
+        source, is_first = iterator._index_sampler, not iterator._num_yielded
         result = original(iterator)
-        source = iterator._index_sampler
         # The batch sampler may be a list, which has no weak references.
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
         loading.fetched[number] += 1
         is_item = not iterator._auto_collation or getattr(source, "batch_size", None) == 1
         loading.draws |= is_item or not type(source).__module__.startswith(_BATCHED_BY)
-        sampler = getattr(source, "sampler", source)
-        of_sampler = recording.numbers.of("sampler", sampler) if isinstance(sampler, DistributedSampler) else None
+        sampler = _innermost(source)
+        of_sampler = recording.numbers.of("sampler", sampler) if _has_order(sampler) else None
         if of_sampler is not None:
-            loading.dealt = of_sampler
             loading.samplers.add(of_sampler)
+            if is_first and not isinstance(sampler, DistributedSampler):
+                starting[of_sampler] = _epoch(sampler)
+                recording.note(records.Epoch(of_sampler, starting[of_sampler], shuffles=True))
+        if isinstance(sampler, DistributedSampler):
+            loading.dealt = of_sampler
         else:
             loading.dealt = NONE if isinstance(sampler, (RandomSampler, SequentialSampler)) else None
         batch = [one for one in tensors([result]) if one.dim()]
@@ -114,10 +121,14 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         is_known = _deals_each_once(sampler) and getattr(iterator, "_in_order", True) and are_plain
         loading.drawn, is_labelled = _drawn(held.get(iterator), indices, batch) if is_known else ((), False)
         loading.sizes = [one.numel() for one in batch if are_plain]
-        if of_sampler in starting:
-            rows = later(fingerprints, batch[0][:MOST_ROWS]) if are_plain and batch and batch[0].numel() else []
+        rows: Any = []
+        if are_plain and batch and batch[0].numel() and (of_sampler in starting or (world() > 1 and not loading.drawn)):
+            rows = later(fingerprints, batch[0][:MOST_ROWS])
+        if of_sampler is not None and of_sampler in starting:
             epoch, site, is_all = starting.pop(of_sampler), recording.site(), _is_one_batch(source)
             recording.note(records.First(of_sampler, epoch, rows, [*loading.drawn], is_labelled, is_all, site))
+        # What a model gets may be augmented since.
+        loading.drawn = loading.drawn or (rows if isinstance(rows, list) else ())
         return result
 
     yield replaced(_BaseDataLoaderIter, "_next_index", choose)
@@ -135,6 +146,29 @@ def _deals_each_once(sampler: Any) -> bool:
     on purpose, or by chance."""
     is_torchs = type(sampler) in (DistributedSampler, RandomSampler, SequentialSampler)
     return is_torchs and not getattr(sampler, "replacement", False)
+
+
+def _innermost(sampler: Any) -> Any:
+    """The sampler of single samples, of a batch sampler and of those around it."""
+    for _ in range(_MOST_WRAPPERS):
+        inner = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+        if inner is None:
+            break
+        sampler = inner
+    return sampler
+
+
+def _has_order(sampler: Any) -> bool:
+    """Whether its epochs may have several orders. One of the script may; a stream has none of its own."""
+    return hasattr(type(sampler), "__weakref__") and not isinstance(
+        sampler, (SequentialSampler, _InfiniteConstantSampler)
+    )
+
+
+def _epoch(sampler: Any) -> int | None:
+    """The epoch that `set_epoch` sets; None if there is no such method."""
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if isinstance(epoch, int) and hasattr(sampler, "set_epoch") else None
 
 
 def _is_one_batch(source: Any) -> bool:
