@@ -1,6 +1,7 @@
 """Weights of backward passes and targets: wrong scripts, and correct ones that look similar."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from conformance.watch.records import ENTROPIES
 from conformance.watch.report.words import sentence
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, Script, laws, total
+from .scripts import LINE, Script, laws, sketches, total
 
 MEANS, SUM, DIVIDED = "watch/means-averaged", "micro-batches.sum", "micro-batches.divided"
 TWICE, TIMES = "micro-batches.divided-twice", "micro-batches.times-ranks"
@@ -382,3 +383,46 @@ def test_means_over_different_numbers_of_several_heads():
         script.step([total(computed)])
         script.clear()
     assert laws(script.findings()) == set()
+
+
+@pytest.mark.parametrize(
+    ("values", "times", "expected"),
+    [
+        ((0.25, 0.25), 1, set()),  # one loss, each rank has a part of its gradient
+        ((0.25, 0.25 * (1 + 1e-7)), 1, set()),
+        ((0.25, 0.25), 0.5, set()),  # its backward pass sums up over the ranks
+        ((0.25, 0.5), 1, {MEANS}),
+        ((0.25, None), 1, {MEANS}),
+        ((0.25, 0.5), 0.5, set()),
+    ],
+)
+def test_one_loss_of_all_ranks(values, times, expected):
+    of_ranks = [[{"targets": 8, "value": value} for value in values]]
+    assert shown(judged([of_ranks] * 4, ranks=2, times=times)) == expected
+
+
+def test_ranks_on_the_same_samples_have_no_loss_together():
+    script = Script()
+    for _ in range(4):
+        computed = fed(script, [{"targets": 8, "value": 0.25}], 2)
+        for stream in script.streams:
+            stream[-1] = replace(stream[-1], sketches=sketches(computed[0]))
+        script.step([total(computed[:1] * 2)] * 2)
+        script.clear()
+    assert MEANS in shown(script.findings())
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (((3, 5), (9, 7)), {"micro-batches.targets-of-ranks"}),  # targets of rank 0 weigh twice as much
+        (((3, 5), (4, 4)), set()),
+        (((4, 4), (8, 8)), set()),  # sums of equally many targets may be means of batches
+    ],
+)
+def test_ranks_that_count_their_own_targets(counts, expected):
+    window = [
+        [{"summed": count, "targets": 0, "divisors": [sum(of_rank)]} for count, of_rank in zip(at, counts, strict=True)]
+        for at in zip(*counts, strict=True)
+    ]
+    assert shown(judged([window] * 4, ranks=2)) & {"micro-batches.targets-of-ranks"} == expected

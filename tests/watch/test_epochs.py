@@ -79,6 +79,8 @@ AUGMENTED = {"rows": "other"}
         ([(0, 1)] * 4, {"labelled": False}, (WRONG, 4, 0)),
         ([(0, 1)] * 4, {"drawn": False}, (WRONG, 4, 0)),
         ([(0, 1)] * 4, {"rows": "none", "labelled": False}, (OPEN, 4, 0)),
+        ([(None, 1)] * 4, {}, (OPEN, 4, 0)),  # a sampler without `set_epoch`
+        ([(None, 1), (None, 2), (None, 3)], {}, (NEITHER, 0, 2)),
     ],
 )
 def test_epochs_begin_with_the_same_batch(epochs, options, expected):

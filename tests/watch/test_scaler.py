@@ -192,3 +192,38 @@ def test_calls_between_a_pass_and_the_step(between, scale, expected):
 
     findings = found(window, steps=4, init_scale=scale)
     assert (laws(findings) or {*findings.open}) == expected
+
+
+def by_hand(limit, *, early):
+    """Shortens all gradients to a norm that depends on the loss scale, before or after they are unscaled."""
+
+    def between(model, optimizer, scaler):
+        if not early:
+            scaler.unscale_(optimizer)
+        gradients = [parameter.grad for parameter in model.parameters()]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, (limit(scaler.get_scale()) / (norm + 1e-6)).clamp(max=1.0))
+
+    return between
+
+
+@pytest.mark.parametrize(
+    ("between", "grows", "expected"),
+    [
+        (by_hand(lambda scale: 0.5, early=True), False, {"watch/unscale-before-clip"}),
+        (by_hand(lambda scale: 0.5, early=True), True, {"watch/unscale-before-clip"}),
+        (by_hand(lambda scale: 1e-3, early=False), False, set()),
+        (by_hand(lambda scale: 1e-3, early=False), True, set()),
+        (by_hand(lambda scale: 1e-3 * scale, early=True), False, {"clipping.scaled-norm"}),
+    ],
+)
+def test_gradients_that_a_script_shortens_itself(between, grows, expected):
+    def window(step, model, optimizer, scaler):
+        optimizer.zero_grad()
+        scaler.scale(loss(model)).backward()
+        between(model, optimizer, scaler)
+        scaler.step(optimizer)
+        scaler.update()
+
+    findings = found(window, steps=6, growth_interval=2 if grows else 10**6)
+    assert (laws(findings) or {*findings.open}) == expected

@@ -96,7 +96,7 @@ class Losses(Chapter):
             else:
                 finding = one.of(window)
                 self._findings.leave_open(one.fact, step=finding.step, site=finding.site)
-        if kappa == 1 and is_one and all(map(is_mean, passes_of(here))):
+        if kappa == 1 and is_one and all(map(is_mean, passes_of(here))) and not is_of_all_ranks(here):
             self._weights[here[0].optimizer].take(here, together.ranks)
 
     def finish(self, end: End) -> None:

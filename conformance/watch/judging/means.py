@@ -49,6 +49,9 @@ class Means:
         are_padded = any(one.ignored for one in passes) and not any(one.batches for one in passes)
         for rows in fed if are_padded else ():
             self._linked[optimizer] = _linked(self._linked[optimizer], {*rows})
+        if (times := _of_own_count(windows)) > _LITTLE:
+            says = said("micro-batches.targets-of-ranks", times=times)
+            self._findings.leave_open(says, 1, windows[0].index, passes[0].site)
         if not all(map(_counts_alike, windows)) or not may_be_one(windows):
             return
         sizes = [[targets_of(one) for one in window.backwards.values()] for window in windows]
@@ -103,6 +106,20 @@ def _counts_alike(window: Window) -> bool:
     reached = [{one.backward for one in of} & window.backwards.keys() for of in window.new.values()]
     reach_the_same = all(of in (set(), {*window.backwards}) for of in reached)
     return len(weights) == len(passes) > 0 and min(weights) > 0 and are_alike(weights) and reach_the_same
+
+
+def _of_own_count(windows: Sequence[Window]) -> float:
+    """How much more a target of one rank weighs than one of another, if each rank divides the sums of its micro-batches
+    by its own count: then a target of all its micro-batches weighs the same, as in a mean over targets."""
+    weights = []
+    for window in windows:
+        passes = [*window.backwards.values()]
+        of_rank = [of_one_target(one) for one in passes if one.summed and not one.of_any]
+        are_sums = len(of_rank) == len(passes) and len({one.summed for one in passes}) > 1
+        if not are_sums or min(of_rank) <= 0 or not are_alike(of_rank):
+            return 1.0
+        weights.append(of_rank[0])
+    return max(weights) / min(weights)
 
 
 def _shape(by_rank: Sequence[Sequence[int]]) -> str:

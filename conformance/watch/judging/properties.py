@@ -161,6 +161,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "micro-batches.times-ranks": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.means": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.targets-of-ranks": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.totals": (Property.MICRO_BATCHES, "weighted"),
     # Coverage and discarded gradients.

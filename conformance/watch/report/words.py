@@ -241,6 +241,8 @@ WORDS: Mapping[str, str] = {
     "micro-batches.last-only": "{batches} batches are loaded, but only one loss, divided by {batches}, goes backward",
     "micro-batches.uneven": "some losses of a window weigh {times:g}x of the others",
     "micro-batches.means": "micro-batches of {least} to {most} targets weigh the same: targets differ by {times}x",
+    "micro-batches.targets-of-ranks": "each rank divides by its own number of targets: a target of one rank weighs up to "
+    "{times}x of one of another",
     "micro-batches.target-weighs": "a target weighs up to {times}x of another in the update",
     "micro-batches.times-ranks": "each loss is multiplied by {ranks}, the number of ranks",
     "micro-batches.total": "the weights of a step's targets add up to {weight} instead of 1",
