@@ -17,7 +17,7 @@ from conformance.results.records import CaseRecord
 from conformance.watch.judging.findings import Cause, Findings, Open
 from conformance.watch.judging.properties import Property
 from conformance.watch.records import Site
-from conformance.watch.report.digest import digest, lacks
+from conformance.watch.report.digest import digest
 from conformance.watch.report.moments import place
 from conformance.watch.report.words import fix, sentence
 from conformance.watch.verdict import Expected, Row, State, Verdict, outcome
@@ -207,7 +207,7 @@ def watch(findings: Findings, command: Sequence[str], expected: Expected, exit_c
         steps=of.steps,
         properties=tuple(_property(row, findings) for row in of.rows),
         problems=tuple(_problem(cause, properties[id(cause)], findings) for cause in of.causes),
-        not_seen=tuple(lacks(findings)),
+        not_seen=tuple(map(sentence, findings.lacks)),
     )
 
 

@@ -202,7 +202,9 @@ _OF_PARTS = {"code": "green", "command": "cyan", "link": "blue"}
 def print_card(card: Card, console: Console, below: str = "") -> None:
     """Prints a card. Code and commands keep their lines, to be copied. below: follows the title."""
     console.print()
-    print_beside(Text(), title(card), console)
+    look = LOOKS[card.verdict]
+    head = Text.assemble((f"{look.mark} {look.verdict}", STYLES[look.tone]), "  ")
+    print_beside(head, Text(one_line(card.headline), "bold"), console)
     if below:
         print_beside(Text("  "), Text(one_line(below), "dim"), console)
     for label, text, kind in card.parts():

@@ -19,7 +19,7 @@ Expected: TypeAlias = Mapping[Property, str]
 @dataclass(frozen=True)
 class Row:
     """The row of a property. value: expected. proven, judged: the number of steps or other cases that were as expected,
-    and of all judged ones. wrong: violations. open: facts that are not judged."""
+    and of all judged ones. wrong: violations. open: facts that are not judged. ranks: of the run."""
 
     of: Property
     value: str
@@ -27,6 +27,7 @@ class Row:
     judged: int
     wrong: tuple[Cause, ...]
     open: tuple[Open, ...]
+    ranks: int = 1
 
     @property
     def state(self) -> State:
@@ -83,7 +84,7 @@ def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
         wrong += [_against(fact, of, value) for fact in against]
     if not (judged or wrong or facts):
         return None
-    return Row(of, value, proven, judged, tuple(wrong), tuple(facts))
+    return Row(of, value, proven, judged, tuple(wrong), tuple(facts), findings.ranks)
 
 
 def _is_of(shows: tuple[object, object], of: Property, value: str) -> bool:

@@ -230,7 +230,8 @@ LAWS: dict[str, Law] = {
             "watch/mean-of-all",
             "The mean over a window MUST be over all its targets, not a mean of means over different counts.",
             "A target in a small micro-batch counts more than one in a large micro-batch.",
-            "sum the losses (`reduction='sum'`), and divide by the number of targets in the whole window",
+            "sum the losses (`reduction='sum'`), and divide by the number of targets of the window on all ranks; under "
+            "DDP, times the number of ranks",
             ("micro-batches", "weighted"),
         ),
         Law(

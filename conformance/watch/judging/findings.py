@@ -109,7 +109,7 @@ class Findings:
     unsolved: equations of steps that decide nothing alone. factors: for each set of parameters that were clipped
     together, the rank, the finding that its factor suggests, and whether it is correct. histories: of each optimizer,
     see `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: by file and line of a site, the
-    path of the file and the text of the line.
+    path of the file and the text of the line. ranks: of the largest launch.
     """
 
     causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
@@ -123,6 +123,7 @@ class Findings:
     histories: list[Any] = field(default_factory=list)
     scenes: dict[tuple[str, str], Scene] = field(default_factory=dict)
     sources: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
+    ranks: int = 1
 
     @property
     def steps(self) -> int:

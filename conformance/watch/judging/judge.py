@@ -20,6 +20,7 @@ class Judge:
 
     def begin(self, began: records.Began) -> Launch:
         """Adds a process to the first launch of its name that does not have this rank yet."""
+        self.findings.ranks = max(self.findings.ranks, began.world)
         for number in range(len(self._launches) + 1):
             launch = self._launches.setdefault((began.launch, number), Launch(began.world, self.findings))
             if began.rank not in launch.streams:

@@ -13,7 +13,7 @@ from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.card import cards
-from conformance.watch.report.words import sentence
+from conformance.watch.report.words import sentence, value
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
 _TONES = {"CONFORMS": "good", "DOES NOT CONFORM": "bad", "UNDECIDED": "doubt"}
@@ -44,14 +44,13 @@ def headline(of: Outcome, findings: Findings) -> str:
     """What the verdict rests on, in one sentence."""
     if of.causes:
         since = of.causes[0].first.step
-        steps = f" in {plural(of.steps, 'step')}" if of.steps else ""
-        return f"{plural(len(of.causes), 'problem')}{steps}{'' if since is None else f', first at step {since}'}."
+        return f"{plural(len(of.causes), 'problem')}{'' if since is None else f', first at step {since}'}."
     if findings.lacks:
         return f"{sentence(findings.lacks[0])}."
     if not of.steps:
         return "No step of a torch optimizer was seen."
     proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
-    undecided = f"; {plural(of.open, 'row')} open" if of.open else ""
+    undecided = f"; open: {', '.join(row.of.value for row in of.rows if row.state == 'OPEN')}" if of.open else ""
     what = "used the correct gradients" if of.verdict == "CONFORMS" else "are proven correct"
     return f"{proven} of {plural(of.steps, 'step')} {what}{undecided}."
 
@@ -78,12 +77,12 @@ def row_texts(row: Row) -> list[str]:
     """The text of a property's row. A card has the text of a problem."""
     if row.state == "WRONG":
         return [plural(len(row.wrong), "problem")]
-    return open_facts(row) or [f"{counted(row)}: {row.value}" if row.state == "PROVEN" else counted(row)]
+    return open_facts(row) or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else counted(row)]
 
 
 def lacks(findings: Findings) -> list[str]:
-    """What the watch did not see."""
-    return [sentence(lack) for lack in findings.lacks]
+    """What the watch did not see, besides what the headline says."""
+    return [sentence(lack) for lack in findings.lacks[not findings.causes :]]
 
 
 def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | None = None) -> Iterator[str]:

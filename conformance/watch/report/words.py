@@ -11,6 +11,8 @@ from string import Formatter
 from typing import Any
 
 from conformance.watch.judging.findings import Finding, Said
+from conformance.watch.judging.properties import Property
+from conformance.watch.verdict import Row
 
 _NUMBER = re.compile(r"[-+.,\d]*[a-zA-Z%]?")
 _MOST_NAMED = 3
@@ -32,6 +34,11 @@ class _Words(Formatter):
 def fix(finding: Finding) -> str:
     """What to change."""
     return FIXES.get(finding.says.code, finding.text.fix)
+
+
+def value(row: Row) -> str:
+    """What a proven row shows, in a few words."""
+    return "one rank" if row.of == Property.RANKS and row.ranks == 1 else _VALUES[row.of, row.value]
 
 
 def sentence(says: Said) -> str:
@@ -241,8 +248,8 @@ WORDS: Mapping[str, str] = {
     "micro-batches.last-only": "{batches} batches are loaded, but only one loss, divided by {batches}, goes backward",
     "micro-batches.uneven": "some losses of a window weigh {times:g}x of the others",
     "micro-batches.means": "micro-batches of {least} to {most} targets weigh the same: targets differ by {times}x",
-    "micro-batches.targets-of-ranks": "each rank divides by its own number of targets: a target of one rank weighs up to "
-    "{times}x of one of another",
+    "micro-batches.targets-of-ranks": "each rank divides by its own number of targets: a target of one rank weighs up "
+    "to {times}x of one of another",
     "micro-batches.target-weighs": "a target weighs up to {times}x of another in the update",
     "micro-batches.times-ranks": "each loss is multiplied by {ranks}, the number of ranks",
     "micro-batches.total": "the weights of a step's targets add up to {weight} instead of 1",
@@ -272,6 +279,32 @@ _AFTER_THE_LAST = "divide, reduce or add gradients once, after the last backward
 _CLIP_AFTER = "clip after the gradients are averaged over the ranks"
 _NOT_IN_EVALUATION = "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it"
 _TIMES_RANKS = "multiply each loss by the number of ranks, because the gradients are averaged over them"
+
+_VALUES: Mapping[tuple[Property, str], str] = {
+    (Property.RANKS, "mean"): "the mean of all ranks",
+    (Property.RANKS, "sum"): "the sum of all ranks",
+    (Property.RANKS, "own"): "each rank's own gradients",
+    (Property.RANKS, "weighted"): "a weighted sum of the ranks",
+    (Property.MICRO_BATCHES, "mean"): "each counts once, as a mean",
+    (Property.MICRO_BATCHES, "sum"): "each counts once, as a sum",
+    (Property.MICRO_BATCHES, "weighted"): "each with its weight",
+    (Property.CLEARING, "each-step"): "cleared for each step",
+    (Property.CLEARING, "kept"): "some gradients are kept",
+    (Property.CLEARING, "discarded"): "some gradients are discarded",
+    (Property.LOSS_SCALE, "once"): "scaled and unscaled once",
+    (Property.LOSS_SCALE, "own"): "scaled by the script",
+    (Property.CLIPPING, "whole"): "all gradients at once",
+    (Property.CLIPPING, "parts"): "in parts",
+    (Property.CLIPPING, "early"): "early",
+    (Property.AGREEMENT, "equal"): "the ranks are equal",
+    (Property.AGREEMENT, "apart"): "the ranks may differ",
+    (Property.DATA, "other"): "different samples",
+    (Property.DATA, "same"): "the same samples",
+    (Property.SCHEDULE, "after-step"): "each after the optimizer's step",
+    (Property.SCHEDULE, "any"): "at any time",
+    (Property.COVERAGE, "all"): "all in an optimizer, with gradients",
+    (Property.COVERAGE, "part"): "some without",
+}
 
 FIXES: Mapping[str, str] = {
     "some-not-averaged": "wrap the model in DDP when all parameters that you train have `requires_grad`, or "
