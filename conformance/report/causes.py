@@ -117,7 +117,7 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
     if cause.kind != "ending" or len(headline) <= _LONGEST:
         return headline
     # An error message can be long; the card has all of it.
-    return re.sub(r"(?:[.:;|] [^.:;|]*|\S*)$", "", headline[:_LONGEST]).rstrip(" |") + " …"
+    return re.sub(r"(?:[.:;] [^.:;]*|\S*)$", "", headline[:_LONGEST]).rstrip() + " …"
 
 
 def law_of(cause: Cause, case: CaseRecord) -> Finding | None:

@@ -185,10 +185,10 @@ def trainers(results: Results) -> list[Trainer]:
 
 
 def failures(results: Results) -> list[Failure]:
-    """The failures by trainer and cause; explained ones come first."""
+    """The failures by trainer and cause: explained ones first, then those of the most cases."""
     trainers = grouped(results.cases, lambda case: case.trainer).values()
     found = _worst_first(failure for cases in trainers for failure in failures_of(cases, results.header.bugs))
-    return sorted(found, key=lambda failure: not failure.is_explained)
+    return sorted(found, key=lambda failure: (not failure.is_explained, -len(failure.cases)))
 
 
 def failures_of(cases: Sequence[CaseRecord], bugs: Mapping[str, str]) -> list[Failure]:

@@ -158,7 +158,7 @@ def _has_moved(rank: RankEvidence) -> bool:
 def _message(raised: trace.Raised) -> str:
     """All lines of the message: the reason may be in the first or the last."""
     message = nameless(raised.message)
-    return " | ".join(line.strip() for line in message.splitlines() if line.strip())
+    return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
 def _what(raised: trace.Raised) -> str:

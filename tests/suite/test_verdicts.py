@@ -20,7 +20,7 @@ WRONG = {
         "",
         CASE,
         "CRASH",
-        "rank 0 raised ValueError: not | today (raises.py:10)",
+        "rank 0 raised ValueError: not today (raises.py:10)",
     ),
     "exits": (
         "if task.rank == 1: print('no config', flush=True); os._exit(3)",

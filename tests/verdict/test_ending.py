@@ -46,7 +46,7 @@ def test_raised(follow):
     raises(run, 0, "ValueError", "  what\nin detail")
     run.expect(
         "CRASH",
-        headline="rank 0 raised ValueError: what | in detail (loop.py:14)",
+        headline="rank 0 raised ValueError: what in detail (loop.py:14)",
         finished=False,
         exit="exited 1 before it finished",
     )
