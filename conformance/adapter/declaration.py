@@ -130,6 +130,10 @@ class Unsupported(Exception):
     """
 
 
+class Misuse(ValueError):
+    """A trainer uses its task in a way that trains something else: the case is SETUP, with this reason."""
+
+
 class UnsupportedModel(Unsupported, AttributeError):
     """A trainer uses an attribute of `torch.nn.Linear` that the task's model lacks."""
 

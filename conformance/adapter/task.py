@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from conformance.adapter.backends import Topology
 from conformance.adapter.batches import Batch, Format, GlobalOrder, MicroBatches, Order, Samples, Stream, collate
-from conformance.adapter.declaration import Unsupported
+from conformance.adapter.declaration import Misuse, Unsupported
 from conformance.adapter.models import module, parameters
 from conformance.adapter.optimizer_settings import (
     LossScaling,
@@ -206,7 +206,13 @@ class Task:
 
         "mean" divides by the number of samples in this batch or, for a weighted loss, by their total weight; "sum" does
         not.
+
+        Raises:
+            ValueError: outputs and targets have different shapes, which torch would broadcast.
         """
+        if outputs.shape != batch.targets.shape:
+            shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(batch.targets.shape)}"
+            raise Misuse(f"`task.loss` got {shapes}; both must have shape ({len(batch.inputs)}, 1)")
         if self.loss_name == "mean":
             return torch.nn.functional.mse_loss(outputs, batch.targets, reduction=reduction)
         total = (batch.weights * (outputs - batch.targets) ** 2).sum()
@@ -252,7 +258,7 @@ class Task:
         """
         # A trainer that lost its position may start again: the samples that it trains on are better evidence.
         if self._window == self._first + self.steps:
-            raise ValueError(
+            raise Misuse(
                 f"task.step: all {self.steps} windows have had their step: wrap only the last step of a window, not "
                 "one per micro-batch"
             )
@@ -278,7 +284,7 @@ class Task:
             ValueError: no such window or parameter, or a wrong shape.
         """
         if step not in range(self.steps):
-            raise ValueError(f"task.report: no window {step}: windows are numbered from 0 to {self.steps - 1}")
+            raise Misuse(f"task.report: no window {step}: windows are numbered from 0 to {self.steps - 1}")
         weights = self._in_order(named_weights)
         gradients = None if named_gradients is None else self._in_order(named_gradients)
         if self._recorder is not None:
@@ -293,9 +299,9 @@ class Task:
         for name, value in values.items():
             tensor = torch.as_tensor(value)
             if name not in named:
-                raise ValueError(f"task.report: unknown parameter {name!r} (parameters: {', '.join(named)})")
+                raise Misuse(f"task.report: unknown parameter {name!r} (parameters: {', '.join(named)})")
             if tensor.shape != named[name].shape:
-                raise ValueError(f"task.report: {name} has shape {[*tensor.shape]}, expected {[*named[name].shape]}")
+                raise Misuse(f"task.report: {name} has shape {[*tensor.shape]}, expected {[*named[name].shape]}")
             found[named[name]] = tensor.detach().clone() if copied else tensor
         return [found.get(parameter) for parameter in model.parameters()]
 

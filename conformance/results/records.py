@@ -39,7 +39,7 @@ Verdict: TypeAlias = Literal[
     "UNSUPPORTED", "UNAVAILABLE", "NOT RUN", "PASS (exact)", "PASS (bounded)",
     "INCONCLUSIVE", "SETUP", "FAIL (numerics)", "FAIL (law)", "DIVERGED", "HANG", "CRASH",
 ]  # fmt: skip
-Mistake: TypeAlias = Literal["stop", "rows", "start", "learning rate", "optimizer", "clip", "loss", "report"]
+Mistake: TypeAlias = Literal["stop", "rows", "start", "learning rate", "optimizer", "clip", "loss", "report", "task"]
 
 PASSED: tuple[Verdict, ...] = ("PASS (exact)", "PASS (bounded)")
 NOT_RUN: tuple[Verdict, ...] = ("UNSUPPORTED", "UNAVAILABLE", "NOT RUN")

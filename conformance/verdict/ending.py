@@ -114,7 +114,7 @@ _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parent
 
 def ending(
     ranks: Sequence[RankEvidence], outcome: Outcome
-) -> tuple[Literal["HANG", "CRASH", "UNSUPPORTED"], str, Reason] | None:
+) -> tuple[Literal["HANG", "CRASH", "UNSUPPORTED", "SETUP"], str, Reason] | None:
     """The verdict, its headline and the reason; None if every rank delivered."""
     missing = [rank for rank in ranks if not rank.outcome.finished]
     if not missing:
@@ -122,6 +122,8 @@ def ending(
     # A peer of an exited rank also raises, because it lost the connection, often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
+        if first.raised.misused:
+            return "SETUP", _message(first.raised), _reason(first.raised)
         if not first.raised.declined:
             return "CRASH", _what(first.raised), _reason(first.raised)
         if _has_trained(ranks):

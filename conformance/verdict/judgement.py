@@ -120,7 +120,8 @@ class Judgement:
     @property
     def has_ended_early(self) -> bool:
         """Whether the trainer did not finish."""
-        return self.verdict in ("CRASH", "HANG", "UNSUPPORTED")
+        is_misused = self.mistake is not None and self.mistake.kind == "task"
+        return is_misused or self.verdict in ("CRASH", "HANG", "UNSUPPORTED")
 
     @property
     def by_weights(self) -> bool:

@@ -28,6 +28,7 @@ from conformance.verdict.precedence import Ground, by_precedence, overrules
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
 from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
+from conformance.verdict.setup import Mistake
 from conformance.workloads.workload import SGD, Clip
 
 _WEIGHTS_ALONE = "only weights were compared: the gradients of the steps could not be read"
@@ -153,7 +154,8 @@ def _ended_early(
         headline += shapes_of(case.problem.workload, *raised_by(ranks))
     if context is not None and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
         headline += f"; {context}"
-    return Judgement(verdict, headline, reason, ranks, notes=notes)
+    mistake = Mistake("task", headline, reason.where) if verdict == "SETUP" else None
+    return Judgement(verdict, headline, reason, ranks, notes=notes, mistake=mistake)
 
 
 def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:

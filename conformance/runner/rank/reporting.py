@@ -18,7 +18,7 @@ from os import getpid, write
 from pathlib import Path
 from typing import Any
 
-from conformance.adapter.declaration import Unsupported
+from conformance.adapter.declaration import Misuse, Unsupported
 from conformance.runner.system import protocol
 from conformance.runner.system.descriptors import Known
 
@@ -89,7 +89,7 @@ class Sender:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """{type, message, traceback, declined}, the traceback without the runner's own frames. Never raises."""
+    """{type, message, traceback, declined, misused}, the traceback without the runner's own frames. Never raises."""
     try:
         # Exactly `str`, because a subclass of the trainer may have other methods.
         message = str.__str__(str(error))
@@ -101,6 +101,7 @@ def described(error: BaseException) -> dict[str, Any]:
         "traceback": _formatted(error),
         # `isinstance` would trust a trainer's class that claims to be another one.
         "declined": issubclass(type(error), Unsupported),
+        "misused": issubclass(type(error), Misuse),
     }
 
 

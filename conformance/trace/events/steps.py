@@ -241,5 +241,6 @@ class Raised(Event, noted="after the trainer's function has raised"):
     message: str
     traceback: str
     declined: Annotated[bool, "whether it is `conformance.Unsupported`"] = False
+    misused: Annotated[bool, "whether the task raised it, because the trainer misused it"] = False
     weights: Annotated[Vector | None, "current weights, if declined"] = None
     at: Annotated[float | None, "`time` of the raise"] = None
