@@ -18,7 +18,7 @@ from .command import relative
 from .grouping import Failure, failures, failures_of
 from .laws import page_of
 from .signs import OR, Cause
-from .text import capitalized, distinct, number, one_line, plural, visible
+from .text import capitalized, cut, distinct, number, one_line, plural, visible
 
 _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
 """A comment that tells a reader nothing."""
@@ -33,6 +33,12 @@ class Part(NamedTuple):
     label: str
     text: str
     kind: Literal["prose", "place", "code", "command", "link"] = "prose"
+
+
+_FEW = 3
+
+_LONGEST = 300
+"""Characters of an observed message; the case has all of it."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,10 @@ class Card:
         """What follows the headline, in order."""
         if self.effect:
             yield Part("effect", self.effect)
-        if self.fix or self.advice:
-            yield Part("fix", self.fix, "code") if self.fix else Part("fix", self.advice or "")
+        if self.advice:
+            yield Part("fix", self.advice)
+        if self.fix:
+            yield Part("" if self.advice else "fix", self.fix, "code")
         yield from (Part(label, text) for label, text in self.facts)
         yield from (Part("also", text) for text in self.also)
         headline, file = self.headline, (self.place or "").rpartition(":")[0]
@@ -219,7 +227,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     if law is not None:
         facts = [("expected", law.expected), ("observed", law.observed), ("why", law.why)]
     elif not facts and failure.text != example.headline:
-        facts = [("observed", example.headline)]
+        facts = [("observed", cut(example.headline, _LONGEST))]
     if cause.kind in ("bug", "pair") and law is None:
         facts.append(("why", f"the known bug `{cause.key}` gives exactly these numbers"))
     looked = [*_looked_at(example)]
@@ -229,7 +237,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         places = [replace(places[0], label="step"), *places[1:], *filter(None, [calls.get("backward")])]
     elif where is None and example.verdict not in ("CRASH", "HANG"):
         places += looked
-    known = _known_fix(cause)
+    bugs = cause.key.split(OR) if cause.kind in ("bug", "pair") else example.explained_by
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
@@ -240,8 +248,8 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         facts=tuple(facts),
         slice=law.slice if law else (),
         effect=law.effect if law else _effect(example),
-        fix=law.fix if law and not known else None,
-        advice=known or reason.advice,
+        fix=law.fix if law and cause.kind not in ("bug", "pair") else None,
+        advice=_known_fix(bugs) or reason.advice,
         extent=_counted(failure.cases, every),
         scope=failure.where,
         commands=_commands(example),
@@ -252,11 +260,11 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     )
 
 
-def _known_fix(cause: Cause) -> str:
-    """What to change for a known bug; for one of several with the same numbers, each of the first three."""
-    names = cause.key.split(OR)[:3] if cause.kind in ("bug", "pair") else []
+def _known_fix(bugs: Sequence[str]) -> str:
+    """What to change for a known bug, if there are not too many with the same numbers."""
     fixes = {fault.name: fault.fix for fault in CATALOGUE}
-    return "; or ".join("; ".join(fixes[one] for one in name.split(PAIR) if one in fixes) for name in names)
+    found = dict.fromkeys("; ".join(fixes[one] for one in name.split(PAIR) if one in fixes) for name in bugs)
+    return "; or ".join(found) if len(found) <= _FEW else ""
 
 
 def _places(label: str, where: str | None, source: Sequence[str]) -> Iterator[Place]:

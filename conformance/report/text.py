@@ -37,6 +37,11 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def cut(text: str, most: int) -> str:
+    """Its first words, if it has more than `most` characters."""
+    return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
+
+
 #: Code, which Markdown shows unchanged. A bar would still end a table cell.
 _CODE = re.compile(r"(`[^`|]+`)")
 _SIGNS = re.compile(r"[\\`*_\[\]<>#|~&]")

@@ -46,7 +46,7 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     assert [(place.label, place.code) for place in averaged.places] == [("step", "> 7 | optimizer.step()  # <b>")]
     assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
-    assert ("observed", "2 times, first at step 1, on ranks 0, 1") in averaged.facts
+    assert ("observed", "in 2 of 3 steps, first at step 1, on ranks 0, 1") in averaged.facts
 
 
 def test_the_first_wrong_window_is_beside_a_right_one(findings):

@@ -11,7 +11,7 @@ from math import isclose
 from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
-from conformance.watch.judging.findings import Cause, Finding, Findings, said
+from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import divisors_of, factor_of, kinds
 from conformance.watch.judging.windows import Cleared, Window
@@ -130,7 +130,7 @@ class Discarded(Chapter):
                 says = said("used.step-without", steps=cause.count)
                 found = replace(first, law="watch/used", says=says, site=sites[0])
                 del self._findings.causes[key]
-                self._findings.causes[found.key] = Cause(found, cause.ranks, cause.count)
+                self._findings.causes[found.key] = replace(cause, first=found)
                 if key in self._findings.scenes:
                     self._findings.scenes[found.key] = self._findings.scenes.pop(key)
 

@@ -76,11 +76,12 @@ class Finding:
 
 @dataclass
 class Cause:
-    """All findings of one law at one line: the first, and their number."""
+    """All findings of one law at one line: the first, their number, and the steps that they are known to be in."""
 
     first: Finding
     ranks: set[int]
     count: int = 1
+    steps: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -109,7 +110,8 @@ class Findings:
     unsolved: equations of steps that decide nothing alone. factors: for each set of parameters that were clipped
     together, the rank, the finding that its factor suggests, and whether it is correct. histories: of each optimizer,
     see `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: by file and line of a site, the
-    path of the file and the text of the line. ranks: of the largest launch.
+    path of the file and the text of the line. ranks: of the largest launch. stepped: by optimizer, the number of judged
+    steps of all ranks.
     """
 
     causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Findings:
     scenes: dict[tuple[str, str], Scene] = field(default_factory=dict)
     sources: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     ranks: int = 1
+    stepped: Counter[int] = field(default_factory=Counter)
 
     @property
     def steps(self) -> int:
@@ -140,10 +143,13 @@ class Findings:
             self.show(finding.key, windows)
         cause = self.causes.get(finding.key)
         if cause is None:
-            self.causes[finding.key] = Cause(finding, set(finding.ranks), count)
-            return
+            cause = self.causes[finding.key] = Cause(finding, set(finding.ranks), 0)
         cause.ranks |= set(finding.ranks)
         cause.count += count
+        if finding.step is not None and count == 1 and finding.optimizer == cause.first.optimizer:
+            cause.steps.add(finding.step)
+        if cause.count == count:
+            return
         if cause.first.is_bare != finding.is_bare and finding.optimizer == cause.first.optimizer:
             # Keep the earlier step, and the finding that has a reason.
             first, why = (cause.first, finding) if cause.first.is_bare else (finding, cause.first)

@@ -285,6 +285,7 @@ class Launch:
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Adds the findings of one step. Those that depend on later weights wait."""
+        self.findings.stepped[here[0].optimizer] += 1
         solved = [found for system in own.unsolved if (found := self._solve(system, own)) is not None]
         self.findings.take(own)
         for waiting, shows in solved:

@@ -51,7 +51,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         where=where,
         own_line=None if first.site is None else (relative(_source(first.site, findings)[0]), first.site[1]),
         places=tuple(_places(first, scene, findings)),
-        facts=(("expected", law.says), ("observed", f"{_extent(cause)}, on {scope}"), ("why", law.why)),
+        facts=(("expected", law.says), ("observed", f"{_extent(cause, findings)}, on {scope}"), ("why", law.why)),
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
         fix=None,
@@ -92,8 +92,11 @@ def _good(bad: Scene, findings: Findings) -> Scene | None:
     return next((one for one in found if one and one.optimizer == bad.optimizer and one.index != bad.index), None)
 
 
-def _extent(cause: Cause) -> str:
-    first = cause.first
+def _extent(cause: Cause, findings: Findings) -> str:
+    first, number = cause.first, len(cause.steps)
+    if number > 1 and cause.count <= number * findings.ranks and first.optimizer is not None:
+        of = f" of optimizer {first.optimizer}" if first.optimizer else ""
+        return f"in {number} of {plural(findings.stepped[first.optimizer], 'step')}{of}, first at step {first.step}"
     since = "" if first.step is None else f" {'at' if cause.count == 1 else 'first at'} step {first.step}"
     of = f" of optimizer {first.optimizer}" if first.optimizer else ""
     return f"{plural(cause.count, 'time')},{since}{of}" if since else f"{plural(cause.count, 'time')}{of}"

@@ -13,7 +13,7 @@ from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.card import cards
-from conformance.watch.report.words import sentence, value
+from conformance.watch.report.words import FIXES, sentence, value
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
 _TONES = {"CONFORMS": "good", "DOES NOT CONFORM": "bad", "UNDECIDED": "doubt"}
@@ -59,16 +59,17 @@ def counted(row: Row) -> str:
     """How often the property was as expected, with its unit."""
     unit = _UNITS.get(row.of, "step")
     if row.of in CORE:
-        return f"{row.proven} of {plural(row.judged, unit)}"
+        return f"{row.proven} of {plural(row.judged, unit)}" + (f" of {row.ranks} ranks" if row.ranks > 1 else "")
     return plural(row.proven, unit) if row.proven else ""
 
 
 def open_facts(row: Row) -> list[str]:
-    """Each open fact, how often it was seen, and the option that settles it."""
+    """Each open fact, how often it was seen, the option that settles it, and what to change instead."""
     found = []
     for fact in row.open:
         value = fact.shows[1]
         settles = f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
+        settles += f"; if not: {FIXES[fact.says.code]}" if value is not None and fact.says.code in FIXES else ""
         found.append(f"{sentence(fact.says)} ({plural(fact.count, 'time')}){settles}")
     return found
 

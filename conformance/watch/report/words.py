@@ -330,5 +330,19 @@ FIXES: Mapping[str, str] = {
     "micro-batches.divided-twice": "divide each loss by the number of micro-batches once",
     "micro-batches.times-ranks": "do not multiply the loss by the number of ranks",
     "passes.evaluated": _NOT_IN_EVALUATION,
+    "clearing.other-passes": _NOT_IN_EVALUATION,
+    "clipping.before-last-pass": "clip after the last backward pass",
+    "clipping.parts": "clip all parameters in one call",
+    "clipping.scaled-norm": "unscale before you clip",
+    "clipping.scaled-value": "unscale before you clip",
+    "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
+    "coverage.unheld": "give them to the optimizer",
+    "data.same-order": "shuffle each epoch",
+    "data.same-samples": "give each rank its own part of the data",
+    "micro-batches.targets-of-ranks": "divide by the targets of all ranks; under DDP, times the number of ranks",
+    "ranks.own": "average the gradients over the ranks",
+    "ranks.sum": "divide by the number of ranks",
+    "schedule.never-steps": "call `scheduler.step()` after each step or epoch",
+    "schedule.steps-often": "call `scheduler.step()` once for each step",
 }
-"""What to change, by the code of `Finding.says`, where the fix of the law is less exact."""
+"""What to change, by the code of a fact, or of `Finding.says` where the fix of the law is less exact."""
