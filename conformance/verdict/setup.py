@@ -40,7 +40,7 @@ def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
     ``explained_by``: the known faults that give the run's numbers.
     """
     run = runs[0]
-    text = _other_rows(runs)
+    text = _other_inputs(run) or _other_rows(runs)
     if text is not None:
         return Mistake("rows", text)
     stepping = [rank for rank in run.ranks if rank.of(trace.Step)]
@@ -52,6 +52,14 @@ def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
 
 
 # The samples that were read.
+
+
+def _other_inputs(run: Run) -> str | None:
+    """A sentence if no forward of any rank has the task's samples."""
+    forwards = [event for rank in run.ranks for event in rank.of(trace.Forward) if not event.extra]
+    if not forwards or not all(event.foreign for event in forwards):
+        return None
+    return "The model's inputs are not the task's samples: pass `batch.inputs` to the model unchanged."
 
 Rows = Sequence[int | None]
 

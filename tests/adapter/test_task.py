@@ -218,6 +218,15 @@ def test_loss_scaling_has_the_settings_of_the_scaler():
     assert Task(make_spec(precision="bf16", scaler=scaler()), 0).loss_scaling is None
 
 
+@pytest.mark.parametrize("loss", ["mean", "weighted"])
+def test_the_loss_of_other_shapes_is_refused(loss):
+    task = Task(make_spec(loss=loss), 0)
+    model, batch = task.model(), next(iter(task.dataloader()))
+    with pytest.raises(ValueError, match=r"outputs of shape \(8, 1\) and targets of shape \(8,\)"):
+        task.loss(model(batch.inputs), Batch(batch.inputs, batch.targets[:, 0], *batch[2:]))
+    assert task.loss(model(batch.inputs), batch).shape == ()
+
+
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("loss", ["mean", "weighted"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from conformance.trace.emit import Recording
@@ -66,6 +67,15 @@ def test_a_stamp_keeps_no_tensor_alive():
     del tensor
     assert reference.expired()
     assert stamp != 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [([[0.3, 7.0]], True), ([[0.3, 2.99]], False), ([[0.3, 7.0], [0.3, 3.0]], False), ([[0.0, 0.0]], False)],
+)
+def test_inputs_that_are_no_samples_are_foreign(inputs, expected):
+    rows = Rows([[0.3, 3.0], [5.0, -1.0], [0.0, 0.0]])
+    assert rows.are_foreign(torch.tensor(inputs)) == expected
 
 
 def test_samples_that_are_equal_in_the_inputs_dtype_are_ambiguous():

@@ -51,6 +51,14 @@ def test_a_mistake_without_an_effect_is_none(follow):
     assert run.judged().verdict == "PASS (exact)"
 
 
+@pytest.mark.parametrize(("foreign", "verdict"), [(True, "SETUP"), (False, "FAIL (numerics)")])
+def test_inputs_that_are_not_the_tasks(follow, foreign, verdict):
+    run = follow("ddp-w2-fp32-momentum", ClipsAtOne)
+    for event in (*run.of("forward", 0), *run.of("forward", 1)):
+        event |= {"rows": [None] * len(event["rows"]), "foreign": foreign}
+    assert run.judged().verdict == verdict
+
+
 def test_ranks_that_diverge_are_the_trainers(follow):
     run = follow("ddp-w2-fp32-momentum", ClipsAtOne)
     clip(run)

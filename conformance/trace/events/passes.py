@@ -39,6 +39,7 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
     rounded: Annotated[bool, "whether these have 16 bits and may be rounded from weights that are not visible"] = False
     training: Annotated[bool, "whether the model is in training mode"] = True
     extra: Annotated[bool, "whether it does not train: a forward for a metric, an evaluation or a dry run"] = False
+    foreign: Annotated[bool, "whether none of the input rows is a sample, even rounded to 16 bits"] = False
     states: Annotated[
         Sequence[str | None],
         "after skipped steps: digests of their optimizers' current states, in the order of the skips",

@@ -67,6 +67,9 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     rows = [] if recording.rows is None or inputs is None else recording.rows.of(inputs)
     number = recording.forwards
     recording.forwards += 1
+    is_foreign = False
+    if recording.rows is not None and inputs is not None and rows and not any(row is not None for row in rows):
+        is_foreign = recording.rows.are_foreign(inputs)
     if recording.watched.goes_forward(module):
         whose: dict[str, Any] = {"copy": True, "of_copy": recording.numbers.of("copy", module)}
     else:
@@ -85,6 +88,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         "forward",
         forward=number,
         rows=rows,
+        foreign=is_foreign,
         wrapper=None if wrapper is None else type(wrapper).__name__,
         syncs=recording.wrappers.syncs,
         computes=_computes(recording, module, inputs),

@@ -137,6 +137,10 @@ class Elements:
         ]
 
 
+_COARSEST = 2.0**-7
+"""Relative rounding of bfloat16, twice."""
+
+
 class Rows:
     """Finds input rows among the samples. Compares them in the dtype of the inputs, which a trainer may cast.
 
@@ -163,3 +167,9 @@ class Rows:
         index = self._index[inputs.dtype]
         rows = (inputs if len(shape) == 2 else inputs.reshape(-1, features)).tolist()
         return list(map(index.get, map(tuple, rows)))
+
+    def are_foreign(self, inputs: torch.Tensor) -> bool:
+        """Whether none of these rows is a sample that was rounded to 16 bits."""
+        rows = own_part(inputs).detach().double().cpu().reshape(-1, 1, self._features)
+        apart = (rows - self._distinct).abs().amax(-1).amin(-1)
+        return bool((apart > _COARSEST * rows.abs().amax((1, 2))).all())
