@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import isfinite
@@ -222,7 +222,7 @@ def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
     explained = {
         name: [case for case in tested if _explains(case, name)]
         for name in names
-        if not any(speaks_against(case, name) for case in tested)
+        if not _is_refuted(name, tested)
     }
     # If clipping or a wide bound hides factors, too many trainers give the same numbers.
     explained = {name: one for name, one in explained.items() if any(len(case.gradient_factors) < 2 for case in one)}
@@ -238,6 +238,39 @@ def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
         left = {name: [case for case in one if id(case) not in found] for name, one in explained.items()}
         explained = {name: one for name, one in left.items() if one}
     return found
+
+
+_ATTRIBUTES: tuple[Callable[[CaseRecord], object], ...] = (
+    lambda case: case.workload,
+    lambda case: case.precision,
+    lambda case: case.world_size,
+    lambda case: case.accumulation,
+    lambda case: case.resumed_at is not None,
+)
+"""What a second bug may depend on."""
+
+
+def _is_refuted(name: str, tested: Sequence[CaseRecord]) -> bool:
+    """Whether other cases refute a bug, or a pair: one that passed, or failed ones that differ in nothing else.
+
+    Another bug may add to this one in all cases with some attribute, such as a workload. Then the numbers of these
+    cases show neither, and the others show this one."""
+    against = [case for case in tested if speaks_against(case, name) and not _is_of_pair(case, name)]
+    own = [case for case in tested if _explains(case, name)]
+    if not against:
+        return False
+    if PAIR in name or any(not case.failed for case in against) or len(own) < _FEWEST or len(against) > 2 * len(own):
+        return True
+    return not any({*map(of, own)}.isdisjoint(map(of, against)) for of in _ATTRIBUTES)
+
+
+def _is_of_pair(case: CaseRecord, name: str) -> bool:
+    """Whether the bug gives the numbers of the case together with another one."""
+    return any(name in pair.split(PAIR) for pair in case.explained_by if PAIR in pair)
+
+
+_FEWEST = 3
+"""Cases that show a bug although others have another one too."""
 
 
 def _by_case(cases: Sequence[CaseRecord], names: Sequence[str]) -> dict[int, list[str]]:

@@ -107,7 +107,9 @@ def _gap(wrong: Recurrence, right: Trajectory, first_difference: int, rank: Rank
             if taken == len(rank.steps):
                 return None
             seen = rank.steps[taken]
-            if seen.gradients is not None and outside(step.gradient, seen.gradients) is not None:
+            # A fault may lose a gradient: then its step uses none, as the weights show.
+            gradients = [0.0 if value is None else value for value in seen.gradients or ()]
+            if gradients and outside(step.gradient, tuple(gradients)) is not None:
                 return None
             if outside(step.weights, seen.weights) is not None:
                 return None

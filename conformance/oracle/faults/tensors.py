@@ -126,3 +126,33 @@ def _begins_with(problem: Problem, tensor: int) -> bool:
 class OptimizerOfFirstMicroBatch(Recurrence):
     def steps_on(self, tensor: int) -> bool:
         return super().steps_on(tensor) and _begins_with(self.problem, tensor)
+
+
+def _ends_without_some(problem: Problem) -> bool:
+    return any(
+        problem.workload.uses(tensor, window.batch) and not _ends_with(problem, window, tensor)
+        for window in problem.windows
+        for tensor in range(len(problem.workload.model.tensors))
+    )
+
+
+def _ends_with(problem: Problem, window: Window, tensor: int) -> bool:
+    """Whether the last micro-batch of a window uses a parameter."""
+    return problem.workload.uses(tensor, (window.batch[index] for index in window.shares[0][-1]))
+
+
+@fault(
+    "loses a parameter's gradients if the window's last micro-batch does not use it",
+    _leaves_unused,
+    accumulating,
+    lambda problem: not distributed(problem),
+    _ends_without_some,
+    fix="keep what was accumulated for parameters whose gradient is None in a later micro-batch",
+)
+class GradientLostWithoutLastUse(Recurrence):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        vector = super().averaged(window, weights, coefficients)
+        return self.only(vector, [n for n in self.tensors if _ends_with(self.problem, window, n)])
+
+    def steps_on(self, tensor: int) -> bool:
+        return super().steps_on(tensor) and _ends_with(self.problem, self.window, tensor)
