@@ -220,9 +220,7 @@ def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
     tested = [case for case in cases if case.mistake is None and (case.explained_by or case.ruled_out)]
     names = dict.fromkeys(name for case in tested for name in case.explained_by)
     explained = {
-        name: [case for case in tested if _explains(case, name)]
-        for name in names
-        if not _is_refuted(name, tested)
+        name: [case for case in tested if _explains(case, name)] for name in names if not _is_refuted(name, tested)
     }
     # If clipping or a wide bound hides factors, too many trainers give the same numbers.
     explained = {name: one for name, one in explained.items() if any(len(case.gradient_factors) < 2 for case in one)}

@@ -266,18 +266,17 @@ def _judge_scaler(
 def _closest(
     trajectories: Sequence[tuple[Reading, Trajectory]], ranks: Sequence[RankEvidence]
 ) -> tuple[Reading, Trajectory]:
-    """The strictest answer with as many steps. If ranks ran out of data, the answer that the numbers leave last: until
-    then, both divisors fit."""
+    """The answer that the numbers leave last, the strictest first: of those with as many steps or, if ranks ran out of
+    data, of all that join, because until then both divisors fit."""
 
     def left(one: tuple[Reading, Trajectory]) -> tuple[int, int, int]:
         difference = first_difference(ranks, one[1].steps)
-        assert difference is not None
-        return difference.step, difference.rank, difference.index
+        return (len(one[1].steps), 0, 0) if difference is None else (difference.step, difference.rank, difference.index)
 
     joining = [one for one in trajectories if "last_batch=join" in one[0].ways]
     if not joining or any(first_difference(ranks, right.steps) is None for _, right in joining):
-        as_many = (one for one in trajectories if len(one[1].steps) == len(ranks[0].steps))
-        return next(as_many, trajectories[0])
+        as_many = [one for one in trajectories if len(one[1].steps) == len(ranks[0].steps)]
+        return max(as_many, key=lambda one: left(one)[0], default=trajectories[0])
     return max(joining, key=left)
 
 

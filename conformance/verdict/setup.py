@@ -61,6 +61,7 @@ def _other_inputs(run: Run) -> str | None:
         return None
     return "The model's inputs are not the task's samples: pass `batch.inputs` to the model unchanged."
 
+
 Rows = Sequence[int | None]
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+from conformance.watch.judging import epochs as orders
 from conformance.watch.judging import history, log, stream
 from conformance.watch.judging.judge import Judge
 from conformance.watch.recording import steps
@@ -136,6 +137,7 @@ def test_three_times_the_steps_take_the_same_memory(trains, tmp_path, monkeypatc
     monkeypatch.setattr(history, "_MOST_POINTS", 1)
     monkeypatch.setattr(stream, "_MOST_PENDING", STEPS // 10)
     monkeypatch.setattr(log, "_MOST", STEPS // 10)
+    monkeypatch.setattr(orders, "_MOST", STEPS // 10)
     short, long = (judged(trains, count, tmp_path / str(count)) for count in (STEPS, 3 * STEPS))
     assert long.findings.steps >= 3 * short.findings.steps - 2 > STEPS
     # One more number in each step would need twice as much.

@@ -75,7 +75,7 @@ def test_ranks_may_each_train_a_separate_model(same_start, sampled, expected):
     """The members of an ensemble start different; a script that forgot to average has a sampler, or equal starts."""
     script = Script(drift=0.1)
     if sampled:
-        script.each(records.Epoch(0, 0, True))
+        script.each(records.Epoch(0, 0, True, 2))
     script.steps = 0 if same_start else 1
     for _ in range(3):
         computed = script.backward()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import chain
 
@@ -128,31 +130,38 @@ class OptimizerOfFirstMicroBatch(Recurrence):
         return super().steps_on(tensor) and _begins_with(self.problem, tensor)
 
 
+def _ending_with(problem: Problem, window: Window, tensor: int) -> list[int]:
+    """The ranks whose last micro-batch of a window uses a parameter."""
+    last = ([window.batch[index] for index in share[-1]] if share else [] for share in window.shares)
+    return [rank for rank, samples in enumerate(last) if problem.workload.uses(tensor, samples)]
+
+
 def _ends_without_some(problem: Problem) -> bool:
-    return any(
-        problem.workload.uses(tensor, window.batch) and not _ends_with(problem, window, tensor)
-        for window in problem.windows
-        for tensor in range(len(problem.workload.model.tensors))
-    )
-
-
-def _ends_with(problem: Problem, window: Window, tensor: int) -> bool:
-    """Whether the last micro-batch of a window uses a parameter."""
-    return problem.workload.uses(tensor, (window.batch[index] for index in window.shares[0][-1]))
+    tensors = range(len(problem.workload.model.tensors))
+    return any(len(_ending_with(problem, window, n)) < window.world_size for window in problem.windows for n in tensors)
 
 
 @fault(
     "loses a parameter's gradients if the window's last micro-batch does not use it",
     _leaves_unused,
     accumulating,
-    lambda problem: not distributed(problem),
     _ends_without_some,
     fix="keep what was accumulated for parameters whose gradient is None in a later micro-batch",
 )
 class GradientLostWithoutLastUse(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
-        vector = super().averaged(window, weights, coefficients)
-        return self.only(vector, [n for n in self.tensors if _ends_with(self.problem, window, n)])
+        by_ranks: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for n in self.tensors:
+            by_ranks[tuple(_ending_with(self.problem, window, n))].append(n)
+        return self.joined(
+            (super(GradientLostWithoutLastUse, self).averaged(window, weights, _of(ranks, window, coefficients)), own)
+            for ranks, own in by_ranks.items()
+        )
 
     def steps_on(self, tensor: int) -> bool:
-        return super().steps_on(tensor) and _ends_with(self.problem, self.window, tensor)
+        return super().steps_on(tensor) and bool(_ending_with(self.problem, self.window, tensor))
+
+
+def _of(ranks: Sequence[int], window: Window, coefficients: Vector) -> Vector:
+    """The coefficients of the samples of some ranks; zero for others."""
+    return only(coefficients, (chain(*window.shares[rank]) for rank in ranks))

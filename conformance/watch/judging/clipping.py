@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import hypot, isclose, isfinite
-from typing import NamedTuple
+from dataclasses import dataclass
+from math import hypot, inf, isclose, isfinite
 
 from conformance.watch import records
 from conformance.watch.judging.case import Case, Together
@@ -38,7 +38,7 @@ class Clipping(Chapter):
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: dict[int, dict[str, tuple[Clipped, bool]]] = defaultdict(dict)
-        self._shortened: dict[tuple[int, int], list[_Shortened]] = defaultdict(list)
+        self._shortened: dict[tuple[int, int], _Shortened] = defaultdict(_Shortened)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         # Finds clip calls whose gradients no step uses, while a step has no clip call.
@@ -94,47 +94,54 @@ class Clipping(Chapter):
 
     def take(self, together: Together) -> None:
         for window in together.here:
-            for one in together.shortened.get(window.rank, ()):
-                self._shortened[window.optimizer, window.rank].append(_Shortened.of(window, *one))
+            for factor, norm in together.shortened.get(window.rank, ()):
+                self._shortened[window.optimizer, window.rank].take(window, factor, norm)
 
     def finish(self, end: End) -> None:
-        # Hand-written clipping shortens gradients, always to one norm.
-        for at, shortened in self._shortened.items():
-            norms, first = [one.norm for one in shortened], shortened[0]
-            are_clipped = len(norms) > 1 and max(norms) <= min(norms) * (1 + _AT_LIMIT)
-            if not are_clipped:
-                self._findings.leave_open(said("ranks.factor", factor=first.factor), len(norms))
-                self._findings.resolve(at, FACTS["ranks.factor"])
-                continue
-            self._findings.resolve(at, None)
-            if not any(one.scale for one in shortened):
-                self._findings.seen[Property.CLIPPING] += len(norms)
-            elif all(one.is_wrong for one in shortened):
-                self._findings.add(first.finding, count=len(norms))
+        for at, of in self._shortened.items():
+            if not of.are_clipped:
+                self._findings.leave_open(said("ranks.factor", factor=of.factor), of.steps)
+            elif of.first is None:
+                self._findings.seen[Property.CLIPPING] += of.steps
+            elif of.wrong == of.steps:
+                self._findings.add(of.first, count=of.steps)
             else:
-                self._findings.leave_open(first.finding.says, len(norms), first.finding.step, first.finding.site)
+                self._findings.leave_open(of.first.says, of.scaled, of.first.step, of.first.site)
+            self._findings.resolve(at, None if of.are_clipped else FACTS["ranks.factor"])
 
 
-class _Shortened(NamedTuple):
-    """A step on shortened gradients. norm: theirs, with the loss scale if it was divided out afterwards. scale: this
-    scale; 0 if gradients were shortened without it. is_wrong: the norm with the scale is a literal of the script."""
+@dataclass
+class _Shortened:
+    """Steps of an optimizer on a rank whose gradients have a factor below 1. factor: of the first. least, most: the
+    range of the norms, with the loss scale where it was divided out afterwards: in `scaled` steps. first: the first of
+    these, as a violation. wrong: those where this norm is a literal of the script."""
 
-    factor: float
-    norm: float
-    scale: float
-    is_wrong: bool
-    finding: Finding
+    steps: int = 0
+    factor: float = 0.0
+    least: float = inf
+    most: float = 0.0
+    scaled: int = 0
+    wrong: int = 0
+    first: Finding | None = None
 
-    @classmethod
-    def of(cls, window: Window, factor: float, norm: float) -> _Shortened:
-        is_last = is_unscaled_last(window)
-        scale = 0.0 if max(window.scales, default=1.0) == 1.0 or is_last is False else max(window.scales)
-        limit = norm * (scale or 1.0)
-        says, effect = said("clipping.scaled-norm", limit=limit, scale=scale), said("clip.left.effect", left=factor)
-        site = window.unscales[0][1].site if window.unscales else window.site
-        at = window.index, (window.rank,), site, effect, window.optimizer
-        is_wrong = is_last is True and is_literal(limit, scale, len(window.backwards), _ROUNDED)
-        return cls(factor, limit, scale, is_wrong, Finding("watch/unscale-before-clip", says, *at))
+    @property
+    def are_clipped(self) -> bool:
+        """Whether it is hand-written clipping, which always shortens to one norm."""
+        return self.steps > 1 and self.most <= self.least * (1 + _AT_LIMIT)
+
+    def take(self, window: Window, factor: float, norm: float) -> None:
+        self.factor = self.factor or factor
+        self.steps += 1
+        is_last, scale = is_unscaled_last(window), max(window.scales, default=1.0)
+        if scale != 1.0 and is_last is not False:
+            norm *= scale
+            self.scaled += 1
+            self.wrong += is_last is True and is_literal(norm, scale, len(window.backwards), _ROUNDED)
+            says, effect = said("clipping.scaled-norm", limit=norm, scale=scale), said("clip.left.effect", left=factor)
+            site = window.unscales[0][1].site if window.unscales else window.site
+            at = window.index, (window.rank,), site, effect, window.optimizer
+            self.first = self.first or Finding("watch/unscale-before-clip", says, *at)
+        self.least, self.most = min(self.least, norm), max(self.most, norm)
 
 
 def _are_of(clip: Clipped, parameters: list[int]) -> bool:

@@ -76,12 +76,14 @@ class Finding:
 
 @dataclass
 class Cause:
-    """All findings of one law at one line: the first, their number, and the steps that they are known to be in."""
+    """All findings of one law at one line: the first, their number, and that of the steps that they are known to be in.
+    last: such a step."""
 
     first: Finding
     ranks: set[int]
     count: int = 1
-    steps: set[int] = field(default_factory=set)
+    steps: int = 0
+    last: int | None = None
 
 
 @dataclass
@@ -146,8 +148,8 @@ class Findings:
             cause = self.causes[finding.key] = Cause(finding, set(finding.ranks), 0)
         cause.ranks |= set(finding.ranks)
         cause.count += count
-        if finding.step is not None and count == 1 and finding.optimizer == cause.first.optimizer:
-            cause.steps.add(finding.step)
+        if finding.step not in (None, cause.last) and count == 1 and finding.optimizer == cause.first.optimizer:
+            cause.steps, cause.last = cause.steps + 1, finding.step
         if cause.count == count:
             return
         if cause.first.is_bare != finding.is_bare and finding.optimizer == cause.first.optimizer:

@@ -93,7 +93,7 @@ def _good(bad: Scene, findings: Findings) -> Scene | None:
 
 
 def _extent(cause: Cause, findings: Findings) -> str:
-    first, number = cause.first, len(cause.steps)
+    first, number = cause.first, cause.steps
     if number > 1 and cause.count <= number * findings.ranks and first.optimizer is not None:
         of = f" of optimizer {first.optimizer}" if first.optimizer else ""
         return f"in {number} of {plural(findings.stepped[first.optimizer], 'step')}{of}, first at step {first.step}"
