@@ -42,7 +42,10 @@ def selects_nothing(pattern: str, cases: Sequence[Case]) -> str:
     """Why ``pattern`` selects none of these cases, and what may be intended: one line."""
     if "=" not in pattern:
         known = dict.fromkeys(beginning for case in cases for beginning in _beginnings(case))
-        return f"no case matches {pattern} for these trainers{did_you_mean(pattern, known)}"
+        ends = any(case.id.endswith(pattern) for case in cases)
+        inside = ends or any(pattern in case.id for case in cases)
+        hint = f"; did you mean '*{pattern}{'' if ends else '*'}'?" if inside else did_you_mean(pattern, known)
+        return f"no case matches {pattern} for these trainers{hint}"
     for name, value in _pairs(pattern):
         if name not in FIELDS:
             return f"--case {pattern}: unknown field {name!r}{did_you_mean(name, FIELDS) or _one_of(FIELDS)}"

@@ -56,7 +56,7 @@ MISTAKES = {
         "momentun for these trainers; did you mean 'single-batched-fp32-momentum'?",
     ),
     "case of another trainer": (["one.py", "--case", "horovod-w2-fp32-sgd"], "no case matches horovod-w2-fp32-sgd for"),
-    "end of a name": (["one.py", "--case", "batched-fp32-momentum"], "no case matches batched-fp32-momentum for"),
+    "end of a name": (["one.py", "--case", "batched-fp32-momentum"], "did you mean '*batched-fp32-momentum'?"),
     "no time": (["one.py", "--time-limit", "0"], "argument --time-limit: '0' is not a time limit; write seconds"),
     "negative time": (["one.py", "--time-limit=-1"], "argument --time-limit: '-1' is not a time limit"),
     "endless time": (["one.py", "--time-limit", "inf"], "argument --time-limit: 'inf' is not a time limit"),
