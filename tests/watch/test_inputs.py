@@ -25,7 +25,7 @@ from conformance.watch.recording.holdings import (
     joint_fingerprints,
     settings,
 )
-from conformance.watch.records import Entered
+from conformance.watch.records import Backward, Entered
 
 from .trained import recording_in
 
@@ -231,6 +231,25 @@ def test_samples_without_a_number_are_known_by_their_content(drawn, loader):
     rows = drawn(loader, epochs=2)
     assert all(rows)
     assert {*rows[0]}.isdisjoint(rows[len(rows) // 2])
+
+
+@pytest.mark.parametrize(("ahead", "together", "expected"), [(0, 1, {1}), (1, 1, {1}), (0, 2, {2})])
+def test_a_batch_that_is_fetched_ahead_belongs_to_its_own_pass(tmp_path, ahead, together, expected):
+    """together: batches of a pass."""
+    model = torch.nn.Linear(3, 1)
+    with recording_in(tmp_path, torch.optim.SGD(model.parameters(), lr=0.1)) as recording:
+        for _ in range(2):
+            batches = iter(DataLoader(Noisy(labelled=False), BATCH))
+            waiting = [next(batches) for _ in range(ahead)]
+            for batch in batches:
+                waiting += [batch, *(next(batches) for _ in range(together - 1))]
+                model(torch.cat([waiting.pop(0) for _ in range(together)])).sum().backward()
+            for batch in waiting:
+                model(batch).sum().backward()
+        passes = [one.batches for one in recording._waiting if isinstance(one, Backward)]
+        recording.flush()
+    # The first of two batches may be the next pass's.
+    assert {*passes[1:]} - ({1} if together == 2 else set()) == expected
 
 
 def test_samples_of_one_of_several_batches_are_unknown(drawn):

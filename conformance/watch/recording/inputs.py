@@ -51,11 +51,13 @@ class Loading:
     does not deal samples to ranks; None if unknown. samplers: the `DistributedSampler`s of the batches. draws: a batch
     sampler of the script made any of the batches, or they are single items of the data, which may be tasks or
     batches. drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown.
-    sizes: of the tensors in this batch.
+    sizes: of the tensors in this batch. started: a loader began an epoch. ahead: the loader whose next batch is fetched
+    already, as a framework does to know which one is the last.
     """
 
     def __init__(self) -> None:
         self.dealt: int | None = None
+        self.ahead: int | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -65,6 +67,18 @@ class Loading:
         self.draws = False
         self.drawn: Sequence[int] = ()
         self.sizes: Sequence[int] = ()
+        self.started = False
+
+    def of_pass(self) -> Counter[int]:
+        """The batches that belong to this backward pass, by loader."""
+        fetched = self.fetched
+        if self.started:
+            self.ahead = next((loader for loader, number in fetched.items() if number == 2), None)
+        if self.started and self.ahead is not None:
+            return fetched - Counter([self.ahead])
+        if not fetched and self.ahead is not None:
+            fetched, self.ahead = Counter([self.ahead]), None
+        return fetched
 
     def of(self, data: torch.Tensor | None) -> Sequence[int]:
         """The numbers of the samples in a model's input; () for a part of a batch, or with several batches."""
@@ -102,6 +116,7 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         # The batch sampler may be a list, which has no weak references.
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
         loading.fetched[number] += 1
+        loading.started |= is_first
         is_item = not iterator._auto_collation or getattr(source, "batch_size", None) == 1
         loading.draws |= is_item or not type(source).__module__.startswith(_BATCHED_BY)
         sampler = _innermost(source)
@@ -220,7 +235,7 @@ class Inputs:
 
     def seen(self) -> dict[str, Any]:
         """The fields of `records.Backward` about its inputs."""
-        fetched = self._loading.fetched
+        fetched = self._loading.of_pass()
         return {
             "probe": self.probe,
             "loader": next(iter(fetched)) if len(fetched) == 1 else None,
