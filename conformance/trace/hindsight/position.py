@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import TypeAlias
 
@@ -80,6 +81,20 @@ class Position:
         """The rows of the window that are left."""
         return sum(self._left, Counter[int | None]())
 
+    @cached_property
+    def _holding(self) -> dict[int | None, list[int]]:
+        """The windows with each row."""
+        found = defaultdict[int | None, list[int]](list)
+        for number, window in enumerate(self._windows):
+            for row in dict.fromkeys(chain(*window)):
+                found[row].append(number)
+        return dict(found)
+
+    @cached_property
+    def _ends_of_windows(self) -> list[int]:
+        """The rows up to the end of each window."""
+        return list(accumulate(sum(map(len, window)) for window in self._windows))
+
     def _advance(self, rows: Rows) -> None:
         following, at, planned = self._next
         # Nearly all forwards are as planned, so this must be fast.
@@ -108,7 +123,8 @@ class Position:
         rest = self._rest
         if rows <= rest or (rest and rows in self._forwarded and not self.has_stepped):
             return self._window
-        found = [number for number, window in enumerate(self._windows) if rows <= Counter(chain(*window))]
+        candidates = min((self._holding.get(row, ()) for row in rows), key=len)
+        found = [number for number in candidates if rows <= Counter(chain(*self._windows[number]))]
         later = (number for number in found if self._window is None or number > self._window)
         return next(later, self._window if found else None)
 
@@ -126,4 +142,4 @@ class Position:
                 if left[row] > 0:
                     left[row] -= 1
                     break
-        self._seen = sum(len(rows) for number, _, rows in self._plan if number <= window) - self._rest.total()
+        self._seen = self._ends_of_windows[window] - self._rest.total()
