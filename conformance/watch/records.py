@@ -116,6 +116,7 @@ class Backward(Record):
     global_divisors: list[list[float]] = field(default_factory=list)  # divisors reduced since the last step, own parts
     is_of_all: bool = False  # the loss is a DTensor: each rank computes a part of one loss
     value: float | None = None  # of the loss, with all factors; None if it is not one number
+    exchanged: int = 0  # floating-point numbers in collectives before it, since the last backward pass or step
 
 
 class Hooks(Record):

@@ -386,25 +386,26 @@ def test_means_over_different_numbers_of_several_heads():
 
 
 @pytest.mark.parametrize(
-    ("values", "times", "expected"),
+    ("values", "exchanged", "times", "expected"),
     [
-        ((0.25, 0.25), 1, set()),  # one loss, each rank has a part of its gradient
-        ((0.25, 0.25 * (1 + 1e-7)), 1, set()),
-        ((0.25, 0.25), 0.5, set()),  # its backward pass sums up over the ranks
-        ((0.25, 0.5), 1, {MEANS}),
-        ((0.25, None), 1, {MEANS}),
-        ((0.25, 0.5), 0.5, set()),
+        ((0.25, 0.25), 96, 1, set()),  # one loss, each rank has a part of its gradient
+        ((0.25, 0.25 * (1 + 1e-7)), 96, 1, set()),
+        ((0.25, 0.25), 96, 0.5, set()),  # its backward pass sums up over the ranks
+        ((0.25, 0.25), 1, 1, {MEANS}),  # the loss was averaged for a log, or is a constant
+        ((0.25, 0.5), 96, 1, {MEANS}),
+        ((0.25, None), 96, 1, {MEANS}),
+        ((0.25, 0.5), 96, 0.5, set()),
     ],
 )
-def test_one_loss_of_all_ranks(values, times, expected):
-    of_ranks = [[{"targets": 8, "value": value} for value in values]]
+def test_one_loss_of_all_ranks(values, exchanged, times, expected):
+    of_ranks = [[{"targets": 8, "value": value, "exchanged": exchanged} for value in values]]
     assert shown(judged([of_ranks] * 4, ranks=2, times=times)) == expected
 
 
 def test_ranks_on_the_same_samples_have_no_loss_together():
     script = Script()
     for _ in range(4):
-        computed = fed(script, [{"targets": 8, "value": 0.25}], 2)
+        computed = fed(script, [{"targets": 8, "value": 0.25, "exchanged": 96}], 2)
         for stream in script.streams:
             stream[-1] = replace(stream[-1], sketches=sketches(computed[0]))
         script.step([total(computed[:1] * 2)] * 2)

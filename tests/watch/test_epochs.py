@@ -31,7 +31,9 @@ def train(script, samplers):
         script.clear()
 
 
-def starting(epochs, *, labelled=True, rows="same", drawn=True, data=None, trains=True, is_all=False, shuffles=True):
+def starting(
+    epochs, *, labelled=True, rows="same", drawn=True, data=None, trains=True, is_all=False, shuffles=True, replicas=2
+):
     """The verdict, repetitions and correct epochs of a run. epochs: the argument of `set_epoch` and the first batch, or
     "model" for a new model. labelled: labels are known. rows: "same" for equal samples, "other" with augmentation,
     "none" for texts. drawn: the samples are known. data: of a new sampler in each epoch; None for one sampler. trains:
@@ -42,7 +44,7 @@ def starting(epochs, *, labelled=True, rows="same", drawn=True, data=None, train
             script.each(records.Optimizer(at, "SGD", script.numbers))
             continue
         (epoch, batch), sampler = of, at if data else 0
-        script.each(records.Epoch(sampler, epoch, shuffles, 2, data))
+        script.each(records.Epoch(sampler, epoch, shuffles, replicas, data))
         samples = [batch, batch + 1]
         made = {"same": samples, "other": [at + 1000, at + 2000], "none": []}[rows]
         script.each(records.First(sampler, epoch, made, samples if drawn else [], labelled, is_all, LINE))
@@ -79,8 +81,8 @@ AUGMENTED = {"rows": "other"}
         ([(0, 1)] * 4, {"labelled": False}, (WRONG, 4, 0)),
         ([(0, 1)] * 4, {"drawn": False}, (WRONG, 4, 0)),
         ([(0, 1)] * 4, {"rows": "none", "labelled": False}, (OPEN, 4, 0)),
-        ([(None, 1)] * 4, {}, (OPEN, 4, 0)),  # a sampler without `set_epoch`
-        ([(None, 1), (None, 2), (None, 3)], {}, (NEITHER, 0, 2)),
+        ([(0, 1)] * 4, {"replicas": 0}, (OPEN, 4, 0)),  # a sampler of the script
+        ([(None, 1), (None, 2), (None, 3)], {"replicas": 0}, (NEITHER, 0, 2)),
     ],
 )
 def test_epochs_begin_with_the_same_batch(epochs, options, expected):

@@ -25,6 +25,9 @@ _NEAR = 0.05
 _ROUNDED = 1e-4
 """Relative rounding of a norm that a script divides by its own, with clipping's epsilon."""
 
+_LEAST = 1e-3
+"""A smaller limit, without the loss scale, is not intended. A measured norm alone shows little: 1/64 times 1024 is 16."""
+
 _AT_LIMIT = 1e-2
 """Relative spread of norms that were clipped to one limit, with clipping's epsilon."""
 
@@ -136,7 +139,8 @@ class _Shortened:
         if scale != 1.0 and is_last is not False:
             norm *= scale
             self.scaled += 1
-            self.wrong += is_last is True and is_literal(norm, scale, len(window.backwards), _ROUNDED)
+            is_tiny = norm / scale < _LEAST
+            self.wrong += is_last is True and is_tiny and is_literal(norm, scale, len(window.backwards), _ROUNDED)
             says, effect = said("clipping.scaled-norm", limit=norm, scale=scale), said("clip.left.effect", left=factor)
             site = window.unscales[0][1].site if window.unscales else window.site
             at = window.index, (window.rank,), site, effect, window.optimizer

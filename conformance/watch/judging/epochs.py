@@ -37,8 +37,8 @@ class _Order:
     sampler, first: the last sampler, and the first batch of its epoch. times: epochs in a row that began with this
     batch. others: epochs that began with another batch than the one before. repeated: the last repetition, and its
     line. is_known: it is surely wrong, because samples are known to be equal. sets_epoch: `set_epoch` was called with
-    several epochs, or there is none. trained: backward passes on its batches. are_mixed: samplers of the same data take
-    turns."""
+    several epochs. deals: it is a `DistributedSampler`; others may have one order on purpose. trained: backward passes
+    on its batches. are_mixed: samplers of the same data take turns."""
 
     sampler: int = -1
     first: records.First | None = None
@@ -47,14 +47,18 @@ class _Order:
     repeated: tuple[Said, records.Site] | None = None
     is_known: bool = False
     sets_epoch: bool = False
+    deals: bool = False
     trained: int = 0
     are_mixed: bool = False
 
     def begin(self, first: records.First) -> None:
         before, self.first = self.first, first
-        self.sets_epoch |= first.epoch is None or (before is not None and before.epoch != first.epoch)
-        are_same_rows = before is not None and before.rows == first.rows != []
-        if before is None or not (are_same_rows or before.drawn == first.drawn != []):
+        self.sets_epoch |= before is not None and before.epoch != first.epoch
+        # Equal rows may be masks or paddings.
+        are_same_rows = before is not None and before.rows == first.rows and len({*first.rows}) > 1
+        are_numbered = before is not None and bool(before.drawn and first.drawn)
+        are_same = before is not None and (before.drawn == first.drawn if are_numbered else are_same_rows)
+        if before is None or not are_same:
             self.times = 1
             self.others += before is not None
             return
@@ -82,8 +86,9 @@ class _Rank:
         if not epoch.shuffles:
             return
         orders = orders[:1]
+        orders[0].deals |= bool(epoch.replicas)
         if epoch.data is not None:
-            orders.append(self.data.pop(epoch.data, _Order()))
+            orders.append(self.data.pop(epoch.data, _Order(deals=True)))
             _keep(self.data, epoch.data, orders[1])
         _keep(self.samplers, epoch.sampler, orders)
 
@@ -183,7 +188,7 @@ class Epochs(Chapter):
         if order.repeated is None:
             return
         says, site = order.repeated
-        if order.is_known and not order.sets_epoch:
+        if order.is_known and order.deals and not order.sets_epoch:
             # A script that calls `set_epoch` may repeat epochs on purpose.
             effect = said("data.same-order.effect", times=says.values["times"])
             self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))

@@ -98,6 +98,7 @@ def _all_but_the_last(window: Window) -> bool:
 
 
 NEAR = 1e-4
+_MANY = 8
 _ROUNDED = 1e-5
 """Relative: the same number, computed by several ranks."""
 
@@ -165,10 +166,13 @@ def total_by_count(together: Together, kappa: float) -> float | None:
 
 def is_of_all_ranks(windows: Collection[Window]) -> bool:
     """Whether each loss is one of all ranks, so the weight of a rank's loss shows nothing: a DTensor, or a number that
-    all ranks compute, each with a part of its gradient. The loss of a contrastive batch is one, for example."""
+    all ranks compute from what they exchanged, each with a part of its gradient. That of a contrastive batch is one."""
     passes = passes_of(windows)
     if {one.is_of_all for one in passes} == {True}:
         return True
+    # A log exchanges a few numbers, such as the loss itself.
+    if not all(one.exchanged > _MANY for one in passes):
+        return False
     by_rank = [[window.backwards[number].value for number in sorted(window.backwards)] for window in windows]
     return len(by_rank) > 1 and all(by_rank) and all(map(_are_one, zip_longest(*by_rank))) and _differ(windows)
 

@@ -104,6 +104,7 @@ class _Passes:
                 global_divisors=self._reduced.among(loss.divisors),
                 is_of_all=any(hasattr(one, "placements") for one in tensors),
                 value=_value(tensors),
+                exchanged=recording.given.since(),
                 **vars(loss),
                 **self._inputs.seen(),
             )

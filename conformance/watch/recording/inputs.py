@@ -49,10 +49,11 @@ class Loading:
 
     fetched: the number of batches by loader. dealt: the sampler of the last batch that was not evaluated; `NONE` if it
     does not deal samples to ranks; None if unknown. samplers: the `DistributedSampler`s of the batches. draws: a batch
-    sampler of the script made any of the batches, or they are single items of the data, which may be tasks or
-    batches. drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown.
-    sizes: of the tensors in this batch. started: a loader began an epoch. ahead: the loader whose next batch is fetched
-    already, as a framework does to know which one is the last.
+    sampler of the script made any of the batches, or they are single items of the data, which may be tasks or batches.
+    drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown. sizes: of
+    the tensors in this batch. evaluated: the samplers of the last batches, if a model evaluated them. started: a loader
+    began an epoch. ahead: the loader whose next batch is fetched already, as a framework does to know which one is the
+    last.
     """
 
     def __init__(self) -> None:
@@ -64,10 +65,21 @@ class Loading:
         """Starts the count for the next backward pass."""
         self.fetched: Counter[int] = Counter()
         self.samplers: set[int] = set()
+        self.evaluated: set[int] = set()
         self.draws = False
         self.drawn: Sequence[int] = ()
         self.sizes: Sequence[int] = ()
         self.started = False
+
+    def evaluate(self) -> None:
+        """A model without gradients, or in evaluation mode, gets the last batch."""
+        self.evaluated |= self.samplers
+        self.samplers = set()
+
+    def train(self) -> None:
+        """A model trains on the last batch, also if another one has evaluated it."""
+        self.samplers |= self.evaluated
+        self.evaluated = set()
 
     def of_pass(self) -> Counter[int]:
         """The batches that belong to this backward pass, by loader."""
@@ -117,6 +129,7 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
         loading.fetched[number] += 1
         loading.started |= is_first
+        loading.evaluated = set()
         is_item = not iterator._auto_collation or getattr(source, "batch_size", None) == 1
         loading.draws |= is_item or not type(source).__module__.startswith(_BATCHED_BY)
         sampler = _innermost(source)
@@ -125,7 +138,8 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
             loading.samplers.add(of_sampler)
             if is_first and not isinstance(sampler, DistributedSampler):
                 starting[of_sampler] = _epoch(sampler)
-                recording.note(records.Epoch(of_sampler, starting[of_sampler], shuffles=True))
+                shuffles = getattr(sampler, "shuffle", True) is not False
+                recording.note(records.Epoch(of_sampler, starting[of_sampler], shuffles))
         if isinstance(sampler, DistributedSampler):
             loading.dealt = of_sampler
         else:
@@ -143,7 +157,8 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
             epoch, site, is_all = starting.pop(of_sampler), recording.site(), _is_one_batch(source)
             recording.note(records.First(of_sampler, epoch, rows, [*loading.drawn], is_labelled, is_all, site))
         # What a model gets may be augmented since.
-        loading.drawn = loading.drawn or (rows if isinstance(rows, list) else ())
+        are_rows = isinstance(rows, list) and len({*rows}) > 1
+        loading.drawn = loading.drawn or (rows if are_rows else ())
         return result
 
     yield replaced(_BaseDataLoaderIter, "_next_index", choose)
@@ -288,13 +303,16 @@ class Inputs:
     def _entered(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not torch.is_grad_enabled():
             self._loading.dealt = NONE if self._loading.dealt is not None else None
+            self._loading.evaluate()
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self._recording.is_inside("backward"):
             return
         if not module.training:
+            self._loading.evaluate()
             if not self.evaluates:
                 self.evaluates, self.evaluated = True, _rows(_data((*args, *kwargs.values())))
             return
         self.evaluates, self.evaluated = False, []
+        self._loading.train()
         self.end()
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)

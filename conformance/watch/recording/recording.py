@@ -30,16 +30,24 @@ from conformance.watch.sketch import Sketching
 
 
 class Given:
-    """How many floating-point numbers collectives were given after the last backward pass, outside of it."""
+    """How many floating-point numbers collectives were given after the last backward pass, outside of it, and since the
+    last backward pass or step."""
 
     def __init__(self) -> None:
-        self._numbers = 0
+        self._numbers = self._since = 0
         self._last = 0
+
+    def since(self) -> int:
+        """The number since the last call."""
+        since, self._since = self._since, 0
+        return since
 
     def add(self, tensors: Iterable[torch.Tensor], backwards: int) -> None:
         if backwards != self._last:
             self._numbers, self._last = 0, backwards
-        self._numbers += sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+        number = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+        self._numbers += number
+        self._since += number
 
     def has(self, parameters: Sequence[torch.Tensor], backwards: int) -> bool:
         """Whether they got as many as these parameters have gradients: a log exchanges fewer, or other numbers."""

@@ -194,6 +194,7 @@ class _Steps:
             return
         self._end()
         self._take_off()
+        self._recording.given.since()
         step, self._step = self._step, _Outermost()
         read = self._after_closure(optimizer, step) if _closure(args, kwargs) else step.read
         if read is None:
