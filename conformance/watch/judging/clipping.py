@@ -26,7 +26,7 @@ _ROUNDED = 1e-4
 """Relative rounding of a norm that a script divides by its own, with clipping's epsilon."""
 
 _LEAST = 1e-3
-"""A smaller limit, without the loss scale, is not intended. A measured norm alone shows little: 1/64 times 1024 is 16."""
+"""A smaller limit, without the loss scale, is not intended. Others may be, as 1/64 times 1024 is 16."""
 
 _AT_LIMIT = 1e-2
 """Relative spread of norms that were clipped to one limit, with clipping's epsilon."""
