@@ -413,3 +413,11 @@ def test_rows_of_other_layouts_do_not_stop_the_recorder(inputs):
             called(inputs).square().mean().backward()
             optimizer.step()
     assert watch.findings.conserved == watch.findings.steps == 3
+
+
+def test_a_sampler_whose_length_raises_an_error_is_recorded(drawn):
+    class Endless(RandomSampler):
+        def __len__(self):
+            raise NotImplementedError
+
+    assert all(drawn(DataLoader(Noisy(), BATCH, sampler=Endless(range(NUMBER)))))

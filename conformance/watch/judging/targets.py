@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from math import isclose, prod
-
-import numpy as np
+from typing import Any
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
@@ -99,6 +98,7 @@ def _all_but_the_last(window: Window) -> bool:
 
 NEAR = 1e-4
 _MANY = 8
+"""More numbers than a log exchanges, such as the loss itself."""
 _ROUNDED = 1e-5
 """Relative: the same number, computed by several ranks."""
 
@@ -170,7 +170,6 @@ def is_of_all_ranks(windows: Collection[Window]) -> bool:
     passes = passes_of(windows)
     if {one.is_of_all for one in passes} == {True}:
         return True
-    # A log exchanges a few numbers, such as the loss itself.
     if not all(one.exchanged > _MANY for one in passes):
         return False
     by_rank = [[window.backwards[number].value for number in sorted(window.backwards)] for window in windows]
@@ -179,8 +178,13 @@ def is_of_all_ranks(windows: Collection[Window]) -> bool:
 
 def _differ(windows: Collection[Window]) -> bool:
     """Whether the ranks compute other gradients of some parameter, so they do not just read the same samples."""
-    first, *others = ({n: sum(one.sketch for one in of) for n, of in window.new.items() if of} for window in windows)
-    return any(not np.allclose(first[n], other[n], rtol=_ROUNDED) for other in others for n in first.keys() & other)
+    computed: list[dict[int, Any]] = [
+        {number: sum(one.sketch for one in of) for number, of in window.new.items() if of} for window in windows
+    ]
+    first, *others = computed
+    pairs = [(first[n], other[n]) for other in others for n in first.keys() & other]
+    # Relative to the norm: a projection may be much smaller.
+    return any(abs(one - same).max() > _ROUNDED * abs(one).max() for one, same in pairs)
 
 
 def _are_one(values: Sequence[float | None]) -> bool:

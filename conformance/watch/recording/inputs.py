@@ -181,7 +181,9 @@ def _deals_each_once(sampler: Any) -> bool:
 def _innermost(sampler: Any) -> Any:
     """The sampler of single samples, of a batch sampler and of those around it."""
     for _ in range(_MOST_WRAPPERS):
-        inner = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+        # Not by their truth: a sampler's length may raise an error.
+        inside = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+        inner = next((one for one in inside if one is not None), None)
         if inner is None:
             break
         sampler = inner
