@@ -49,6 +49,8 @@ def unseen(**factors: object) -> CaseRecord:
 APART = {"verdict": "DIVERGED", "diverged": {"step": 1, "weights": [[1.0], [2.0]]}, "ruled_out": ["sum"]}
 HIDDEN = wrong("sum", gradient_factors=[2, 3], workload="clip")
 BOTH, ONLY_SUM = wrong("sum + twice", ruled_out=["sum", "twice"]), wrong("sum", ruled_out=[], layout=(2, 1))
+SUMS = [wrong("sum", layout=(2, at)) for at in (2, 3, 4)]
+SECOND = [wrong(ruled_out=["sum", "other"], workload="unused")] * 2
 #: Cases, and the causes that are named, each with the number of its cases.
 NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     "a bug that every case speaks for": (
@@ -60,6 +62,13 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
         [wrong("sum"), wrong("sum", layout=(2, 3)), wrong(layout=(2, 4), **APART)],
         [("The trainer sums.", 2), (UNKNOWN, 1)],
     ),
+    "a second bug in the cases of one workload": ([*SUMS, *SECOND], [("The trainer sums.", 3), (UNKNOWN, 2)]),
+    "a second bug in cases that differ in nothing": (
+        [*SUMS, wrong(ruled_out=["sum", "other"], layout=(2, 3))],
+        [(UNKNOWN, 4)],
+    ),
+    "a second bug, but the first one is missing elsewhere": ([*SUMS, *SECOND, case(2, 1)], [(UNKNOWN, 5)]),
+    "more cases with a second bug than a third allows": ([*SUMS, *(SECOND * 4)], [(UNKNOWN, 11)]),
     "bugs that no case tells apart": (
         [wrong("sum", "twice")],
         [("The trainer sums, or divides twice, or has another bug with the same numbers.", 1)],
