@@ -137,8 +137,13 @@ def _ending_with(problem: Problem, window: Window, tensor: int) -> list[int]:
 
 
 def _ends_without_some(problem: Problem) -> bool:
+    """Whether the last micro-batch of some rank does not use a parameter that its window uses."""
     tensors = range(len(problem.workload.model.tensors))
-    return any(len(_ending_with(problem, window, n)) < window.world_size for window in problem.windows for n in tensors)
+    return any(
+        problem.workload.uses(tensor, window.batch) and len(_ending_with(problem, window, tensor)) < window.world_size
+        for window in problem.windows
+        for tensor in tensors
+    )
 
 
 @fault(
