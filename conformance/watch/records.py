@@ -82,6 +82,13 @@ class Optimizer(Record):
     parameters: list[int]
 
 
+class Masters(Record):
+    """The optimizer steps copies of these parameters, which get the gradients."""
+
+    optimizer: int
+    parameters: list[int]
+
+
 class Backward(Record):
     """A backward pass that accumulates gradients begins. Batches and models: those since the previous backward pass."""
 

@@ -475,7 +475,7 @@ def test_a_gradient_is_cut_like_the_shards_of_the_ranks(tmp_path):
     Ledger.made(tmp_path)
     with recorded(str(tmp_path), Settings()) as recording:
         torch.optim.SGD([weight], lr=0.1)
-        recording.parameters.divide(weight, Part(torch.zeros(7), 2, 5, 4, 9, 0), [(0, 4), (4, 9)], 1)
+        recording.parameters.follow(weight, torch.zeros(7), 2, 5, [(0, 4), (4, 9)], 1)
         (weight * torch.arange(9.0).view(3, 3)).sum().backward()
     [file] = tmp_path.glob("*.jsonl")
     [local] = (one for one in map(decoded, file.read_bytes().splitlines()) if isinstance(one, records.Local))

@@ -19,6 +19,7 @@ from conformance.watch.judging.case import HOOKS
 from conformance.watch.judging.findings import Cause, Finding, Findings, Said, said
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.targets import is_of_all_ranks
 from conformance.watch.judging.windows import Window, are_stages
 
 _WEIGHTS = "watch/same-weights"
@@ -132,9 +133,10 @@ class Models:
 
         These are shards of one tensor, as in tensor parallelism; parameters that a wrapper does not synchronize; and
         those that start different, outside of a wrapper, in a model that the ranks compute together. In such a model,
-        the backward pass has collectives, or each rank's loss has a different line, as in pipeline stages."""
+        the backward pass has collectives, the ranks compute one loss, or each rank's loss has a different line, as in
+        pipeline stages."""
         parts = {number for number, one in self._streams[here[0].rank].parameters.items() if one.is_part}
-        if len(self._exchanging) == self._ranks > 1 or are_stages(here):
+        if len(self._exchanging) == self._ranks > 1 or are_stages(here) or is_of_all_ranks(here):
             parts |= {number for number, is_equal in self._starts.items() if not is_equal} - self.inside
         self.is_split |= bool(parts)
         self._of[here[0].optimizer].has_parts |= bool(parts & here[0].used.keys() - self._constant)

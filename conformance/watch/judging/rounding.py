@@ -30,9 +30,9 @@ SIGNS = 64.0
 _COARSE = 2.0**-12
 """Unit roundoff from which worst-case bounds are too wide to show anything."""
 
-_RANDOM = 16.0
+_RANDOM = 8.0
 """A sum of independent errors, each of mean 0 and within its bound, exceeds this many times the root of the sum of the
-squares of the bounds with probability below 2 exp(-128)."""
+squares of the bounds with probability below 2 exp(-32)."""
 
 _HIGHER_ORDER = 1.01
 """Terms of higher order in the roundoff, and the rounding of sums in double precision."""

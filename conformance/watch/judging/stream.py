@@ -170,6 +170,11 @@ class Stream:
                     self.parameters[int(number)].name = name
             case records.Optimizer():
                 self._make(record)
+            case records.Masters():
+                for leaf in self._leaves.values():
+                    leaf.holders.discard(str(record.optimizer))
+                for followed in record.parameters:
+                    self._leaves[followed].holders.add(str(record.optimizer))
             case records.Grouped():
                 self._is_wrapped = True
             case records.Unheld():

@@ -19,6 +19,7 @@ from conformance.watch.recording.holdings import is_plain
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.losses import Again
+from conformance.watch.recording.masters import Masters
 from conformance.watch.recording.output import later
 from conformance.watch.recording.partitions import gathered
 from conformance.watch.recording.recording import Recording, frames
@@ -39,6 +40,7 @@ class _Passes:
     def __init__(self, recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving, reduced: Reduced) -> None:
         self._recording, self._leaves, self._inputs, self._reduced = recording, leaves, inputs, reduced
         self._again, self._coverage, self._moving = Again(), Coverage(recording), moving
+        self._masters = Masters(recording)
         self._times: float | None = 1.0
 
     def begin(self, original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -63,6 +65,8 @@ class _Passes:
                 return original(tensors, *args, **kwargs)
         with recording.occupied():
             self._leaves.close()
+            if kwargs.get("accumulate_grad"):
+                self._masters.look(begins_at(tensors))
             if recording.is_looking:
                 self._leaves.arm()
             else:

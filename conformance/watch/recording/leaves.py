@@ -96,13 +96,14 @@ class Leaves:
         for known, one in beginning:
             known.advance()
             known.looked_at = self._passes
-            # The used gradient of a flat tensor is not in `.grad`.
-            if known.is_read and not known.is_flat and one.grad is not None:
+            if known.is_read and one.grad is not None:
                 left.append(self._left_in(known, one.grad))
         self._note_left([known.number for known, _ in beginning], left)
 
     def _left_in(self, known: Known, gradient: torch.Tensor) -> _Left:
-        taken = self._recording.sketching.take(gradient, known.sample)
+        # A shard in a flat tensor gets only its part of what is in the whole `.grad`.
+        part = known.split(own(gradient.detach()))[known.piece] if known.is_flat else gradient
+        taken = self._recording.sketching.take(part, known.sample)
         return _Left(known, taken, gradient.dtype, known.has_used(gradient))
 
     def _note_left(self, parameters: list[int], left: Sequence[_Left]) -> None:

@@ -17,6 +17,7 @@ from conformance.trace.state.graphs import Graphs, saved
 from conformance.watch.records import ENTROPIES
 
 _MOST_NODES, _MOST_TERMS = 12, 64
+_MOST_OF_ALL = 200_000
 _MEAN = 1
 """torch's number for `reduction="mean"`."""
 
@@ -99,6 +100,14 @@ def nodes(root: Any, most: int) -> Iterator[Any]:
             if following is not None and following not in known and len(known) < most:
                 known.add(following)
                 waiting.append(following)
+
+
+def leaves(root: Any) -> list[torch.nn.Parameter]:
+    """The parameters that get gradients in a backward pass from this node."""
+    variables = [getattr(node, "variable", None) for node in nodes(root, _MOST_OF_ALL)]
+    # FSDP2's gathered tensor is also a parameter; replace it by the shard that optimizers have.
+    shards = [getattr(one, "_conformance_shards", lambda one=one: one)() for one in variables]
+    return [one for one in shards if isinstance(one, torch.nn.Parameter)]
 
 
 def _chain(node: Any) -> Iterator[tuple[Any, float | None]]:

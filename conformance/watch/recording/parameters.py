@@ -12,7 +12,6 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.trace.state.numbers import Stamp
-from conformance.trace.state.optimizers import Part
 from conformance.watch import records
 from conformance.watch.sizes import UNREAD, WHOLE
 
@@ -29,7 +28,8 @@ class Known:
     """A parameter.
 
     pieces: the ranges of its dimension `cut`, one for each rank with a shard; () if it is whole. piece: the shard of
-    this rank. is_flat: the pieces are ranges of elements, and this rank's is in a flat tensor of an optimizer. handle,
+    this rank. is_copied: an optimizer steps a copy, such as a master weight. is_flat: so it does, of this rank's piece,
+    and pieces are ranges of elements. handle,
     first: of our last hook, and of our first one if the script has hooks. sample: to read in this window. windows: the
     number of watched windows before. steps: the number of all steps. among: the number of parameters of its optimizer.
     is_in_window: a backward pass came since the last step. looked_at: the pass at which an old `.grad` was read, until
@@ -43,6 +43,7 @@ class Known:
     pieces: tuple[tuple[int, int], ...] = ()
     piece: int = 0
     cut: int = 0
+    is_copied: bool = False
     is_flat: bool = False
     is_part: bool = False
     handle: Any = None
@@ -87,11 +88,18 @@ class Known:
         self.is_in_window = False
         self.windows += is_looked_at
         self.steps += 1
+        gradient = self._kept(gradient)
         self.used = None if gradient is None else Stamp(gradient)
 
     def has_used(self, gradient: torch.Tensor) -> bool:
         """Whether the last step used this gradient, unchanged since."""
-        return self.used == Stamp(gradient)
+        kept = self._kept(gradient)
+        return kept is not None and self.used == Stamp(kept)
+
+    def _kept(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient to which the next backward pass adds, if the step used this one."""
+        parameter = self.reference() if self.is_copied else None
+        return gradient if parameter is None else parameter.grad
 
 
 class Slice:
@@ -149,7 +157,11 @@ class Parameters:
         return 0 if known.since is None else tensor._version - known.since
 
     def numbers(self, tensors: Iterable[Any]) -> list[int]:
-        return [known.number for known, _ in self.among(tensors)]
+        """The numbers of the known parameters among tensors, and of those whose elements they have."""
+        if not self._in_flat:
+            return [known.number for known, _ in self.among(tensors)]
+        found = [[one for one, *_ in self._in_flat.get(tensor, ())] or [self.find(tensor)] for tensor in tensors]
+        return [known.number for of_tensor in found for known in of_tensor if known is not None]
 
     def of(self, parameter: torch.Tensor) -> Known:
         known = self.find(parameter)
@@ -175,12 +187,23 @@ class Parameters:
         if (parameter := known.reference()) is not None:
             self._describe(known, parameter)
 
-    def divide(self, parameter: torch.Tensor, part: Part, pieces: Sequence[tuple[int, int]], piece: int) -> None:
-        """Notes that each rank steps one of these pieces of a parameter, this rank in a flat tensor."""
+    def follow(
+        self,
+        parameter: torch.Tensor,
+        master: torch.Tensor,
+        start: int,
+        length: int,
+        pieces: Sequence[tuple[int, int]] = (),
+        piece: int = 0,
+    ) -> None:
+        """Notes that an optimizer steps `length` elements of `master` from `start` on instead of a parameter, or of the
+        piece on this rank. pieces: the elements of each rank; () if each has all."""
         known = self.of(parameter)
-        known.pieces, known.piece, known.is_flat = tuple(pieces), piece, True
+        known.is_copied, known.is_flat = True, bool(pieces)
+        known.pieces, known.piece = tuple(pieces), piece
         self._describe(known, parameter)
-        self._in_flat.setdefault(part.flat, []).append((known, part.start, part.length))
+        self._in_flat.setdefault(master, []).append((known, start, length))
+        self._known.pop(id(master), None)
 
     def held(self, optimizer: torch.optim.Optimizer) -> list[tuple[Known, Any]]:
         """The parameters that an optimizer steps, or their parts in flat tensors."""

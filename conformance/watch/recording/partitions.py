@@ -72,7 +72,7 @@ def observe(recording: Recording) -> Seams:
         if any(len(pieces) != world or pieces[rank][1] - pieces[rank][0] != part.length for _, part, pieces in parts):
             raise ValueError("unsupported partition of the parameters over ranks")
         for parameter, part, pieces in parts:
-            recording.parameters.divide(parameter, part, pieces, rank)
+            recording.parameters.follow(parameter, part.flat, part.start, part.length, pieces, rank)
         wrappers.add(wrapper)
 
     def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -9,13 +9,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.watch import records
-from conformance.watch.recording.losses import nodes
+from conformance.watch.recording.losses import leaves
 from conformance.watch.recording.parameters import names_of
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 from conformance.watch.sketch import own
-
-_MOST_NODES = 200_000
 
 
 class Coverage:
@@ -53,7 +51,7 @@ class Coverage:
 
     def _look_through(self, root: Any, calls: int, steps: int) -> None:
         knows = self._recording.parameters.find
-        found = {id(one): one for one in _leaves(root) if knows(one) is None}
+        found = {id(one): one for one in leaves(root) if knows(one) is None}
         for key in [key for key, one in self._unheld.items() if knows(one) is not None]:
             del self._unheld[key]
         self._unheld |= found
@@ -124,11 +122,3 @@ class Coverage:
         value = self._recording.sketching.of([(WHOLE, parameter.data)])[0].cpu()
         first, before = self._first.setdefault(id(parameter), (steps, value))
         return first < steps and torch.equal(before, value)
-
-
-def _leaves(root: Any) -> list[torch.nn.Parameter]:
-    """The parameters that get gradients in a backward pass from this node."""
-    variables = [getattr(node, "variable", None) for node in nodes(root, _MOST_NODES)]
-    # FSDP2's gathered tensor is also a parameter; replace it by the shard that optimizers have.
-    shards = [getattr(one, "_conformance_shards", lambda one=one: one)() for one in variables]
-    return [one for one in shards if isinstance(one, torch.nn.Parameter)]
