@@ -161,9 +161,19 @@ def _likeliest(fitting: Sequence[Mistake], common: set[tuple[str, ...]]) -> tupl
 def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
     """Yields each window with all bugs that fit it, and whether its gradients are correct. Leaves out windows that fit
     both correct and wrong averaging."""
+    for number, rights in correct_gradients(run).items():
+        for window in run.numbered[number]:
+            if number in held(window.rank) and (found := _compared(window, rights)) is not None:
+                yield found
+
+
+@fact
+def correct_gradients(run: Run) -> Mapping[int, Sequence[Gradient]]:
+    """The correct gradients of each window by its number, in all accepted readings; without unknown ones."""
     expectations = Expectations(run.plan)
     starts = [held(rank) for rank in run.ranks]
-    for number, windows in run.numbered.items():
+    found: dict[int, Sequence[Gradient]] = {}
+    for number in run.numbered:
         shares = [run.plan.micro_batches(rank.number, number) for rank in run.ranks]
         # Averages over all ranks and over those with data left are both valid, and may look like bugs.
         if not all(shares):
@@ -174,10 +184,9 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
             continue
         [weights] = known
         # The correct gradients are unknown for a model of another shape.
-        rights = expectations.gradients(shares, weights) if len(weights) == run.plan.model.size else ()
-        for window in windows if rights else ():
-            if number in starts[window.rank.number] and (found := _compared(window, rights)) is not None:
-                yield found
+        if len(weights) == run.plan.model.size:
+            found[number] = expectations.gradients(shares, weights)
+    return found
 
 
 def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, bool] | None:

@@ -229,11 +229,13 @@ class Rank(Events):
 
     @cached_property
     def owns_nothing(self) -> bool:
-        """Whether several other ranks step disjoint parameters, and this one steps none."""
-        if any(optimizer.parameters for optimizer in self.of(trace.Optimizer)) or self.of(trace.ForeignOptimizer):
-            return False
+        """Whether several other ranks step disjoint parameters, among them all that this one has, and it steps none."""
         owned = [{number for step in rank.of(trace.Step) for number in step.parameters} for rank in self.run.ranks]
-        return sum(map(bool, owned)) > 1 and sum(map(len, owned)) == len(set[int]().union(*owned))
+        if owned[self.number] or self.of(trace.ForeignOptimizer):
+            return False
+        stepped = set[int]().union(*owned)
+        has = {number for optimizer in self.of(trace.Optimizer) for number in optimizer.parameters}
+        return sum(map(bool, owned)) > 1 and sum(map(len, owned)) == len(stepped) and has <= stepped
 
     @cached_property
     def steps_by_hand(self) -> bool:

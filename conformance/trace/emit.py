@@ -138,7 +138,14 @@ class Recording:
             self.note("zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none)
         if change.changed:
             masters = {"of_masters": True} if self.watched.computing is not self.watched.current else {}
-            self.note("gradient_change", parameters=change.changed, factor=change.factor, since=change.since, **masters)
+            self.note(
+                "gradient_change",
+                parameters=change.changed,
+                factor=change.factor,
+                since=change.since,
+                before=change.before,
+                **masters,
+            )
         self.gradients.since = self._last_seq
 
     def accounted(self, *, zeroed: bool = False) -> None:

@@ -64,8 +64,8 @@ def of_life(ranks: Sequence[RankEvidence], run: Run) -> list[RankEvidence]:
     ]
     attempts = [attempt for of_rank, _ in shown for attempt in of_rank]
     return [
-        replace(rank, attempts=tuple(_with_gradients(rank, own, attempts)), changes=(*_within(rank), *changes))
-        for rank, (own, changes) in zip(ranks, shown, strict=True)
+        replace(rank, attempts=tuple(_with_gradients(rank, seen, own, attempts)), changes=(*_within(rank), *changes))
+        for rank, seen, (own, changes) in zip(ranks, run.ranks, shown, strict=True)
     ]
 
 
@@ -146,11 +146,14 @@ def _still(seen: Rank, attempts: Sequence[Attempt], attempt: Attempt, shown: Vec
     return ", back to those from before it" if all(old == now for old, now in moved) else ""
 
 
-def _with_gradients(rank: RankEvidence, own: Sequence[Attempt], attempts: Sequence[Attempt]) -> Iterator[Attempt]:
+def _with_gradients(
+    rank: RankEvidence, seen: Rank, own: Sequence[Attempt], attempts: Sequence[Attempt]
+) -> Iterator[Attempt]:
     """Yields the rank's ``own`` attempts, with the gradients of parameters that other ranks step for it."""
     size = max((len(attempt.weights) for attempt in own), default=0)
     is_partial = any(attempt.gradients is not None and None in attempt.gradients for attempt in own)
     exchanged = _exchanged(rank, size) if is_partial else set()
+    exchanged |= {attempt.seen_in for attempt in own if seen.owns_nothing}
     for attempt in own:
         gradients = attempt.gradients
         if gradients is not None and None in gradients and attempt.seen_in in exchanged:
@@ -193,7 +196,8 @@ def _by_hand(
         if has_moved or number in skipped:
             scales = [float(step.scale) for step in window.of(ScalerStep)]
             scale = scales[-1] if scales else None
-            yield Attempt(number, number, has_moved, None, held[number], scale, weights_by="shown")
+            own = (None,) * len(before) if rank.owns_nothing else None
+            yield Attempt(number, number, has_moved, own, held[number], scale, weights_by="shown")
 
 
 def _within(rank: RankEvidence) -> Iterator[str]:

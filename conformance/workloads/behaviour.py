@@ -76,7 +76,9 @@ WORDS: dict[Way, Words] = {
     ),
     "unused_parameters=skip": Words("leaves parameters unchanged that a window does not use"),
     "unused_parameters=move": Words(
-        "moves parameters that a window does not use by momentum and weight decay, with gradients of zero"
+        "moves parameters that a window does not use by momentum and weight decay, with gradients of zero",
+        "These parameters drift, although no sample trains them.",
+        "leave `parameter.grad` at None where no rank has a gradient",
     ),
     "repeated_samples=trained": Words("trains on the samples that its sampler repeats"),
     "repeated_samples=left out": Words("leaves out the samples that its sampler repeats"),

@@ -66,8 +66,11 @@ def test_whether_the_weights_of_a_rank_are_stepped_by_hand(held, is_stepped):
     ("owned", "is_left_out"),
     [([[0], [1], []], True), ([[0, 1], [], []], False), ([[0, 1], [0, 1], []], False), ([[0], [0, 1], []], False)],
 )
-def test_whether_others_own_all_that_is_stepped(owned, is_left_out):
+@pytest.mark.parametrize("shown", [[], [hold(0, 0, 1)]], ids=["without an optimizer", "with one of all parameters"])
+def test_whether_others_own_all_that_is_stepped(owned, is_left_out, shown):
     """Each its own; a rank that steps for all, or for itself, leaves nothing for the last rank."""
-    ranks = [[hold(0, *own), forward(0), backward(), step(parameters=own)] if own else [forward(0)] for own in owned]
+    ranks = [
+        [hold(0, *own), forward(0), backward(), step(parameters=own)] if own else [*shown, forward(0)] for own in owned
+    ]
     run = a_run(*ranks, backend="zero-redundancy")
     assert [rank.owns_nothing for rank in run.ranks] == [False, is_left_out and not owned[1], is_left_out]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from .building import a_run, backward, event, forward, hold, step
+from .building import TWO, a_run, backward, event, forward, hold, right, step
 from .building_amp import CLIP, CLIPPED, S, by_hand, last, more, scaled, skipped, taken, two_ranks, unscale
 from .findings import laws_in, tables, the_finding
+
+
+def changed(before, **fields):
+    """The gradients were `before`, and have changed."""
+    return event("gradient_change", before=before, **fields)
+
 
 #: By law: runs that break only this law.
 BREAKING = {
@@ -21,15 +27,19 @@ BREAKING = {
         ),
     },
     "amp/unscale-before-change": {
-        "changed": lambda: a_run([scaled(0), event("gradient_change"), unscale(), taken()]),
+        "changed": lambda: a_run([event("start"), scaled(0), changed(right([0, 1], S)), unscale(), taken()]),
+        "made finite": lambda: a_run([scaled(0), changed(["inf", 1.0], factor="nan"), unscale(), taken()]),
         "changed after the backward that averages": lambda: two_ranks(
             [
-                [forward(0), by_hand(during="backward"), backward(scaled=S)],
-                [event("gradient_change", since=5), unscale(), taken()],
+                [event("start"), forward(0), by_hand(during="backward"), backward(scaled=S)],
+                [changed(right([0, 1], S), since=5), unscale(), taken()],
             ]
         ),
         "clipped by norm": lambda: a_run(
-            [scaled(0), event("gradient_change", factor=0.01), unscale(), taken(gradients=[0.6 / S, 0.8 / S])],
+            [
+                [event("start"), scaled(0), changed(right([0, 1], S), factor=0.01)],
+                [unscale(), taken(gradients=[0.6 / S, 0.8 / S])],
+            ],
             clip=CLIP,
         ),
     },
@@ -96,21 +106,28 @@ ALLOWED = {
         [scaled(0), event("clip", threshold=S, norm=4096.0), unscale(), taken()], clip=CLIP
     ),
     "clamped by hand at a scaled threshold": lambda: a_run(
-        [scaled(0), event("gradient_change"), unscale(), taken(gradients=[1.0, 0.25])],
+        [event("start"), scaled(0), changed(right([0, 1], S)), unscale(), taken(gradients=[1.0, 0.25])],
         clip={"kind": "value", "threshold": 1.0},
     ),
     "clipped by hand after unscaling": lambda: a_run(
         [hold(0, 0, 1), scaled(0), unscale(), event("gradient_change", factor=0.01), taken()], clip=CLIP
     ),
-    "changed around a collective": lambda: two_ranks(
-        [scaled(0), event("collective"), event("gradient_change", since=4), unscale(), taken()]
+    "averaged with another rank": lambda: two_ranks(
+        *(
+            [event("start"), scaled(0), changed(right([rank], S)), unscale(), taken(), event("finished")]
+            for rank in (0, 1)
+        ),
+        micro_batch_size=1,
+        orders=[[[[0]], [[1]]]],
     ),
-    "brought together in a way that leaves no trace": lambda: two_ranks(
-        [scaled(0), event("gradient_change"), unscale(), taken()]
+    "summed up elsewhere": lambda: a_run(
+        [event("start"), scaled(0), event("zero_grad"), scaled(None), changed(right([1], S / 2)), unscale(), taken()],
+        **TWO,
     ),
     "changed where no gradients are listed": lambda: a_run(
-        [scaled(0), event("gradient_change"), unscale(), taken(gradients=None)]
+        [event("start"), scaled(0), changed(right([0, 1], S)), unscale(), taken(gradients=None)]
     ),
+    "changed where no weights are known": lambda: a_run([scaled(0), changed(right([0, 1], S)), unscale(), taken()]),
     "copied to masters": lambda: a_run([scaled(0), event("gradient_change", of_masters=True), unscale(), taken()]),
     "an overflow, changed": lambda: a_run(
         [scaled(0), event("gradient_change"), unscale(found_inf=True), skipped(), last()]

@@ -81,10 +81,11 @@ def test_a_factor_up_to_rounding(small):
 def test_no_factor(small):
     """As when values are clipped."""
     small.backward()
+    before = [value for parameter in small.model.parameters() for value in parameter.grad.flatten().tolist()]
     for parameter in small.model.parameters():
         parameter.grad.clamp_(max=4.0)
     [change] = small.notice()
-    assert (change["parameters"], change["factor"]) == ([0], None)
+    assert (change["parameters"], change["factor"], change["before"]) == ([0], None, before)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -100,7 +101,7 @@ def test_a_non_finite_gradient_is_one_change(small, value):
 def test_a_new_gradient(small):
     small.model.bias.grad = torch.ones(1)
     [change] = small.notice()
-    assert (change["parameters"], change["factor"]) == ([1], None)
+    assert (change["parameters"], change["factor"], change["before"]) == ([1], None, [None] * 3)
 
 
 def test_equal_values_are_no_change(small):

@@ -148,6 +148,13 @@ def test_another_models_optimizer_is_noted_once_and_ignored(stepping, features, 
     assert (foreign["optimizer"], foreign["shapes"]) == ("SGD", [[classes, features], [classes]])
 
 
+def test_an_empty_optimizer_is_no_other_models(stepping):
+    optimizer = torch.optim.SGD(stepping.model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["params"] = []
+    optimizer.step()
+    assert stepping.recording.kinds("foreign_optimizer", "optimizer", "step") == []
+
+
 def test_a_missing_gradient_is_null(stepping):
     stepping.model.bias.requires_grad_(False)
     [step] = stepping.step()

@@ -9,6 +9,7 @@ from conformance.oracle.faults.short_windows import NominalLength
 from conformance.oracle.faults.weighted import MeanOfMicroBatchMeans
 from conformance.oracle.recurrence import Recurrence
 from conformance.verdict.judge import judge
+from conformance.workloads.behaviour import warning
 
 SHORT = "single-acc2-fp32-short-window"
 UNEVEN = "single-acc2-fp32-uneven-batch"
@@ -52,6 +53,7 @@ def test_parameters_that_a_window_does_not_use(follow, textbook, way, missing):
         for number in unused:
             run.of("step")[window]["gradients"][number] = missing
     assert seen(run) == ("PASS (exact)", [f"unused_parameters={way}"])
+    assert (warning(f"unused_parameters={way}", None) is not None) == (way == "move")
 
 
 def test_a_parameter_that_is_used_has_a_gradient(follow):

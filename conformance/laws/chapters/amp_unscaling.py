@@ -7,8 +7,10 @@ from itertools import pairwise
 from math import hypot, isclose
 from typing import TypeVar
 
+from conformance.laws.averaging import correct_gradients
 from conformance.laws.law import OK, Broken, Outcome, law
 from conformance.laws.loss_scale import (
+    all_finite,
     averages_gradients,
     divides_by,
     is_scale,
@@ -17,7 +19,6 @@ from conformance.laws.loss_scale import (
     unscaled_before_sync,
 )
 from conformance.laws.run import Run, Window, fact
-from conformance.laws.sharing import brings_together
 from conformance.trace import events as trace
 from conformance.trace.words import number
 
@@ -126,11 +127,13 @@ def unscale_before_change(window: Window) -> Outcome:
 def _change(window: Window, change: trace.GradientChange, scale: float, unscale: trace.Event) -> Outcome:
     step = scaling(window).next(change, trace.Step, change.parameters)
     # No step uses gradients that overflowed, and the factor of a change to them, or to masters, is unknown.
-    if step is None or overflowed(window) or change.of_masters or _is_sync(change, window):
+    if step is None or overflowed(window) or change.of_masters:
         return None
     what = _changed_how(change, step, scale, window)
     if what is None:
         return OK
+    if not (isinstance(change.factor, str) or _was_complete(change, window, scale)):
+        return None
     return Broken(
         change,
         "`unscale_` before gradients are changed",
@@ -143,15 +146,12 @@ def _change(window: Window, change: trace.GradientChange, scale: float, unscale:
     )
 
 
-def _is_sync(change: trace.GradientChange, window: Window) -> bool:
-    """Whether averaging may explain the change: a collective or a received message came with it, or several ranks
-    average without a trace."""
-    exchanges = window.of(trace.Exchange)
-    is_seen = any(isinstance(event, trace.Receive) or brings_together(event) for event in exchanges)
-    return (window.plan.world_size > 1 and not is_seen) or any(
-        isinstance(event, trace.Collective | trace.Receive) and change.since <= event.seq <= change.seq
-        for event in exchanges
-    )
+def _was_complete(change: trace.GradientChange, window: Window, scale: float) -> bool:
+    """Whether it changed the gradients of the whole window. A change of others may average them or sum them up."""
+    seen = change.before
+    if seen is None or len(seen) != window.plan.model.size or not all_finite(seen) or not any(seen):
+        return False
+    return any(right.is_times(scale, seen) for right in correct_gradients(window.run).get(window.number, ()))
 
 
 def _changed_how(change: trace.GradientChange, step: trace.Step, scale: float, window: Window) -> str | None:

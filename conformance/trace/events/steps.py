@@ -55,6 +55,7 @@ class GradientChange(Event, noted="when the next event finds gradients changed a
     of_masters: Annotated[
         bool, "whether these are copies of the gradients to which backwards add, as those of master weights are"
     ] = False
+    before: Annotated[Vector | None, "all gradients before the change, null for a model too large to be read"] = None
 
     @property
     def label(self) -> str:
@@ -191,7 +192,7 @@ class Schedule(Event, noted="after `LRScheduler.step`"):
         return f"learning rate {before} → {after}"
 
 
-class ForeignOptimizer(Event, noted="at the first step of an optimizer without watched parameters"):
+class ForeignOptimizer(Event, noted="at the first step of an optimizer with parameters, none of them watched"):
     optimizer: Annotated[str, "its class"]
     shapes: Annotated[Sequence[Numbers], "shapes of its parameters"]
 

@@ -277,9 +277,10 @@ class _Steps:
         self._running[:] = [step for step in self._running if step.caller in alive]
 
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._recording.numbers.known("other optimizer", optimizer) is None:
+        shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
+        # A rank whose share of the parameters is empty steps an empty optimizer.
+        if shapes and self._recording.numbers.known("other optimizer", optimizer) is None:
             self._recording.numbers.of("other optimizer", optimizer)
-            shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
             self._recording.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes)
 
 

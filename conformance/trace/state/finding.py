@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -121,6 +121,14 @@ class Elements:
         """The used elements of `tensor`: the parameter `number` or its gradient."""
         used = self._used[number]
         return elements(tensor if used is None else own_part(tensor).flatten()[list(used)])
+
+    def laid_out(self, seen: Mapping[int, list[Number] | None]) -> list[Number]:
+        """What `sight` saw by number, as `values` lists it; None for parts and for elements that it did not see."""
+        flat: list[Number] = []
+        for number, (size, used) in enumerate(zip(self.sizes, self._used, strict=True)):
+            sight, size = seen.get(number), size if used is None else len(used) + 2
+            flat += [None] * size if sight is None or len(sight) != size else sight
+        return flat
 
     def held(self, tensors: Sequence[torch.Tensor | None]) -> list[int] | None:
         """The positions of the elements that this rank holds of `tensors`; None if they are not split over ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +28,7 @@ class Change:
     set_to_none: whether the cleared gradients were set to None; None if only some were.
     factor: the factor by which all changed gradients were multiplied, None if there is no such factor, "nan" if they
         were not finite and now are.
+    before: all gradients before the change; None for a large model.
     """
 
     since: int
@@ -34,6 +36,7 @@ class Change:
     set_to_none: bool | None
     changed: list[int]
     factor: Number
+    before: list[Number] | None
 
 
 class Gradients:
@@ -82,6 +85,7 @@ class Gradients:
             set_to_none=to_none.pop() if len(to_none) == 1 else None,
             changed=[change.number for change in others],
             factor=_factor(others) if others and self._watched.is_readable else None,
+            before=self._watched.laid_out(dict(zip(map(itemgetter(0), self._looked_at), before, strict=True))),
         )
 
     def known(self, seq: int, *, are_zero: bool = False) -> None:

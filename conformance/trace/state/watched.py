@@ -355,6 +355,10 @@ class Watched:
         """The used elements of `tensor`: the parameter `number` or its gradient."""
         return self._elements.sight(number, tensor)
 
+    def laid_out(self, seen: Mapping[int, list[Number] | None]) -> list[Number] | None:
+        """What `sight` saw of each parameter by its number, as one list like `gradients`; None for a large model."""
+        return self._elements.laid_out(seen) if self.is_readable else None
+
     def weights(self, parameters: Found | None = None) -> list[Number] | None:
         """The values of `parameters`, by default of `current`; None for a large model."""
         if not self.is_readable:
