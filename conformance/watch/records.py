@@ -103,7 +103,7 @@ class Backward(Record):
     site: Site
     summed: int = 0  # targets of the sum that the factors multiply; 0 for a mean
     loader: int | None = None  # the loader of the batches, if there is only one
-    calls: int = 0  # equal for backward passes with the same stack of calls, line by line
+    calls: int = 0  # equal for backward passes with the same stack of calls
     of_any: bool = False  # the mean or sum was written in the script, so its elements may be anything
     divisors: list[float] = field(default_factory=list)  # of the factors that are divisions
     batches: int = 0  # the number of batches from loaders

@@ -78,6 +78,8 @@ def lengths(numbers, *divisors, **facts):
         (lengths((2, 2, 2), 2), set()),
         (lengths((2, 2, 1), 2), {LENGTH}),
         (lengths((2, 2, 3), 2), {DIVIDED}),  # the rest of an epoch is included
+        ([[by(2, calls=1), by(2, calls=2)] * 2] * 3, set()),  # two losses of each micro-batch
+        ([[by(2, calls=1), by(2, calls=1), by(2, calls=1), by(2, calls=2)]] * 3, {DIVIDED}),
         (lengths((2, 2, 1, 2, 2, 1, 2), 2), {LENGTH}),
         (lengths((1, 2, 2, 2), 2), {LENGTH}),
         (lengths((2, 1, 2, 2, 2, 1, 2), 2), {DIVIDED}),  # some batches have no labels
@@ -206,7 +208,7 @@ def share(number, counts, times=1):
         ([of(factors=[2.0])] * 2, 0.5, {TIMES}),
         ([of(factors=[0.5])] * 2, 0.5, set()),  # half of a loss
         ([{"factors": [2.0]}] * 2, 0.5, set()),
-        ([by(2), by(2)], 0.5, {DIVIDED}),
+        ([by(2), by(2)], 0.5, {"micro-batches.divided-by-ranks"}),
         ([by(4), by(4)], 0.5, {DIVIDED}),
         (share(1, (12, 20)), 1, set()),
         (share(1, (12, 20)), 0.5, {ONCE}),

@@ -48,14 +48,14 @@ class Losses(Chapter):
 
     def __init__(self, findings: Findings, steady: Steady) -> None:
         super().__init__(findings)
-        self._steady = steady
+        self._steady, self._ranks = steady, 1
         self._lengths: dict[tuple[int, int], _Lengths] = defaultdict(_Lengths)
         self._sums: dict[int, _Sums] = defaultdict(_Sums)
         self._weights: dict[int, _Weights] = defaultdict(_Weights)
         self._means = Means(findings)
 
     def judge_right(self, together: Together) -> None:
-        kappa = kappa_of(together)
+        kappa, self._ranks = kappa_of(together), together.ranks
         # Whether ranks are averaged or summed does not change the weight of micro-batches, unless it averages them.
         of_ranks = 1.0 if near(kappa, together.ranks) and not is_mean_of_all(together) else kappa
         for window in together.here:
@@ -131,6 +131,8 @@ class Losses(Chapter):
             facts |= {nominal: found for nominal, found in of.means.items() if 2 * found.total() > of.windows}
         for nominal, lengths in facts.items():
             says = said("micro-batches.divided", number=nominal, passes=sorted(lengths))
+            if nominal == self._ranks and lengths.keys() == {1}:
+                says = said("micro-batches.divided-by-ranks", ranks=nominal)
             self._findings.leave_open(says, lengths.total())
 
 
@@ -299,7 +301,10 @@ class _Lengths:
 
     def take(self, window: Window, kappa: float | None) -> None:
         passes = [*window.backwards.values()]
-        number, numbers = len(passes), _numbers(passes)
+        numbers = _numbers(passes)
+        # A micro-batch may have several losses, each on its own line.
+        of_lines = {*Counter(one.calls for one in passes).values()}
+        number = next(iter(of_lines)) if len(of_lines) == 1 and of_lines <= numbers else len(passes)
         self.windows, self.last = self.windows + 1, window.index
         # Batches may come long before. One of several loaders may belong to an evaluation.
         self.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)

@@ -157,6 +157,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     # Denominators.
     "micro-batches.sum": (Property.MICRO_BATCHES, "sum"),
     "micro-batches.divided": (Property.MICRO_BATCHES, "weighted"),
+    "micro-batches.divided-by-ranks": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.divided-twice": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.times-ranks": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),

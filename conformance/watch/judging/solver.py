@@ -23,7 +23,8 @@ from conformance.watch.judging.hypotheses import (
 )
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.system import System, system_of
-from conformance.watch.judging.windows import are_stages
+from conformance.watch.judging.targets import differs, is_of_all_ranks
+from conformance.watch.judging.windows import Contribution, are_stages
 
 COARSE: Shown = (Property.RANKS, "too coarse to tell")
 """The outcome of a step whose factor cannot be determined, so it is not judged."""
@@ -44,6 +45,8 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
             return _state(case, said("ranks.parts", **case.counted(parts)), findings)
         case.remember(factor)
         return _judge_factor(case, case.kappa(factor), findings)
+    if (of_one := _of_one_loss(case)) is not None:
+        return _judge_factor(case, of_one, findings)
     if (shows := _by(CHANGED, case, case, findings)) is not None:
         return shows
     for choose, rows in OF_OTHERS:
@@ -81,6 +84,21 @@ def _of_parts(case: Case) -> Factor | None:
         is_clipped = kappas[0].high < case.together.ranks
         return kappas[0].times(1 / case.together.over if is_clipped or are_stages(case.together.here) else 1.0)
     return next((one for one in kappas if one.contains(1)), kappas[-1] if kappas else None)
+
+
+def _of_one_loss(case: Case) -> Factor | None:
+    """The factor if all ranks compute one loss, and each has its part of a parameter's gradient, or already all of it;
+    relative to their sum, with the loss scale and clipping undone."""
+    here = case.together.here
+    if not is_of_all_ranks(here):
+        return None
+
+    def choose(number: int) -> list[Contribution]:
+        is_whole = number in case.together.partitioned or not differs(here, number)
+        return case.own(number) if is_whole else case.all(number)
+
+    factor = case.known(choose)
+    return None if factor is None else case.kappa(factor).times(1 / case.together.over)
 
 
 def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from math import isclose, prod
-from typing import Any
+
+import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import Together
@@ -178,13 +179,15 @@ def is_of_all_ranks(windows: Collection[Window]) -> bool:
 
 def _differ(windows: Collection[Window]) -> bool:
     """Whether the ranks compute other gradients of some parameter, so they do not just read the same samples."""
-    computed: list[dict[int, Any]] = [
-        {number: sum(one.sketch for one in of) for number, of in window.new.items() if of} for window in windows
-    ]
-    first, *others = computed
-    pairs = [(first[n], other[n]) for other in others for n in first.keys() & other]
+    return any(differs(windows, number) for number in {number for window in windows for number in window.new})
+
+
+def differs(windows: Collection[Window], number: int) -> bool:
+    """Whether the ranks that compute gradients of a parameter compute others."""
+    sums = [np.sum([one.sketch for one in of], 0) for window in windows if (of := window.new.get(number))]
+    first, *others = sums or [np.zeros(1)]
     # Relative to the norm: a projection may be much smaller.
-    return any(abs(one - same).max() > _ROUNDED * abs(one).max() for one, same in pairs)
+    return any(abs(first - other).max() > _ROUNDED * abs(first).max() for other in others)
 
 
 def _are_one(values: Sequence[float | None]) -> bool:

@@ -145,5 +145,5 @@ def _may_multiply(hook: Any) -> bool:
 
 def _calls() -> int:
     """A fingerprint of the stack of calls, equal in all processes."""
-    lines = [f"{one.f_code.co_filename}:{one.f_lineno}" for one in frames(sys._getframe(1))]
+    lines = [f"{one.f_code.co_filename}:{one.f_lasti}" for one in frames(sys._getframe(1))]
     return zlib.crc32("\n".join(lines).encode(errors="backslashreplace"))

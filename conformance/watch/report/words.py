@@ -244,6 +244,7 @@ WORDS: Mapping[str, str] = {
     "micro-batches.sum": "the losses of {passes} micro-batches are summed but not divided",
     "micro-batches.short": "short window divided by {number} instead of {passes}",
     "micro-batches.divided": "each loss is divided by {number}, but its window has {passes:backward pass}",
+    "micro-batches.divided-by-ranks": "losses are divided by {ranks}, the number of ranks, and gradients are averaged",
     "micro-batches.divided-twice": "each of {number} losses is divided by {number} twice",
     "micro-batches.last-only": "{batches} batches are loaded, but only one loss, divided by {batches}, goes backward",
     "micro-batches.uneven": "some losses of a window weigh {times:g}x of the others",
