@@ -47,6 +47,17 @@ BREAKING = {
             precision="fp64",
         ),
     },
+    "amp/state-in-full-precision": {
+        name: lambda precision=precision, dtypes=dtypes: a_run(
+            [forward(0), backward(), step(dtypes=dtypes)], precision=precision
+        )
+        for name, precision, dtypes in (
+            ("momentum in 16 bits", "fp32", ["bfloat16", "float32"]),
+            ("moments in single precision", "fp64", ["float32", "float64"]),
+            ("weights in 16 bits", "bf16", ["bfloat16"]),
+            ("8 bits", "fp32", ["float32", "float8_e4m3fn"]),
+        )
+    },
     "amp/backward-on-scaled-loss": {
         "never": lambda: a_run([forward(0), backward(), unscale(), taken()]),
         "not in the last micro-batch": lambda: a_run([scaled(0), forward(), backward(gradients="some"), taken()]),
@@ -106,6 +117,7 @@ ALLOWED = {
     "scaled by hand": lambda: a_run([forward(0), backward(scaled=S), unscale(), taken(), last()]),
     "unscaled and checked by hand": lambda: a_run([scaled(0), event("gradient_change", factor=1 / S), BARE]),
     "unscaled, and checked by hand": lambda: a_run([scaled(0), unscale(), step()]),
+    "moments in double precision": lambda: a_run([forward(0), backward(), step(dtypes=["float32", "float64"])]),
     "averaged by hand, then unknown": lambda: two_ranks([scaled(0), by_hand(), BARE]),
     "several optimizers": lambda: a_run(
         [

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.laws.law import CHAPTERS
 
-from .building import TWO, a_run, backward, event, forward, micro_batch, step
+from .building import TWO, a_run, backward, event, forward, micro_batch, right, step
 from .building_ddp import stepped
 from .findings import broken_of, checked, the_finding
 
@@ -97,11 +97,12 @@ class TestMessages:
         assert broken(ring(lambda rank: [scaled, TOTAL, EXCHANGE, taken])) == set()
 
     def test_may_change_scaled_gradients(self):
-        changed = [CAME, event("gradient_change", since=4), event("unscale")]
-        taken = [event("scaler_step"), step(scale=1024.0), event("update")]
-        scaled = [forward(0), event("loss_scaled"), backward(scaled=1024.0)]
-        assert broken(ring(lambda rank: [scaled, changed, taken])) == set()
-        assert broken(ring(lambda rank: [scaled, [SENT, *changed[1:]], taken])) != set()
+        taken = [event("unscale"), event("scaler_step"), step(scale=1024.0), event("update")]
+        scaled = [event("start"), forward(0), event("loss_scaled"), backward(scaled=1024.0)]
+        own, whole = (event("gradient_change", since=4, before=right(rows, 1024.0)) for rows in ([0], [0, 1]))
+        assert broken(ring(lambda rank: [scaled, CAME, own, taken])) == set()
+        assert "amp/unscale-before-change" not in broken(ring(lambda rank: [scaled, SENT, own, taken]))
+        assert "amp/unscale-before-change" in broken(ring(lambda rank: [scaled, SENT, whole, taken]))
 
 
 class TestServed:

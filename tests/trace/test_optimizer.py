@@ -148,6 +148,21 @@ def test_another_models_optimizer_is_noted_once_and_ignored(stepping, features, 
     assert (foreign["optimizer"], foreign["shapes"]) == ("SGD", [[classes, features], [classes]])
 
 
+def test_the_precision_of_weights_and_state(stepping):
+    """As torch's step reads them; a step count has its own, and so has what only the trainer reads."""
+    optimizer = torch.optim.SGD(stepping.model.parameters(), lr=0.0625, momentum=0.5)
+    stepping.step(optimizer)
+    state = optimizer.state[stepping.model.bias]
+    state |= {
+        "momentum_buffer": state["momentum_buffer"].bfloat16(),
+        "step": torch.ones(1).half(),
+        "mine": torch.ones(1).half(),
+    }
+    steps = stepping.step(optimizer)
+    assert [step["dtypes"] for step in steps] == [["float32"], ["bfloat16", "float32"]]
+    assert "dtypes" not in stepping.step(Own(stepping.model.parameters()))[-1]
+
+
 def test_an_empty_optimizer_is_no_other_models(stepping):
     optimizer = torch.optim.SGD(stepping.model.parameters(), lr=0.1)
     optimizer.param_groups[0]["params"] = []

@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from conformance.laws.gradients import exceeds_mean, is_of_mean
+from conformance.laws.gradients import FORMATS, exceeds_mean, is_of_mean
 from conformance.laws.law import OK, Broken, Outcome, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.trace import events as trace
+from conformance.trace.words import enumerated
 
 _SCALING = (trace.LossScaled, trace.Unscale, trace.ScalerStep, trace.Update, trace.ScaleLossEnter)
 
@@ -62,6 +63,7 @@ def autocast_around_forward(window: Window) -> Outcome:
         """,
     latent="""Data that the narrow type represents exactly give the same numbers in it. Other data are rounded, and
         overflow in float16 beyond 65504.""",
+    unless=("amp/state-in-full-precision",),
 )
 def autocast_only_if_asked(window: Window) -> Outcome:
     if window.plan.precision.mixed:
@@ -89,6 +91,39 @@ def _in_other(event: trace.Forward | trace.BackwardEnd, again: str, computes: st
         shows=(event,),
         effect=f"Its gradients are computed in {computes}.",
     )
+
+
+@law(
+    "amp/state-in-full-precision",
+    "An optimizer MUST keep weights, momentum and moments at least as precise as the case's weights.",
+    why="""Each step rounds what it keeps to the narrow type. In bfloat16, an update below 0.2 percent of a weight is
+        lost, and so is a gradient below 0.2 percent of the momentum.""",
+    source='PyTorch, torch.autocast: "You should not call half() or bfloat16() on your model(s) or inputs when using '
+    'autocasting"',
+    fix="""
+        model = model.float()  # autocast casts for the forward
+        optimizer = torch.optim.AdamW(model.parameters(), lr)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = criterion(model(inputs), targets)
+        """,
+    latent="""Numbers that the narrow type represents exactly are not rounded. All others are, in each step.""",
+    needs=(trace.Step,),
+)
+def state_in_full_precision(window: Window) -> Outcome:
+    found: Outcome = None
+    least = window.plan.precision.master
+    for step in window.of(trace.Step):
+        narrow = [name for name in step.dtypes if name not in FORMATS or FORMATS[name][0] > least.unit_roundoff]
+        if narrow:
+            return Broken(
+                step,
+                expected=f"weights and optimizer state in {least.dtype}",
+                observed=f"some in {enumerated(narrow)} at {step}",
+                why=f"each step rounds them to {enumerated(narrow)}",
+                shows=(step,),
+            )
+        found = OK if step.dtypes else found
+    return found
 
 
 @law(

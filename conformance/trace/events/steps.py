@@ -145,6 +145,9 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
     groups: Annotated[
         Sequence[dict], "the new `groups` of `optimizer`, if settings other than the learning rate changed"  # type: ignore[type-arg]
     ] = ()
+    dtypes: Annotated[
+        Sequence[str], "dtypes of its parameters and of their momentum or moments, before it; left out if not torch's"
+    ] = ()
     unfinished: Annotated[
         Numbers,
         "`seq` of asynchronous collectives and receives that write to the gradients or weights it used, and whose "

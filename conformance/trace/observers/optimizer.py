@@ -18,7 +18,7 @@ from conformance.trace.seams.guarding import caller, harmless
 from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state import deepspeed
-from conformance.trace.state.optimizers import Parted, bytes_kept, held_by
+from conformance.trace.state.optimizers import Parted, bytes_kept, dtypes_kept, held_by
 from conformance.trace.state.topology import synchronizes
 from conformance.trace.state.watched import Found, Watched
 from conformance.trace.values import Number, own_part
@@ -55,6 +55,7 @@ class _Running:
     gradients: list[Number] | None = None
     is_applied: bool = True
     weights: list[Number] | None = None
+    dtypes: list[str] = field(default_factory=list)
     unfinished: dict[str, list[int]] = field(default_factory=dict)
     scalars_in_tensors: bool = False
     stepped: list[torch.optim.Optimizer] = field(default_factory=list)
@@ -179,6 +180,7 @@ class _Steps:
                 **ended.unfinished,
                 **recording.changed_settings(optimizer),
                 **recording.watched.handed_out(held_by(optimizer)),
+                **({"dtypes": ended.dtypes} if ended.dtypes else {}),
                 **({"scalars_in_tensors": True} if ended.scalars_in_tensors else {}),
                 **({"idle": True} if _is_idle(ended, weights) else {}),
                 **({"of_replaced": True} if recording.watched.holds_replaced(optimizer) else {}),
@@ -202,11 +204,11 @@ class _Steps:
                 wait(tensor)
         outermost = next(step for step in self._running if step.parameters is not None)
         # A class with its own step may average or clip in it, or use other gradients.
-        outermost.gradients = (
-            self._recording.watched.gradients(parameters, scale, only=outermost.numbers)
-            if self._runs_torchs(optimizer)
-            else None
-        )
+        outermost.gradients, outermost.dtypes = None, []
+        if self._runs_torchs(optimizer):
+            watched = self._recording.watched
+            outermost.gradients = watched.gradients(parameters, scale, only=outermost.numbers)
+            outermost.dtypes = dtypes_kept(optimizer, [one for one in held_by(optimizer) if watched.numbers([one])])
         outermost.unfinished = self._recording.handles.unfinished(_used(optimizer))
         outermost.scalars_in_tensors = _scalars_in_tensors(optimizer)
         outermost.weights = None if _any(outermost) else self._recording.watched.weights(parameters)

@@ -100,6 +100,23 @@ def _plain(value: Any) -> Any:
     return own_part(value).tolist() if isinstance(value, torch.Tensor) else value
 
 
+def dtypes_kept(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> list[str]:
+    """The dtypes of `parameters` and of the state that torch's step keeps for each of their elements."""
+    kept = [
+        tensor
+        for parameter in parameters
+        for tensor in (
+            parameter,
+            *(
+                value
+                for name, value in (optimizer.state.get(parameter) or {}).items()
+                if name in KEPT_BY_TORCH and name != "step" and isinstance(value, torch.Tensor)
+            ),
+        )
+    ]
+    return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in kept if tensor.is_floating_point()})
+
+
 def bytes_kept(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     """The bytes of state that this rank keeps for the optimizers' parameters, except step counts. State that a wrapper
     shares with its inner optimizer counts once."""
