@@ -77,6 +77,9 @@ FRAMEWORKS = {
     "torchtnt": "TorchTNT's AutoUnit",
     "fastai": "fastai's Learner",
     "pytorch-accelerated": "pytorch-accelerated's Trainer",
+    "monai": "MONAI's SupervisedTrainer",
+    "catalyst": "Catalyst's SupervisedRunner",
+    "pytorch-metric-learning": "pytorch-metric-learning's MetricLossOnly",
 }
 # The fast ones, which a plain `nox` runs.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")

@@ -10,8 +10,9 @@ import pytest
 from .published import judged_by_command, published, reasons, telling
 
 FRAMEWORKS = (
-    *("accelerate", "fabric", "fastai", "funasr", "ignite", "keras", "lightning", "mmengine", "poutyne"),
-    *("pytorch_accelerated", "sentence_transformers", "skorch", "speechbrain", "torchtnt", "transformers", "trl"),
+    *("accelerate", "catalyst", "fabric", "fastai", "funasr", "ignite", "keras", "lightning", "mmengine", "monai"),
+    *("poutyne", "pytorch_accelerated", "pytorch_metric_learning", "sentence_transformers", "skorch", "speechbrain"),
+    *("torchtnt", "transformers", "trl"),
 )
 
 

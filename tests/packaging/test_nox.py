@@ -17,8 +17,9 @@ import pytest
 BACKENDS = ["single", "ddp", "horovod", "fsdp2", "zero-redundancy", "parameter-server", "ring", "ring-gather"]
 FRAMEWORKS = ["accelerate", "lightning", "determined", "ray", "ray-train"]
 SLOW_FRAMEWORKS = [
-    *("deepspeed", "fabric", "fastai", "funasr", "ignite", "keras", "mmengine", "poutyne", "pytorch-accelerated"),
-    *("sentence-transformers", "skorch", "speechbrain", "torchtnt", "transformers", "trl"),
+    *("catalyst", "deepspeed", "fabric", "fastai", "funasr", "ignite", "keras", "mmengine", "monai", "poutyne"),
+    *("pytorch-accelerated", "pytorch-metric-learning", "sentence-transformers", "skorch", "speechbrain", "torchtnt"),
+    *("transformers", "trl"),
 ]
 PROJECT = ["lint", "docs", "package", "tests"]
 
