@@ -404,7 +404,7 @@ PARTS = (4, 5)
         ({"stages": True, "exchanges": False}, lambda n, own, both: own if n in PARTS else both, ([], [])),
         ({}, lambda n, own, both: own / 2 if n in PARTS else both / 2, ([], [])),
         # A part uses the gradient of another one.
-        ({}, lambda n, own, both: both / 2, ([], ["ranks.parts"])),
+        ({}, lambda n, own, both: both / 2, (["watch/own-gradient"], ["ranks.parts"])),
         # Wrong replicas and correct parts.
         ({"drift": 0.1}, lambda n, own, both: own, (["watch/averaged"], [])),
         ({"drift": 0.1, "stages": True, "exchanges": False}, lambda n, own, both: own, (["watch/averaged"], [])),

@@ -158,6 +158,13 @@ class Case:
         return [number for number in own if any(rank != self.window.rank for rank, _ in self.by_rank(number))]
 
     @property
+    def parts_apart(self) -> list[int]:
+        """Those of them whose weights differ between the ranks in this step."""
+        weights = [one.weights for one in self.together.here]
+        known = [number for number in self.parts if all(number in of_rank for of_rank in weights)]
+        return [number for number in known if len({of_rank[number] for of_rank in weights}) > 1]
+
+    @property
     def replicas(self) -> list[int]:
         """Parameters that are whole on all ranks, but whose gradient is not a multiple of the ranks' sum."""
         held = [number for number in self.used if number not in self.together.partitioned]

@@ -235,6 +235,18 @@ OF_OTHERS: Sequence[tuple[Callable[[Case], Choose], Sequence[Row[Fit]]]] = (
 """Other gradients, with one factor."""
 
 
+OF_PARTS: Sequence[Row[Case]] = (
+    # Weights that start different may be broadcast after the first step.
+    Row(
+        Wrong("watch/own-gradient", "parts-averaged", lambda of: of.counted(of.parts_apart), once=True),
+        when=lambda of: of.window.index > 0 and bool(of.parts_apart),
+        effect=lambda of: said("follow-others", parameters=len(of.parts_apart), all=len(of.parameters)),
+    ),
+    Row(Fact("ranks.parts", lambda of: of.counted(of.parts))),
+)
+"""Partitioned parameters that use the gradients of all ranks."""
+
+
 def _are_own(of: Apart, found: Finding) -> None:
     found.waits, found.parameters = of.case.of(of.own).drifts, frozenset(of.own)
     found.alone = len(of.own) == len(of.all)

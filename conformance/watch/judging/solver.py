@@ -15,6 +15,7 @@ from conformance.watch.judging.hypotheses import (
     LEFT_OPEN,
     OF_ALL,
     OF_OTHERS,
+    OF_PARTS,
     SHARES,
     Fact,
     Of,
@@ -42,7 +43,9 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
         if not factor.is_known:
             return {COARSE}
         if parts:
-            return _state(case, said("ranks.parts", **case.counted(parts)), findings)
+            shows = _by(OF_PARTS, case, case, findings)
+            assert shows is not None, "the last row always applies"
+            return shows
         case.remember(factor)
         return _judge_factor(case, case.kappa(factor), findings)
     if (of_one := _of_one_loss(case)) is not None:

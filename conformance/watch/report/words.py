@@ -119,6 +119,7 @@ WORDS: Mapping[str, str] = {
     "not-cleared": "gradients were not cleared: the step also used those of earlier windows",
     "used-again": "{again} of {used} parameters reused the gradient of an earlier step: {names}",
     "exchanged": "parameters got each other's gradients: {names} got those of {others}",
+    "parts-averaged": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
     "old-in-step": "gradients were not cleared: the step has those of earlier windows ({table})",
     "micro-batches-missing": "the step lacks micro-batch {places} ({table})",
     "micro-batches-own": "micro-batch {places} was not averaged over the ranks ({table})",
@@ -310,6 +311,7 @@ _VALUES: Mapping[tuple[Property, str], str] = {
 FIXES: Mapping[str, str] = {
     "some-not-averaged": "wrap the model in DDP when all parameters that you train have `requires_grad`, or "
     "all-reduce `p.grad` of these too",
+    "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
     "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
     "micro-batches-missing": "do not clear or replace gradients within a window",
     "divided-again": _AFTER_THE_LAST,
