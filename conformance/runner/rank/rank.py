@@ -109,8 +109,11 @@ def attempt(
 ) -> int | None:
     """Run the function that ``load`` returns, recorded, and ``wait`` for its threads and processes; returns the exit
     code if it raised, else None."""
+    from torch import manual_seed
+
     from conformance.adapter.task import Task
     from conformance.trace.seams.ours import Aside, ours
+    from conformance.workloads.model import WithDropout
 
     try:
         # This starts the time limit, because loading, such as an import, is the trainer's own work.
@@ -119,6 +122,9 @@ def attempt(
         recorder.sites.trainer_file = file_of(train)
         with recorder:
             task = Task(spec, rank, recorder)
+            if spec["model"]["kind"] == WithDropout.name:
+                # torch starts all ranks alike, and then those that restore the state of rank 0 look right.
+                manual_seed(rank)
             call(train, task)
             wait()
             recorder.finished()
