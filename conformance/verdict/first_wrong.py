@@ -9,7 +9,7 @@ from math import isclose
 
 from conformance.cases.case import Case
 from conformance.oracle.recurrence import Trajectory
-from conformance.trace.events import Collective, Schedule, Start, StateInit
+from conformance.trace.events import BackwardEnd, Collective, Schedule, Start, StateInit, Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, at, exactly, place, values
@@ -70,6 +70,8 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
     if difference.quantity == "gradient":
         if difference.observed is None:
             return _stepped_in_part(case, ranks, difference)
+        if (infinite := _divided_by_zero(case, rank, expected.window)) is not None:
+            return infinite
         return _multiplied(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
     return _stepped_wrongly(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
 
@@ -168,6 +170,24 @@ def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Diff
         "that the forwards use to an optimizer, and step it in each window"
     )
     return guard("all parameters stepped", "in each window", text, f"not {names} in window {window}")
+
+
+def _divided_by_zero(case: Case, rank: RankEvidence, window: int) -> Guard | None:
+    """A window with a loss whose gradients are not finite at finite outputs."""
+    ends = (end for end in rank.events.of(BackwardEnd) if end.window == window and _are_finite(end.outputs))
+    infinite = next((end for end in ends if not _are_finite(end.output_gradients)), None)
+    if infinite is None:
+        return None
+    when = f"window {window}" + ", the first after the resume," * (window == case.resumed_at)
+    text = (
+        f"the gradients of the loss in {when} are not finite{at(place(infinite))}, although the model's outputs are: "
+        "it is divided by zero"
+    )
+    return guard("gradients are finite", "in each window", text, "not finite", where=place(infinite))
+
+
+def _are_finite(vectors: Sequence[Vector]) -> bool:
+    return not any(isinstance(value, str) for vector in vectors for value in vector)
 
 
 def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
