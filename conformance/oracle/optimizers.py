@@ -123,18 +123,21 @@ class AdamWRule(Rule):
         self._second = [self._blend(v, s, spec.beta2) for v, s in zip(self._second, squares, strict=True)]
         rates = [lr / correction for correction in self._bias_correction(spec.beta1)]
         least, most = self._bias_correction(spec.beta2)
-        correction_low, correction_high = square_root(least)[0], square_root(most)[1]
+        correction = square_root(least)[0], square_root(most)[1]
         steps = []
         for m, v in zip(self._first, self._second, strict=True):
-            low = square_root(max(v[0], Fraction(0)))[0] / correction_high + spec.eps
-            high = square_root(v[1])[1] / correction_low + spec.eps
-            quotients = [bound / root for bound in m for root in (low, high)]
+            quotients = [bound / root for bound in m for root in self.roots((max(v[0], Fraction(0)), v[1]), correction)]
             # Roundings: two square roots and a cast, their quotient, eps and the sum, the step size and its cast,
             # product, quotient.
             slack = self._roundings(10) * max(map(abs, quotients)) + 2 * self._fmt.quantum
             moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
             steps.append((-max(moves), -min(moves)))
         return moved(weights, steps, self._roundings(4), self._fmt, kept=1 - lr * spec.weight_decay)
+
+    def roots(self, square: Interval, correction: Interval) -> Interval:
+        """Bounds of the divisor of the first moment, from those of the second and the root of its bias correction."""
+        eps = self.spec.eps
+        return square_root(square[0])[0] / correction[1] + eps, square_root(square[1])[1] / correction[0] + eps
 
     def _roundings(self, operations: int) -> Fraction:
         """The relative error of so many operations and of the scalars in them."""

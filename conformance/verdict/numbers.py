@@ -115,12 +115,13 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
         judgement.reason = Reason("no error bound")
         wrong.append(("precision", f"no finite error bound: {error}; run the exact cases"))
     _make_up_for_unseen(judgement, wrong)
-    # Some guards only explain wrong numbers.
+    # Some guards only explain wrong numbers, and a known bug may explain them better.
     explaining = [guard for guard in judgement.guards if not guard.passed and guard.explains]
-    if judgement.verdict in PASSED:
-        judgement.guards = tuple(guard for guard in judgement.guards if guard not in explaining)
+    by_bug = judgement.suspects.names_one
+    idle = [one for one in explaining if judgement.verdict in PASSED or (by_bug and overrules("known bug", one.ground))]
+    judgement.guards = tuple(guard for guard in judgement.guards if guard not in idle)
     if wrong:
-        wrong += [(guard.ground, guard.text) for guard in explaining if judgement.verdict not in PASSED]
+        wrong += [(guard.ground, guard.text) for guard in explaining if guard not in idle]
         judgement.headline, *judgement.notes = by_precedence(wrong)
         known = (guard.where for guard in judgement.guards if guard.text == judgement.headline and guard.where)
         judgement.reason = next((Reason(where=where) for where in known), judgement.reason)

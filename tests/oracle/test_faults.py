@@ -32,6 +32,7 @@ PLACES = [
     *((workload, (2, 2), "fp32") for workload in ("frozen", "unfrozen", "unfrozen-clip-value", "unused", "two-layers")),
     ("sparse", (2, 1), "fp32", None),
     ("adagrad", (2, 2), "fp32", None),
+    ("adamw", (2, 2), "fp64", None),
     ("short-epochs", (2, 2), "fp32", None),
     ("epoch-schedule", (2, 2), "fp32", None),
     ("many-tensors", (2, 2), "fp32", 4),
@@ -94,6 +95,7 @@ def test_what_a_mean_becomes(name, expected):
         ("sample-weights-ignored", [EIGHTH] * 8),
         ("sample-dropped", ["1/16", 0, "2/16", "2/16", 0, 0, "3/16", 0]),
         ("not-synchronised", [1, 0, 0, 0, 0, 0, 0, 0]),
+        ("never-predicted-counted", ["1/24", 0, "2/24", "2/24", 0, 0, "3/24", "8/24"]),
     ],
 )
 def test_what_a_weighted_mean_becomes(name, expected):
@@ -227,6 +229,11 @@ def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
         ),
         ("loss-summed", "momentum", (1, 0)),
         ("momentum-lost", "adamw", (2, 2)),
+        ("eps-under-root-of-moment", "adamw", (2, 2)),
+        ("clip-between-backwards", "frozen-clip-value", (2, 2)),
+        ("total-of-window-before", "momentum", (2, 2)),
+        ("state-lost-when-rate-changes", "clip-value", (2, 2)),
+        ("decay-per-micro-batch", "adamw", (2, 1)),
     ],
 )
 def test_a_fault_does_not_apply_where_it_changes_nothing(name, workload, shape):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
 
+from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import accumulating, distributed, fault
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
@@ -134,3 +135,41 @@ class SampleRepeated(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)
         return (*right[:-2], right[-2] + right[-1], Fraction(0)) if len(right) > 1 else right
+
+
+class _OwnersAlone(Recurrence):
+    """Each rank steps its shard of the parameters with its own gradients, and then sends it to the others."""
+
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        owners = self.owners(window.world_size)
+        vector = self.symbols.exactly([Fraction(0)] * len(weights))
+        for rank, share in enumerate(window.shares):
+            own = super().averaged(window, weights, times(only(coefficients, share), window.with_data))
+            vector = vector.plus(own.where([owner == rank for owner in owners]))
+        return vector
+
+    def owners(self, world_size: int) -> Sequence[int]:
+        """The rank of each element."""
+        raise NotImplementedError
+
+
+@fault(
+    "steps each rank's shard of the flattened parameters with the rank's own gradients",
+    distributed,
+    fix="reduce gradients before the step, and step with what the reduction returns",
+)
+class ShardsStepOwnGradients(_OwnersAlone):
+    def owners(self, world_size: int) -> Sequence[int]:
+        elements = len(self.problem.workload.start)
+        return [place // -(-elements // world_size) for place in range(elements)]
+
+
+@fault(
+    "steps the parameters of each rank, dealt out in turn, with the rank's own gradients",
+    distributed,
+    lambda problem: len(problem.workload.model.tensors) > 1,
+    fix="reduce gradients before the step, and step with what the reduction returns",
+)
+class OwnersStepOwnGradients(_OwnersAlone):
+    def owners(self, world_size: int) -> Sequence[int]:
+        return [tensor % world_size for tensor in self.problem.workload.model.tensor_of]

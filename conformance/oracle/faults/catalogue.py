@@ -63,6 +63,12 @@ def accumulating(problem: Problem) -> bool:
     return problem.layout.accumulation > 1
 
 
+def computes_precisely(problem: Problem) -> bool:
+    """Whether forward and backward have the precision of the weights. If not, bounds are too wide for data that the
+    workload was not designed for, and at other weights."""
+    return not problem.precision.mixed
+
+
 def runs_out(problem: Problem) -> bool:
     """Whether some ranks have no data left at the end."""
     return any(window.with_data < window.world_size for window in problem.windows)

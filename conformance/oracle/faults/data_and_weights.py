@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from fractions import Fraction
 from itertools import chain
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.catalogue import distributed, fault, has_epochs
+from conformance.oracle.faults.catalogue import computes_precisely, distributed, fault, has_epochs
 from conformance.oracle.gradient import gradient
 from conformance.oracle.recurrence import Recurrence
 from conformance.oracle.rounding import nearest
 from conformance.workloads.layout import Window, window_of
 from conformance.workloads.precision import BF16
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, Vector
+from conformance.workloads.workload import SGD, Sample, Vector
 
 
 def _steps_again(problem: Problem) -> bool:
@@ -143,19 +144,58 @@ def _data_fit(problem: Problem) -> bool:
     return all(BF16.holds(value) for sample in problem.workload.data for value in (*sample.x, sample.y))
 
 
+class _OfOtherData(Recurrence):
+    """Trains on other samples in the places of the correct ones."""
+
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        return super().averaged(replace(window, batch=tuple(self.batch(window))), weights, coefficients)
+
+    def batch(self, window: Window) -> Iterable[Sample]:
+        """The samples that the trainer has instead of ``window.batch``."""
+        raise NotImplementedError
+
+
 @fault(
     "rounds the data to bfloat16",
     _fine,
     lambda problem: not (problem.precision.mixed or _data_fit(problem)),
     fix="keep inputs and targets in the case's precision; autocast casts where it should",
 )
-class DataRounded(Recurrence):
-    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
-        batch = tuple(
-            replace(sample, x=tuple(nearest(value, BF16) for value in sample.x), y=nearest(sample.y, BF16))
-            for sample in window.batch
-        )
-        return super().averaged(replace(window, batch=batch), weights, coefficients)
+class DataRounded(_OfOtherData):
+    def batch(self, window: Window) -> Iterable[Sample]:
+        for sample in window.batch:
+            yield replace(sample, x=tuple(nearest(value, BF16) for value in sample.x), y=nearest(sample.y, BF16))
+
+
+def _has_fractions(problem: Problem) -> bool:
+    return any(sample.y.denominator > 1 for sample in problem.workload.data)
+
+
+@fault(
+    "truncates targets to integers",
+    _has_fractions,
+    computes_precisely,
+    fix="keep targets in the case's precision; convert no labels",
+)
+class TargetsTruncated(_OfOtherData):
+    def batch(self, window: Window) -> Iterable[Sample]:
+        for sample in window.batch:
+            yield replace(sample, y=Fraction(int(sample.y)))
+
+
+@fault(
+    "pairs each sample with the target of the next one in its micro-batch",
+    lambda problem: problem.layout.micro_batch_size > 1,
+    computes_precisely,
+    fix="pair each output with the target of its own sample; shift nothing twice",
+)
+class TargetsOfNextSamples(_OfOtherData):
+    def batch(self, window: Window) -> Iterable[Sample]:
+        following = {
+            index: own[(place + 1) % len(own)] for own in chain(*window.shares) for place, index in enumerate(own)
+        }
+        for index, sample in enumerate(window.batch):
+            yield replace(sample, y=window.batch[following[index]].y)
 
 
 @fault(

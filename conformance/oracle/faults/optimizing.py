@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import (
@@ -273,6 +274,30 @@ class StateLostInEpochs(Recurrence):
             for rule, _ in self.rules:
                 rule.forget()
         self._epoch = epoch
+        return super().update(weights, vector, step)
+
+
+def _changes_rates(problem: Problem) -> bool:
+    places = [
+        window.epoch if problem.workload.schedule_by == "epoch" else step for step, window in enumerate(problem.windows)
+    ]
+    return any(one[a] != one[b] for one in problem.workload.schedules for a, b in pairwise(places))
+
+
+@fault(
+    "loses the optimizer's state when the learning rate changes",
+    _has_state,
+    _changes_rates,
+    fix="change `lr` in the optimizer's groups; keep the optimizer and its state",
+)
+class StateLostWhenRateChanges(Recurrence):
+    _rates: tuple[Fraction, ...] = ()
+
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        rates = tuple(self.learning_rate_of(tensor, step) for tensor in self.tensors)
+        for rule, _ in self.rules if self._rates not in ((), rates) else ():
+            rule.forget()
+        self._rates = rates
         return super().update(weights, vector, step)
 
 

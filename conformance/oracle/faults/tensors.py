@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import reduce
 from itertools import chain
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.averaging import only
 from conformance.oracle.faults.catalogue import accumulating, distributed, fault
 from conformance.oracle.recurrence import Recurrence, times
+from conformance.oracle.rounding import gamma
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
@@ -170,3 +172,32 @@ class GradientLostWithoutLastUse(Recurrence):
 def _of(ranks: Sequence[int], window: Window, coefficients: Vector) -> Vector:
     """The coefficients of the samples of some ranks; zero for others."""
     return only(coefficients, (chain(*window.shares[rank]) for rank in ranks))
+
+
+def _rows(problem: Problem) -> list[range]:
+    """The elements of each row of the matrices whose elements are all tracked and have dense gradients."""
+    found, first = list[range](), 0
+    for tensor in problem.workload.model.tensors:
+        if len(tensor.shape) > 1 and tensor.used is None and not tensor.sparse:
+            size = tensor.numel // tensor.shape[0]
+            found += [range(first + place, first + place + size) for place in range(0, tensor.numel, size)]
+        first += tensor.size
+    return found
+
+
+@fault(
+    "subtracts each row's mean from the gradient of a matrix",
+    lambda problem: bool(_rows(problem)),
+    fix="do not centralise gradients: the task does not ask for it",
+)
+class GradientsCentralised(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        vector, fmt = super().window_gradient(window, weights), self.problem.precision.master
+        entries = vector.entries()
+        for row in _rows(self.problem):
+            mean = reduce(Affine.plus, (entries[at] for at in row)).scaled(Fraction(1, len(row)))
+            size = max(entries[at].magnitude[0] for at in row)
+            radius = gamma(len(row) + 2, fmt) * 2 * size + fmt.quantum
+            for at in row:
+                entries[at] = entries[at].plus(mean.scaled(Fraction(-1))).widen([radius])
+        return self.symbols.joined(entries)

@@ -92,3 +92,28 @@ class WeightOfRankZero(Recurrence):
         own = sum((window.batch[index].weight for index in chain.from_iterable(window.shares[0])), Fraction(0))
         right = super().counted(window)
         return times(right, self.problem.total_weight(window) / own / window.world_size) if own else right
+
+
+@fault(
+    "counts one more target for each sample, which is never predicted",
+    _weighted,
+    fix="count targets after the shift: the first one of a row is never predicted",
+)
+class NeverPredictedCounted(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        total = self.problem.total_weight(window)
+        return times(super().counted(window), total / (total + len(window.batch)))
+
+
+@fault(
+    "divides a window's loss by the samples, or their weight, of the window before",
+    _totals_differ,
+    fix="count the samples, or their weight, of each window before its loss is divided",
+)
+class TotalOfWindowBefore(Recurrence):
+    _before: Fraction | None = None
+
+    def counted(self, window: Window) -> Vector:
+        total = self.problem.total_weight(window)
+        before, self._before = self._before or total, total
+        return times(super().counted(window), total / before)

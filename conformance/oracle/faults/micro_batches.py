@@ -1,0 +1,132 @@
+"""Known bugs that do once per micro-batch what is due once per window."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import zip_longest
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.faults.averaging import only
+from conformance.oracle.faults.catalogue import accumulating, clips, computes_precisely, decays, fault, has_momentum
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import AdamW
+
+
+class _BetweenBackwards(Recurrence):
+    """Does something between the backward passes of a window."""
+
+    _taken = 0
+    _moved: Affine | None = None
+
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        coefficients, vector = self.coefficients(window), self.symbols.exactly([Fraction(0)] * len(weights))
+        parts = list(zip_longest(*window.shares, fillvalue=()))
+        for number, part in enumerate(parts, start=1):
+            vector = vector.plus(self.trained(window, weights, only(coefficients, part)))
+            if number < len(parts):
+                vector, weights = self.between(vector, weights)
+        self._moved = weights
+        return self.clip(vector)
+
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        self._taken = step + 1
+        return super().update(self._moved or weights, vector, step)
+
+    def stepped_early(self, weights: Affine, vector: Affine) -> Affine:
+        """The weights after a step inside the window."""
+        return super().update(weights, self.clip(vector), self._taken)
+
+    def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
+        """The accumulated gradients and the weights after a backward pass that is not the last."""
+        raise NotImplementedError
+
+
+def _clips_early(problem: Problem) -> bool:
+    """Whether a clip before the last backward pass changes a gradient, which depends on the data."""
+    steps = zip(Recurrence(problem).steps(), ClipBetweenBackwards(problem).steps(), strict=True)
+    return any(right.gradient.gap(wrong.gradient) > 1 for right, wrong in steps)
+
+
+@fault(
+    "clips the accumulated gradients between the backward passes of a window",
+    clips,
+    accumulating,
+    computes_precisely,
+    _clips_early,
+    fix="clip once, after the window's last backward pass",
+)
+class ClipBetweenBackwards(_BetweenBackwards):
+    def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
+        return self.clip(vector), weights
+
+
+@fault(
+    "takes a whole step for each micro-batch, with its own gradient",
+    accumulating,
+    computes_precisely,
+    fix="step once a window, after its last backward pass",
+)
+class StepPerMicroBatch(_BetweenBackwards):
+    def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
+        return vector.scaled(Fraction(0)), self.stepped_early(weights, vector)
+
+
+@fault(
+    "takes a whole step for each micro-batch, with all gradients that its window has accumulated so far",
+    accumulating,
+    computes_precisely,
+    fix="step once a window, after its last backward pass",
+)
+class AccumulatesAndStepsPerMicroBatch(_BetweenBackwards):
+    def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
+        return vector, self.stepped_early(weights, vector)
+
+
+@fault(
+    "applies momentum and weight decay once per micro-batch, and the gradients once per window",
+    accumulating,
+    has_momentum,
+    computes_precisely,
+    fix="call the optimizer once a window, after its last backward pass",
+)
+class MomentumPerMicroBatch(_BetweenBackwards):
+    def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
+        return vector, self.stepped_early(weights, vector.scaled(Fraction(0)))
+
+
+def _decays_apart(problem: Problem) -> bool:
+    return isinstance(problem.workload.optimizer, AdamW)
+
+
+@fault(
+    "decays the weights once per micro-batch",
+    decays,
+    accumulating,
+    _decays_apart,
+    computes_precisely,
+    fix="decay once a window, in the optimizer's step",
+)
+class DecayPerMicroBatch(_BetweenBackwards):
+    def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
+        parts = ((weights.scaled(1 - self._rate_of_decay(n)), [n]) for n in self.tensors)
+        return vector, self.joined(parts)
+
+    def _rate_of_decay(self, tensor: int) -> Fraction:
+        decay = self.optimizer_of(tensor).weight_decay
+        return decay * self.learning_rate_of(tensor, self._taken) if self.steps_on(tensor) else Fraction(0)
+
+
+@fault(
+    "adds the weight decay to the gradient of each micro-batch",
+    decays,
+    accumulating,
+    lambda problem: not _decays_apart(problem),
+    fix="decay once a window, in the optimizer's step",
+)
+class DecayAddedPerMicroBatch(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        further = self.window.length - 1
+        added = ((weights.scaled(further * self.optimizer_of(n).weight_decay), [n]) for n in self.tensors)
+        return super().update(weights, vector.plus(self.joined(added)), step)
