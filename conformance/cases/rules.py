@@ -55,6 +55,7 @@ _EXERCISE = frozenset({*SINGLE[:3], _W2, _W2_ACC2})
 _HARD = frozenset({(3, 3), (3, 4), (4, 4)})
 #: Each world size and each accumulation with some others.
 _SPREAD = _ACCUMULATED | {(1, 3), _W2, (2, 4), (3, 1), _W4, (4, 3)}
+_FURTHER = frozenset({*SINGLE[3:], (2, 3), (4, 2)})
 _OF_TWOS = frozenset(layout for layout in _SPREAD if 3 not in layout)
 _ANYWHERE = frozenset({*SINGLE[1:], *DISTRIBUTED}) - _HARD
 
@@ -83,6 +84,8 @@ class Rule:
 
 
 _CORE = ("momentum", "clip-value")
+#: The step after the loop is a copy of the one inside, and often lacks what was added there later.
+_SHORT = ("short-clip-norm", "short-weighted", "short-adamw", "short-clip-value", "many-short")
 _VARIED = (*_CORE, "decay", "two-groups", "adamw", "weighted", "clip-norm")
 
 
@@ -135,9 +138,11 @@ RULES: tuple[Rule, ...] = (
     Rule("two-groups-clip", ("fp32", *_SCALED), _ACCUMULATED),
     Rule("adamw-overflow", _SCALED, _ACCUMULATED),
     Rule("overflow-clip", _SCALED, frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("overflow-clip-value", _SCALED, _ACCUMULATED),
+    *(Rule(f"overflow-{more}", _SCALED, _ACCUMULATED) for more in ("clip-value", "weighted")),
     Rule("infinite-loss", _SCALED, REPRESENTATIVE),
     Rule("overflow-in-part", _SCALED, frozenset({_ACC2, (1, 3), _W2_ACC2, _W3_ACC2})),
+    Rule("fine-gradients", ("fp32",), _ACCUMULATED),
+    Rule("finer-gradients", ("fp64",), _ACCUMULATED),
     Rule("fine-data", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("finer-data", ("fp64",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("cast-weights", ("bf16", *_SCALED), frozenset({_ACC2, _W2, _W2_ACC2})),
@@ -148,13 +153,17 @@ RULES: tuple[Rule, ...] = (
     # A trainer's branches for AMP may start and end differently, also the branch for bf16, which has no scaler.
     Rule("ranks-start-apart", ("bf16", *_SCALED), frozenset({_W2_ACC2})),
     *(Rule(workload, ("bf16", *_SCALED), _ACCUMULATED) for workload in ("short-window", "uneven-batch")),
-    Rule("short-window", ("fp64", "fp32"), frozenset({*SINGLE[2:], _W2_ACC2, (2, 3), (4, 2)})),
+    Rule("short-window", ("fp64", "fp32"), _ACCUMULATED),
+    Rule("short-window", ("fp32",), _FURTHER),
+    Rule("short-window", ("fp64",), _FURTHER, thorough=True),
     Rule("uneven-batch", ("fp64", "fp32"), frozenset({_ACC2, (1, 4), _W2, _W2_ACC2})),
     Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2, _W3_ACC2})),
     # Not with apex, whose trainers do not join ranks.
     Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("short-epochs", ("fp32",), _ACCUMULATED),
-    Rule("short-epochs", ("fp32",), frozenset({_W3_ACC2})),
+    *(Rule(workload, ("fp32",), _ACCUMULATED) for workload in _SHORT),
+    *(Rule(workload, ("fp32",), frozenset({(1, 4), (2, 4)}), thorough=True) for workload in _SHORT),
+    *(Rule(workload, _SCALED, _ACCUMULATED, thorough=True) for workload in ("short-clip-value", "short-weighted")),
+    Rule("short-epochs", ("fp32",), _ACCUMULATED | {_W3_ACC2}),
     # Windows that continue across the end of an epoch, which is also correct, are rounded there.
     Rule("short-epochs", _SCALED, frozenset({_W2_ACC2}), thorough=True),
     Rule("uneven-epochs", ("fp32",), _ACCUMULATED),
@@ -252,6 +261,7 @@ RULES: tuple[Rule, ...] = (
     # Each group has its own schedule.
     Rule("many-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("clip-value", ("fp32",), _ACCUMULATED, resumed_at=3),
+    *(Rule(f"short-{recipe}", ("fp32",), _ACCUMULATED, resumed_at=10) for recipe in ("weighted", "clip-norm")),
     Rule("adagrad", ("fp32",), _ACCUMULATED, resumed_at=3),
     # Weights that no smaller format can represent.
     Rule("cast-weights", ("fp16",), _ACCUMULATED, resumed_at=3),
@@ -296,6 +306,7 @@ POINT_TO_POINT_RULES: tuple[Rule, ...] = (
     Rule("ranks-start-apart", ("fp32",), frozenset({_W4})),
     Rule("short-window", ("fp64",), frozenset({(4, 2)})),
     Rule("uneven-batch", ("fp32",), frozenset({_W2_ACC2})),
+    *(Rule(workload, ("fp32",), frozenset({_W2_ACC2})) for workload in (*_SHORT[:3], "fine-gradients")),
 )
 
 #: Each workload where it is most likely to fail, and each precision, world size and accumulation at least once.
@@ -310,6 +321,7 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
     Rule("ranks-start-apart", ("fp32",), frozenset({_W2})),
     Rule("short-window", ("fp32",), frozenset({_W2_ACC2})),
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
+    *(Rule(workload, ("fp32",), frozenset({_W2_ACC2}), thorough=True) for workload in _SHORT[:3]),
     *(
         Rule(workload, ("fp32",), frozenset({_W2_ACC2}), thorough=True)
         for workload in ("adamw", "decay", "two-groups", "many-tensors", "many-groups", "short-epochs")
@@ -350,6 +362,9 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("ranks-start-apart", ("bf16",), frozenset({_W2_ACC2})),
     Rule("short-window", ("fp32",), frozenset({_W2_ACC2, (4, 2)})),
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
+    *(Rule(workload, ("fp32",), frozenset({_W2_ACC2})) for workload in (*_SHORT[:3], "fine-gradients")),
+    Rule("overflow-weighted", ("fp16",), frozenset({_W2_ACC2}), thorough=True),
+    Rule("short-weighted", ("fp32",), frozenset({_W2_ACC2}), resumed_at=10),
     # A Linear with one output has one row, all of it on rank 0 if parameters are sharded by rows.
     Rule("many-shards", ("fp32",), frozenset({_W2_ACC2})),
     Rule("many-shards-clip-value", ("fp16",), frozenset({_W2_ACC2})),

@@ -23,8 +23,8 @@ from conformance.workloads.workload import SGD, Ingredients, Sample, Vector, Wor
 
 STEPS = 6
 STEEPER = 4.0
-#: The significand bits of bf16: enough to sum a whole global batch, with any micro-batches.
-_BITS = 8
+#: The significand bits of bf16.
+BITS = 8
 _CANDIDATES = 512
 _ATTEMPTS = 40
 _RESTARTS = 25
@@ -47,7 +47,8 @@ class Recipe(Ingredients):
         fine: added to all weights but the first, which then need more bits than a 16-bit format has. Without ``cast``
             the first feature is equally fine.
         cast: targets match weights without ``fine``, as after a cast to a 16-bit format.
-        steeper_at: the residuals of this step are multiplied by STEEPER: only its gradient exceeds the norm.
+        steeper_at: the residuals of these steps are multiplied by STEEPER: only their gradients exceed the norm.
+        bits: the significand bits that suffice for the sum of a whole global batch, with any micro-batches.
     """
 
     optimizer: SGD
@@ -63,10 +64,15 @@ class Recipe(Ingredients):
     largest_weight: int = 4
     short: Callable[[int, int], int] | None = None
     outliers: Mapping[int, Outliers] = field(default_factory=dict)
-    steeper_at: int | None = None
+    steeper_at: tuple[int, ...] = ()
+    bits: int = BITS
     fine: Fraction = Fraction(0)
     cast: bool = False
     steps: int = STEPS
+
+    def is_short(self, step: int) -> bool:
+        """Whether the batch of a step is a short last one."""
+        return self.short is not None and step == self.steps - 1
 
     def build(self, batch_size: int, accumulation: int = 1) -> Workload:
         for seed in range(self.seed, self.seed + _RESTARTS):
@@ -86,14 +92,15 @@ def _from_seed(recipe: Recipe, batch_size: int, accumulation: int, seed: int) ->
     start = vector(state.weights + _fine(recipe))
     batches = []
     for step in range(recipe.steps):
-        samples = recipe.short(batch_size, accumulation) if recipe.short and step == recipe.steps - 1 else batch_size
+        samples = recipe.short(batch_size, accumulation) if recipe.short and recipe.is_short(step) else batch_size
         batch, moved = _draw(recipe, samples, step, state, generator)
         if step in recipe.outliers:
             # Every rank skips this window, so the state does not change.
             batch = recipe.outliers[step](batch, vector(state.weights))
-        elif recipe.steeper_at == step:
-            # The clipped step rounds, so later steps are bounded anyway: the exact state does not matter.
-            state = replace(state, steps=moved.steps)
+        elif step in recipe.steeper_at:
+            # The clipped step rounds, so later steps are bounded anyway: the exact state does not matter, unless
+            # another norm has to exceed the threshold later.
+            state = _on_grid(recipe, moved) if step < recipe.steeper_at[-1] else replace(state, steps=moved.steps)
         else:
             state = moved
         batches.append(batch)
@@ -118,7 +125,7 @@ def _draw(
         if odd == 1:
             # As large as the residuals of other batches: small ones seldom keep the weights on their grid.
             unit *= 2
-        if recipe.steeper_at == step:
+        if step in recipe.steeper_at:
             unit *= STEEPER
         multiples = generator.integers(1, spread + 1, (_CANDIDATES, samples))
         residuals = odd * unit * multiples * generator.choice([-1.0, 1.0], multiples.shape)
@@ -135,12 +142,12 @@ def _draw(
             & (np.abs(moved.weights) <= recipe.largest_weight).all(axis=1)
             & (moved.weights != state.weights).any(axis=1)
         )
-        if recipe.steeper_at is not None and step >= recipe.steeper_at:
+        if step >= min(recipe.steeper_at, default=recipe.steps):
             leads_on[:] = True  # Steps after a clipped step round anyway.
         fits = np.flatnonzero(leads_on & _clips_as_meant(recipe, gradients, step))
         # Last, because checking every sample's term takes longest, and few candidates are left.
         terms = factors[fits, :, None] * rows[fits]
-        fits = fits[(np.abs(terms).sum(axis=1) < 2**_BITS * 2 * unit).all(axis=1) & _distinct(terms)]
+        fits = fits[(np.abs(terms).sum(axis=1) < 2**recipe.bits * 2 * unit).all(axis=1) & _distinct(terms)]
         if fits.size:
             chosen = int(fits[0])
             seen, held = rows[chosen], state.weights
@@ -154,6 +161,16 @@ def _draw(
                 State(moved.weights[chosen], moved.buffer[chosen], moved.steps),
             )
     raise _Stuck
+
+
+def _on_grid(recipe: Recipe, state: State) -> State:
+    """The state of the grid that is nearest to a rounded one."""
+    grid, momentum = float(recipe.grid), float(recipe.optimizer.momentum)
+    return replace(
+        state,
+        weights=np.round(state.weights / grid) * grid,
+        buffer=np.round(state.buffer * momentum / grid) * grid / momentum,
+    )
 
 
 def _fine(recipe: Recipe) -> Floats:
@@ -187,23 +204,27 @@ def _distinct(terms: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _clips_as_meant(recipe: Recipe, gradients: Floats, step: int) -> npt.NDArray[np.bool_]:
-    """Whether clipping shows. By value: at the first step some entry of each parameter exceeds the threshold.
+    """Whether clipping shows. By value: in the first window, and in a short one, some entry of each parameter exceeds
+    the threshold.
 
-    By norm: the norm of all exceeds it at ``steeper_at``, and never before.
+    By norm: the norm of all exceeds it at ``steeper_at``, and never before the first of these.
     """
+    anything = np.ones(len(gradients), dtype=bool)
     if recipe.clip is None:
-        return np.ones(len(gradients), dtype=bool)
+        return anything
     threshold = float(recipe.clip.threshold)
     if recipe.clip.kind == "value":
         exceeds = np.abs(gradients) > threshold
         ends = np.cumsum([tensor.size for tensor in recipe.model.tensors])
         # A trainer may skip one of the parameters; if all entries are clipped, other faults are hidden.
         in_each = np.all([one.any(axis=1) for one in np.split(exceeds, ends[:-1], axis=1)], axis=0)
-        return np.asarray(in_each & ~exceeds.all(axis=1) | (step > 0))
+        return np.asarray(in_each & ~exceeds.all(axis=1)) if step == 0 or recipe.is_short(step) else anything
     norms = np.linalg.norm(gradients, axis=1)
-    if recipe.steeper_at is None or step < recipe.steeper_at:
-        return np.asarray(norms < threshold / 2)
-    return np.asarray((norms > 2 * threshold) | (step > recipe.steeper_at))
+    if step not in recipe.steeper_at:
+        return np.asarray(norms < threshold / 2) if step < min(recipe.steeper_at, default=recipe.steps) else anything
+    # A clip hides a wrong divisor of a short window, unless half of its norm is within the limit.
+    at_least, at_most = (5 / 4, 7 / 4) if recipe.is_short(step) else (2, np.inf)
+    return np.asarray((norms > at_least * threshold) & (norms < at_most * threshold))
 
 
 def _sample_weights(recipe: Recipe, samples: int, step: int, generator: np.random.Generator) -> Floats:

@@ -26,10 +26,13 @@ class State:
 def after(
     training: Training, gradients: Floats, state: State, element: int | None = None, in_epoch: int | None = None
 ) -> State:
-    """The state after one more step, without a clip by norm. ``element``: the element of all numbers, if they have only
-    one. ``in_epoch``: the steps of an epoch, if schedules count epochs."""
+    """The state after one more step. ``element``: the element of all numbers, if they have only one; then a clip by
+    norm is left out. ``in_epoch``: the steps of an epoch, if schedules count epochs."""
     if training.clip and training.clip.kind == "value":
         gradients = np.clip(gradients, -float(training.clip.threshold), float(training.clip.threshold))
+    if training.clip and training.clip.kind == "norm" and element is None:
+        norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
+        gradients = gradients * np.minimum(1, float(training.clip.threshold) / np.maximum(norms, 1e-6))
     tensor_of, numbers = np.array(training.model.tensor_of), range(1 + len(training.groups))
     in_group = np.array([*map(training.group_of, range(len(training.model.tensors)))])[
         tensor_of if element is None else tensor_of[element]

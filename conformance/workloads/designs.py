@@ -19,6 +19,8 @@ SECOND_OF_CUBE = 5
 _INSIDE = 2
 #: After one step and after two, the rate differs from the first: the schedule's position shows there, too.
 _ONCE_DOWN = (ONE, HALF, HALF, HALF, ONE, ONE)
+#: A schedule that restarts in each epoch shows, also if short windows are dropped.
+DOWN_AND_UP = (ONE, HALF, HALF, HALF, HALF, ONE)
 
 #: With 24 samples, all norms exceed the threshold, no course of an element stays on its grid, or nothing moves in some
 #: window.
@@ -124,9 +126,9 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "many-clip-norm",
-            "Ten parameters, and clipping by global norm that is active in some steps.",
+            "Ten parameters, and clipping by global norm that is active in some steps of each epoch.",
             SGD(HALF, momentum=HALF),
-            clip=Clip("norm", Fraction(5)),
+            clip=Clip("norm", Fraction(37, 8)),
             kernel="fused",
             batch_sizes=_NOT_OF_24,
         ),
@@ -136,6 +138,14 @@ DESIGNS: dict[str, Design] = {
             SGD(ONE, momentum=HALF),
             weights=((1, 3), (2, 6), (3, 1)),
             batch_sizes=(64, 48),  # Weights take half of the orthogonal columns.
+        ),
+        Design(
+            "many-short",
+            "Ten parameters, momentum and a schedule; two epochs that each end with a short accumulation window.",
+            SGD(ONE, momentum=HALF),
+            schedule=DOWN_AND_UP,
+            short=HALF,
+            batch_sizes=(64,),
         ),
         Design(
             "many-overflow",
@@ -265,14 +275,12 @@ OF_KINDS |= {name: ("sparse", like) for name, (like, model, _) in _MODELS.items(
 #: With fewer features some samples would be equal, and no trace could tell which of them was read.
 _NINE = Linear(9, bias=True)
 UNEVEN_BATCHES = "uneven-epochs"
-#: A schedule that restarts in each epoch shows, also if short windows are dropped.
-_DOWN_AND_UP = (ONE, HALF, HALF, HALF, HALF, ONE)
 #: This one also shows its position after the third window, and after the third step if short windows are dropped.
 _RESUMED = (ONE, HALF, Fraction(2), HALF, ONE, ONE)
 
 
 def _ending(name: str, summary: str, short: Fraction, **changes: Any) -> Design:
-    settings = {"schedule": _DOWN_AND_UP, "short": short, **changes}
+    settings = {"schedule": DOWN_AND_UP, "short": short, **changes}
     return Design(name, summary, SGD(HALF, momentum=HALF), _NINE, **settings)
 
 

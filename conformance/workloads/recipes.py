@@ -14,6 +14,10 @@ from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Group, Los
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it alternates, so an offset of one step always shows.
 SCHEDULE = (Fraction(1), HALF, Fraction(1), HALF, HALF, Fraction(1), HALF, Fraction(1))
+#: For as many steps as `LONG`.
+_LONG_SCHEDULE = (*SCHEDULE, HALF, Fraction(1), HALF, Fraction(1))
+#: State that a trainer loses after ten steps shows.
+LONG = 12
 GROWING = "growing-scale"
 ADAGRAD = Adagrad(lr=HALF, lr_decay=HALF, eps=Fraction(1, 8), weight_decay=Fraction(1, 8))
 ADAMW = AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8))
@@ -35,6 +39,18 @@ _CLIP_VALUE: dict[str, Any] = {
     "grid": Fraction(1, 8),
     "largest_weight": 2,
 }
+
+
+def _of_bits(bits: int) -> dict[str, Any]:
+    """Residuals that need so many bits, and sums of a whole batch that may need twice as many."""
+    unit = Fraction(1, 2 ** (bits - 1))
+    return {"bits": 2 * bits, "grid": unit / 2, "residual": unit, "spread": 2**bits}
+
+
+def _short(size: int, accumulation: int) -> int:
+    """The samples of a short last window: at least one micro-batch is missing."""
+    return size // 3 if accumulation == 3 else size // 2
+
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -74,7 +90,7 @@ RECIPES: dict[str, Recipe] = {
             groups=(Group(Fraction(1), Fraction(0)),),
             schedule=SCHEDULE,
             clip=Clip("norm", Fraction(4)),
-            steeper_at=4,
+            steeper_at=(4,),
             **_FINE,
             scale=_SMALL_SCALE,
         ),
@@ -129,7 +145,7 @@ RECIPES: dict[str, Recipe] = {
             "A window that overflows fp16, and clipping by norm that is active two steps later.",
             _MOMENTUM,
             clip=Clip("norm", Fraction(8)),
-            steeper_at=4,
+            steeper_at=(4,),
             largest_weight=8,
             scale=_SMALL_SCALE,
             outliers={2: last_target},
@@ -147,6 +163,14 @@ RECIPES: dict[str, Recipe] = {
             _MOMENTUM,
             **_OVERFLOW,
             outliers={2: first_losses},
+        ),
+        Recipe(
+            "overflow-weighted",
+            "A window that overflows fp16, and a weighted mean whose weight differs from window to window.",
+            _MOMENTUM,
+            **_WEIGHTED,
+            outliers={2: last_target},
+            seed=3,
         ),
         Recipe(
             "overflow-in-part",
@@ -171,7 +195,7 @@ RECIPES: dict[str, Recipe] = {
             _MOMENTUM,
             schedule=SCHEDULE,
             clip=Clip("norm", Fraction(8)),
-            steeper_at=4,
+            steeper_at=(4,),
             largest_weight=8,
             seed=4,
             scale=_SMALL_SCALE,
@@ -180,8 +204,42 @@ RECIPES: dict[str, Recipe] = {
             "short-window",
             "The last accumulation window is short.",
             _MOMENTUM,
-            # At least one micro-batch is missing.
-            short=lambda size, accumulation: size // 3 if accumulation == 3 else size // 2,
+            short=_short,
+        ),
+        Recipe(
+            "short-clip-value",
+            "Twelve windows, the last one short, and clipping by value that is active there; momentum and a schedule.",
+            SGD(Fraction(1), momentum=HALF),
+            schedule=_LONG_SCHEDULE,
+            steps=LONG,
+            short=_short,
+            **_CLIP_VALUE,
+            seed=29,
+        ),
+        Recipe(
+            "short-clip-norm",
+            "Twelve windows, the last one short, and clipping by norm that is active there and in the tenth.",
+            _MOMENTUM,
+            schedule=_LONG_SCHEDULE,
+            steps=LONG,
+            short=_short,
+            clip=Clip("norm", Fraction(8)),
+            steeper_at=(9, LONG - 1),
+            largest_weight=8,
+            scale=_SMALL_SCALE,
+            seed=2,
+        ),
+        Recipe(
+            "short-weighted",
+            "Twelve windows, the last one short, and a weighted mean whose weight differs from window to window.",
+            _MOMENTUM,
+            steps=LONG,
+            short=_short,
+            **_WEIGHTED | {"totals": (HALF, Fraction(2)), "spread": 3},
+            grid=Fraction(1, 8),
+            residual=QUARTER,
+            bits=10,
+            seed=2,
         ),
         Recipe(
             "uneven-batch",
@@ -216,6 +274,18 @@ RECIPES: dict[str, Recipe] = {
             "Weights, features and targets that fit fp64 and no smaller format.",
             _MOMENTUM,
             fine=Fraction(1, 2**30),
+        ),
+        Recipe(
+            "fine-gradients",
+            "Gradients and momentum that fit fp32 and no 16-bit format.",
+            _MOMENTUM,
+            **_of_bits(13),
+        ),
+        Recipe(
+            "finer-gradients",
+            "Gradients and momentum that fit fp64 and no smaller format.",
+            _MOMENTUM,
+            **_of_bits(30),
         ),
         Recipe(
             "cast-weights",
@@ -260,6 +330,13 @@ DERIVED: dict[str, Recipe] = {
             optimizer=ADAGRAD,
         ),
         _like("clip-norm", "adamw-clip", "AdamW with a learning-rate schedule and clipping by norm.", optimizer=ADAMW),
+        _like(
+            "short-clip-norm",
+            "short-adamw",
+            "AdamW with a schedule; twelve windows, the last one short.",
+            optimizer=ADAMW,
+            clip=None,
+        ),
         _like(
             "overflow",
             "adamw-overflow",
@@ -351,7 +428,7 @@ TWO_LAYERS: dict[str, Recipe] = {
             clip=Clip("norm", Fraction(8)),
             residual=Fraction(1),
             spread=2,
-            steeper_at=2,
+            steeper_at=(2,),
         ),
         replace(
             _TWO_LAYERS,

@@ -48,7 +48,7 @@ SHOWN_PATHS = ("single", "distributed", "sharded")
 #: Their roots, quotients or data are rounded, so they are judged by bounds.
 BOUNDED = {
     *("adamw", "adamw-capturable", "adamw-clip", "adamw-groups", "adamw-overflow", "adagrad", "many-adamw"),
-    *("clip-norm", "two-groups-clip", "overflow-clip", "two-layers-clip"),
+    *("clip-norm", "two-groups-clip", "overflow-clip", "two-layers-clip", "short-clip-norm", "short-adamw"),
     *(f"{kind}-clip-norm" for kind in ("many", "many-shards", "frozen", "unused", "groups", "large", "buffers")),
     *("line", "noisy-line", "two-workers", "multivariate"),
 }
@@ -58,6 +58,7 @@ ON_GPUS = {"adamw-capturable"}
 SKIPPED = {
     **{name: {2} for name in ("overflow", "overflow-clip", "overflow-clip-value", "infinite-loss", "adamw-overflow")},
     "buffers-overflow": {2},
+    "overflow-weighted": {2},
     "overflow-in-part": {2, 5},
     **{name: {1, 4} for name in ("many-overflow", "frozen-overflow", "groups-overflow", "sparse-overflow")},
     "many-shards-overflow": {1, 4},
@@ -154,7 +155,7 @@ def test_world_sizes_and_accumulations_of_the_distributed_paths():
 def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
     """Each world size with and without accumulation in each precision, and the abilities that few workloads show."""
     planned = [planned.case for planned in plan(EVERYTHING, backend)]
-    assert len(planned) == 48
+    assert len(planned) == 52
     covered = {(case.world_size, case.accumulation > 1, case.precision) for case in planned}
     assert covered == {
         (world, more, p) for world in (2, 3, 4) for more in (False, True) for p in BACKEND_PRECISIONS[backend]
@@ -168,7 +169,7 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
 @pytest.mark.parametrize("backend", ["fsdp2", "zero-redundancy"])
 def test_sharded_paths_have_few_cases_of_every_shape_and_precision(backend):
     cases = [planned.case for planned in plan(EVERYTHING, backend)]
-    assert len(cases) == 67
+    assert len(cases) == 73
     assert {(case.world_size, case.accumulation) for case in cases} == set(BACKEND_LAYOUTS[backend])
     assert {case.precision for case in cases} == set(BACKEND_PRECISIONS[backend])
     elsewhere = {(case.workload, case.precision) for case in DDP}

@@ -74,7 +74,7 @@ def test_samples_of_a_batch_are_told_apart_by_their_gradients(name, batch_size):
 @every_workload
 def test_weights_move_in_every_step_and_stay_on_their_grid(name, batch_size):
     workload, ingredients = made(name, batch_size), RECIPES[name]
-    last = min(ingredients.outliers, default=ingredients.steeper_at)
+    last = min((*ingredients.outliers, *ingredients.steeper_at), default=None)
     visited = [workload.start, *(step.weights.center for step in trajectory(workload).steps[:last])]
     for before, after in pairwise(visited):
         assert before != after
@@ -90,10 +90,21 @@ def test_clipping_by_value_bites_in_the_first_step(batch_size):
     assert max(map(abs, first)) > RECIPES["clip-value"].clip.threshold
 
 
+def test_clipping_bites_in_a_short_window_and_does_not_hide_a_wrong_divisor():
+    """By value in some entry of each parameter; by norm unless the gradient is half as large."""
+    *_, by_value = unclipped("short-clip-value", 24)
+    limit = RECIPES["short-clip-value"].clip.threshold
+    assert max(map(abs, by_value[:-1])) > limit < abs(by_value[-1])
+    assert min(map(abs, by_value)) <= limit
+    *_, by_norm = unclipped("short-clip-norm", 24)
+    norm = sum(entry**2 for entry in by_norm)
+    assert norm / 4 < RECIPES["short-clip-norm"].clip.threshold ** 2 < norm
+
+
 def test_clipping_by_norm_bites_in_one_step_and_not_before():
     ingredients = RECIPES["clip-norm"]
     norms = [sum(entry**2 for entry in gradient) for gradient in unclipped("clip-norm", 24)]
-    threshold, steeper_at = ingredients.clip.threshold**2, ingredients.steeper_at
+    threshold, [steeper_at] = ingredients.clip.threshold**2, ingredients.steeper_at
     assert all(norm < threshold / 4 for norm in norms[:steeper_at])
     assert norms[steeper_at] > 4 * threshold
 
@@ -132,6 +143,21 @@ def test_fine_data_fit_a_format_and_no_smaller_one(name, fits, too_small):
     for values in (workload.start, features, [sample.y for sample in samples]):
         assert all(map(fits.holds, values))
         assert not any(all(map(fmt.holds, values)) for fmt in too_small)
+
+
+@pytest.mark.parametrize(
+    ("name", "fits", "too_small"),
+    [("fine-gradients", FP32, (FP16, BF16)), ("finer-gradients", FP64, (FP32, FP16, BF16))],
+)
+def test_fine_gradients_and_their_momentum_fit_a_format_and_no_smaller_one(name, fits, too_small):
+    workload = made(name, 24)
+    buffer = [Fraction(0)] * workload.model.size
+    for step in trajectory_in(workload, fits).steps:
+        gradient = step.gradient.center
+        buffer = [workload.optimizer.momentum * old + new for old, new in zip(buffer, gradient, strict=True)]
+        for values in (gradient, buffer):
+            assert all(map(fits.holds, values))
+            assert not any(all(map(fmt.holds, values)) for fmt in too_small)
 
 
 def test_a_cast_changes_the_weights_of_one_workload_and_takes_them_to_the_grid():
