@@ -38,12 +38,26 @@ def with_gradients(rank, gradients):
     return [event("start"), ddp(0), averaging(), step(gradients=gradients, weights=[float(rank), 0.0])]
 
 
+def in_groups(rank, *sizes, **averaged):
+    """A window whose gradients are averaged in groups of these sizes, one after the other."""
+    groups = [[rank - rank % size + other for other in range(size)] for size in sizes]
+    return [
+        forward(0),
+        backward(),
+        [event("collective", of="gradients", group=group) for group in groups],
+        step(**averaged) if averaged else stepped(rank),
+    ]
+
+
 #: By law: runs that break only this law.
 BREAKING = {
     "ddp/average-each-parameter": {
         "the bias left out": lambda: ranks(lambda rank: of_own(rank, 0), **SHARES),
         "a copy averaged": lambda: ranks(lambda rank: of_own(rank), **SHARES),
         "divided for a sum": lambda: ranks(lambda rank: of_own(rank, factor=0.5), **SHARES),
+    },
+    "ddp/average-over-all-ranks": {
+        "in groups of two": lambda: ranks(lambda rank: in_groups(rank, 2), count=4),
     },
     "ddp/equal-start": {
         "apart": lambda: ranks(lambda rank: [started(rank), FIRST]),
@@ -98,7 +112,7 @@ BREAKING = {
 
 
 def test_every_law_is_broken_by_a_trace():
-    assert set(BREAKING) == laws_in("ddp_agreement")
+    assert set(BREAKING) == laws_in("ddp_agreement", "ddp_reach")
 
 
 SCALAR = event("collective", elements=1, bytes=4)
@@ -116,6 +130,12 @@ ALLOWED = {
             event("collective", op="broadcast_", of="parameters", elements=1),
             SECOND,
         ]
+    ),
+    "gradients averaged in groups, then in all": lambda: ranks(
+        lambda rank: in_groups(rank, 2, 4, gradients=[1.0, 0.0], weights=[0.5, 0.5]), count=4
+    ),
+    "equal gradients averaged in groups": lambda: ranks(
+        lambda rank: in_groups(rank, 2, gradients=[1.0, 0.0], weights=[0.5, 0.5]), count=4
     ),
     "a scalar every window": lambda: both(SCALAR, ddp(0), averaging(), step(), SCALAR, ddp(1), averaging(), step()),
     "evaluation between steps": lambda: both(FIRST, event("collective", op="allgather_", elements=9, bytes=36), SECOND),

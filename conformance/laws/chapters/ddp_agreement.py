@@ -89,6 +89,7 @@ def same_collectives(run: Run) -> Outcomes:
 _PARTED_BY = (
     "ddp/equal-start",
     "ddp/all-reduce-every-window",
+    "ddp/average-over-all-ranks",
     "ddp/wait-before-step",
     "ddp/wait-before-use",
     "ddp/forward-through-wrapper",
