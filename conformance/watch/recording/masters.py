@@ -62,6 +62,15 @@ class Masters:
         return _whole(tensors, unheld) or _of_shards(tensors, unheld)
 
 
+def check(recording: Recording, optimizer: torch.optim.Optimizer) -> None:
+    """Before the first step: copies without gradients are no masters, but the parameters of an old model."""
+    tensors, number = held_by(optimizer), recording.optimizer(optimizer)
+    is_first = not recording.steps[number] and all(one.grad is None for one in tensors)
+    if is_first and recording.parameters.leave(tensors):
+        held = [known.number for known, _ in recording.parameters.held(optimizer)]
+        recording.note(records.Masters(number, held))
+
+
 def _follow(recording: Recording, optimizer: torch.optim.Optimizer, places: Sequence[Place]) -> None:
     _, rank, _ = surroundings.of_process()
     for place in places:

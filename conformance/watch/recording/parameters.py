@@ -127,7 +127,7 @@ class Parameters:
     def __init__(self, note: Callable[[records.Record], None], roots: Iterable[torch.nn.Module]) -> None:
         self._note, self._roots = note, roots
         self._known: dict[int, Known] = {}
-        self._in_flat = WeakIdKeyDictionary()
+        self._in_flat, self._instead = WeakIdKeyDictionary(), WeakIdKeyDictionary()
         self._count = 0
 
     @property
@@ -203,7 +203,17 @@ class Parameters:
         known.pieces, known.piece = tuple(pieces), piece
         self._describe(known, parameter)
         self._in_flat.setdefault(master, []).append((known, start, length))
-        self._known.pop(id(master), None)
+        if (own := self._known.pop(id(master), None)) is not None:
+            self._instead[master] = own
+
+    def leave(self, masters: Iterable[torch.Tensor]) -> bool:
+        """Follows no parameters into these any longer. Returns whether it did."""
+        left = [master for master in masters if master in self._instead]
+        for master in left:
+            for known, *_ in self._in_flat.pop(master):
+                self._known = {key: one for key, one in self._known.items() if one is not known}
+            self._known[id(master)] = self._instead.pop(master)
+        return bool(left)
 
     def held(self, optimizer: torch.optim.Optimizer) -> list[tuple[Known, Any]]:
         """The parameters that an optimizer steps, or their parts in flat tensors."""

@@ -19,6 +19,7 @@ from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state.numbers import Stamp
 from conformance.trace.state.optimizers import unwrapped
 from conformance.watch import records
+from conformance.watch.recording import masters
 from conformance.watch.recording.exchanges import note_bound
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.output import later
@@ -110,6 +111,7 @@ class _Steps:
             return
         has_closure = _closure(args, kwargs)
         if not self._running:
+            masters.check(self._recording, optimizer)
             self._begin(optimizer, frames[0] if frames else None, has_closure=has_closure)
         self._running.append(optimizer)
         self._take_off()
