@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import reduce
 from itertools import zip_longest
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.averaging import only
-from conformance.oracle.faults.catalogue import accumulating, clips, computes_precisely, decays, fault, has_momentum
-from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.faults.catalogue import (
+    accumulating,
+    clips,
+    computes_precisely,
+    decays,
+    distributed,
+    fault,
+    has_momentum,
+)
+from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import AdamW
@@ -45,7 +54,11 @@ class _BetweenBackwards(Recurrence):
 
 def _clips_early(problem: Problem) -> bool:
     """Whether a clip before the last backward pass changes a gradient, which depends on the data."""
-    steps = zip(Recurrence(problem).steps(), ClipBetweenBackwards(problem).steps(), strict=True)
+    return _differs(problem, ClipBetweenBackwards)
+
+
+def _differs(problem: Problem, textbook: type[Recurrence]) -> bool:
+    steps = zip(Recurrence(problem).steps(), textbook(problem).steps(), strict=True)
     return any(right.gradient.gap(wrong.gradient) > 1 for right, wrong in steps)
 
 
@@ -60,6 +73,26 @@ def _clips_early(problem: Problem) -> bool:
 class ClipBetweenBackwards(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
         return self.clip(vector), weights
+
+
+@fault(
+    "clips each rank's accumulated gradients between the backward passes of a window, and averages them later",
+    clips,
+    accumulating,
+    distributed,
+    computes_precisely,
+    lambda problem: _differs(problem, ClipOwnBetweenBackwards),
+    fix="clip once, after the window's last backward pass",
+)
+class ClipOwnBetweenBackwards(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        coefficients = times(self.coefficients(window), window.with_data)
+        total = self.symbols.exactly([Fraction(0)] * len(weights))
+        for share in filter(None, window.shares):
+            *earlier, last = (self.trained(window, weights, only(coefficients, [part])) for part in share)
+            own = reduce(lambda left, more: self.clip(left.plus(more)), earlier, total.scaled(Fraction(0)))
+            total = total.plus(own.plus(last).scaled(Fraction(1, window.with_data)))
+        return self.clip(total)
 
 
 @fault(
