@@ -257,7 +257,7 @@ def example(found: Sequence[Report]) -> Iterator[str]:
     yield f"`conformance run` on Lightning {report.versions['lightning']}:"
     yield ""
     yield "```text"
-    card = next(card for card in cards if card.effect is not None)
+    card = next(card for card in cards if card.law is not None)
     for line in replace(card, commands=()).lines():
         # As a terminal does.
         yield from wrap(line, 80, break_long_words=False, break_on_hyphens=False) if len(line) > 80 else [line]

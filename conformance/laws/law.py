@@ -75,6 +75,7 @@ class Law:
     says: one sentence with one MUST or SHOULD. A trainer that breaks a MUST fails; a broken SHOULD is a warning.
     why: what goes wrong in the numbers, in two sentences.
     fix: a short, correct snippet of Python; for a script, what to do.
+    advice: what to do, for trainers: one imperative sentence.
     shows: for scripts, the property and its value that reveal the bug; the value is None if no value is intended. None
         for trainers.
     unless: ids of laws that explain the same bug better. If the same subject, or an earlier step of the script, breaks
@@ -99,6 +100,7 @@ class Law:
     scope: type[Subject] | None = None
     needs: tuple[type[Event], ...] = ()
     latent: str = ""
+    advice: str = ""
 
     @property
     def chapter(self) -> str:
@@ -144,6 +146,7 @@ def law(
     why: str,
     source: str,
     fix: str,
+    advice: str = "",
     latent: str = "",
     unless: tuple[str, ...] = (),
     needs: tuple[type[Event], ...] = (),
@@ -171,6 +174,7 @@ def law(
                 scope=get_type_hints(judges)[parameter],
                 needs=needs,
                 latent=" ".join(latent.split()),
+                advice=advice,
             )
         )
         return judges

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from conformance.adapter.loading import place_of
+from conformance.laws.law import Law, laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
-from conformance.results.records import PAIR, PASSED, CaseRecord, Moment, Reason
+from conformance.results.records import PAIR, PASSED, CaseRecord, Finding, Moment, Reason
 
 from .command import relative
+from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of
 from .signs import OR, Cause
@@ -28,11 +30,12 @@ Fact: TypeAlias = tuple[str, str]
 
 
 class Part(NamedTuple):
-    """A labelled part of a card. kind: prose, a line such as `a.py:1`, code, a command, or the address of a link."""
+    """A labelled part of a card. kind: prose, a line such as `a.py:1`, code to write, a command, numbered lines of
+    source, or the address of a link."""
 
     label: str
     text: str
-    kind: Literal["prose", "place", "code", "command", "link"] = "prose"
+    kind: Literal["prose", "place", "code", "command", "source", "link"] = "prose"
 
 
 _FEW = 3
@@ -103,10 +106,11 @@ class Card:
 
     @property
     def headline(self) -> str:
-        """What and where."""
+        """What and where: without a line that is wrong by itself, the first one to look at, with its role."""
         what = capitalized(self.title).removesuffix(".")
+        where = self.place or next((f"seen at the {one.label}, {one.at}" for one in self.places), None)
         is_told = any(place.at in what for place in self.places)
-        return f"{what} ({self.place})" if self.place and not is_told else what
+        return f"{what} ({where})" if where and not is_told else what
 
     def parts(self) -> Iterator[Part]:
         """What follows the headline, in order."""
@@ -125,7 +129,7 @@ class Card:
             if not is_told:
                 yield Part(place.label, place.at, "place")
             if place.text:
-                yield Part(place.label if is_told else "", place.code, "code")
+                yield Part(place.label if is_told else "", place.code, "source")
         if self.law:
             yield Part("law", page_of(self.law), "link")
         yield from (Part(label, command, "command") for label, command in self.commands)
@@ -134,7 +138,7 @@ class Card:
         """Plain text, each line safe to print; the last is the command that shows it again."""
         yield f"{self.verdict}: {one_line(self.headline)}"
         for label, text, kind in self.parts():
-            if kind != "code":
+            if kind not in ("code", "source"):
                 yield f"{label}: {visible(text) if kind == 'prose' else one_line(text)}"
                 continue
             yield from [f"{label}:"] if label else ()
@@ -221,14 +225,15 @@ def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
 def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     """every: the cases of the run, to say how many of them show it."""
     law, example, cause = next(iter(failure.findings), None), failure.example, failure.cause
-    reason = example.reason or Reason()
+    text = next((one for one in laws() if one.id == law.law), None) if law else None
+    is_known, reason = cause.kind in ("bug", "pair"), example.reason or Reason()
     where, source = (law.where, law.source) if law is not None else (reason.where, reason.source)
     facts, places = [*_numbers(example)], [*_places("at", where, source)]
     if law is not None:
         facts = [("expected", law.expected), ("observed", law.observed), ("why", law.why)]
     elif not facts and failure.text != example.headline:
         facts = [("observed", cut(example.headline, _LONGEST))]
-    if cause.kind in ("bug", "pair") and law is None:
+    if is_known and law is None:
         facts.append(("why", f"the known bug `{cause.key}` gives exactly these numbers"))
     looked = [*_looked_at(example)]
     calls = {one.label: one for one in reversed(looked)}
@@ -237,7 +242,9 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         places = [replace(places[0], label="step"), *places[1:], *filter(None, [calls.get("backward")])]
     elif where is None and example.verdict not in ("CRASH", "HANG"):
         places += looked
-    bugs = cause.key.split(OR) if cause.kind in ("bug", "pair") else example.explained_by
+    bugs, commands = cause.key.split(OR) if is_known else cause.bugs, _commands(example)
+    of_law = text.advice if text and not is_known else ""
+    debug = "debug with the script of the first command below" if len(commands) > 1 else None
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
@@ -247,17 +254,43 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         places=tuple(places),
         facts=tuple(facts),
         slice=law.slice if law else (),
-        effect=law.effect if law else _effect(example),
-        fix=law.fix if law and cause.kind not in ("bug", "pair") else None,
-        advice=_known_fix(bugs) or reason.advice,
+        effect=". ".join(filter(None, _effects(example, law, text))) or None,
+        fix=law.fix if law and not is_known else None,
+        advice=of_law
+        or _known_fix(bugs)
+        or reason.advice
+        or (example.verdict == "CRASH" and _advised(example.headline))
+        or debug,
         extent=_counted(failure.cases, every),
         scope=failure.where,
-        commands=_commands(example),
+        commands=commands,
         law=law.law if law else None,
         cause=cause,
         cases=failure.cases,
         example=example,
     )
+
+
+def _effects(case: CaseRecord, broken: Finding | None, law: Law | None) -> Iterator[str]:
+    """The size of the error, and what the law says about it: also on other runs, if the numbers of this one are
+    correct."""
+    is_latent, is_cut = case.verdict == "FAIL (law)", case.verdict in ("CRASH", "HANG")
+    size = "every weight is correct in this run" if is_latent else "training stops" if is_cut else effect(case) or ""
+    said = (broken and broken.effect) or ""
+    factor = re.search(r"\S+x ", size)
+    if factor is None or factor[0] not in said:
+        yield size
+    yield said.removesuffix(".")
+    yield law.latent.removesuffix(".") if law and is_latent else ""
+
+
+_ADVICE = re.compile(r"\b(you (can|may|need|have|must|should)|please|try|make sure|specify|set|use|pass)\b", re.I)
+
+
+def _advised(message: str) -> str:
+    """The first sentence of an error that says what to do. message: `rank 0 raised TYPE: ...`."""
+    sentences = (one for one in re.split(r"(?<=[.!?]) +", message.partition(": ")[2]) if _ADVICE.search(one))
+    return next((f"the error says: {one}" for one in sentences), "")
 
 
 def _known_fix(bugs: Sequence[str]) -> str:
@@ -269,8 +302,10 @@ def _known_fix(bugs: Sequence[str]) -> str:
 
 def _places(label: str, where: str | None, source: Sequence[str]) -> Iterator[Place]:
     """The lines of `train.py:9, called from loop.py:41`; a path may have spaces and commas in it."""
-    texts = iter(source)
-    for at in where.split(", called from ") if where else ():
+    texts, lines = iter(source), where.split(", called from ") if where else []
+    if label == "at" and len(lines) > 1:
+        label = "inside"
+    for at in lines:
         if at.rpartition(":")[2].isdecimal():
             yield Place(label, at, next(texts, ""))
         label = "called from"
@@ -290,14 +325,6 @@ def _numbers(case: CaseRecord) -> Iterator[Fact]:
 def first_difference(case: CaseRecord) -> Iterator[str]:
     """The first wrong number in lines of text."""
     yield from (f"{label}: {text}" for label, text in _numbers(case))
-
-
-def _effect(case: CaseRecord) -> str | None:
-    """The factor of all gradients, or of all steps, if there is one."""
-    for what, factors in (("gradients are", case.gradient_factors), ("the update is", case.step_factors)):
-        if len(factors) == 1:
-            return f"{what} {number(factors[0], 3)}x of the correct {'ones' if what.endswith('are') else 'one'}"
-    return None
 
 
 def _own_line(case: CaseRecord, where: str) -> tuple[str, int] | None:

@@ -43,7 +43,8 @@ def render_terminal(
     if detail == "quiet":
         for card in problems:
             cases = one_line(f"  ({card.extent}: {card.scope})")
-            console.print(Text.assemble(title(card), (cases, "dim")), soft_wrap=True)
+            title = Text.assemble(*_title(card), (cases, "dim"))
+            console.print(title, soft_wrap=True)
         _print_verdict(results, console, len(problems))
         return
     for table in tables(results, console, in_full=detail == "verbose"):
@@ -196,15 +197,13 @@ def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -
         yield some
 
 
-_OF_PARTS = {"code": "green", "command": "cyan", "link": "blue"}
+_OF_PARTS = {"code": "green", "source": "green", "command": "cyan", "link": "blue"}
 
 
 def print_card(card: Card, console: Console, below: str = "") -> None:
     """Prints a card. Code and commands keep their lines, to be copied. below: follows the title."""
     console.print()
-    look = LOOKS[card.verdict]
-    head = Text.assemble((f"{look.mark} {look.verdict}", STYLES[look.tone]), "  ")
-    print_beside(head, Text(one_line(card.headline), "bold"), console)
+    print_beside(*_title(card), console)
     if below:
         print_beside(Text("  "), Text(one_line(below), "dim"), console)
     for label, text, kind in card.parts():
@@ -212,14 +211,16 @@ def print_card(card: Card, console: Console, below: str = "") -> None:
         if kind in ("prose", "place"):
             print_beside(head, Text(one_line(text)), console)
             continue
-        for line in visible(text).splitlines() if kind == "code" else [one_line(text)]:
+        for line in visible(text).splitlines() if kind in ("code", "source") else [one_line(text)]:
             console.print(Text.assemble(head, (line, _OF_PARTS[kind])), soft_wrap=True)
             head = Text(" " * head.cell_len)
 
 
-def title(card: Card) -> Text:
+def _title(card: Card) -> tuple[Text, Text]:
+    """The verdict and the headline."""
     look = LOOKS[card.verdict]
-    return Text.assemble((f"{look.mark} {look.verdict}", STYLES[look.tone]), "  ", (one_line(card.headline), "bold"))
+    verdict = Text.assemble((f"{look.mark} {look.verdict}", STYLES[look.tone]), "  ")
+    return verdict, Text(one_line(card.headline), "bold")
 
 
 def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:

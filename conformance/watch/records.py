@@ -80,6 +80,7 @@ class Optimizer(Record):
     optimizer: int
     type: str
     parameters: list[int]
+    site: Site = None
 
 
 class Masters(Record):

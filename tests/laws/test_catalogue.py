@@ -51,6 +51,7 @@ def test_the_page_has_every_law_and_permission():
 @pytest.mark.parametrize("law", laws(), ids=lambda law: law.id)
 def test_a_law_is_told_in_full(law):
     ast.parse(law.fix)
+    assert law.advice and not law.advice.endswith(".")
     assert law.says.endswith(".") and law.why.endswith((".", ".)")) and not law.source.endswith(".")
     assert law.source.startswith(("PyTorch", "Determined", "Horovod", "apex"))
 

@@ -59,12 +59,15 @@ def test_markdown_has_each_problem_and_each_count(failing):
     assert text.count("\n### ") == len(cards(failing))
     for card in cards(failing):
         assert card.example.id in text.replace("\\", "")
-    assert "| ✓ PASS (exact) |" in text and "**Fix**\n\n```python\n" in text
+    assert (
+        "| ✓ PASS (exact) |" in text
+        and "**Fix** call `scaler.unscale_(optimizer)` before you clip\n\n```python\n" in text
+    )
 
 
 def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
     [card, *_] = [one for one in cards(failing) if one.own_line]
-    shown = [("at", "> 9 | optimizer.step()"), ("called from", "> 41 | scaler.step(optimizer)")]
+    shown = [("inside", "> 9 | optimizer.step()"), ("called from", "> 41 | scaler.step(optimizer)")]
     assert [(place.label, place.code) for place in card.places] == shown
     render_html(failing, tmp_path / "page.html")
     page = html.unescape((tmp_path / "page.html").read_text())
@@ -72,7 +75,7 @@ def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
         assert all(code in text for text in ("\n".join(card.lines()), markdown(digest(failing)), page))
     # The title has the trainer's own line, so no other line repeats it.
     assert card.headline.endswith(" (src/loop.py:41)")
-    assert "at: torch/amp/grad_scaler.py:9" in card.lines() and "called from:" in card.lines()
+    assert "inside: torch/amp/grad_scaler.py:9" in card.lines() and "called from:" in card.lines()
 
 
 def test_a_line_to_blame_stands_between_its_neighbours():
@@ -203,7 +206,7 @@ def test_junit_has_a_test_for_each_case(failing):
     ]
     assert {one.get("name"): one.get("value") for one in test.find("properties")}["precision"] == case.precision
     text = test.find("failure").text
-    assert "at: torch/amp/grad_scaler.py:9\n  > 9 | optimizer.step()\ncalled from:\n  > 41 | scaler" in text
+    assert "inside: torch/amp/grad_scaler.py:9\n  > 9 | optimizer.step()\ncalled from:\n  > 41 | scaler" in text
     assert text.splitlines()[-1] == f"rerun: {case.command}"
 
 

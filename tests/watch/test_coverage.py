@@ -1,6 +1,7 @@
 """Parameters with gradients but no steps, or in an optimizer but without gradients; optimizers that stop."""
 
 import gc
+import linecache
 from functools import partial
 
 import pytest
@@ -67,6 +68,13 @@ def test_parameters_without_gradients_or_steps(trains, expected):
     assert not findings.causes
     assert found.keys() == expected.keys()
     assert {code: {name: found[code][name] for name in values} for code, values in expected.items()} == expected
+
+
+def test_an_open_fact_of_an_optimizer_has_the_line_that_makes_it():
+    for trains, code in ((HEAD, "coverage.unheld"), (partial(steps, held=with_unused), "coverage.no-gradient")):
+        path, line, *_ = watched(trains).open[code].site
+        assert path.endswith("test_coverage.py")
+        assert "torch.optim.SGD(held(model)" in linecache.getline(__file__, line)
 
 
 def test_covered_parameters_are_counted():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from conformance.report.card import Place
 from conformance.report.ci import markdown, sarif, workflow_commands
 from conformance.watch import records
-from conformance.watch.judging.findings import said
+from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
 from conformance.watch.judging.judge import judged
 from conformance.watch.report.card import cards
@@ -47,6 +48,25 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
     assert ("observed", "in 2 of 3 steps, first at step 1, on ranks 0, 1") in averaged.facts
+
+
+@pytest.mark.parametrize(
+    ("steps", "count", "extent"),
+    [
+        ([3], 9, "in 9 of 12 steps, first at step 3"),
+        # Two calls in one step.
+        ([3, 3, 5], 1, "in 2 of 12 steps, first at step 3"),
+        ([3], 1, "first at step 3 of 12"),
+        ([None], 14, "in the whole run"),
+    ],
+)
+def test_a_count_has_a_whole_to_compare_with(steps, count, extent):
+    findings = Findings(stepped=Counter({0: 12}))
+    for step in steps:
+        findings.add(Finding("watch/averaged", said("own-gradients"), step, (0,), optimizer=0), count=count)
+    [card] = cards([*findings.causes.values()], findings, "")
+    assert card.extent == extent
+    assert ("observed", f"{extent}, on rank 0") in card.facts
 
 
 def test_the_first_wrong_window_is_beside_a_right_one(findings):
@@ -149,7 +169,7 @@ def test_an_open_fact_is_no_failure_of_a_law_and_has_a_way_out():
     fact = sentence(findings.open["ranks.factor"].says)
     text = "\n".join(lines(findings, COMMAND))
     assert text.startswith("UNDECIDED: 0 of 2 steps")
-    assert f"  ranks         OPEN    {fact} (2 times); if intended: --expect ranks=weighted" in text
+    assert f"  ranks         OPEN    {fact} (2 of 2 steps); if intended: --expect ranks=weighted" in text
     assert fact in page(findings, COMMAND)
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")

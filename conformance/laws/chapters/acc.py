@@ -19,6 +19,7 @@ from conformance.trace.words import number
         goes backward adds nothing. A loss also counts twice if its graph is retained and the next backward is of a sum
         that contains it. Either way, the update is not the mean over the window.""",
     source=f'{GUIDE}: "do a forward and backward pass on each batch"',
+    advice="call `loss.backward()` once for each micro-batch",
     fix="""
         for batch in window:
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
@@ -81,6 +82,7 @@ def _never_backpropagated(window: Window) -> Broken | None:
         learning rate, the norm that clipping compares with its threshold, and the balance with weight decay.""",
     source=f'{GUIDE}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N '
     'before each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
+    advice="divide each loss by the number of micro-batches in its window, and average over the ranks once",
     fix="""
         for batch in window:  # the last window of an epoch may be shorter
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
@@ -120,6 +122,7 @@ def averaged_once(window: Window) -> Outcome:
     why="""A step uses the gradients computed so far: before the last backward, (1/n) Σ ∇L over fewer than n
         micro-batches. A second step applies the same gradients again.""",
     source=f'{GUIDE}: "only synchronize/step optimizer every N batches"',
+    advice="call `optimizer.step()` once, after the last backward of the window",
     fix="""
         for window in windows:
             for batch in window:
@@ -221,6 +224,7 @@ def _micro_batches(window: Window) -> str:
         scales, the micro-batches have the weights s₁/s, s₂/s ... in the result.""",
     source=f'{GUIDE}: "always call scaler.scale(loss) with the same scale factor for each batch in a grouping of N '
     'batches"; PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation"',
+    advice="call `scaler.update()` once, after the step of the window",
     fix="""
         for batch in window:
             scaler.scale(criterion(model(batch.inputs), batch.targets) / len(window)).backward()
@@ -275,6 +279,7 @@ def _scales_differ(
         on.""",
     source=f'{GUIDE}: "do a forward and backward pass on each batch"; '
     "PyTorch, torch.no_grad: for forwards that no `backward()` follows",
+    advice="reuse `outputs.detach()` instead of a second forward",
     fix="""
         outputs = model(batch.inputs)
         loss = criterion(outputs, batch.targets) / len(window)

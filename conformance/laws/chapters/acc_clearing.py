@@ -28,6 +28,7 @@ _FIX = """
     why="""A backward adds to the existing gradients. Without clearing, step k uses g₀ + g₁ + ... + gₖ, which acts like
         momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
+    advice="call `optimizer.zero_grad()` once, before the first backward of each window",
     fix=_FIX,
 )
 def cleared_between_windows(window: Window) -> Outcome:
@@ -133,6 +134,7 @@ _seq = attrgetter("seq")
     why="""Clearing gradients again changes nothing, and costs a pass over all of them. Often two pieces of code both
         act as if they own the loop.""",
     source="PyTorch, Performance Tuning Guide: clearing gradients costs a memory operation for each parameter",
+    advice="keep one `zero_grad()` per window, and remove the others",
     fix=_FIX,
 )
 def cleared_once(window: Window) -> Outcome:
@@ -157,6 +159,7 @@ def cleared_once(window: Window) -> Outcome:
         divides this partial sum by the number of all micro-batches.""",
     source=f'{GUIDE}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '
     'Precision examples, "Gradient accumulation"',
+    advice="move `zero_grad()` before the first backward of the window",
     fix=_FIX,
 )
 def not_cleared_inside(window: Window) -> Outcome:

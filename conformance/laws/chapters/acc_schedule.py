@@ -22,6 +22,7 @@ from conformance.trace.words import number
         and `schedule_on_skip` makes it explicit.""",
     source='PyTorch, torch.optim, "How to adjust learning rate": scheduler.step() after optimizer.step(); with a '
     "GradScaler a step may be skipped, which its documentation leaves to the caller to notice",
+    advice="call `scheduler.step()` once, after each optimizer step",
     fix="""
         scale = scaler.get_scale()
         scaler.step(optimizer)
@@ -61,6 +62,7 @@ def schedule_per_step(window: Window) -> Outcomes:
     why="""Such a schedule gives the learning rate of epoch k. A scheduler that steps for every window is n times too
         far after epochs of n windows, and often reaches its end within the first.""",
     source='PyTorch, torch.optim, "How to adjust learning rate": its loops call scheduler.step() after each epoch',
+    advice="call `scheduler.step()` once, at the end of each epoch",
     fix="""
         for epoch in range(epochs):
             for batch in loader:

@@ -29,6 +29,7 @@ SEVERAL = (
         thousands of times, and in half precision such gradients may underflow to zero first.""",
     source='PyTorch, torch.amp, section "Gradient Scaling": backward passes run on `scaler.scale(loss)`; '
     '"Automatic Mixed Precision examples": each of several losses is scaled',
+    advice="call `scaler.scale(loss).backward()` for every micro-batch",
     fix="""
         with torch.autocast(device.type, dtype=torch.float16):
             loss = criterion(model(inputs), targets)
@@ -89,6 +90,7 @@ def _shows_scale(window: Window, end: trace.BackwardEnd) -> bool:
         unscaled, nothing checks that they are finite, and one overflow makes every weight infinite or NaN for the rest
         of the training.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
+    advice="call `scaler.step(optimizer)` instead of `optimizer.step()`",
     fix="""
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -127,6 +129,7 @@ def _stepped_bare(scaling: Scaling, step: trace.Step) -> Broken | None:
     why="""`unscale_` looks for overflows, and `scaler.step` skips the step if there are any. A bare step is taken
         anyway, unless the trainer checks for overflows itself, and then `update` lowers the scale.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
+    advice="call `scaler.step(optimizer)` instead of `optimizer.step()`",
     fix="""
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -171,6 +174,7 @@ def _steps_on_overflow(rank: Rank) -> bool:
     why="""`update` may change the scale from S to S′. Gradients that were scaled by S and unscaled after it become
         g·S/S′. `update` also forgets which optimizers are unscaled and which gradients overflowed.""",
     source=f'{SEVERAL}; {GUIDE}: "only call scaler.update() every N batches"',
+    advice="call `scaler.update()` once a window, after the last `scaler.step`",
     fix="""
         for optimizer in optimizers:
             scaler.step(optimizer)

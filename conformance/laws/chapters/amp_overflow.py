@@ -25,6 +25,7 @@ _ROUNDING = 1e-6
         its own gradients, before averaging, steps with infinities, or steps while others skip; then the weights
         differ.""",
     source=f'{GUIDE}: "otherwise each worker would step differently"',
+    advice="all-reduce the overflow flag, so all ranks skip together",
     fix="""
         overflow = torch.zeros(1)
         for parameter in model.parameters():
@@ -67,6 +68,7 @@ def all_ranks_skip(here: GlobalWindow) -> Outcome:
         does not come down, step after step is skipped.""",
     source=f'{GRADIENT_SCALING}: `GradScaler.update`, "If any optimizer steps were skipped the scale is multiplied by '
     '`backoff_factor` to reduce it"',
+    advice="call `scaler.update()` without an argument",
     fix="""
         scaler.step(optimizer)
         scaler.update()  # without an argument: halves the scale after a skip
@@ -102,6 +104,7 @@ def back_off(window: Window) -> Outcome:
         by hand, must be skipped too. If the momentum m is reset or decayed to m′, the next step is lr·(μ·m′ + g)
         instead of lr·(μ·m + g).""",
     source='PyTorch, torch.amp, `GradScaler.step`: the step "is skipped to avoid corrupting the params"',
+    advice="change weights and state only if the step was not skipped",
     fix="""
         scale = scaler.get_scale()
         scaler.step(optimizer)
@@ -190,6 +193,7 @@ def _alike(one: trace.Number, other: trace.Number) -> bool:
         initial scale are skipped again.""",
     source='PyTorch recipe "Automatic Mixed Precision": "The same GradScaler instance should be used for the entire '
     'convergence run"',
+    advice="create the `GradScaler` once, before the first epoch",
     fix="""
         scaler = torch.amp.GradScaler(device.type)  # once, before the first epoch
         for epoch in range(epochs):
@@ -226,6 +230,7 @@ def one_scaler(window: Window) -> Outcome:
         the average of the gradients, and differs from rank to rank. So the weights diverge at once.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": "always call scaler.scale(loss) with the same '
     'scale factor"; PyTorch, issue 136009',
+    advice="create the scaler with the same settings on every rank",
     fix="""
         # The same settings on every rank: then the ranks find the same overflows and keep the same scale.
         scaler = torch.amp.GradScaler(device.type, init_scale=2.0**16)

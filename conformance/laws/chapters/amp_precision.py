@@ -23,6 +23,7 @@ _SCALING = (trace.LossScaled, trace.Unscale, trace.ScalerStep, trace.Update, tra
         the half-precision code remains untested.""",
     source='PyTorch, torch.amp, section "Autocasting": it "should wrap only the forward pass(es) of your network, '
     'including the loss computation(s)"',
+    advice="run forward and loss under `torch.autocast`",
     fix="""
         with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = criterion(model(inputs), targets)
@@ -56,6 +57,7 @@ def autocast_around_forward(window: Window) -> Outcome:
     why="""Autocast that is always on rounds features, weights and outputs to 8 or 11 bits. Gradients in full precision
         are then wrong by up to 0.4 percent.""",
     source="PyTorch, torch.autocast: its argument `enabled` turns autocast on in a region",
+    advice="pass `enabled=False` to `torch.autocast` in fp32 and fp64 cases",
     fix="""
         with torch.autocast(device.type, enabled=use_amp):
             loss = criterion(model(inputs), targets)
@@ -100,6 +102,7 @@ def _in_other(event: trace.Forward | trace.BackwardEnd, again: str, computes: st
         lost, and so is a gradient below 0.2 percent of the momentum.""",
     source='PyTorch, torch.autocast: "You should not call half() or bfloat16() on your model(s) or inputs when using '
     'autocasting"',
+    advice="keep the model in float32, and run its forward under `torch.autocast`",
     fix="""
         model = model.float()  # autocast casts for the forward
         optimizer = torch.optim.AdamW(model.parameters(), lr)
@@ -132,6 +135,7 @@ def state_in_full_precision(window: Window) -> Outcome:
     why="""Autocast casts a weight when a forward first needs it, and keeps the result until its outermost region ends.
         In a region around several windows, forwards keep using the weights from before the steps.""",
     source="PyTorch, torch.autocast: its argument `cache_enabled` turns the weight cache inside the region on",
+    advice="enter `torch.autocast` for each forward, and leave it before the backward",
     fix="""
         for batch in window:
             with torch.autocast(device.type, dtype=torch.bfloat16):
@@ -186,6 +190,7 @@ def _outermost(rank: Rank) -> tuple[list[int], list[trace.AutocastEnter | None]]
         gradients become zero, and their parameters silently stop learning.""",
     source='PyTorch, torch.amp, section "Gradient Scaling": "To prevent underflow, gradient scaling multiplies the '
     "network's loss(es) by a scale factor\"",
+    advice="call `scaler.scale(loss).backward()` instead of `loss.backward()`",
     fix="""
         scaler = torch.amp.GradScaler(device.type)
         with torch.autocast(device.type, dtype=torch.float16):

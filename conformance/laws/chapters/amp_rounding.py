@@ -20,6 +20,7 @@ from conformance.workloads.precision import BF16, FP16, FP32, Format
     why="""A number keeps 8 significant bits in bfloat16, 11 in float16 and 24 in float32. Inputs, losses, buffers or
         messages in a narrower format make gradients wrong by up to 0.4 percent of their largest terms.""",
     source="PyTorch documentation, torch.finfo",
+    advice="compute losses, inputs, buffers and messages in the format of the parameters",
     fix="""
         flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         dist.all_reduce(flat)  # in the format of the parameters

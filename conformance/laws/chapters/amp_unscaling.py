@@ -33,6 +33,7 @@ T = TypeVar("T", trace.Clip, trace.Norm, trace.GradientChange)
     why="""Gradients of a scaled loss are S·g, so clipping them at t clips g at t/S: by norm,
         g · min(1, t / (S·‖g‖)). Then almost every step is clipped, by an amount that changes with the scale.""",
     source=UNSCALED_GRADIENTS,
+    advice="call `scaler.unscale_(optimizer)` before you clip",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -80,6 +81,7 @@ def _clip(window: Window, clip: trace.Clip, scale: float, unscale: trace.Event) 
     why="""The norm of S·g is S·‖g‖: it doubles when the scale grows and halves when the scale backs off. A decision or
         a log that uses it depends on the scale as much as on the gradients.""",
     source=UNSCALED_GRADIENTS,
+    advice="call `scaler.unscale_(optimizer)` before you compute the norm",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -110,6 +112,7 @@ def _inspection(window: Window, look: trace.Norm, scale: float, unscale: trace.E
     why="""An operation f on the gradients is meant for g, and f(S·g) / S equals f(g) only if f is linear, such as
         division by a count. On S·g, a clamp at t becomes a clamp at t/S, and noise or a decay λ·w is divided by S.""",
     source=UNSCALED_GRADIENTS,
+    advice="call `scaler.unscale_(optimizer)` before you change gradients",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -203,6 +206,7 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
     why="""Each unscaling divides by S, so a second one turns the gradient g into g / S. GradScaler refuses a second
         `unscale_` before `update()`, but cannot see a division by hand.""",
     source='PyTorch, torch.amp, `GradScaler.unscale_`: "should only be called once per optimizer per step call"',
+    advice="keep one `scaler.unscale_(optimizer)`, and remove other divisions by the scale",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)  # step() remembers this and does not unscale again
@@ -283,6 +287,7 @@ def _samples(run: Run) -> float:
         no division recovers the sum. If each micro-batch ends with an unscaling, the gradients of the first are divided
         by S again and again.""",
     source=ACCUMULATION,
+    advice="move `scaler.unscale_(optimizer)` after the last backward of the window",
     fix="""
         for inputs, targets in window:
             loss = criterion(model(inputs), targets) / len(window)
@@ -327,6 +332,7 @@ def unscale_after_last_backward(window: Window) -> Outcome:
         the others step with the infinity that it sends them, or it steps while they skip.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": always synchronize before `scaler.step`, '
     "otherwise each worker steps differently",
+    advice="average the gradients before `scaler.unscale_(optimizer)`",
     fix="""
         scaler.scale(loss).backward()
         for parameter in model.parameters():

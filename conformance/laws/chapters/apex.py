@@ -19,6 +19,7 @@ DOCS = "apex documentation, Advanced Amp Usage"
     why="""`scale_loss` unscales and looks for overflows at its exit, and each rank has only its own gradients until
         `synchronize()` returns. If only one rank's g_r contains ∞, that rank skips its step and the others step.""",
     source=f'{GUIDE}: "you must call optimizer.synchronize() *before* the `amp.scale_loss()` context manager exits"',
+    advice="call `optimizer.synchronize()` inside the last `scale_loss` of the window",
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
@@ -53,6 +54,7 @@ def synchronize_in_scale_loss(window: Window) -> Outcome:
         accumulated so far. Then the all-reduce of the last backward covers only its own micro-batch, and each rank adds
         its local gradients of the others: (1/N) Σ g_r of one plus g_r of the others.""",
     source=f"{DOCS}: gradient accumulation across iterations",
+    advice="pass `delay_unscale=True` to `scale_loss` in all micro-batches except the last",
     fix="""
         for number, batch in enumerate(window, start=1):
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
@@ -88,6 +90,7 @@ def delay_unscale(window: Window) -> Outcome:
         step.""",
     source=f'{GUIDE}: "we do not allow multiple optimizers; we have to know that the our one optimizer is the correct '
     'optimizer to pass to scale_loss()"',
+    advice="call `synchronize()` of each optimizer inside `scale_loss`",
     fix="""
         with amp.scale_loss(loss, [first, second]) as scaled_loss:
             scaled_loss.backward()
@@ -120,6 +123,7 @@ def one_optimizer(window: Window) -> Outcome:
     why="""With apex, gradients are synchronized inside `scale_loss`, so a plain step all-reduces them again, after they
         were unscaled. With op=Sum, N ranks multiply by N twice: N² ḡ instead of N ḡ.""",
     source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"',
+    advice="step inside `optimizer.skip_synchronize()`",
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()

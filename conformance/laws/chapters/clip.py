@@ -49,6 +49,7 @@ def _reaches(clip: trace.Clip) -> bool | None:
     why="""The norm of a mean is not the mean of norms: clip((1/m) Σ gᵣ) differs from (1/m) Σ clip(gᵣ) once one rank's
         gradient exceeds the threshold t. Then each rank has its own coefficient min(1, t / ‖gᵣ‖).""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
+    advice="clip after the gradients are averaged over the ranks",
     fix=_FIX,
     unless=("clip/once-per-window",),
     needs=(trace.Clip,),
@@ -111,6 +112,7 @@ def _differ(same: Sequence[trace.Clip]) -> bool:
     why="""A step uses the gradients as they are. A clip after it comes too late: the step was η g instead of
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
+    advice="clip between the last backward of the window and `optimizer.step()`",
     fix=_FIX,
     needs=(trace.Clip,),
 )
@@ -140,6 +142,7 @@ def before_step(window: Window) -> Outcome:
         micro-batches are clipped again and again, and the last counts most.""",
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
     "the gradients of the effective batch are complete",
+    advice="clip once, after the last backward of the window",
     fix=_FIX,
     needs=(trace.Clip,),
 )
@@ -174,6 +177,7 @@ def once_per_window(window: Window) -> Outcome:
     why="""Clipping by norm scales all of g by min(1, t / ‖g‖), which keeps its direction; leaving out a part changes
         the direction. Unclipped parameters are not protected from outliers.""",
     source=f'{DOCS}: "The norm is computed over the norms of the individual gradients of all parameters"',
+    advice="pass all parameters to each clip call, as a list",
     fix="""
         parameters = list(model.parameters())  # a generator can be used once
         optimizer = torch.optim.SGD(parameters, lr=0.1)
@@ -231,6 +235,7 @@ _ROUNDING = 2**-7
         the gradient.""",
     source="PyTorch documentation, Getting Started with Fully Sharded Data Parallel (FSDP2): clip_grad_norm_ computes "
     "the norm of DTensors over all ranks",
+    advice="pass the parameters to `clip_grad_norm_`, not their `to_local()`",
     fix="""
         # Pass the parameters themselves, not their `to_local()`.
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

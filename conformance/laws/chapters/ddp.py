@@ -19,6 +19,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
     why="""Gradients that a rank adds after the all-reduce, or without one, reach no other rank. Then rank r steps with
         its own g_r instead of (1/N) Σ g_r, and the ranks' weights diverge.""",
     source=f'{GUIDE}: "PyTorch DDP synchronizes losses during the backwards pass"; {DOCS}',
+    advice="leave `no_sync()` before the forward of the last micro-batch",
     fix="""
         for number, batch in enumerate(window, start=1):
             with nullcontext() if number == len(window) else model.no_sync():
@@ -45,6 +46,7 @@ def all_reduce_every_window(window: Window) -> Outcome:
     why="""Averaging numbers that are equal on all ranks does not change them, so the weights are correct. But each
         all-reduce before the last is wasted communication: K times the bytes for K micro-batches.""",
     source=f'{GUIDE}: "each N-1 step must be wrapped in a no_sync context manager to avoid inefficiencies"',
+    advice="run all micro-batches except the last under `no_sync()`",
     fix="""
         for number, batch in enumerate(window, start=1):
             with nullcontext() if number == len(window) else model.no_sync():
@@ -87,6 +89,7 @@ def all_reduce_once(window: Window) -> Outcome:
         effect, and around the forward of a window's last micro-batch it leaves the gradients local: each rank steps
         with its own g_r instead of (1/N) Σ g_r.""",
     source=f'{DOCS}.no_sync: "The forward pass should be inside the context manager"',
+    advice="run a forward and its backward inside the same `no_sync()`",
     fix="""
         with model.no_sync():
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
@@ -140,6 +143,7 @@ def _torn_apart(window: Window, forward: trace.Forward, backward: trace.Backward
     why="""The wrapper's forward prepares the all-reduce, so a backward from the inner module's output averages nothing.
         Then rank r steps with its own g_r instead of (1/N) Σ g_r.""",
     source=f"{DOCS}: the forward of the wrapper prepares the backward",
+    advice="call the wrapped model, not `model.module`",
     fix="""
         model = DistributedDataParallel(model)
         loss = criterion(model(batch.inputs), batch.targets)  # not model.module(batch.inputs)
@@ -170,6 +174,7 @@ def forward_through_wrapper(window: Window) -> Outcome:
     why="""`amp.initialize` casts parameters and replaces the model's forward. An earlier wrapper has its buckets and
         hooks on the old parameters, and averages those.""",
     source=f'{GUIDE}: "which must be done after initializing APEX AMP"',
+    advice="call `amp.initialize` before you wrap the model",
     fix="""
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
         model = DistributedDataParallel(model)
@@ -276,6 +281,7 @@ _FIX = """
         that does not wait, by the handle or by `wait_tensor`, uses the rank's own g_r, the average (1/N) Σ g_r, or a
         mixture of both, and ranks may differ.""",
     source=_SOURCE,
+    advice="call `wait()` on every handle before the step",
     fix=_FIX,
     latent="""The collective and the step race; a larger model or a slower network can change which comes first.""",
     needs=(trace.Step,),
@@ -306,6 +312,7 @@ def _unwaited(step: trace.Step, event: trace.Event, why: str) -> Broken:
     why="""`async_op=True` returns at once, and another thread writes the result later. An earlier copy back into the
         gradients copies the old contents of the buffer: zeros, or the rank's own g_r.""",
     source=_SOURCE,
+    advice="call `wait()` before you use the result",
     fix="""
         flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         dist.all_reduce(flat, async_op=True).wait()

@@ -23,6 +23,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
     why="""Ranks that take equal steps from different weights keep the difference. Their gradients belong to different
         models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
     source=f'{GUIDE}: "DDP broadcasts parameters on model instantiation"',
+    advice="broadcast the weights of rank 0 before the first step",
     fix="""
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)  # DistributedDataParallel(model) does this itself
@@ -58,6 +59,7 @@ def equal_start(run: Run) -> Outcome:
     why="""A collective matches the n-th call of each rank in its group, whatever these calls were meant for. If one
         rank leaves out a call or makes an extra one, the others wait forever, or mix unrelated numbers.""",
     source="PyTorch documentation, torch.distributed: collective functions",
+    advice="call each collective on every rank, outside `if rank == 0`",
     fix="""
         dist.all_reduce(loss)  # on every rank
         if rank == 0:
@@ -114,6 +116,7 @@ _PARTED_BY = (
         into equal parts, or all of them if only a copy is averaged. From then on, these weights differ from rank to
         rank.""",
     source=f"{DOCS}: parameters must not be added, nor be unfrozen, after the model was wrapped",
+    advice="all-reduce these gradients too, or wrap the model when all its parameters are trainable",
     fix="""
         for parameter in model.parameters():  # DistributedDataParallel averages those that it found trainable
             dist.all_reduce(parameter.grad)
@@ -137,6 +140,7 @@ def average_each_parameter(here: GlobalWindow) -> Outcome:
     why="""Ranks with different weights average gradients of different models, (1/N) Σ ∇L(w_r), and never agree again.
         The model that one rank saves or evaluates is not the model that the others train.""",
     source=f"{DOCS}: parameters are never broadcast between processes after construction",
+    advice="make gradients, learning rate, clipping and the decision to step equal on all ranks",
     fix="""
         # Everything that enters a step must be the same on all ranks: gradients after the all-reduce,
         # learning rate, weight decay, momentum, loss scale, and the decision to step.

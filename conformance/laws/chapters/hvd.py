@@ -20,6 +20,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
         it averages before the window is complete and refuses the next backward. If it is too large, nothing is averaged
         until `synchronize()` or the step, and a window that is too long goes unnoticed.""",
     source=f'{GUIDE}: "set `hvd_optimizer.backward_passes_per_step` to N (aggregation frequency)"; {DOCS}',
+    advice="set `backward_passes_per_step` to the number of backward passes in a window",
     fix="""
         optimizer = hvd.DistributedOptimizer(
             optimizer,
@@ -62,6 +63,7 @@ def backward_passes_per_step(window: Window) -> Outcome:
     why="""Horovod averages gradients, not weights. Ranks that start from different weights, w_0 ≠ w_1, keep this
         difference and average gradients of different models. Momentum on only one rank has the same effect.""",
     source=f"{GUIDE}: horovod's explicit use of broadcast_parameters; Horovod documentation, Horovod with PyTorch",
+    advice="call `hvd.broadcast_parameters` and `hvd.broadcast_optimizer_state` before the first step",
     fix="""
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # after loading a checkpoint on rank 0
@@ -133,6 +135,7 @@ def _state_was_sent(rank: Rank, noted: trace.Optimizer) -> bool:
     why="""Each call all-reduces the gradients again. With op=Sum, N ranks then multiply by N twice: N² ḡ instead of
         N ḡ. With an average, the second call only costs communication.""",
     source=f'{GUIDE}: "call .synchronize() zero or one times per optimizer.step()"',
+    advice="call `synchronize()` once a window, and remove the other call",
     fix="""
         optimizer.synchronize()  # once, after the last backward of the window
         clip_grad_norm_(model.parameters(), max_norm)
@@ -153,6 +156,7 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
     why="""A plain step synchronizes by itself, so the gradients are all-reduced again. With op=Sum, N ranks then
         multiply by N twice: N² ḡ instead of N ḡ. With an average, the second all-reduce only costs time.""",
     source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"; {DOCS}',
+    advice="step inside `optimizer.skip_synchronize()`",
     fix="""
         optimizer.synchronize()
         with optimizer.skip_synchronize():
@@ -172,6 +176,7 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
         Then each rank clips by its own norm, which gives the mean over r of c_r g_r instead of c ḡ, or writes into
         memory that Horovod is reading.""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
+    advice="call `optimizer.synchronize()` before you clip",
     fix="""
         optimizer.synchronize()
         clip_grad_norm_(model.parameters(), max_norm)
@@ -206,6 +211,7 @@ def synchronize_before_clip(window: Window) -> Outcomes:
         returns. If only one rank's g_r contains ∞, that rank skips the step and lowers its scale, and the others step
         with an average that contains ∞.""",
     source=f'{GUIDE}: "always synchronize before scaler.step(optimizer); otherwise each worker steps differently"',
+    advice="call `optimizer.synchronize()` before `scaler.unscale_` and `scaler.step`",
     fix="""
         optimizer.synchronize()
         scaler.unscale_(optimizer)
@@ -236,6 +242,7 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
         the average as 0, or becomes 0 on one rank and ḡ on another, or no longer exists when Horovod writes the
         result.""",
     source="Horovod, horovod/torch/optimizer.py: zero_grad raises if it notices this",
+    advice="move `zero_grad()` before the first backward of the window",
     fix="""
         optimizer.zero_grad()  # before the first backward of the window
         for batch in window:

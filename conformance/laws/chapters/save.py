@@ -15,6 +15,7 @@ from conformance.trace.events import Exchange, Save
     why="""Each rank that opens the file truncates it and writes at its own offset. The file ends up intact only if all
         ranks write the same bytes and finish.""",
     source="PyTorch, Getting Started with Distributed Data Parallel, Save and Load Checkpoints: save in one process",
+    advice="write on rank 0 only, then call `dist.barrier()`",
     fix="""
         if dist.get_rank() == 0:
             torch.save(model.state_dict(), folder / "checkpoint.pt")

@@ -28,12 +28,13 @@ _LATE = 0.25
 class _Optimizer:
     """The parameters and backward passes of one optimizer.
 
-    made: its initial parameters. passes: backward passes with gradients for it since its last step. most: the most such
-    passes before a step. last: the last of them. first: the line of its first step. stepped: the parameters of its last
-    step. unheld: parameters without an optimizer at its last step with gradients.
+    made: its initial parameters. at: the line that made it. passes: backward passes with gradients for it since its
+    last step. most: the most such passes before a step. last: the last of them. first: the line of its first step.
+    stepped: the parameters of its last step. unheld: parameters without an optimizer at its last step with gradients.
     """
 
     made: frozenset[int] = frozenset()
+    at: records.Site = None
     passes: int = 0
     most: int = 0
     last: int = -1
@@ -74,7 +75,8 @@ class Coverage(OneRank):
     def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
         match record:
             case records.Optimizer():
-                self._of[record.optimizer].made = frozenset(record.parameters)
+                of = self._of[record.optimizer]
+                of.made, of.at = frozenset(record.parameters), record.site
             case records.Unheld():
                 self._unheld = stream.unheld
             case records.Local():
@@ -112,10 +114,15 @@ class Coverage(OneRank):
         if end.is_whole:
             self._judge_detached(rank, stream)
 
+    @property
+    def _first(self) -> records.Site:
+        """The line that made the first optimizer, which may lack parameters."""
+        return next((of.at for of in self._of.values() if of.at is not None), None)
+
     def _stays(self, rank: int, says: Said, step: int | None = None, optimizer: int | None = None) -> None:
         """Reports parameters of the model that no step updates."""
         effect = said("held.stays", count=says.values["count"])
-        site = None if optimizer is None else self._of[optimizer].first
+        site = self._first if optimizer is None else self._of[optimizer].first
         self._findings.add(Finding("watch/held", says, step, (rank,), site, effect, optimizer))
 
     def _judge_stale(self, rank: int, stream: Stream, stale: records.Stale) -> None:
@@ -129,7 +136,7 @@ class Coverage(OneRank):
         if unheld.unfrozen:
             self._stays(rank, said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen))
         says = said("coverage.unheld", count=len(unheld.names), names=unheld.names)
-        self._findings.leave_open(says, len(unheld.names))
+        self._findings.leave_open(says, len(unheld.names), site=self._first)
 
     def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:
         """Reports an optimizer whose parameters get no gradients while equal numbers of the same shapes, in no
@@ -153,19 +160,19 @@ class Coverage(OneRank):
         unused = held - self._frozen - stream.last_used.keys()
         # Gradients that were gathered, or copied to other tensors, may be used there.
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
-        self._open("coverage.no-gradient", stream, unused - elsewhere, held)
+        self._open("coverage.no-gradient", stream, unused - elsewhere, optimizer)
         stepped = self._of[optimizer].stepped & stream.last_used.keys()
         few = steps - max(_MANY_STEPS, _LATE * steps)
         stopped = {number for number in stepped if stream.last_used[number] <= few}
         since = max((stream.last_used[number] for number in stopped), default=0)
         if any(stream.last_used[number] > since for number in stepped):
-            self._open("coverage.no-more-gradient", stream, stopped, held, since - 1)
+            self._open("coverage.no-more-gradient", stream, stopped, optimizer, since - 1)
 
-    def _open(self, code: str, stream: Stream, some: Set[int], held: Set[int], step: int | None = None) -> None:
+    def _open(self, code: str, stream: Stream, some: Set[int], optimizer: int, step: int | None = None) -> None:
         if some:
             names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(some)]
-            says = said(code, count=len(some), all=len(held), names=names, step=step)
-            self._findings.leave_open(says, len(some), step)
+            says = said(code, count=len(some), all=len(stream.held[optimizer]), names=names, step=step)
+            self._findings.leave_open(says, len(some), step, self._of[optimizer].at)
 
     def _judge_detached(self, rank: int, stream: Stream) -> None:
         for optimizer in stream.steps:

@@ -140,7 +140,7 @@ class Findings:
         return self.outcomes[frozenset()]
 
     def add(self, finding: Finding, windows: Sequence[Window] = (), count: int = 1) -> None:
-        """Takes a finding. windows: those of all ranks that show it. count: how often it occurred."""
+        """Takes a finding. windows: those of all ranks that show it. count: in how many steps of a rank it occurred."""
         if windows:
             self.show(finding.key, windows)
         cause = self.causes.get(finding.key)
@@ -148,7 +148,9 @@ class Findings:
             cause = self.causes[finding.key] = Cause(finding, set(finding.ranks), 0)
         cause.ranks |= set(finding.ranks)
         cause.count += count
-        if finding.step not in (None, cause.last) and count == 1 and finding.optimizer == cause.first.optimizer:
+        if count > 1:
+            cause.steps = max(cause.steps, count)
+        elif finding.step not in (None, cause.last) and finding.optimizer == cause.first.optimizer:
             cause.steps, cause.last = cause.steps + 1, finding.step
         if cause.count == count:
             return

@@ -135,6 +135,6 @@ def _finding(windows: list[Window], sizes: Sequence[Sequence[int]]) -> Finding:
     first, ranks = windows[0], tuple(window.rank for window in windows)
     least, most = min(map(min, sizes)), max(map(max, sizes))
     site = next(iter(first.backwards.values())).site
-    says = said("micro-batches.means", least=least, most=most, times=most / least)
+    says = said("micro-batches.means", least=least, most=most)
     effect = said("micro-batches.target-weighs", times=most / least)
     return Finding("watch/mean-of-all", says, first.index, ranks, site, effect, first.optimizer)

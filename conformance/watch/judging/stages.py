@@ -55,7 +55,7 @@ class Stages:
                 self._findings.show(cause.first.key, here)
                 self._waiting.append(cause.first)
             else:
-                self._findings.add(cause.first, here, cause.count)
+                self._findings.add(cause.first, here)
         for system in found.unsolved:
             window = system.case.window
             found.leave_open(said("changed.few"), step=window.index, site=window.site)

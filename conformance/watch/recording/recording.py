@@ -175,7 +175,7 @@ class Recording:
             return known
         number = self.numbers.of("optimizer", optimizer)
         held = [known.number for known, _ in self.parameters.held(optimizer)]
-        self.note(records.Optimizer(number, type(optimizer).__name__, held))
+        self.note(records.Optimizer(number, type(optimizer).__name__, held, self.site()))
         return number
 
     def versions(self) -> records.Versions:

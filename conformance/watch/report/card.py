@@ -43,6 +43,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     scene = findings.scenes.get(first.key)
     good = None if scene is None else _good(scene, findings)
     where = moments.place(first.site, findings.sources)
+    extent = _extent(cause, findings)
     scope = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
     return WatchCard(
         rule=law.id,
@@ -51,12 +52,12 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         where=where,
         own_line=None if first.site is None else (relative(_source(first.site, findings)[0]), first.site[1]),
         places=tuple(_places(first, scene, findings)),
-        facts=(("expected", law.says), ("observed", f"{_extent(cause, findings)}, on {scope}"), ("why", law.why)),
+        facts=(("expected", law.says), ("observed", f"{extent}, on {scope}"), ("why", law.why)),
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
         fix=None,
         advice=fix(first),
-        extent=plural(cause.count, "time"),
+        extent=extent,
         scope=scope,
         commands=(("rerun", f"conformance watch -- {command}"),) if command else (),
         law=law.id,
@@ -93,10 +94,12 @@ def _good(bad: Scene, findings: Findings) -> Scene | None:
 
 
 def _extent(cause: Cause, findings: Findings) -> str:
-    first, number = cause.first, cause.steps
-    if number > 1 and cause.count <= number * findings.ranks and first.optimizer is not None:
-        of = f" of optimizer {first.optimizer}" if first.optimizer else ""
-        return f"in {number} of {plural(findings.stepped[first.optimizer], 'step')}{of}, first at step {first.step}"
-    since = "" if first.step is None else f" {'at' if cause.count == 1 else 'first at'} step {first.step}"
+    """In how many of all steps, and since which."""
+    first = cause.first
+    if first.step is None:
+        return "in the whole run"
     of = f" of optimizer {first.optimizer}" if first.optimizer else ""
-    return f"{plural(cause.count, 'time')},{since}{of}" if since else f"{plural(cause.count, 'time')}{of}"
+    every = findings.stepped[first.optimizer] if first.optimizer is not None else 0
+    if 1 < cause.steps <= every:
+        return f"in {cause.steps} of {plural(every, 'step')}{of}, first at step {first.step}"
+    return f"first at step {first.step}" + (f" of {every}{of}" if every else "")

@@ -13,6 +13,7 @@ from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.card import cards
+from conformance.watch.report.moments import place
 from conformance.watch.report.words import FIXES, sentence, value
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
@@ -36,7 +37,7 @@ def digest(findings: Findings, command: Sequence[str], expected: Expected | None
         rules={law.id: law.says for law in LAWS.values()},
         unit="Properties",
         tally=[(state, sum(row.state == state for row in of.rows)) for state in ("PROVEN", "WRONG", "OPEN")],
-        extent="; ".join([*lacks(findings), *(text for row in of.rows for text in open_facts(row))]) or None,
+        extent="; ".join([*lacks(findings), *(text for row in of.rows for text in open_facts(row, findings))]) or None,
     )
 
 
@@ -63,22 +64,26 @@ def counted(row: Row) -> str:
     return plural(row.proven, unit) if row.proven else ""
 
 
-def open_facts(row: Row) -> list[str]:
-    """Each open fact, how often it was seen, the option that settles it, and what to change instead."""
+def open_facts(row: Row, findings: Findings) -> list[str]:
+    """Each open fact, its line, in how many steps it was seen, the option that settles it, and what to change
+    instead."""
     found = []
     for fact in row.open:
         value = fact.shows[1]
-        settles = f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
-        settles += f"; if not: {FIXES[fact.says.code]}" if value is not None and fact.says.code in FIXES else ""
-        found.append(f"{sentence(fact.says)} ({plural(fact.count, 'time')}){settles}")
+        settles = f"; fix: {FIXES[fact.says.code]}" if fact.says.code in FIXES else ""
+        settles += f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
+        is_of_steps = row.of in CORE and 1 < fact.count <= row.judged
+        steps = f"{fact.count} of {plural(row.judged, 'step')}" if is_of_steps else None
+        seen = ", ".join(filter(None, [place(fact.site, findings.sources), steps]))
+        found.append(f"{sentence(fact.says)}{f' ({seen})' if seen else ''}{settles}")
     return found
 
 
-def row_texts(row: Row) -> list[str]:
+def row_texts(row: Row, findings: Findings) -> list[str]:
     """The text of a property's row. A card has the text of a problem."""
     if row.state == "WRONG":
         return [plural(len(row.wrong), "problem")]
-    return open_facts(row) or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else counted(row)]
+    return open_facts(row, findings) or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else counted(row)]
 
 
 def lacks(findings: Findings) -> list[str]:
@@ -94,6 +99,6 @@ def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | 
         yield from ("", *card.lines())
     yield from [""] if whole.cards else []
     for row in of.rows:
-        for text in row_texts(row):
+        for text in row_texts(row, findings):
             yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"
     yield from (f"  not seen: {visible(one_line(lack))}" for lack in lacks(findings))

@@ -27,7 +27,7 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
         .render(
             tool=whole.tool,
             whole=whole,
-            rows=[(row, row_texts(row)) for row in outcome(findings, expected).rows],
+            rows=[(row, row_texts(row, findings)) for row in outcome(findings, expected).rows],
             lacks=lacks(findings),
             histories=[(one.type, curves) for one in findings.histories if (curves := _varying(one))],
             is_cut=len(findings.histories) == MOST_HISTORIES,

@@ -26,16 +26,16 @@ def render(findings: Findings, command: Sequence[str], console: Console, expecte
         print_card(card, console)
     if whole.cards:
         console.print()
-    _print_rows(of, console)
+    _print_rows(of, findings, console)
     for lack in lacks(findings):
         print_beside(Text("  "), Text(f"not seen: {one_line(lack)}"), console)
 
 
-def _print_rows(of: Outcome, console: Console) -> None:
+def _print_rows(of: Outcome, findings: Findings, console: Console) -> None:
     names = max((len(row.of.value) for row in of.rows), default=0)
     states = max((len(row.state) for row in of.rows), default=0)
     for row in of.rows:
         head = Text.assemble(f"  {row.of.value:{names}}  ", (f"{row.state:{states}}", STYLES[_TONES[row.state]]), "  ")
-        for text in row_texts(row):
+        for text in row_texts(row, findings):
             print_beside(head, Text(one_line(text)), console)
             head = Text(" " * head.cell_len)
