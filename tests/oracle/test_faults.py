@@ -32,6 +32,7 @@ PLACES = [
     *((workload, (2, 2), "fp32") for workload in ("frozen", "unfrozen", "unfrozen-clip-value", "unused", "two-layers")),
     ("sparse", (2, 1), "fp32", None),
     ("adagrad", (2, 2), "fp32", None),
+    ("fine-gradients", (2, 2), "fp32", None),
     ("adamw", (2, 2), "fp64", None),
     ("short-epochs", (2, 2), "fp32", None),
     ("epoch-schedule", (2, 2), "fp32", None),

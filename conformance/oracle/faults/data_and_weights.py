@@ -7,13 +7,16 @@ from copy import copy
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
+from operator import mul
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.catalogue import computes_precisely, distributed, fault, has_epochs
+from conformance.oracle.faults.catalogue import computes_precisely, distributed, fault, has_epochs, has_momentum
 from conformance.oracle.gradient import gradient
+from conformance.oracle.optimizers import SGDRule
 from conformance.oracle.recurrence import Recurrence
 from conformance.oracle.rounding import nearest
 from conformance.workloads.layout import Window, window_of
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import BF16
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Sample, Vector
@@ -208,6 +211,34 @@ class WeightsRounded(Recurrence):
         moved = super().update(weights, vector, step)
         fmt = self.problem.precision.compute if self.problem.precision.mixed else BF16
         return self.symbols.exactly([nearest(value, fmt) for value in moved.center])
+
+
+def _fine_momentum(problem: Problem) -> bool:
+    """Whether the first momentum, which is the first gradient, needs more bits than bfloat16 has."""
+    workload, window = problem.workload, problem.windows[0]
+    if problem.precision.mixed or workload.clip is not None or not isinstance(workload.model, Linear):
+        return False
+    rows = [workload.model.row(sample.x, Fraction(1)) for sample in window.batch]
+    errors = [
+        2 * part * (sum(map(mul, row, workload.start), -sample.y))
+        for part, row, sample in zip(problem.coefficients(window), rows, window.batch, strict=True)
+    ]
+    return not all(BF16.holds(sum(map(mul, errors, column), Fraction(0))) for column in zip(*rows, strict=True))
+
+
+@fault(
+    "rounds the momentum to bfloat16 after each step",
+    has_momentum,
+    _fine_momentum,
+    fix="keep the optimizer's state in the precision of the weights",
+)
+class MomentumRounded(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        moved = super().update(weights, vector, step)
+        for rule, _ in self.rules:
+            if isinstance(rule, SGDRule) and rule.buffer is not None:
+                rule.buffer = self.symbols.exactly([nearest(value, BF16) for value in rule.buffer.center])
+        return moved
 
 
 @fault(
