@@ -70,7 +70,13 @@ def suspects(
 
     def explain(*faults: Deviation) -> bool:
         # A bound that also contains the correct answer explains nothing.
-        return (gap(*faults) or 0) > 1
+        return (gap(*faults) or 0) > 1 and all(map(reads_as_much, faults))
+
+    def reads_as_much(fault: Deviation) -> bool:
+        """Whether the rank trained all windows that a bug in reading reads, except short ones, which it may drop."""
+        read = reading.recurrence(right.history, fault).read()
+        whole = sum(len(window.batch) == len(read[0].batch) for window in read)
+        return [*read] == [*reading.problem.windows] or whole <= len(rank.steps) + len(right.skips)
 
     known = applicable(reading.problem)
     explained = [fault for fault in known if explain(fault)]

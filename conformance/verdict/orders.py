@@ -31,7 +31,7 @@ def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     planned, batches = [frozenset(rows) for rows in _planned(case)], case.problem.workload.windows_of_epoch
     found = [frozenset[int]().union(*(of_rank.get(at, ()) for of_rank in read)) for at in range(len(planned))]
     other = [window for window, rows in enumerate(found) if rows != planned[window]]
-    if not other or any(found[window] != planned[window % batches] for window in other):
+    if not other or any(found[window] != planned[window % batches] for window in range(other[0], len(planned))):
         return None
     return (
         f"epoch {other[0] // batches} has the order of epoch 0, from window {other[0]} on; call "
