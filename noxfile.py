@@ -415,7 +415,7 @@ def reproduced(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def history(session: nox.Session) -> None:
-    """Releases of frameworks that shipped a bug, which must be caught, and those that fixed it; or those named."""
+    """Releases that shipped a bug must be caught, and those that fixed it pass: the pairs of today, or those named."""
     install_wheel(session, "test")
     session.run("python", "-m", "fixtures.history", *session.posargs)
 

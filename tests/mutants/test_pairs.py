@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from datetime import date
 
 import pytest
 
@@ -11,14 +12,16 @@ from conformance.adapter.declaration import Declaration
 from conformance.cases.matrix import plan
 from conformance.laws.law import laws
 from conformance.results.records import NOT_CONFORMING
+from fixtures.history import todays
 from fixtures.pairs import FOLDER, pairs, read
 from fixtures.specimens import SpecimenError
 
 PAIRS = pairs()
-BACKENDS = ("single", "ddp")
+BACKENDS = ("single", "ddp", "deepspeed")
 MESSAGE = """It steps twice.
 
 Source: https://github.com/nobody/nothing/issues/1
+Class: accumulation
 Wrong: nothing==1.0
 Right: nothing==1.1
 Cases: single-batched-fp32-sgd
@@ -65,18 +68,26 @@ def test_its_trainer_uses_nothing_private(path):
     assert [name for name in used if re.match(r"_[^_]", name)] == []
 
 
+def test_each_pair_has_its_turn_in_a_week():
+    names = [pair.name for pair in PAIRS]
+    turns = [todays(names, date(2026, 12, day)) for day in range(1, 8)]
+    assert sorted(name for turn in turns for name in turn) == names
+    assert max(map(len, turns)) - min(map(len, turns)) <= 1
+
+
 def test_a_pair_is_read(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f'"""{MESSAGE}\n"""\n')
     pair = read(path)
     assert (pair.name, pair.wrong, pair.right, pair.companions) == ("mine", "nothing==1.0", "nothing==1.1", ())
-    assert (pair.laws, pair.cause) == (frozenset(), None)
+    assert (pair.kind, pair.laws, pair.cause, pair.line) == ("accumulation", frozenset(), None, None)
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         (MESSAGE.replace("Right: nothing==1.1\n", ""), "`Right: ...` is missing"),
+        (MESSAGE.replace("Class: accumulation", "Class: bad luck"), "`Class: bad luck` is none of accumulation"),
         (MESSAGE.replace("==1.1", ">=1.1"), "`nothing>=1.1` is not a release"),
         (MESSAGE.replace("Expected", "Verdict"), "but has `Verdict: FAIL (numerics)`"),
     ],
