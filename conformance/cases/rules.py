@@ -157,6 +157,8 @@ RULES: tuple[Rule, ...] = (
     Rule("short-window", ("fp32",), _FURTHER),
     Rule("short-window", ("fp64",), _FURTHER, thorough=True),
     Rule("uneven-batch", ("fp64", "fp32"), frozenset({_ACC2, (1, 4), _W2, _W2_ACC2})),
+    # Without accumulation, a trainer that drops a small batch drops a whole window.
+    Rule("uneven-batch", ("fp32",), frozenset({(1, 1)})),
     Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2, _W3_ACC2})),
     # Not with apex, whose trainers do not join ranks.
     Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
