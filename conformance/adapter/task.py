@@ -98,6 +98,7 @@ class Task:
     def __init__(self, spec: dict[str, Any], rank: int, recorder: Any = None) -> None:
         self._spec = spec
         self._recorder = recorder
+        self._asked: set[str] = set() if recorder is None else recorder.asked
         self.backend: str = spec["backend"]
         self.rank = rank
         topology = Topology.of(spec)
@@ -110,8 +111,7 @@ class Task:
         scaler = spec["scaler"] if self._arithmetic.scaled else None
         self.loss_scaling = LossScaling(**scaler) if scaler else None
         self.loss_scale: float | None = scaler["init_scale"] if scaler else None
-        self.optimizer_settings: OptimizerSettings = optimizer_settings(spec)
-        self.learning_rates: tuple[float, ...] = self.optimizer_settings.groups[0].learning_rates
+        self._settings = optimizer_settings(spec)
         self.loss_name: str = spec["loss"]
         self.schedule_by: Literal["step", "epoch"] = spec.get("schedule_by", "step")
         self.accumulation: int = spec["accumulation"]
@@ -119,7 +119,7 @@ class Task:
         self.steps: int = spec["steps"]
         self.epoch_count: int = len(spec["epochs"])
         self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
-        self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
+        self._clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
         self.unfreeze_at: int | None = spec.get("unfreeze_at")
         self.unused_parameters: bool = spec.get("unused_parameters", False)
         self.own_order: bool = spec.get("own_order", False)
@@ -134,11 +134,26 @@ class Task:
         self._samples = Samples(spec, self.device, self.dtype)
         self._stream = Stream(self._samples, spec)
 
+    @property
+    def clip(self) -> ClipSpec | None:
+        self._asked.add("clip")
+        return self._clip
+
+    @property
+    def optimizer_settings(self) -> OptimizerSettings:
+        self._asked.add("schedule")
+        return self._settings
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        return self.optimizer_settings.groups[0].learning_rates
+
     def model(self) -> torch.nn.Module:
         """A fresh model on `device` with this rank's start weights: (m, features) inputs, (m, 1) predictions.
 
         Usually a `torch.nn.Linear`, in some cases a module with more parameters, some perhaps frozen.
         """
+        self._asked.add("model")
         spec = self._spec["model"]
         model = module(spec).to(self.dtype)
         with torch.no_grad():
@@ -157,13 +172,13 @@ class Task:
 
         Raises `UnsupportedGroups` if the workload has several groups and `params` is one flat parameter.
         """
-        settings = self.optimizer_settings
+        settings = self._settings
         if len(settings.groups) > 1:
             params = parameter_groups(params, settings.groups, model_of(self._spec["model"]), self.world_size)
         return self._of_kind(params)
 
     def _of_kind(self, params: Any) -> torch.optim.Optimizer:
-        settings = self.optimizer_settings
+        settings = self._settings
         kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": torch.optim.SGD,
             "adamw": torch.optim.AdamW,
@@ -177,6 +192,7 @@ class Task:
 
         Without a schedule the learning rate is constant. Parameter groups may have different schedules.
         """
+        self._asked.add("schedule")
         groups: list[dict[str, Any]] = [{}, *self._spec["groups"]]
         multipliers: list[list[float]] = [group.get("schedule") or self._spec["schedule"] or [1.0] for group in groups]
 
@@ -231,12 +247,9 @@ class Task:
 
     def clip_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Clips the gradients of `parameters` in place, as the workload requires; without a clip does nothing."""
-        if self.clip is None:
-            return
-        if self.clip.kind == "norm":
-            torch.nn.utils.clip_grad_norm_(parameters, self.clip.threshold)
-        else:
-            torch.nn.utils.clip_grad_value_(parameters, self.clip.threshold)
+        if clip := self.clip:
+            by_norm, by_value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
+            (by_norm if clip.kind == "norm" else by_value)(parameters, clip.threshold)
 
     @contextmanager
     def step(

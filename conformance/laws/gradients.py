@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from math import inf, lcm
@@ -186,7 +186,7 @@ FORMATS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Term:
-    """One sample: the gradient at its output, its residual, their maximal errors, and its weight.
+    """One sample: the gradient at its output, its residual, their maximal errors, its weight and its target.
 
     With unit roundoff u, the error of a residual is at most 6 u of its parts: the cast of output and target, and the
     difference, each at most twice. The error of a gradient is at most 16 u of itself, as `oracle.gradient` counts its
@@ -198,10 +198,11 @@ class Term:
     residual: float
     residual_error: float
     weight: float
+    target: float
 
     def weighted(self) -> Term:
         residual, error = self.weight * self.residual, self.weight * self.residual_error
-        return Term(self.gradient, self.gradient_error, residual, error, 1.0)
+        return replace(self, residual=residual, residual_error=error, weight=1.0)
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,8 @@ def at_outputs(rank: Rank) -> Sequence[AtOutputs]:
     for end in ends:
         for number, outputs, gradients in zip(end.forwards, end.outputs, end.output_gradients, strict=False):
             forward = forwards.get(number)
-            if forward is not None and often[number] == 1 and len(outputs) == len(forward.rows) == len(gradients):
+            # Of many samples, the recorder reads the first.
+            if forward is not None and often[number] == 1 and len(outputs) == len(gradients) <= len(forward.rows):
                 each = _terms(rank.run.plan, forward, outputs, gradients)
                 found += (AtOutputs(end, str(forward.computes), terms) for terms in each)
     return found
@@ -279,13 +281,13 @@ def _terms(plan: Plan, forward: Forward, outputs: trace.Vector, gradients: trace
         return ()
     samples = _by_row(plan)[plan.spec["epochs"][window.epoch]]
     found = defaultdict[int, list[Term]](list)
-    for row, output, gradient in zip(forward.rows, outputs, gradients, strict=True):
+    for row, output, gradient in zip(forward.rows, outputs, gradients, strict=False):
         if row not in samples or not isinstance(output, float) or not isinstance(gradient, float) or not gradient:
             continue
         number, target, weight = samples[row]
         size = abs(output) + abs(target)
         off = 16 * unit * abs(gradient) + least
-        found[number].append(Term(gradient, off, output - target, 6 * unit * size, weight))
+        found[number].append(Term(gradient, off, output - target, 6 * unit * size, weight, target))
     return list(found.values())
 
 

@@ -50,6 +50,7 @@ class Recording:
     hooks: communication hooks of DDP in progress: the line that each was called from, and those that registered it.
     skipped: optimizers whose steps were skipped since the last forward.
     changed_at: the line that changed gradients last, if no event has explained the change.
+    asked: what the trainer has taken from its task: "model", "schedule", "clip".
     splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: bytes of state that the optimizers
     of the last step keep on this rank; None before the first step.
     """
@@ -69,6 +70,7 @@ class Recording:
         self._held: list[int] | None = None
         self._groups: set[torch.distributed.ProcessGroup] = set()
         self._settings: dict[int, list[dict[str, Any]]] = {}
+        self.asked = set[str]()
         self.life: dict[str, Any] | None = None if spec is None else spec.get("life")
         """Where this process starts and ends in a case that is stopped and resumed; else None."""
         self._doing = Nested[object]()

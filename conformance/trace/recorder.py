@@ -152,4 +152,4 @@ class Recorder(Recording):
             marks["copies"] = copies
         if self.state_bytes is not None:
             marks["state_bytes"] = self.state_bytes
-        self.note("finished", weights=weights, **marks)
+        self.note("finished", weights=weights, asked=sorted(self.asked), **marks)

@@ -39,7 +39,7 @@ from conformance.verdict.orders import as_one, as_read, crosses, epoch_ways
 from conformance.verdict.precedence import Ground, overrules
 from conformance.verdict.precision_check import rounded
 from conformance.verdict.resuming import other_stop
-from conformance.verdict.setup import Mistake, mistake
+from conformance.verdict.setup import Mistake, basic_mistake, mistake
 
 
 def look_for_mistake(case: Case, judgement: Judgement) -> None:
@@ -50,6 +50,8 @@ def look_for_mistake(case: Case, judgement: Judgement) -> None:
         judgement.mistaken(Mistake("stop", found))
     elif judgement.denied and (judgement.verdict in PASSED or (not broken and _is_reported(judgement))):
         judgement.mistaken(Mistake("report", judgement.denied[0]))
+    elif judgement.verdict in ("FAIL (numerics)", "HANG") and (basic := basic_mistake(judgement.runs)) is not None:
+        judgement.mistaken(basic)
     elif judgement.verdict == "FAIL (numerics)" and (judgement.difference is not None or broken):
         _explain_by_mistake(judgement)
 

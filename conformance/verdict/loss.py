@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import copysign
+from math import copysign, floor, trunc
 
 from conformance.laws.gradients import FORMATS, AtOutputs, Term, at_outputs
 from conformance.laws.run import Rank
@@ -23,6 +23,8 @@ def other_loss(rank: Rank) -> str | None:
     if not wrong:
         return None
     where = line_of_other_loss(rank)
+    if all(_truncates(one, is_weighted) for one in wrong):
+        return f"Your loss ({where}) makes integers of the targets: pass `batch.targets` to it unchanged."
     if is_weighted and all(_proportional(one.terms, False) for one in wrong):
         return f"Your loss ({where}) ignores the samples' weights; this case asks for a weighted mean: use `task.loss`."
     asked = "weighted mean of the squared errors" if is_weighted else "mean of the squared errors"
@@ -39,7 +41,19 @@ def line_of_other_loss(rank: Rank) -> str | None:
 
 def _other(rank: Rank) -> Sequence[AtOutputs]:
     """The backwards whose gradients are not those of the task's loss in any format."""
-    return [one for one in _imprecise(rank) if _fits(one, rank.run.plan.is_weighted) == len(FORMATS)]
+    is_weighted = rank.run.plan.is_weighted
+    return [one for one in _imprecise(rank) if _fits(one, is_weighted) == len(FORMATS) or _truncates(one, is_weighted)]
+
+
+def _truncates(one: AtOutputs, is_weighted: bool) -> bool:
+    """Whether the gradients are, in the model's format, those of targets that were made integers."""
+    made: Sequence[Callable[[float], int]] = (trunc, floor, round)
+    return any(
+        _proportional(
+            [replace(term, residual=term.residual + term.target - to(term.target)) for term in one.terms], is_weighted
+        )
+        for to in made
+    )
 
 
 def rounded_loss(rank: Rank) -> tuple[str, str] | None:

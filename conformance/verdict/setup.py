@@ -33,6 +33,28 @@ class Mistake:
     where: str | None = None
 
 
+def basic_mistake(runs: Sequence[Run]) -> Mistake | None:
+    """The bug of an adapter that trains another model, or the whole run several times, perhaps until the time limit. No
+    guard explains more."""
+    run = runs[0]
+    own = [rank for rank in run.ranks if rank.of(trace.ForeignOptimizer) and not rank.of(trace.Step)]
+    if len(own) == len(run.ranks) and all(_never_took(rank, "model") or _other_start(rank, ()) for rank in own):
+        how = "train the module that `task.model()` returns, or report its weights with `task.report`"
+        return Mistake("start", f"You trained a model of your own: {how}.")
+    if len(runs) > 1:
+        return None
+    for rank in run.ranks:
+        rows = [row for event in rank.forwards for row in event.rows]
+        once = [*chain(*chain(*run.plan.rows(rank.number)))]
+        if len(rows) <= len(once) or rows != (once * -(-len(rows) // len(once)))[: len(rows)]:
+            return None
+    return Mistake(
+        "rows",
+        f"You trained on the whole run of {len(run.plan.windows[0])} windows, and then again: read "
+        "`task.dataloader()` once, which has all epochs.",
+    )
+
+
 def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
     """The first bug of the adapter, the most basic first: the samples, then how they were trained on.
 
@@ -176,6 +198,12 @@ def _rows_before_steps(rank: Rank) -> Iterator[int]:
             yield rows
 
 
+def _never_took(rank: Rank, what: str) -> bool:
+    """Whether the adapter never took this from its task, so no trainer can have got it."""
+    ended = rank.first(trace.Finished)
+    return ended is not None and ended.asked is not None and what not in ended.asked
+
+
 # The initial weights.
 
 
@@ -207,6 +235,9 @@ def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
 
 def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
     asked = rank.run.plan.clip
+    wanted = "no clipping" if asked is None else f"clipping {_by(asked['kind'], asked['threshold'])}"
+    if asked is not None and not rank.of(trace.Clip) and _never_took(rank, "clip"):
+        return f"You left out the clip; this case asks for {wanted}: use `task.clip_`."
     clips = [clip for clip in rank.of(trace.Clip) if not isinstance(clip.threshold, str) and not _as_asked(rank, clip)]
     clips = (
         [clip for clip in clips if _has_effect(clip)]
@@ -215,7 +246,6 @@ def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
     )
     if not clips:
         return None
-    wanted = "no clipping" if asked is None else f"clipping {_by(asked['kind'], asked['threshold'])}"
     clip = clips[0]
     return (
         f"You clipped gradients {_by(clip.kind, clip.threshold, clip.norm_type)} ({clip.line}); this case asks for "
@@ -266,6 +296,8 @@ def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     plan = rank.run.plan
     asked, base = list(dict.fromkeys(chain(*zip(*plan.learning_rates, strict=True)))), plan.spec["optimizer"]["lr"]
     steps = rank.of(trace.Step)
+    if plan.schedule_by is not None and len({step.lr for step in steps}) == 1 and _never_took(rank, "schedule"):
+        return "You left out the learning-rate schedule: use `task.scheduler`, or set `task.learning_rates` yourself."
     others = [
         step.lr
         for step in steps

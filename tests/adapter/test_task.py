@@ -29,6 +29,7 @@ class Watcher:
     def __init__(self):
         self.models = []
         self.reports = []
+        self.asked = set()
 
     def watch(self, model):
         self.models.append(model)

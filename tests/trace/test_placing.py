@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+
 import pytest
 
 from conformance.trace.hindsight.placing import placed
@@ -41,14 +44,15 @@ def rows(word):
     return [] if word == "()" else [None if row == "?" else int(row) for row in word.split("+")]
 
 
-def placed_from(plan, raw, *others):
-    """The placed events of rank 0, which should read the windows of this plan; other ranks read `others`."""
+def placed_from(plan, raw, *others, epochs=1):
+    """The placed events of rank 0, which should read the windows of this plan in each epoch; other ranks read
+    `others`."""
     windows, *others = [[[*map(rows, window.split())] for window in one.split("|")] for one in (plan, *others)]
     spec = {
         "samples": {"x": [[float(row)] for row in range(30)]},
         "orders": [[[micro_batch for window in own for micro_batch in window] for own in (windows, *others)]],
         "accumulation": max(map(len, windows)),
-        "epochs": [0],
+        "epochs": [0] * epochs,
     }
     head = {"rank": 0, "where": ["train.py", 1, "train"]}
     return placed(spec, 0, [{**head, "seq": seq, "time": float(seq), **line} for seq, line in enumerate(raw)])
@@ -80,6 +84,11 @@ PLACES = {
     "a micro-batch dropped": (PLAN, "0+1 4+5", "0.0 1.0"),
     "a window dropped": (PLAN, "0+1 8", "0.0 2.0"),
     "another order": (PLAN, "2+3 0+1 4+5", "0.1 0.0 1.0"),
+    "the plan, and then the plan again": (
+        "0 1 | 0 1",
+        "0 <0 1 <1 step 0 <2 1 <3 step 0 <4 1 <5 step 0 <6 1 <7 step",
+        "0.0 0.1 1.0 1.1 2.0 2.0 3.0 3.0",
+    ),
     "a closure called again": (PLAN, "0+1 2+3 2+3", "0.0 0.1 0.1"),
     "two windows at once": (PLAN, "0+1+2+3+4+5+6+7 8", "0.0 2.0"),
     "back to the beginning": (PLAN, "8 0+1", "2.0 2.0"),
@@ -172,6 +181,21 @@ PLACES = {
 def test_places(how):
     plan, script, places = PLACES[how]
     assert places_of(placed_from(plan, lines(script))) == places
+
+
+def test_a_rank_that_begins_again_is_placed_in_linear_time():
+    """Twice as many epochs, each read twice, take twice as many calls."""
+
+    def calls(epochs):
+        raw, counted = [*lines(" ".join(f"0+1 <{number} step" for number in range(2 * epochs)))], Counter()
+        sys.setprofile(lambda frame, event, argument: counted.update([event]))
+        try:
+            placed_from("0+1", raw, epochs=epochs)
+        finally:
+            sys.setprofile(None)
+        return counted.total()
+
+    assert calls(80) < 2.5 * calls(40)
 
 
 def test_a_rank_that_ended_early_was_about_to_train():

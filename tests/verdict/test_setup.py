@@ -66,6 +66,61 @@ def test_ranks_that_diverge_are_the_trainers(follow):
     assert run.judged().verdict == "DIVERGED"
 
 
+class NeverClips(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        return vector
+
+
+class Constant(Recurrence):
+    def learning_rate(self, step: int, group: int = 0) -> Fraction:
+        return super().learning_rate(0, group)
+
+
+@pytest.mark.parametrize(
+    ("name", "recurrence", "what", "kind"),
+    [
+        ("ddp-w2-acc2-fp32-clip-value", NeverClips, "clip", "clip"),
+        ("single-acc2-fp32-momentum", Constant, "schedule", "learning rate"),
+    ],
+)
+def test_what_an_adapter_never_takes_from_its_task_is_left_out_by_it(follow, name, recurrence, what, kind):
+    """If it takes it, a framework may have lost it."""
+    for taken, verdict in ((["model", what], "FAIL (numerics)"), (["model"], "SETUP")):
+        run = follow(name, recurrence)
+        for event in run.everywhere("finished", 0):
+            event["asked"] = taken
+        for step in (*run.of("step", 0), *run.of("step", -1)):
+            step["lr"] = run.of("step")[0]["lr"]
+        judgement = run.judged()
+        assert judgement.verdict == verdict
+    assert judgement.mistake.kind == kind
+    assert judgement.headline.startswith("You left out the ")
+
+
+KILLED = {"finished": False, "exit": "killed at the time limit of 60 s", "timed_out": True}
+
+
+@pytest.mark.parametrize("ended", [{}, KILLED])
+def test_a_run_that_is_read_again(follow, ended):
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    wrong(run)
+    windows = len(run.of("step"))
+    for rank in range(2):
+        again = [{**event, "window": event["window"] + windows} for event in run.of("forward", rank)]
+        run.after(run.of("step", rank)[-1], *again[:-1])
+    run.expect("SETUP", f"You trained on the whole run of {windows} windows, and then again", **ended)
+
+
+@pytest.mark.parametrize(("taken", "verdict"), [(["model"], "FAIL (numerics)"), ([], "SETUP")])
+def test_a_model_of_its_own(follow, taken, verdict):
+    """A framework may train a copy of the task's model."""
+    run = follow("single-acc2-fp32-momentum")
+    run.remove(*run.of("step"))
+    run.end(0, "foreign_optimizer", optimizer="SGD", shapes=[[4, 3], [4]])
+    run.of("finished")[0] |= {"asked": taken, "weights": run.of("start")[0]["weights"]}
+    run.expect(verdict, has="model")
+
+
 def test_a_clip_that_was_not_asked_for(follow):
     run = follow("single-acc2-fp32-momentum", ClipsAtOne)
     clip(run)

@@ -238,6 +238,9 @@ class Finished(Event, noted="after the trainer's function has returned"):
         "bytes of state that the optimizers of the last step kept on this rank, without step counts, if the backend "
         "may split it",
     ] = None
+    asked: Annotated[
+        Sequence[str] | None, 'what the trainer has taken from its task: "model", "schedule", "clip"; null if unknown'
+    ] = None
 
 
 class Raised(Event, noted="after the trainer's function has raised"):

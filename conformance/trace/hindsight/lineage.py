@@ -10,6 +10,7 @@ optimizer. Their sign: weights become bit-identical to the first ones, and as ma
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from conformance.trace.hindsight.training import FLOWS, Line, without
@@ -120,7 +121,8 @@ def without_rehearsals(lines: Sequence[Line], fewest: int, most: int) -> Sequenc
     steps = list(_steps(lines))
     if len(steps) <= most:
         return lines
-    returns = (seq for seq in _returns(lines, steps) if fewest <= sum(step["seq"] > seq for step in steps) <= most)
+    numbers = [step["seq"] for step in steps]
+    returns = (seq for seq in _returns(lines, steps) if fewest <= len(steps) - bisect(numbers, seq) <= most)
     begin = next(returns, -1)
     return without(lines, lambda line: line["seq"] <= begin and _is_rehearsed(line))
 
@@ -139,13 +141,13 @@ def _steps(lines: Sequence[Line]) -> Iterator[Line]:
 def _returns(lines: Sequence[Line], steps: Sequence[Line]) -> Iterator[int]:
     """The last `seq` before each forward whose weights have returned to those of the first forward."""
     forwards = [line for line in lines if line["event"] == "forward"]
-    weights = forwards[0].get("weights") if forwards else None
+    weights, numbers = forwards[0].get("weights") if forwards else None, [line["seq"] for line in forwards]
     has_moved = False
     for step in steps:
         has_moved |= step.get("weights") not in (None, weights)
-        following = next((forward for forward in forwards if forward["seq"] > step["seq"]), None)
-        if weights and has_moved and following is not None and following.get("weights") == weights:
-            yield following["seq"] - 1
+        following = bisect(numbers, step["seq"])
+        if weights and has_moved and following < len(forwards) and forwards[following].get("weights") == weights:
+            yield numbers[following] - 1
 
 
 def _is_rehearsed(line: Line) -> bool:

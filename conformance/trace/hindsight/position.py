@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import TypeAlias
@@ -23,7 +23,8 @@ class Position:
     to another window.
 
     Rows belong to the current window until it is complete, then to the next window that has them. Rows of a later
-    window mean that samples were dropped. A forward of several micro-batches counts as the first of them.
+    window mean that samples were dropped. A forward of several micro-batches counts as the first of them. After the
+    plan each step ends a window, or a trainer that never stops would have all its rows in the last one.
 
     A trainer may distribute the samples over the ranks in its own way. From the first rows that fit no window of this
     rank on, rows are only counted against the planned sizes.
@@ -82,13 +83,17 @@ class Position:
         return sum(self._left, Counter[int | None]())
 
     @cached_property
-    def _holding(self) -> dict[int | None, list[int]]:
-        """The windows with each row."""
-        found = defaultdict[int | None, list[int]](list)
+    def _holding(self) -> Mapping[int | None, Sequence[tuple[Counter[int | None], Sequence[int]]]]:
+        """For each row, the rows and numbers of the windows with it. Epochs repeat their windows."""
+        numbers = defaultdict[int, list[int]](list)
         for number, window in enumerate(self._windows):
-            for row in dict.fromkeys(chain(*window)):
-                found[row].append(number)
-        return dict(found)
+            numbers[id(window)].append(number)
+        found = defaultdict[int | None, list[tuple[Counter[int | None], Sequence[int]]]](list)
+        for alike in numbers.values():
+            rows = Counter[int | None](chain(*self._windows[alike[0]]))
+            for row in rows:
+                found[row].append((rows, alike))
+        return found
 
     @cached_property
     def _ends_of_windows(self) -> list[int]:
@@ -100,6 +105,10 @@ class Position:
         # Nearly all forwards are as planned, so this must be fast.
         if self._is_as_planned and rows and rows == planned:
             self._window, self._micro_batch, self._seen = following, at, self._seen + len(rows)
+            return
+        beyond = -1 if self._window is None else self._window + self.has_stepped
+        if beyond >= following == len(self._windows):
+            self._window, self._micro_batch = beyond, at
             return
         if self._is_as_planned:
             self._leave_plan()
@@ -124,9 +133,10 @@ class Position:
         if rows <= rest or (rest and rows in self._forwarded and not self.has_stepped):
             return self._window
         candidates = min((self._holding.get(row, ()) for row in rows), key=len)
-        found = [number for number in candidates if rows <= Counter(chain(*self._windows[number]))]
-        later = (number for number in found if self._window is None or number > self._window)
-        return next(later, self._window if found else None)
+        found = [numbers for of_window, numbers in candidates if rows <= of_window]
+        begins = 0 if self._window is None else self._window + 1
+        later = (numbers[at] for numbers in found if (at := bisect_left(numbers, begins)) < len(numbers))
+        return min(later, default=self._window if found else None)
 
     def _consume(self, rows: Counter[int | None], window: int) -> None:
         if window != self._window:

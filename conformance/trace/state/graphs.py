@@ -127,8 +127,8 @@ _MOST_FORWARDS, _MOST_VALUES = 32, 64
 
 
 class Reached(NamedTuple):
-    """A forward that a backward reached: the model's outputs, and the loss's gradients with respect to them; [] if not
-    read."""
+    """A forward that a backward reached: the model's first outputs, and the loss's gradients with respect to them; []
+    if not read."""
 
     outputs: list[Number]
     gradients: list[Number]
@@ -169,9 +169,9 @@ class Flow:
 
 
 def _read(tensor: Any) -> list[Number]:
-    """The elements of a small, ordinary tensor; [] for any other."""
+    """The first elements of an ordinary tensor; [] for any other."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.is_floating_point():
         return []
-    if tensor.numel() > _MOST_VALUES or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return []
-    return elements(tensor)
+    return elements(tensor.flatten()[:_MOST_VALUES])
