@@ -175,6 +175,11 @@ def _lacking(case: Case, declaration: Declaration) -> Iterator[tuple[str, object
     return (need for need in _needs(case, declaration) if need[1] not in need[2])
 
 
+def declared(case: Case) -> set[str]:
+    """The features of a case that only trainers have that declare them."""
+    return {f"{what} {needed}" for what, needed, _ in _lacking(case, Declaration())}
+
+
 def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, Sequence[object]]]:
     yield "backend", case.backend, declaration.backends
     yield "layout", case.layout, declaration.layouts

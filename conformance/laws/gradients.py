@@ -225,7 +225,7 @@ def at_outputs(rank: Rank) -> Sequence[AtOutputs]:
     for end in ends:
         for number, outputs, gradients in zip(end.forwards, end.outputs, end.output_gradients, strict=False):
             forward = forwards.get(number)
-            # Of many samples, the recorder reads the first.
+            # The recorder reads the first samples only.
             if forward is not None and often[number] == 1 and len(outputs) == len(gradients) <= len(forward.rows):
                 each = _terms(rank.run.plan, forward, outputs, gradients)
                 found += (AtOutputs(end, str(forward.computes), terms) for terms in each)

@@ -234,7 +234,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     elif not facts and failure.text != example.headline:
         facts = [("observed", cut(example.headline, _LONGEST))]
     if is_known and law is None:
-        facts.append(("why", f"the known bug `{cause.key}` gives exactly these numbers"))
+        facts.append(("why", _fits(cause)))
     looked = [*_looked_at(example)]
     calls = {one.label: one for one in reversed(looked)}
     if places and "step" in calls and places[0].at == calls["step"].at:
@@ -291,6 +291,16 @@ def _advised(message: str) -> str:
     """The first sentence of an error that says what to do. message: `rank 0 raised TYPE: ...`."""
     sentences = (one for one in re.split(r"(?<=[.!?]) +", message.partition(": ")[2]) if _ADVICE.search(one))
     return next((f"the error says: {one}" for one in sentences), "")
+
+
+def _fits(cause: Cause) -> str:
+    """How known bugs, which the title has in words, explain the numbers."""
+    name, *others = filter(None, cause.key.split(OR))
+    if others:
+        return "each of these known bugs gives exactly these numbers"
+    if PAIR in name:
+        return "these two known bugs together give exactly these numbers"
+    return f"the known bug `{name}` gives exactly these numbers"
 
 
 def _known_fix(bugs: Sequence[str]) -> str:

@@ -40,7 +40,7 @@ def basic_mistake(runs: Sequence[Run]) -> Mistake | None:
     own = [rank for rank in run.ranks if rank.of(trace.ForeignOptimizer) and not rank.of(trace.Step)]
     if len(own) == len(run.ranks) and all(_never_took(rank, "model") or _other_start(rank, ()) for rank in own):
         how = "train the module that `task.model()` returns, or report its weights with `task.report`"
-        return Mistake("start", f"You trained a model of your own: {how}.")
+        return Mistake("start", f"You trained another model than the task's: {how}.")
     if len(runs) > 1:
         return None
     for rank in run.ranks:

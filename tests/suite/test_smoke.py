@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from conformance.adapter.declaration import Declaration
 from conformance.cases.matrix import plan
 from conformance.cli.smoke import chosen
@@ -27,29 +29,43 @@ def train(task: Task) -> None:
 """
 
 
-def test_the_smallest_case_of_each_backend_and_precision():
-    declaration = Declaration(backends=("single", "ddp"), precisions=("fp32", "fp16"))
+#: What a trainer declares, and the cases that show it.
+DECLARED = [
+    ({}, []),
+    ({"losses": ("mean", "weighted")}, ["single-batched-fp32-weighted"]),
+    ({"schedules": ("step", "epoch")}, ["single-batched-fp32-epoch-schedule"]),
+    ({"resume": True}, ["single-batched-fp32-momentum-resumed-at-4"]),
+    ({"own_order": True}, ["single-batched-fp32-own-order"]),
+    ({"sparse": True, "clips": ()}, ["single-batched-fp32-sparse"]),
+]
+
+
+@pytest.mark.parametrize(("declares", "more"), DECLARED)
+def test_the_smallest_case_of_each_backend_precision_and_feature(declares, more):
+    declaration = Declaration(backends=("single", "ddp"), precisions=("fp32", "fp16"), **declares)
     items = [
         Item("mine.py", "mine", planned.case)
         for backend in declaration.backends
         for planned in plan(declaration, backend)
         if planned.unsupported is None
     ]
-    assert [item.case.id for item in chosen(items)] == [
+    plain, rest = (found := [item.case.id for item in chosen(items)])[:4], found[4:]
+    assert plain == [
         "single-batched-fp32-momentum",
         "single-batched-fp16-momentum",
         "ddp-w2-fp32-momentum",
         "ddp-w2-fp16-momentum",
     ]
+    clip = [] if declares.get("clips") == () else ["single-acc2-fp32-clip-value"]
+    assert {*rest} == {"single-acc2-fp32-short-epochs", *clip, *more}
 
 
 def test_an_adapter_that_works(conformance, folder):
     ended = conformance("smoke", "batched")
     assert (ended.code, ended.err) == (0, "")
-    assert [line.split()[2] for line in ended.out.splitlines()[:4]] == [
-        f"single-batched-{precision}-momentum" for precision in ("fp64", "fp32", "bf16", "fp16")
-    ]
-    assert "4 cases passed, which is no proof yet: conformance run has " in ended.out
+    tried = [line.split()[2] for line in ended.out.splitlines() if line.startswith("✓")]
+    assert tried[:4] == [f"single-batched-{precision}-momentum" for precision in ("fp64", "fp32", "bf16", "fp16")]
+    assert f"{len(tried)} cases passed, which is no proof yet: conformance run has " in ended.out
     assert list(Path(folder).iterdir()) == []
 
 
@@ -74,6 +90,45 @@ def test_a_crash_is_one_problem_in_all_precisions(conformance, folder):
     assert [line.partition(" ")[0] for line in lines[:3]] == ["✗"] * 3
     assert [line for line in lines if "CRASH" in line] == [lines[4]]
     assert lines[-1].startswith("3 of 3 cases failed.")
+
+
+#: A correct loop.
+RIGHT = """
+from itertools import islice
+from conformance import Task, trainer
+
+@trainer(resume={resume})
+def train(task: Task) -> None:
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    scheduler = task.scheduler(optimizer)
+    for window in task.windows():
+        for batch in window:
+            (task.loss(model(batch.inputs), batch) / len(window)).backward()
+        task.clip_(model.parameters())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("{resume}", "False"),
+        ("        task.clip_(model.parameters())\n", ""),
+        ("in task.windows()", "in (window for _ in range(task.epoch_count) for window in task.windows())"),
+        (" / len(window)", " / task.accumulation"),
+        ("{resume}", "True"),
+    ],
+)
+def test_what_a_plain_case_does_not_show(conformance, folder, right, wrong):
+    Path(folder, "mine.py").write_text(RIGHT.replace(right, wrong).replace("{resume}", "False"))
+    ended = conformance("smoke", "mine.py", "-n", "2", "--output", "out")
+    assert (ended.code, ended.err) == (int(wrong != "False"), ""), ended.out
+    assert sorted(file.name for file in Path(folder, "out").iterdir()) == [
+        "conformance-report.html", "conformance-results.jsonl"
+    ]  # fmt: skip
 
 
 def test_an_adapter_that_declines_holds_in_nothing(conformance, folder):
@@ -109,4 +164,4 @@ def test_what_init_writes_works(conformance, folder):
         assert conformance("init", str(scripts / f"{style}.py"), "--output", adapters[-1]).code == 0
     ended = conformance("smoke", *adapters)
     assert (ended.code, ended.err) == (0, ""), ended.out
-    assert "12 cases passed, which is no proof yet" in ended.out
+    assert "24 cases passed, which is no proof yet" in ended.out
