@@ -1,5 +1,7 @@
 """Master weights: tensors that an optimizer steps instead of the parameters with gradients."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -29,8 +31,8 @@ def steps(of, change=lambda gradients, step: gradients, clear=nn.Module.zero_gra
         model(torch.randn(8, 6).bfloat16()).float().square().mean().backward()
         gradients = change(torch.cat([one.grad.float().reshape(-1) for one in parameters]), step)
         gradients = nn.functional.pad(gradients, (0, sum(one.numel() for one in copies) - len(gradients)))
-        for copy, part in zip(copies, gradients.split([one.numel() for one in copies]), strict=True):
-            copy.grad = part.reshape(copy.shape)
+        for one, part in zip(copies, gradients.split([one.numel() for one in copies]), strict=True):
+            one.grad = part.reshape(one.shape)
         optimizer.step()
         clear(model)
         values = torch.cat([one.reshape(-1) for one in copies])[: sum(one.numel() for one in parameters)]
@@ -89,3 +91,39 @@ def test_a_rank_steps_its_shard(monkeypatch):
         (0, 3, ((0, 1), (1, 4))),
     ]
     assert not masters._of_shards([torch.tensor([5.0, 6, 8, 0])], [first, second])
+
+
+ONES, ZEROS, VALUES, OTHERS = torch.ones(3), torch.zeros(2), torch.arange(4.0), torch.arange(5.0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "ordered", "found"),
+    [
+        ([(0, 1, 2, 3, 4)], 5, True),
+        ([(4, 3, 2, 1, 0)], 5, False),  # the order of the ones is unknown
+        ([(0, 1, 2, 3, 4)], 0, False),
+        ([(0, 3, 2), (1, 4)], 5, False),
+        ([(1, 4), (0, 2, 3)], 5, True),
+        ([(1, 4), (0, 2)], 5, False),  # one of the ones is left
+    ],
+)
+def test_parameters_with_equal_values_must_be_in_order(groups, ordered, found):
+    every = [ONES, VALUES, ZEROS, ONES.clone(), OTHERS]
+    places = masters._whole([[every[number].clone() for number in group] for group in groups], every, ordered)
+    assert bool(places) == found
+
+
+def test_an_optimizer_whose_tensors_are_reached_later_has_no_masters():
+    """A copy of the model may go backward first, such as for the importance of weights."""
+
+    def trains():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss(copy.deepcopy(model)).backward()
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+
+    findings = watched(trains)
+    assert (laws(findings), findings.conserved) == (set(), 4)

@@ -285,7 +285,8 @@ class _Lengths:
     right: windows divided by their length, by length. off: by another divisor, the number of windows by length. kept:
     the first of these. means: as off, but only losses that are surely divided by exactly this number. surplus: batches
     from loaders beyond the backward passes. added: windows whose losses are not divided, by length. twice: windows
-    divided by their length twice, where one division may be a part of the loss.
+    divided by their length twice, where one division may be a part of the loss. has_lines: a micro-batch has several
+    losses, so a window's length is the number of passes of a line.
     """
 
     windows: int = 0
@@ -298,13 +299,16 @@ class _Lengths:
     have_batches: bool = False
     added: Counter[int] = field(default_factory=Counter)
     twice: int = 0
+    has_lines: bool = False
 
     def take(self, window: Window, kappa: float | None) -> None:
         passes = [*window.backwards.values()]
-        numbers = _numbers(passes)
+        number, numbers = len(passes), _numbers(passes)
         # A micro-batch may have several losses, each on its own line.
         of_lines = {*Counter(one.calls for one in passes).values()}
-        number = next(iter(of_lines)) if len(of_lines) == 1 and of_lines <= numbers else len(passes)
+        is_shared = len(of_lines) == 1 and not are_batches(passes) and len(window.fed) <= min(of_lines)
+        self.has_lines |= is_shared and number not in numbers and of_lines <= numbers
+        number = min(of_lines) if is_shared and self.has_lines else number
         self.windows, self.last = self.windows + 1, window.index
         # Batches may come long before. One of several loaders may belong to an evaluation.
         self.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)

@@ -183,9 +183,11 @@ def _differ(windows: Collection[Window]) -> bool:
 
 
 def differs(windows: Collection[Window], number: int) -> bool:
-    """Whether the ranks that compute gradients of a parameter compute others."""
-    sums = [np.sum([one.sketch for one in of], 0) for window in windows if (of := window.new.get(number))]
-    first, *others = sums or [np.zeros(1)]
+    """Whether the ranks compute other gradients of a parameter."""
+    computed = [of for window in windows if (of := window.new.get(number))]
+    if len(computed) < len(windows):
+        return bool(computed)
+    first, *others = [np.sum([one.sketch for one in of], 0) for of in computed]
     # Relative to the norm: a projection may be much smaller.
     return any(abs(first - other).max() > _ROUNDED * abs(first).max() for other in others)
 
@@ -201,7 +203,8 @@ def is_mean_of_all(together: Together) -> bool:
     over the number of all targets, or means over the number of ranks."""
     here = together.here
     if is_of_all_ranks(here):
-        return True
+        # A gradient that each rank already has as a whole must not be added.
+        return all(differs(here, number) for number in {number for window in here for number in window.new})
     if (total := total_by_count(together, together.ranks)) is not None:
         return near(total, 1)
     weights = [weight_of(window) or 0.0 for window in here]

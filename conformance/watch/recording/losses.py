@@ -102,12 +102,12 @@ def nodes(root: Any, most: int) -> Iterator[Any]:
                 waiting.append(following)
 
 
-def leaves(root: Any) -> list[torch.nn.Parameter]:
-    """The parameters that get gradients in a backward pass from this node."""
+def leaves(root: Any) -> list[torch.Tensor]:
+    """The tensors that get gradients in a backward pass from this node."""
     variables = [getattr(node, "variable", None) for node in nodes(root, _MOST_OF_ALL)]
     # FSDP2's gathered tensor is also a parameter; replace it by the shard that optimizers have.
     shards = [getattr(one, "_conformance_shards", lambda one=one: one)() for one in variables]
-    return [one for one in shards if isinstance(one, torch.nn.Parameter)]
+    return [one for one in shards if one is not None]
 
 
 def _chain(node: Any) -> Iterator[tuple[Any, float | None]]:

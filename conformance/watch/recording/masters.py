@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -40,38 +41,54 @@ class Masters:
 
     def look(self, root: Any) -> None:
         """Before a backward pass from this node: the recording follows the parameters of masters into these."""
-        made = [one for one in self._recording.numbers.alive("optimizer") if self._looks.get(one, 0) < _MOST_LOOKS]
+        alive, steps = self._recording.numbers.alive("optimizer"), self._recording.steps
+        begin = [one for one in alive if not steps[self._recording.optimizer(one)]]
+        made = [one for one in begin if self._looks.get(one, 0) < _MOST_LOOKS]
         if not made:
             return
         reached = {id(one): one for one in leaves(root)}
         for optimizer in made:
+            groups = [group["params"] for group in optimizer.param_groups]
             tensors = held_by(optimizer)
-            is_reached = any(id(one) in reached for one in tensors)
-            self._looks[optimizer] = _MOST_LOOKS if is_reached else self._looks.get(optimizer, 0) + 1
-            if not is_reached and (places := self._places(tensors, reached)):
+            self._looks[optimizer] = self._looks.get(optimizer, 0) + 1
+            if any(id(one) in reached for one in tensors):
+                # The passes before, if any, were those of a copy of the model.
+                _leave(self._recording, optimizer, tensors)
                 self._looks[optimizer] = _MOST_LOOKS
-                _follow(self._recording, optimizer, places)
+            elif not any(map(self._recording.parameters.is_followed, tensors)):
+                _follow(self._recording, optimizer, self._places(groups, reached))
 
-    def _places(self, tensors: Sequence[torch.Tensor], reached: Mapping[int, torch.Tensor]) -> list[Place]:
+    def _places(self, groups: Sequence[Sequence[torch.Tensor]], reached: Mapping[int, torch.Tensor]) -> list[Place]:
         """The places in these tensors of parameters without an optimizer; [] if the tensors are no masters of them."""
-        roots = [one for root in list(self._recording.roots) for one in root.parameters()]
-        every = {id(one): one for one in (*roots, *reached.values())}
-        unheld = [one for one in every.values() if one.requires_grad and self._recording.parameters.find(one) is None]
+        find = self._recording.parameters.find
+        roots = {id(one): one for root in list(self._recording.roots) for one in root.parameters()}
+        others = {key: one for key, one in reached.items() if key not in roots and isinstance(one, torch.nn.Parameter)}
+        ordered, unordered = (
+            [one for one in of.values() if one.requires_grad and find(one) is None] for of in (roots, others)
+        )
+        unheld = [*ordered, *unordered]
+        tensors = [one for group in groups for one in group]
         if not all(map(is_plain, (*tensors, *unheld))) or reached.keys().isdisjoint(map(id, unheld)):
             return []
-        return _whole(tensors, unheld) or _of_shards(tensors, unheld)
+        return _whole(groups, unheld, len(ordered)) or _of_shards(tensors, unheld)
+
+
+def _leave(recording: Recording, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) -> None:
+    if recording.parameters.leave(tensors):
+        held = [known.number for known, _ in recording.parameters.held(optimizer)]
+        recording.note(records.Masters(recording.optimizer(optimizer), held))
 
 
 def check(recording: Recording, optimizer: torch.optim.Optimizer) -> None:
     """Before the first step: copies without gradients are no masters, but the parameters of an old model."""
-    tensors, number = held_by(optimizer), recording.optimizer(optimizer)
-    is_first = not recording.steps[number] and all(one.grad is None for one in tensors)
-    if is_first and recording.parameters.leave(tensors):
-        held = [known.number for known, _ in recording.parameters.held(optimizer)]
-        recording.note(records.Masters(number, held))
+    tensors = held_by(optimizer)
+    if not recording.steps[recording.optimizer(optimizer)] and all(one.grad is None for one in tensors):
+        _leave(recording, optimizer, tensors)
 
 
 def _follow(recording: Recording, optimizer: torch.optim.Optimizer, places: Sequence[Place]) -> None:
+    if not places:
+        return
     _, rank, _ = surroundings.of_process()
     for place in places:
         recording.parameters.follow(*place, rank)
@@ -79,24 +96,47 @@ def _follow(recording: Recording, optimizer: torch.optim.Optimizer, places: Sequ
     recording.note(records.Masters(recording.optimizer(optimizer), held))
 
 
-def _whole(masters: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[Place]:
-    """Places if the masters consist of whole parameters, one after the other, and zeros at the end."""
-    left = [one for one in parameters if one.numel()]
-    firsts = {id(one): one.detach().reshape(-1)[0].item() for one in left}
+def _whole(groups: Sequence[Sequence[torch.Tensor]], parameters: Sequence[torch.Tensor], ordered: int) -> list[Place]:
+    """Places if the masters consist of whole parameters, one after the other, and zeros at the end. ordered: how many
+    of the parameters have the order of their model."""
+    left = [(number, one) for number, one in enumerate(parameters) if one.numel()]
+    firsts = [one.detach().reshape(-1)[0].item() if one.numel() else 0.0 for one in parameters]
     found: list[Place] = []
-    for master in masters:
-        flat, start = master.detach().reshape(-1), 0
-        while start < len(flat):
-            first = flat[start].item()
-            fits = (one for one in left if _rounded(first, one) == firsts[id(one)] and _is_at(one, flat, start))
-            if (one := next(fits, None)) is None:
-                break
-            found.append(Place(one, master, start, one.numel()))
-            left = [other for other in left if other is not one]
-            start += one.numel()
-        if start == 0 or flat[start:].any():
-            return []
-    return found if any(one.parameter.detach().unique().numel() > 1 for one in found) else []
+    orders: list[list[int]] = []
+    for group in groups:
+        orders.append([])
+        for master in group:
+            flat, start = master.detach().reshape(-1), 0
+            while start < len(flat):
+                first = flat[start].item()
+                fits = (
+                    (number, one)
+                    for number, one in left
+                    if _rounded(first, one) == firsts[number] and _is_at(one, flat, start)
+                )
+                if (fit := next(fits, None)) is None:
+                    break
+                left.remove(fit)
+                orders[-1].append(fit[0])
+                found.append(Place(fit[1], master, start, fit[1].numel()))
+                start += fit[1].numel()
+            if start == 0 or flat[start:].any():
+                return []
+    has_values = any(one.parameter.detach().unique().numel() > 1 for one in found)
+    return found if has_values and _are_clear(parameters, orders, ordered) else []
+
+
+def _are_clear(parameters: Sequence[torch.Tensor], orders: Sequence[Sequence[int]], ordered: int) -> bool:
+    """Whether it is clear where each parameter is: those with equal values, such as the weights of norms, are in one
+    group, which has the order of the model. orders: the numbers of the parameters in each group."""
+    alike: dict[bytes, set[int]] = defaultdict(set)
+    for number, one in enumerate(parameters):
+        alike[one.detach().float().cpu().numpy().tobytes()].add(number)
+    in_order = [{*order} for order in orders if [*order] == sorted(order)]
+    return all(
+        len(numbers) == 1 or (max(numbers) < ordered and any(numbers <= order for order in in_order))
+        for numbers in alike.values()
+    )
 
 
 def _of_shards(masters: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[Place]:

@@ -206,6 +206,10 @@ class Parameters:
         if (own := self._known.pop(id(master), None)) is not None:
             self._instead[master] = own
 
+    def is_followed(self, master: torch.Tensor) -> bool:
+        """Whether it has the elements of other parameters."""
+        return master in self._in_flat
+
     def leave(self, masters: Iterable[torch.Tensor]) -> bool:
         """Follows no parameters into these any longer. Returns whether it did."""
         left = [master for master in masters if master in self._instead]

@@ -51,7 +51,8 @@ class Coverage:
 
     def _look_through(self, root: Any, calls: int, steps: int) -> None:
         knows = self._recording.parameters.find
-        found = {id(one): one for one in leaves(root) if knows(one) is None}
+        parameters = (one for one in leaves(root) if isinstance(one, torch.nn.Parameter))
+        found = {id(one): one for one in parameters if knows(one) is None}
         for key in [key for key, one in self._unheld.items() if knows(one) is not None]:
             del self._unheld[key]
         self._unheld |= found
