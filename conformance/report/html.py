@@ -105,6 +105,7 @@ def _view(results: Results) -> dict[str, Any]:
         """The numbers of the cards of a case."""
         return numbers.get(id(case), ())
 
+    examples = {id(case): None for card in found for case in card.cases[:_IN_FULL]}
     return {
         "results": results,
         "headline": headline(results),
@@ -124,6 +125,7 @@ def _view(results: Results) -> dict[str, Any]:
         "traffic": traffic(results),
         "cards": found,
         "problems_of": problems_of,
+        "example_of": lambda case: None if id(case) in examples else _example(problems_of(case), found),
         "fixes_of": lambda case: [found[number - 1].fix for number in problems_of(case)],
         "filters": _filters(results, found),
         "anchor": _anchors(results),
@@ -134,6 +136,15 @@ def _view(results: Results) -> dict[str, Any]:
         "workloads": WORKLOADS,
         "distinct": text.distinct,
     }
+
+
+#: How many cases of a problem have figures, timeline and evidence on the page.
+_IN_FULL = 3
+
+
+def _example(problems: Sequence[int], found: Sequence[CaseCard]) -> CaseRecord | None:
+    """A case of the same first problem that the page shows in full."""
+    return found[problems[0] - 1].cases[0] if problems else None
 
 
 def _filters(results: Results, found: Sequence[CaseCard]) -> list[tuple[str, str, list[tuple[str, str]]]]:

@@ -184,6 +184,13 @@ def test_a_page_stays_light(page: Callable[..., str], cases: list[Case]) -> None
     assert len(page(many + wrong).encode()) - whole < 10_000 * len(wrong)
 
 
+def test_cases_of_one_problem_are_shown_in_full_three_times(page: Callable[..., str], cases: list[Case]) -> None:
+    failed = next(case for case in cases if case.get("timeline") and case.get("findings"))
+    html = page([failed | {"id": f"{failed['id']}-{number}"} for number in range(20)])
+    assert html.count('class="timeline"') == html.count("<h5>Guards</h5>") == 3
+    assert html.count("which has the same problem") == 17
+
+
 def test_a_case_that_is_resumed_has_another_name_than_that_which_is_not(
     page: Callable[..., str], cases: list[Case]
 ) -> None:
