@@ -136,7 +136,7 @@ class Models:
         the backward pass has collectives, the ranks compute one loss, or each rank's loss has a different line, as in
         pipeline stages."""
         parts = {number for number, one in self._streams[here[0].rank].parameters.items() if one.is_part}
-        # Without a replica, each rank may train a model of its own.
+        # Without a replica, each rank may train a separate model.
         is_one = any(self._starts.values()) and (len(self._exchanging) == self._ranks > 1 or is_of_all_ranks(here))
         if is_one or are_stages(here):
             parts |= {number for number, is_equal in self._starts.items() if not is_equal} - self.inside
