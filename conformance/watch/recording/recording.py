@@ -174,8 +174,10 @@ class Recording:
         if known is not None:
             return known
         number = self.numbers.of("optimizer", optimizer)
+        # Its line comes first: parameters belong to the optimizer that is noted next.
+        site = self.site()
         held = [known.number for known, _ in self.parameters.held(optimizer)]
-        self.note(records.Optimizer(number, type(optimizer).__name__, held, self.site()))
+        self.note(records.Optimizer(number, type(optimizer).__name__, held, site))
         return number
 
     def versions(self) -> records.Versions:
