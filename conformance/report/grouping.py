@@ -149,9 +149,10 @@ def smallest(cases: Iterable[CaseRecord]) -> CaseRecord:
 
 
 def _size(case: CaseRecord) -> tuple[int, bool, int, bool, list[tuple[int, int, str]]]:
-    """Sorts cases by size; one without rounding is easier to read."""
+    """Sorts cases by size; one without rounding or low precision is easier to read."""
     is_exact = case.certificate is not None and case.certificate.exact
-    return case.world_size, *_length(case), not is_exact, natural(case.id)
+    is_low = case.precision not in ("fp32", "fp64")
+    return case.world_size, *_length(case), not is_exact or is_low, natural(case.id)
 
 
 def _length(case: CaseRecord) -> tuple[bool, int]:

@@ -157,7 +157,9 @@ def _classes(case: Case, workload: Workload, *, reports: bool) -> tuple[str, ...
 def _attributes(spec: Mapping[str, Any], *, is_resumed: bool) -> dict[str, str]:
     """The task's plain values, as source."""
     left_out = {"rank", "local_rank", *(_OF_A_STOP if is_resumed else ())}
-    values = vars(Task(dict(spec), 0))
+    task = Task(dict(spec), 0)
+    asked = {name: getattr(task, name) for name, one in vars(Task).items() if isinstance(one, property)}
+    values = {**vars(task), **asked}
     return {name: literal(value) for name, value in values.items() if not name.startswith("_") and name not in left_out}
 
 

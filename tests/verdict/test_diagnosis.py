@@ -28,6 +28,7 @@ CASES = (
     "single-acc2-fp32-two-groups-clip",
     "single-acc2-fp32-adamw-clip",
     "single-acc2-fp32-fine-data",
+    "single-acc2-fp32-fine-gradients",
     "single-acc2-fp16-cast-weights",
     "ddp-w2-acc2-fp32-uneven-ranks",
     "ddp-w2-acc2-fp32-uneven-batch",

@@ -209,7 +209,8 @@ LAWS: dict[str, Law] = {
             "watch/own-data",
             "Each rank MUST train on different data.",
             "Ranks repeat each other's work: an epoch takes as long as on one rank.",
-            "use `DistributedSampler(dataset)` with one seed for all ranks; if each draws at random, one seed per rank",
+            "if ranks draw at random, seed each differently (`seed + rank`); else deal out the samples with "
+            "`DistributedSampler(dataset)`, which has one seed for all ranks",
             ("data", "same"),
         ),
         Law(
@@ -230,8 +231,8 @@ LAWS: dict[str, Law] = {
             "watch/mean-of-all",
             "The mean over a window MUST be over all its targets, not a mean of means over different counts.",
             "A target in a small micro-batch counts more than one in a large micro-batch.",
-            "sum the losses (`reduction='sum'`), and divide by the number of targets of the window on all ranks; under "
-            "DDP, times the number of ranks",
+            "sum the losses (`reduction='sum'`); divide by the window's number of targets on all ranks (all-reduce it "
+            "first); under DDP, which divides by the number of ranks, multiply by it",
             ("micro-batches", "weighted"),
         ),
         Law(

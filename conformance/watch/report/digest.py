@@ -51,9 +51,12 @@ def headline(of: Outcome, findings: Findings) -> str:
     if not of.steps:
         return "No step of a torch optimizer was seen."
     proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
-    undecided = f"; open: {', '.join(row.of.value for row in of.rows if row.state == 'OPEN')}" if of.open else ""
-    what = "used the correct gradients" if of.verdict == "CONFORMS" else "are proven correct"
-    return f"{proven} of {plural(of.steps, 'step')} {what}{undecided}."
+    are_open = ", ".join(row.of.value for row in of.rows if row.state == "OPEN")
+    if of.verdict == "CONFORMS":
+        check = f" Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else ""
+        return f"{proven} of {plural(of.steps, 'step')} used the correct gradients.{check}"
+    undecided = f"; open: {are_open}" if are_open else ""
+    return f"{proven} of {plural(of.steps, 'step')} are proven correct{undecided}."
 
 
 def counted(row: Row) -> str:

@@ -1,6 +1,7 @@
 """The sentences of a watch, by the codes of `properties.FACTS`, `Finding.says` and `Finding.effect`.
 
-`{loss:g}` formats a number as Python does, `{passes:pass}` counts: "1 pass", "3 passes". A list is joined by commas.
+`{loss:g}` formats a number as Python does, `{passes:pass}` counts: "1 pass", "3 passes", `{factor:times}` is "0.75x" or
+"1/1024". A list is joined by commas.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from conformance.watch.verdict import Row
 
 _NUMBER = re.compile(r"[-+.,\d]*[a-zA-Z%]?")
 _MOST_NAMED = 3
+_SMALL = 0.1
+"""Factors below this are easier to read as fractions."""
 
 
 class _Words(Formatter):
@@ -23,6 +26,8 @@ class _Words(Formatter):
         if isinstance(value, (list, tuple)):
             named = [self.format_field(one, format_spec) for one in value[:_MOST_NAMED]]
             return ", ".join([*named, *(["..."] if len(value) > _MOST_NAMED else [])])
+        if format_spec == "times":
+            return f"1/{1 / value:.4g}" if 0 < value < _SMALL else f"{value:.3g}x"
         if not format_spec:
             return f"{value:.3g}" if isinstance(value, float) else str(value)
         if _NUMBER.fullmatch(format_spec):
@@ -138,7 +143,7 @@ WORDS: Mapping[str, str] = {
     "used-differ": "{parameters} of {all} parameters have different gradients on the ranks: {names}",
     "weights-differ": "{apart} of {all} parameters differ between ranks before step {step}: {names}",
     # What it does to the update.
-    "factor": "the update is {factor}x of the correct one",
+    "factor": "the update is {factor:times} of the correct one",
     "moves-nothing": "the step changes 0 of {parameters:parameter}",
     "moves-twice": "the weights use one gradient twice",
     "made-up": "{lost} of {all} gradients come from no backward pass",
@@ -181,7 +186,7 @@ WORDS: Mapping[str, str] = {
     "never-shown": "expected {of}={value}, but saw only {usual}",
     # Data.
     "data.same-inputs": "All ranks read the same inputs in {alike} of {forwards:forward}",
-    "data.same-inputs.effect": "{ranks} ranks train on 1/{ranks} of the possible samples",
+    "data.same-inputs.effect": "each step trains on 1/{ranks} as many different samples as {ranks} ranks could",
     "data.same-epoch": "another rank read {share:.0%} of a rank's samples in the same epoch",
     "data.same-epoch.effect": "An epoch has {share:.0%} of the samples more than once",
     "data.same-samples": "Two ranks have {share:.0%} of their samples in common",
@@ -222,8 +227,8 @@ WORDS: Mapping[str, str] = {
     # Loss scale and schedules
     "clipping.scaled-norm": "Gradients are clipped to {limit:g} before the loss scale {scale:g} is divided out",
     "clipping.scaled-value": "Elements are clipped to {limit:g} before the loss scale {scale:g} is divided out",
-    "clip.scaled.effect": "The clipped values are {scale:g}x of the correct ones",
-    "clip.left.effect": "Gradients after clipping are {left:.3g}x of the correct ones",
+    "clip.scaled.effect": "The clipped values are {scale:times} of the correct ones",
+    "clip.left.effect": "Gradients after clipping are {left:times} of the correct ones",
     "rate.negative": "The learning rate is {rate:.3g}",
     "rate.negative.effect": "A negative rate steps uphill: the loss grows",
     "schedule.before-step": "{name} steps between the backward pass and the optimizer's step",
@@ -257,7 +262,7 @@ WORDS: Mapping[str, str] = {
     "micro-batches.times-ranks": "each loss is multiplied by {ranks}, the number of ranks",
     "micro-batches.total": "the weights of a step's targets add up to {weight} instead of 1",
     "micro-batches.totals": "the weights of a step's targets add up to {least} to {most} instead of 1",
-    "times-the-mean": "the update is {times}x of the correct one",
+    "times-the-mean": "the update is {times:times} of the correct one",
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count:parameter} with gradients belong to no optimizer: {names}",
     "coverage.no-gradient": "{count} of {all} parameters of the optimizer have no gradient in any step: {names}",
@@ -337,8 +342,8 @@ FIXES: Mapping[str, str] = {
     "clearing.other-passes": _NOT_IN_EVALUATION,
     "clipping.before-last-pass": "move the clip call after the last `loss.backward()` of the window",
     "clipping.parts": "pass `model.parameters()` to one clip call",
-    "clipping.scaled-norm": "call `scaler.unscale_(optimizer)` before `clip_grad_norm_`",
-    "clipping.scaled-value": "call `scaler.unscale_(optimizer)` before `clip_grad_value_`",
+    "clipping.scaled-norm": "call `scaler.unscale_(optimizer)` once, before `clip_grad_norm_`",
+    "clipping.scaled-value": "call `scaler.unscale_(optimizer)` once, before `clip_grad_value_`",
     "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
     "coverage.unheld": "pass them to the optimizer, or freeze them with `requires_grad_(False)`",
     "data.same-order": "shuffle each epoch: `shuffle=True`, or `sampler.set_epoch(epoch)`",
