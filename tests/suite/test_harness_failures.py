@@ -81,7 +81,7 @@ def test_the_disk_becomes_full(command, folder):
     """Reported once, although the footer cannot be written either."""
 
     def little_room():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
 
     ended = command("run", "batched", "--backend", "single", "-n", "1", preexec_fn=little_room).ended()
     assert ended.code == 3
