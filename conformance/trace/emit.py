@@ -22,7 +22,7 @@ from conformance.trace.state.nested import Nested, Wrappers
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.optimizers import algorithm, held_by, kind_of, settings, unwrapped, without_rates
 from conformance.trace.state.payloads import Payloads
-from conformance.trace.state.site import Call, Site, Sites
+from conformance.trace.state.site import Site, Sites
 from conformance.trace.state.topology import reached, settings_of_horovod
 from conformance.trace.state.watched import Watched
 from conformance.trace.values import Number
@@ -49,7 +49,6 @@ class Recording:
     scale: loss scale while an enabled GradScaler is in its `step`, else None.
     hooks: communication hooks of DDP in progress: the line that each was called from, and those that registered it.
     skipped: optimizers whose steps were skipped since the last forward.
-    changed_at: the line that changed gradients last, if no event has explained the change.
     asked: what the trainer has taken from its task: "model", "schedule", "clip".
     splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: bytes of state that the optimizers
     of the last step keep on this rank; None before the first step.
@@ -87,7 +86,7 @@ class Recording:
         self.handles = Handles()
         self.flow = Flow()
         self.wrappers = Wrappers()
-        self.hooks = Nested[tuple[Site | None, Call]]()
+        self.hooks = Nested[tuple[Site | None, tuple[Site | None, Site | None]]]()
         self.graphs = Graphs()
         self.forwards = self.backwards = self.steps = 0
         self.has_gradients = False
@@ -95,18 +94,17 @@ class Recording:
         self.counting: tuple[int, tuple[torch.Tensor, ...]] | None = None
         self.scale: Number = None
         self.skipped: list[torch.optim.Optimizer] = []
-        self.changed_at: Call | None = None
         backend = BACKENDS.get("" if spec is None else spec.get("backend", ""))
         self.splits_state = backend is not None and backend.paths == "sharded"
         self.state_bytes: int | None = None
         self.gradients = Gradients(self.watched, self.payloads)
 
-    def note(self, event: str, at: Call | None = None, /, **fields: Any) -> int:
+    def note(self, event: str, **fields: Any) -> int:
         """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if it differs from "where". The
         fields are plain JSON values; only hindsight reads `copy`, `of_copy`, `own` and `of_models`.
 
         Returns the event's ``seq``."""
-        where, called_from = at or self.sites.of(sys._getframe(1))
+        where, called_from = self.sites.of(sys._getframe(1))
         seq = self._last_seq = next(self._seq)
         if called_from is not None:
             fields = {"called_from": called_from, **fields}
@@ -138,17 +136,14 @@ class Recording:
             return
         with self.watched.reading:
             change = self.gradients.look(self._last_seq)
-        at, self.changed_at = self.changed_at, None
         if change is None:
             return
         if change.cleared:
-            cleared = {"optimizer": None, "parameters": change.cleared, "set_to_none": change.set_to_none}
-            self.note("zero_grad", at, by="hand", **cleared)
+            self.note("zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none)
         if change.changed:
             masters = {"of_masters": True} if self.watched.computing is not self.watched.current else {}
             self.note(
                 "gradient_change",
-                at,
                 parameters=change.changed,
                 factor=change.factor,
                 since=change.since,
@@ -159,7 +154,6 @@ class Recording:
 
     def accounted(self, *, zeroed: bool = False) -> None:
         """Mark all changes of gradients until now as explained by noted events; `zeroed`: the gradients are zero."""
-        self.changed_at = None
         with self.watched.reading:
             self.gradients.known(self._last_seq, are_zero=zeroed)
 

@@ -64,38 +64,10 @@ def test_a_factor(small, change):
         change(parameter)
     small.model.zero_grad()
     place = here(-1)
-    event, zero = small._events
-    assert (event["event"], event["parameters"], event["factor"]) == ("gradient_change", [0, 1], 0.5)
-    # An assignment is only noticed later.
-    assert (event["where"] == place) == (change is not halve)
-    assert event["since"] < event["seq"] < zero["seq"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda gradient: gradient.mul_(0.5),
-        lambda gradient: gradient.clamp_(max=0.5),
-        lambda gradient: gradient.copy_(gradient / 2),
-        lambda gradient: gradient.__itruediv__(2.0),
-        lambda gradient: gradient.zero_(),
-    ],
-)
-def test_the_line_that_changed_gradients(small, change):
-    small.backward()
-    for parameter in small.model.parameters():
-        change(parameter.grad)
-    [event] = small.notice()
-    assert event["where"][2].endswith("<lambda>")
-
-
-def test_a_line_whose_change_is_explained_is_forgotten(small):
-    small.backward()
-    torch.nn.utils.clip_grad_norm_(small.model.parameters(), 0.5)
-    small.model.weight.grad = small.model.weight.grad / 2
-    small.model.zero_grad()
-    place = here(-1)
-    assert [event["where"] for event in small._events if event["event"] == "gradient_change"] == [place]
+    change, zero = small._events
+    assert (change["event"], change["parameters"], change["factor"]) == ("gradient_change", [0, 1], 0.5)
+    assert change["where"] == place
+    assert change["since"] < change["seq"] < zero["seq"]
 
 
 def test_a_factor_up_to_rounding(small):

@@ -18,8 +18,6 @@ from conformance.adapter.declaration import ATTRIBUTE
 
 Site: TypeAlias = list[str | int]
 """[file, line, function]."""
-Call: TypeAlias = tuple[Site | None, Site | None]
-"""The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own."""
 
 _OURS = __name__.partition(".")[0]
 _RECORDERS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -64,10 +62,10 @@ class Sites:
         self._known: dict[int, _Code] = {}
         self._files: dict[str, str] = {}
         self._thread = threading.get_ident()
-        self._last: Call = None, None
+        self._last: tuple[Site | None, Site | None] = None, None
 
-    def of(self, frame: FrameType | None) -> Call:
-        """The call of the user's code that led to a frame.
+    def of(self, frame: FrameType | None) -> tuple[Site | None, Site | None]:
+        """The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own.
 
         The autograd engine runs backwards on a GPU in its own thread, where no caller is visible. There the result is
         that of the previous event, the start of the backward.
