@@ -22,7 +22,7 @@ from conformance.trace.state.nested import Nested, Wrappers
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.optimizers import algorithm, held_by, kind_of, settings, unwrapped, without_rates
 from conformance.trace.state.payloads import Payloads
-from conformance.trace.state.site import Site, Sites
+from conformance.trace.state.site import Sites
 from conformance.trace.state.topology import reached, settings_of_horovod
 from conformance.trace.state.watched import Watched
 from conformance.trace.values import Number
@@ -47,7 +47,6 @@ class Recording:
     recomputed: dtypes of the forwards that the last backward recomputed.
     counting: number and buffers of the model with buffers that ran forward last.
     scale: loss scale while an enabled GradScaler is in its `step`, else None.
-    hooks: communication hooks of DDP in progress: the line that each was called from, and those that registered it.
     skipped: optimizers whose steps were skipped since the last forward.
     asked: what the trainer has taken from its task: "model", "schedule", "clip".
     splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: bytes of state that the optimizers
@@ -86,7 +85,6 @@ class Recording:
         self.handles = Handles()
         self.flow = Flow()
         self.wrappers = Wrappers()
-        self.hooks = Nested[tuple[Site | None, tuple[Site | None, Site | None]]]()
         self.graphs = Graphs()
         self.forwards = self.backwards = self.steps = 0
         self.has_gradients = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .building import a_run, backward, event, forward, hold, right, step
+from .building import a_run, backward, event, forward, hold, step
 from .building_amp import CLIP, CLIPPED, S, by_hand, last, more, scaled, skipped, taken, two_ranks, unscale
 from .findings import all_checked, checked, laws_in, laws_of, tables
 
@@ -23,13 +23,6 @@ def around_all(*between, **fields):
     windows = [[forward(at, computes="bfloat16"), backward(), step(), event("zero_grad")] for at in (0, 1)]
     return [event("autocast_enter", **fields), windows[0], *between, windows[1], event("autocast_exit")]
 
-
-def rounded(*between, off=2.0**-9):
-    """A window with these events before the step, whose gradients are wrong by this share."""
-    return [event("start"), forward(0), backward(), *between, step(gradients=right([0, 1], factor=1 + off))]
-
-
-CAST = event("narrowed", dtype="bfloat16", elements=2)
 
 #: By law: runs that break only this law.
 BREAKING = {
@@ -68,13 +61,6 @@ BREAKING = {
     "amp/backward-on-scaled-loss": {
         "never": lambda: a_run([forward(0), backward(), unscale(), taken()]),
         "not in the last micro-batch": lambda: a_run([scaled(0), forward(), backward(gradients="some"), taken()]),
-    },
-    "amp/full-precision": {
-        "of gradients": lambda: a_run(rounded(CAST)),
-        "of inputs, before training": lambda: a_run(
-            [event("narrowed", window=None, dtype="bfloat16", elements=4), rounded()]
-        ),
-        "of messages": lambda: two_ranks(rounded(event("collective", of="gradients", bytes=4))),
     },
     "amp/scaler-steps": {
         "after unscale_": lambda: a_run([scaled(0), unscale(), CLIPPED, BARE, event("update"), last()], clip=CLIP),
@@ -126,10 +112,6 @@ ALLOWED = {
         around_all(event("autocast_exit"), event("autocast_enter")), precision="bf16"
     ),
     "autocast around the loop, without its cache": lambda: a_run(around_all(caches=False), precision="bf16"),
-    "a cast, and correct gradients": lambda: a_run(rounded(CAST, off=0.0)),
-    "a cast, and gradients that it does not explain": lambda: a_run(rounded(CAST, off=0.25)),
-    "a cast in a case that computes in 16 bits": lambda: a_run(rounded(CAST), precision="bf16"),
-    "gradients that nothing explains": lambda: a_run(rounded()),
     "the textbook": lambda: a_run([scaled(0), more(), unscale(), CLIPPED, taken(), last()], accumulation=2, clip=CLIP),
     "no scaler": lambda: a_run([forward(0), backward(), CLIPPED, event("gradient_change"), step()], clip=CLIP),
     "scaled by hand": lambda: a_run([forward(0), backward(scaled=S), unscale(), taken(), last()]),

@@ -74,13 +74,6 @@ class Average(Event, noted="in a resumed case, after `torch.optim.swa_utils.Aver
     after: Vector
 
 
-class Narrowed(
-    Event, noted="after an operation that rounds numbers to a narrower format, except in C++", label="cast to {dtype}"
-):
-    dtype: Annotated[str, "the narrower format"]
-    elements: int
-
-
 class LossScaled(Event, noted="after `GradScaler.scale`, unless disabled", label="loss × {scale}"):
     scaler: int
     scale: Number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial, wraps
@@ -48,13 +47,10 @@ def _ddp(recording: Recording) -> Seams:
         return surrounded(lambda: original(wrapper), lambda: recording.region("no_sync"), __name__)
 
     def register_hook(original: Callable[..., None], reducer: Any, state: object, hook: Callable[..., Any]) -> None:
-        registered = recording.sites.of(sys._getframe())
-
         # The reducer calls the hook with buckets of gradients.
         @wraps(hook)
         def carrying(state: object, bucket: Any) -> Any:
-            outside, _ = recording.sites.of(sys._getframe())
-            with recording.payloads.carrying(GRADIENTS), recording.hooks.inside((outside, registered)):
+            with recording.payloads.carrying(GRADIENTS):
                 return hook(state, bucket)
 
         original(reducer, state, carrying)

@@ -105,18 +105,8 @@ def originals() -> Iterator[None]:
 
 def replaced(owner: Any, name: str, around: Function) -> AbstractContextManager[None]:
     """A context in which `owner.name(*args)` calls `around(original, *args)`. Its end puts the original back."""
-    inherited = None if name in vars(owner) else getattr(owner, name)
-    found = inherited or vars(owner)[name]
-    return _replaced(
-        _Place(found, lambda: vars(owner).get(name), partial(_put, owner, name, inherited=inherited)), around
-    )
-
-
-def _put(owner: Any, name: str, function: Function, *, inherited: Function | None) -> None:
-    if function is inherited:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, function)
+    place = _Place(vars(owner)[name], lambda: vars(owner).get(name), partial(setattr, owner, name))
+    return _replaced(place, around)
 
 
 def replaced_inside(decorated: Function, around: Function) -> AbstractContextManager[None]:
