@@ -173,7 +173,9 @@ def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Diff
 
 
 def _divided_by_zero(case: Case, rank: RankEvidence, window: int) -> Guard | None:
-    """A window with a loss whose gradients are not finite at finite outputs."""
+    """A window with a loss whose gradients are not finite at finite outputs, without a loss scale that may overflow."""
+    if case.arithmetic.scaled:
+        return None
     ends = (end for end in rank.events.of(BackwardEnd) if end.window == window and _are_finite(end.outputs))
     infinite = next((end for end in ends if not _are_finite(end.output_gradients)), None)
     if infinite is None:

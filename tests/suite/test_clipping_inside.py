@@ -51,8 +51,15 @@ def train(task: Task) -> None:
 CASE = "single-acc2-fp32-clip-value"
 
 
-@pytest.mark.parametrize("kind", ["Clipping", "Fused"])
-@pytest.mark.parametrize(("clips", "verdict"), [(True, "PASS (exact)"), (False, "SETUP")])
+@pytest.mark.parametrize(
+    ("kind", "clips", "verdict"),
+    [
+        ("Clipping", True, "PASS (exact)"),
+        ("Fused", True, "PASS (exact)"),
+        ("Clipping", False, "SETUP"),  # never asks for the clip
+        ("Fused", False, "FAIL (numerics)"),
+    ],
+)
 def test_a_step_that_clips(conformance, folder, cases, kind, clips, verdict):
     Path("inside.py").write_text(TRAINER.format(kind=kind, clips=clips))
     conformance("run", "inside.py", "--case", CASE)

@@ -40,7 +40,7 @@ def test_ids(items, write):
         f"single-acc2-fp16-{workload}"
         for workload in (
             *("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale"),
-            *("adamw-overflow", "cast-weights", "infinite-loss", "short-window", "uneven-batch"),
+            *("adamw-overflow", "cast-weights", "infinite-loss", "short-window", "uneven-batch", "short-clip-value"),
             *("overflow-clip", "overflow-clip-value", "overflow-in-part"),
             *("many-tensors", "many-clip-value", "many-overflow", "two-groups", "two-groups-clip", "many-groups"),
             *("two-layers", "two-layers-clip-value", "two-layers-decay", "two-layers-overflow"),

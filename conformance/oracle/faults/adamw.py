@@ -23,6 +23,8 @@ def _is_adamw(problem: Problem) -> bool:
     # Other formats round it off.
     lambda problem: problem.precision.master is FP64,
     fix="add `eps` to the root of the second moment, as torch does",
+    # A compiled optimizer corrects biases in single precision.
+    is_fine=True,
 )
 class EpsUnderRootOfMoment(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:

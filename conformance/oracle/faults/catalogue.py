@@ -24,10 +24,13 @@ class Fault(Deviation):
 
     conditions: all must be true of a problem for the bug to show in it.
     fix: what to change, in words.
+    is_fine: its effect is within the rounding of some correct optimizers, so it has a name, but bounds need not exclude
+        it.
     """
 
     conditions: tuple[Condition, ...]
     fix: str
+    is_fine: bool = False
 
     @property
     def name(self) -> str:
@@ -41,11 +44,13 @@ class Fault(Deviation):
 CATALOGUE: list[Fault] = []
 
 
-def fault(text: str, *conditions: Condition, fix: str) -> Callable[[type[Recurrence]], type[Recurrence]]:
+def fault(
+    text: str, *conditions: Condition, fix: str, is_fine: bool = False
+) -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(text, textbook, conditions, fix))
+        CATALOGUE.append(Fault(text, textbook, conditions, fix, is_fine))
         return textbook
 
     return add

@@ -172,6 +172,7 @@ def _read(tensor: Any) -> list[Number]:
     """The first elements of an ordinary tensor; [] for any other."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.is_floating_point():
         return []
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
         return []
     return elements(tensor.flatten()[:_MOST_VALUES])
