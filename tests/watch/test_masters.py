@@ -113,6 +113,22 @@ def test_parameters_with_equal_values_must_be_in_order(groups, ordered, found):
     assert bool(places) == found
 
 
+def test_complex_parameters_have_no_masters():
+    """Not even those that another optimizer may step, whose tensors no pass reaches."""
+
+    def trains():
+        weight, other = (nn.Parameter(torch.ones(3, dtype=torch.complex64)) for _ in range(2))
+        first, second = (torch.optim.SGD([one], lr=0.1) for one in (torch.ones(3), other))
+        for _ in range(3):
+            ((weight + other) * torch.randn(3)).abs().square().sum().backward()
+            second.step()
+            second.zero_grad()
+        del first
+
+    findings = watched(trains)
+    assert (laws(findings), findings.lacks) == (set(), [])
+
+
 def test_an_optimizer_whose_tensors_are_reached_later_has_no_masters():
     """A copy of the model may go backward first, such as for the importance of weights."""
 

@@ -204,7 +204,8 @@ def is_mean_of_all(together: Together) -> bool:
     here = together.here
     if is_of_all_ranks(here):
         # A gradient that each rank already has as a whole must not be added.
-        return all(differs(here, number) for number in {number for window in here for number in window.new})
+        some = {n for window in here for n, of in window.new.items() if any(one.sketch.any() for one in of)}
+        return all(differs(here, number) for number in some)
     if (total := total_by_count(together, together.ranks)) is not None:
         return near(total, 1)
     weights = [weight_of(window) or 0.0 for window in here]

@@ -68,7 +68,8 @@ class Masters:
         )
         unheld = [*ordered, *unordered]
         tensors = [one for group in groups for one in group]
-        if not all(map(is_plain, (*tensors, *unheld))) or reached.keys().isdisjoint(map(id, unheld)):
+        are_plain = all(is_plain(one) and one.is_floating_point() for one in (*tensors, *unheld))
+        if not (tensors and are_plain) or reached.keys().isdisjoint(map(id, unheld)):
             return []
         return _whole(groups, unheld, len(ordered)) or _of_shards(tensors, unheld)
 
