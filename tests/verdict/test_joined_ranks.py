@@ -121,4 +121,5 @@ class TestRanksThatDealThemselves:
 
     def test_and_divided_by_the_nominal_length(self, follow):
         judgement = self.dealt(follow, CountsJoinedRanks).expect("FAIL (numerics)")
-        assert judgement.suspects.explained_by == ("nominal-length",)
+        # The window before has the nominal length.
+        assert judgement.suspects.explained_by == ("nominal-length", "total-of-window-before")
