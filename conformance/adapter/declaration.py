@@ -24,6 +24,7 @@ PRECISIONS = tuple(precision.PRECISIONS)
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
 CLIPS = ("norm", "value")
+AVERAGES = ("ema", "swa")
 OPTIMIZERS = ("sgd", "adamw", "adagrad")
 SCHEDULES = ("step", "epoch")
 MODELS = tuple(model.MODELS)
@@ -48,6 +49,7 @@ class Declaration:
     layouts: tuple[str, ...] = ("batched", "accumulated")
     losses: tuple[str, ...] = ("mean",)
     clips: tuple[str, ...] = ("norm", "value")
+    averages: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = OPTIMIZERS
     schedules: tuple[str, ...] = ("step",)
     world_sizes: tuple[int, ...] = (2, 3, 4)
@@ -78,6 +80,7 @@ class Declaration:
         self._set("layouts", _names("layouts", "layout", self.layouts, LAYOUTS))
         self._set("losses", _names("losses", "loss", self.losses, LOSSES))
         self._set("clips", _names("clips", "clip", self.clips, CLIPS, may_be_empty=True))
+        self._set("averages", _names("averages", "average", self.averages, AVERAGES, may_be_empty=True))
         self._set("optimizers", _names("optimizers", "optimizer", self.optimizers, OPTIMIZERS))
         self._set("schedules", _names("schedules", "schedule by", self.schedules, SCHEDULES, may_be_empty=True))
         if self.loss_scale not in LOSS_SCALES:
@@ -174,6 +177,7 @@ def trainer(
     layouts: Iterable[str] = ...,
     losses: Iterable[str] = ...,
     clips: Iterable[str] = ...,
+    averages: Iterable[str] = ...,
     optimizers: Iterable[str] = ...,
     schedules: Iterable[str] = ...,
     world_sizes: Iterable[int] = ...,
@@ -212,6 +216,8 @@ def trainer(
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty if it cannot clip.
+    averages: of "ema", "swa": averages of the weights that it keeps next to the model and evaluates with
+    (`task.average`), and reports with `task.report_average`.
     optimizers: of "sgd", "adamw", "adagrad": those of torch that it can step with all their settings. For an
     unsupported setting, raise `conformance.Unsupported` before the first step.
     schedules: of "step", "epoch": what its learning-rate schedules may count; empty if the rate is constant. "epoch"

@@ -1,4 +1,4 @@
-"""The settings of the task's optimizer, parameter groups, schedule and loss scaler."""
+"""The settings of the task's optimizer, parameter groups, schedule, clip, average and loss scaler."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ import torch
 from conformance.adapter.declaration import UnsupportedGroups
 from conformance.workloads.model import Model, group_of
 from conformance.workloads.plan import Spec
+
+
+@dataclass(frozen=True)
+class ClipSpec:
+    """How to clip gradients: `kind` "norm" or "value", at `threshold`."""
+
+    kind: Literal["norm", "value"]
+    threshold: float
+
+
+@dataclass(frozen=True)
+class AverageSpec:
+    """How to average weights: `kind` "ema" with this `decay`, or "swa"; as `torch.optim.swa_utils` does."""
+
+    kind: Literal["ema", "swa"]
+    decay: float | None = None
 
 
 @dataclass(frozen=True)

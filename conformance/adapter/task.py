@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,6 +18,8 @@ from conformance.adapter.batches import Batch, Format, GlobalOrder, MicroBatches
 from conformance.adapter.declaration import Misuse, Unsupported
 from conformance.adapter.models import module, parameters
 from conformance.adapter.optimizer_settings import (
+    AverageSpec,
+    ClipSpec,
     LossScaling,
     OptimizerSettings,
     number_of,
@@ -30,14 +31,6 @@ from conformance.workloads.plan import PlannedWindow, planned_windows
 from conformance.workloads.precision import PRECISIONS
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ClipSpec:
-    """How to clip gradients: `kind` "norm" or "value", at `threshold`."""
-
-    kind: Literal["norm", "value"]
-    threshold: float
 
 
 class Epoch:
@@ -71,6 +64,8 @@ class Task:
     epoch_count: passes over the data.
     collective_backend: the argument of `torch.distributed.init_process_group`.
     clip: the clip of `clip_`, or None.
+    average: the average of the weights to keep next to the model and to evaluate with, or None. Update it once after
+    each step, and report it with `report_average`. Only for trainers that support it.
     schedule_by: what the learning-rate schedule counts: "step", or "epoch" for trainers that support it.
     unfreeze_at: the window, counted from 0, from which on frozen parameters are trained: let them require gradients
     then. The optimizer may have them from the start, as it skips parameters without a gradient; if they come in a new
@@ -120,6 +115,7 @@ class Task:
         self.epoch_count: int = len(spec["epochs"])
         self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
         self._clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
+        self._average = AverageSpec(**spec["average"]) if spec.get("average") else None
         self.unfreeze_at: int | None = spec.get("unfreeze_at")
         self.unused_parameters: bool = spec.get("unused_parameters", False)
         self.own_order: bool = spec.get("own_order", False)
@@ -138,6 +134,11 @@ class Task:
     def clip(self) -> ClipSpec | None:
         self._asked.add("clip")
         return self._clip
+
+    @property
+    def average(self) -> AverageSpec | None:
+        self._asked.add("average")
+        return self._average
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:
@@ -296,12 +297,29 @@ class Task:
         Raises:
             ValueError: no such window or parameter, or a wrong shape.
         """
-        if step not in range(self.steps):
-            raise Misuse(f"task.report: no window {step}: windows are numbered from 0 to {self.steps - 1}")
+        self._check_window(step)
         weights = self._in_order(named_weights)
         gradients = None if named_gradients is None else self._in_order(named_gradients)
         if self._recorder is not None:
             self._recorder.report(step, weights, gradients)
+
+    def report_average(self, step: int, named_weights: Mapping[str, Any]) -> None:
+        """Reports the weights with which this rank would evaluate after window `step`: the average of `task.average`.
+
+        Arguments as for `report`. Call it after the last window, and after others where you evaluate, on any rank; if
+        you swap the average into the model, while it is there.
+
+        Raises:
+            ValueError: as `report`.
+        """
+        self._check_window(step)
+        weights = self._in_order(named_weights)
+        if self._recorder is not None:
+            self._recorder.report_average(step, weights)
+
+    def _check_window(self, step: int) -> None:
+        if step not in range(self.steps):
+            raise Misuse(f"task.report: no window {step}: windows are numbered from 0 to {self.steps - 1}")
 
     def _in_order(self, values: Mapping[str, Any], *, copied: bool = False) -> list[torch.Tensor | None]:
         """Values of parameters in the model's order; None if there is none."""

@@ -147,6 +147,7 @@ class Case:
             "groups": [_plain(group) for group in workload.groups],
             "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
             "clip": _plain(workload.clip),
+            "average": _plain(workload.average),
             "scaler": _plain(workload.scale if self.arithmetic.scaled else None),
         }
 

@@ -224,5 +224,7 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
         yield "number of parameter groups", 1 + len(workload.groups), declaration.parameter_groups
     if workload.clip is not None:
         yield "clip", workload.clip.kind, declaration.clips
+    if workload.average is not None:
+        yield "averaging weights by", workload.average.kind, declaration.averages
     if case.arithmetic.scaled and not can_have_own_scale(case.workload, workload.model):
         yield "the task's", "loss scale", ["loss scale"] if declaration.loss_scale == "task" else []

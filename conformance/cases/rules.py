@@ -226,6 +226,9 @@ RULES: tuple[Rule, ...] = (
         Rule(f"buffers-{recipe}", _SCALED, _ACCUMULATED, thorough=True)
         for recipe in ("clip-value", "decay", "weighted", "overflow")
     ),
+    Rule("ema", ("fp32",), REPRESENTATIVE | {(1, 1)}),
+    Rule("swa", ("fp32",), _ACCUMULATED),
+    Rule("ema-overflow", _SCALED, _ACCUMULATED),
     Rule("line", ("fp64", "fp32"), _EXERCISE),
     Rule("noisy-line", ("fp32",), _EXERCISE),
     Rule("two-workers", ("fp64",), _EXERCISE),
@@ -272,6 +275,7 @@ RULES: tuple[Rule, ...] = (
     Rule("cast-weights", ("bf16",), frozenset({_W2_ACC2}), resumed_at=3),
     Rule("buffers", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("dropout", ("fp32",), _ACCUMULATED, resumed_at=3),
+    *(Rule(average, ("fp32",), _ACCUMULATED, resumed_at=3) for average in ("ema", "swa")),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="killed"),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed=BETWEEN_FILES),

@@ -48,7 +48,7 @@ class Recording:
     counting: number and buffers of the model with buffers that ran forward last.
     scale: loss scale while an enabled GradScaler is in its `step`, else None.
     skipped: optimizers whose steps were skipped since the last forward.
-    asked: what the trainer has taken from its task: "model", "schedule", "clip".
+    asked: what the trainer has taken from its task: "model", "schedule", "clip", "average".
     splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: bytes of state that the optimizers
     of the last step keep on this rank; None before the first step.
     """
@@ -71,6 +71,8 @@ class Recording:
         self.asked = set[str]()
         self.life: dict[str, Any] | None = None if spec is None else spec.get("life")
         """Where this process starts and ends in a case that is stopped and resumed; else None."""
+        self.averages = spec is not None and (self.life is not None or bool(spec.get("average")))
+        """Whether averages of weights matter."""
         self._doing = Nested[object]()
         self.inside = self._doing.inside
         """`inside(what)` is a context in which `what` is active: one of DURING, or any key of an observer."""

@@ -122,6 +122,13 @@ class Recorder(Recording):
             known["gradients"] = self.watched.weights(tuple(gradients))
         self.note("report", step=step, weights=self.watched.weights(tuple(weights)), **known)
 
+    def report_average(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
+        """Note an average of all parameters, None where there is none. `Task.report_average` calls this."""
+        harmless(self._report_average)(step, weights)
+
+    def _report_average(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
+        self.note("average_report", step=step, weights=self.watched.weights(tuple(weights)))
+
     def _buffers(self) -> None:
         if self.counting is not None:
             number, own = self.counting

@@ -12,8 +12,10 @@ from conformance.cases.case import INSIDE_WINDOW, Case
 from conformance.laws.run import Rank, Run
 from conformance.results.records import PASSED, Reason
 from conformance.trace.events import Average, Buffers, Draw, Forward, Vector
-from conformance.verdict.judgement import AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, guard
+from conformance.verdict.averages import judged_average
+from conformance.verdict.judgement import AVERAGE, AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, guard
 from conformance.verdict.resuming import other_bits
+from conformance.verdict.setup import Mistake
 from conformance.workloads.behaviour import Way
 from conformance.workloads.model import Counting, WithDropout
 
@@ -45,8 +47,10 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
         fates.append((BUFFERS, "each trained sample counts once", counted_buffers(case, runs)))
     if isinstance(model, WithDropout) and len(runs) > 1:
         fates.append((DRAWS, "the next ones", resumed_draws(runs)))
+    if case.problem.workload.average is not None:
+        _look_at_average(case, judgement)
     # A killed process may have updated its averages after saving, and on other ranks, averages are sharded differently.
-    if case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
+    elif case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
         at_epoch = any(end.index + 1 == case.resumed_at for end in case.problem.ends)
         fates.append((AVERAGES, "those of the stop", resumed_averages(runs, at_epoch=at_epoch)))
     for name, expected, found in fates:
@@ -57,6 +61,18 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
         if found.wrong is not None:
             judgement.guards += (guard(name, expected, found.wrong),)
             judgement.overrule("FAIL (numerics)", found.wrong)
+
+
+def _look_at_average(case: Case, judgement: Judgement) -> None:
+    assert judgement.trajectory is not None
+    found = judged_average(case, judgement.runs, judgement.trajectory)
+    judgement.ways = (*judgement.ways, *([found.way] if found.way else []))
+    if found.missing is not None:
+        judgement.mistaken(Mistake("report", found.missing))
+    expected = "those of the steps"
+    judgement.guards += (guard(AVERAGE, expected, found.wrong, diagnosis=found.diagnosis, where=found.where),)
+    if found.wrong is not None:
+        judgement.overrule("FAIL (numerics)", found.wrong, Reason(where=found.where))
 
 
 # Buffers: a count of a model's samples, and a sum over them. Several owners are valid: DistributedDataParallel sends

@@ -29,6 +29,7 @@ BUFFERS = "buffers of the model"
 COLLECTIVES = "collectives while training"
 LOSS = "precision of the loss"
 DRAWS = "random numbers after the resume"
+AVERAGE = "average of the weights"
 AVERAGES = "averages of weights after the resume"
 
 #: Bugs that several guards find, or that a guard can find besides others: they tell problems apart.

@@ -13,6 +13,7 @@ Way: TypeAlias = Literal[
     "uneven_window=by samples", "uneven_window=by micro-batches",
     "averaging=in every micro-batch",
     "schedule_on_skip=wait", "schedule_on_skip=advance",
+    "average_on_skip=wait", "average_on_skip=update",
     "unused_parameters=skip", "unused_parameters=move",
     "repeated_samples=trained", "repeated_samples=left out",
     "buffers=one rank", "buffers=own", "buffers=reduced",
@@ -73,6 +74,10 @@ WORDS: dict[Way, Words] = {
         "advances the learning-rate schedule when a step is skipped",
         "The schedule runs ahead of the steps that were taken.",
         "call `scheduler.step()` only if `scaler.get_scale()` has not fallen",
+    ),
+    "average_on_skip=wait": Words("updates its average of the weights after steps only, not after skipped ones"),
+    "average_on_skip=update": Words(
+        "updates its average of the weights also when a step is skipped, as torch's reference scripts do"
     ),
     "unused_parameters=skip": Words("leaves parameters unchanged that a window does not use"),
     "unused_parameters=move": Words(

@@ -9,7 +9,7 @@ from typing import Any
 from conformance.workloads.certified import Recipe
 from conformance.workloads.model import Counting, Linear, TwoLayers, WithDropout
 from conformance.workloads.outliers import bias_alone, first_losses, last_target, weights_alone
-from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Group, LossScale
+from conformance.workloads.workload import SGD, Adagrad, AdamW, Average, Clip, Group, LossScale
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it alternates, so an offset of one step always shows.
@@ -21,6 +21,8 @@ LONG = 12
 GROWING = "growing-scale"
 ADAGRAD = Adagrad(lr=HALF, lr_decay=HALF, eps=Fraction(1, 8), weight_decay=Fraction(1, 8))
 ADAMW = AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8))
+#: With a decay of 1/2, one that is swapped with its complement would not show.
+EMA = Average("ema", Fraction(3, 4))
 
 _MOMENTUM = SGD(HALF, momentum=HALF)
 _SMALL_SCALE = LossScale(Fraction(2**5))
@@ -358,6 +360,14 @@ DERIVED: dict[str, Recipe] = {
                 model=Counting(RECIPES[base].model.features),
             )
             for base in ("clip-value", "clip-norm", "decay", "weighted", "overflow")
+        ),
+        *(
+            _like(base, name, f"As {base}, with {what} of the weights that is evaluated.", average=average)
+            for base, name, what, average in (
+                ("momentum", "ema", "an exponential moving average", EMA),
+                ("momentum", "swa", "a mean", Average("swa")),
+                ("overflow", "ema-overflow", "an exponential moving average", EMA),
+            )
         ),
         _like(
             "momentum",

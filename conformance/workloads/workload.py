@@ -90,6 +90,17 @@ class Clip:
 
 
 @dataclass(frozen=True)
+class Average:
+    """An average of the weights after each step, next to the model, as :mod:`torch.optim.swa_utils` defines it.
+
+    ``ema``: ``average = decay average + (1 - decay) weights``. ``swa``: the mean of all of them.
+    """
+
+    kind: Literal["ema", "swa"]
+    decay: Fraction | None = None
+
+
+@dataclass(frozen=True)
 class LossScale:
     """The loss scale as :class:`torch.amp.GradScaler` updates it: it grows after ``growth_interval`` steps in a row
     without an overflow.
@@ -121,6 +132,7 @@ class Training:
     schedule: Vector | None = None
     schedule_by: ScheduleBy = "step"
     clip: Clip | None = None
+    average: Average | None = None
     scale: LossScale = LossScale(Fraction(2**7))
     unfreeze_at: int | None = None
     ranks_start_apart: bool = False

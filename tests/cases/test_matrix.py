@@ -10,7 +10,16 @@ from itertools import combinations
 import pytest
 
 from conformance.adapter.backends import BACKENDS
-from conformance.adapter.declaration import BACKEND_NAMES, CLIPS, LAYOUTS, LOSSES, PRECISIONS, SCHEDULES, Declaration
+from conformance.adapter.declaration import (
+    AVERAGES,
+    BACKEND_NAMES,
+    CLIPS,
+    LAYOUTS,
+    LOSSES,
+    PRECISIONS,
+    SCHEDULES,
+    Declaration,
+)
 from conformance.cases import matrix
 from conformance.cases.case import Case
 from conformance.cases.matrix import plan, possible
@@ -37,6 +46,7 @@ EVERYTHING = Declaration(
     losses=LOSSES,
     clips=CLIPS,
     schedules=SCHEDULES,
+    averages=AVERAGES,
     last_window="step",
     last_batch="join",
     **dict.fromkeys(("resume", "survives_kill", "resumes_inside_windows", "random_state", "elastic"), True),
@@ -56,6 +66,7 @@ BOUNDED = {
 ON_GPUS = {"adamw-capturable"}
 #: Windows that overflow.
 SKIPPED = {
+    "ema-overflow": {2},
     **{name: {2} for name in ("overflow", "overflow-clip", "overflow-clip-value", "infinite-loss", "adamw-overflow")},
     "buffers-overflow": {2},
     "overflow-weighted": {2},
@@ -240,6 +251,7 @@ def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
         ({"models": ("linear",)}, "ddp", "model many-tensors (supported: linear)"),
         ({"unused_parameters": False}, "ddp", "unused parameters"),
         ({"buffers": False}, "ddp", "updated buffers"),
+        ({"averages": ("swa",)}, "ddp", "averaging weights by ema (supported: swa)"),
         ({"sparse": False}, "ddp", "sparse gradients"),
         ({"unfreezes": False}, "ddp", "unfreezing parameters"),
         ({"last_batch": "use"}, "ddp", "last_batch join (supported: use)"),

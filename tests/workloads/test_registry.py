@@ -34,7 +34,18 @@ def test_every_step_changes_the_weights(name):
 def test_what_a_workload_asks_of_a_trainer_is_known_without_its_data(name):
     asked, (workload, _) = asking(name), standard(name, 2, 1)
     assert workload.name == name
-    for what in ("summary", "optimizer", "loss", "schedule", "schedule_by", "groups", "model", "unfreeze_at", "clip"):
+    for what in (
+        "summary",
+        "optimizer",
+        "loss",
+        "schedule",
+        "schedule_by",
+        "groups",
+        "model",
+        "unfreeze_at",
+        "clip",
+        "average",
+    ):
         assert getattr(asked, what) == getattr(workload, what), what
 
 

@@ -66,6 +66,9 @@ class Task:
     def clip_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """This case does not clip."""
 
+    def report_average(self, step: int, named_weights: Mapping[str, Any]) -> None:
+        """This script compares the model's own weights."""
+
     def windows(self, rank: int | None = None) -> Iterator[list[Batch]]:
         for windows in WINDOWS:
             for window in windows[self.rank if rank is None else rank]:

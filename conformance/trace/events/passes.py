@@ -67,7 +67,9 @@ class Draw(Event, noted="after a forward in which a model with dropout has drawn
     after: str
 
 
-class Average(Event, noted="in a resumed case, after `torch.optim.swa_utils.AveragedModel.update_parameters`"):
+class Average(
+    Event, noted="in a case that is resumed or averages, after `torch.optim.swa_utils.AveragedModel.update_parameters`"
+):
     average: int
     updates: Annotated[int, "number of earlier updates"]
     before: Annotated[Vector, "elements of its parameters"]

@@ -228,6 +228,15 @@ class Report(
     counted: Annotated[bool, "whether `Task.step` counted the steps: then `step` is the `window`, if known"] = False
 
 
+class AverageReport(
+    Event,
+    noted="when the trainer calls `Task.report_average`",
+    label="reports its average of the weights after window {step}",
+):
+    step: Annotated[int, "the window after which it evaluates with these weights, as reported"]
+    weights: Annotated[Vector | None, "reported weights"]
+
+
 class Finished(Event, noted="after the trainer's function has returned"):
     weights: Vector | None
     copies: Annotated[
@@ -239,7 +248,8 @@ class Finished(Event, noted="after the trainer's function has returned"):
         "may split it",
     ] = None
     asked: Annotated[
-        Sequence[str] | None, 'what the trainer has taken from its task: "model", "schedule", "clip"; null if unknown'
+        Sequence[str] | None,
+        'what the trainer has taken from its task: "model", "schedule", "clip", "average"; null if unknown',
     ] = None
 
 

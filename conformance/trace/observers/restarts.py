@@ -130,7 +130,7 @@ def _listen() -> None:
 
 
 def _averages(recording: Recording) -> Seams:
-    """Records `average` in resumed cases."""
+    """Records `average` in cases that are resumed or average."""
 
     def update(original: Callable[..., Any], averaged: AveragedModel, model: torch.nn.Module) -> Any:
         updates, before = int(averaged.n_averaged), _values(averaged)
@@ -139,7 +139,7 @@ def _averages(recording: Recording) -> Seams:
         recording.note("average", average=number, updates=updates, before=before, after=_values(averaged))
         return result
 
-    if recording.life is not None and recording.watched.is_readable:
+    if recording.averages and recording.watched.is_readable:
         yield replaced(AveragedModel, "update_parameters", update)
 
 
@@ -148,7 +148,7 @@ def _values(averaged: AveragedModel) -> list[Number]:
 
 
 def observe(recording: Recording) -> Seams:
-    """Records `optimizer_state`, `save` and `average` in resumed cases."""
+    """Records `optimizer_state`, `save` and `average` in resumed cases, and `average` in those that average."""
     yield from _states(recording)
     yield from _files(recording)
     yield from _averages(recording)
