@@ -36,6 +36,7 @@ DECLARED = [
     ({"schedules": ("step", "epoch")}, ["single-batched-fp32-epoch-schedule"]),
     ({"resume": True}, ["single-batched-fp32-momentum-resumed-at-4"]),
     ({"own_order": True}, ["single-batched-fp32-own-order"]),
+    ({"averages": ("ema",)}, ["single-batched-fp32-ema"]),
     ({"sparse": True, "clips": ()}, ["single-batched-fp32-sparse"]),
 ]
 
