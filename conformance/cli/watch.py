@@ -42,7 +42,7 @@ from conformance.watch.report.terminal import render
 from conformance.watch.verdict import Outcome, outcome, stated
 from conformance.watch.watching import GRACE, CannotStart, NoRoom, Watched, watch
 
-DESCRIPTION = """Run a training script unchanged and check nine properties of its steps: whether
+DESCRIPTION = """Run a training script unchanged and check ten properties of its steps: whether
 each step uses the mean gradient of all ranks and micro-batches; whether
 gradients are cleared, unscaled and clipped in time; whether the ranks agree;
 and which data, schedules and parameters they use. Each property is PROVEN,

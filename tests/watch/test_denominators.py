@@ -302,28 +302,28 @@ def turned(*counts, times=6):
 
 
 RAGGED = turned(20, 12, 16)
-CUT = "micro-batches.means"
+APART = "denominator.apart"
 
 
 @pytest.mark.parametrize(
     ("windows", "expected"),
     [
         (sized(turned(4, 4, 4), loader=7), set()),
-        (sized([(4, 4, 2)] * 3, loader=7), set()),  # the last batch of the data
-        (sized([(4, 4, 2)] * 3), {CUT}),  # chunks of a batch
-        (sized([(4, 4, 2), (4, 4, 4), (4, 4, 4)]), set()),
+        (sized([(4, 4, 2)] * 3, loader=7), {APART}),  # the last batch of the data, in each window
+        (sized([(4, 4, 2)] * 3), {APART}),  # chunks of a batch
+        (sized([(4, 4, 2), (4, 4, 4), (4, 4, 4), (4, 4, 4)]), set()),
         (sized([(2, 4, 4), (4, 4, 2), (4, 2, 4)], loader=7), {OF_ALL}),
         (sized([(4, 3, 4)] + [(4, 4, 4)] * 4 + [(3, 4, 4)] + [(4, 4, 4)] * 4, loader=7), set()),  # ends of epochs
         (sized(RAGGED, loader=7), {OF_ALL}),
         ([[by(3, targets=8 - 4 * (n == 1), loader=7 + n) for n in range(3)]] * 3, set()),  # data sets
-        ([[by(3, targets=8 - 4 * (n == 1), loader=None if n else 7) for n in range(3)]] * 3, set()),  # of one batch
+        ([[by(3, targets=8 - 4 * (n == 1), loader=None if n else 7) for n in range(3)]] * 3, {APART}),  # of one batch
         (sized(RAGGED, of_tasks, loader=7), {OF_ALL}),
         (sized(RAGGED, shuffled, padded=24), {OF_ALL}),
-        (sized(RAGGED, of_tasks, padded=24), set()),  # each task has different rows
-        (sized(RAGGED, lambda *_: [1, 2, 3], padded=24), set()),  # groups of the same rows
-        (sized(RAGGED, shuffled), set()),  # these may be graphs
-        (sized(RAGGED, of_tasks, loader=7, draws=True), set()),  # tasks
-        (sized(RAGGED, lambda *_: [1], padded=24), set()),  # samples, which may count as one each
+        (sized(RAGGED, of_tasks, padded=24), {APART}),  # each task has different rows
+        (sized(RAGGED, lambda *_: [1, 2, 3], padded=24), {APART}),  # groups of the same rows
+        (sized(RAGGED, shuffled), {APART}),  # these may be graphs
+        (sized(RAGGED, of_tasks, loader=7, draws=True), {APART}),  # tasks
+        (sized(RAGGED, lambda *_: [1], padded=24), {APART}),  # samples, which may count as one each
         (sized(RAGGED, loader=7, of_any=True), set()),
         (sized(turned(1000, 980, 991), loader=7), set()),  # a few missing targets
         ([[of(factors=[count / 48], targets=count, loader=7) for count in (20, 12, 16)]] * 3, set()),
@@ -420,9 +420,10 @@ def test_ranks_on_the_same_samples_have_no_loss_together():
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        (((3, 5), (9, 7)), {"micro-batches.targets-of-ranks"}),  # targets of rank 0 weigh twice as much
+        (((3, 5), (9, 7)), {APART}),  # targets of rank 0 weigh twice as much
         (((3, 5), (4, 4)), set()),
-        (((4, 4), (8, 8)), set()),  # sums of equally many targets may be means of batches
+        (((4, 4), (8, 8)), {APART}),
+        (((4, 4), (4, 4)), set()),
     ],
 )
 def test_ranks_that_count_their_own_targets(counts, expected):
@@ -430,4 +431,4 @@ def test_ranks_that_count_their_own_targets(counts, expected):
         [{"summed": count, "targets": 0, "divisors": [sum(of_rank)]} for count, of_rank in zip(at, counts, strict=True)]
         for at in zip(*counts, strict=True)
     ]
-    assert shown(judged([window] * 4, ranks=2)) & {"micro-batches.targets-of-ranks"} == expected
+    assert shown(judged([window] * 4, ranks=2)) & {APART} == expected

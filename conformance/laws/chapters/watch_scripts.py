@@ -233,7 +233,7 @@ LAWS: dict[str, Law] = {
             "A target in a small micro-batch counts more than one in a large micro-batch.",
             "sum the losses (`reduction='sum'`); divide by the window's number of targets on all ranks (all-reduce it "
             "first); under DDP, which divides by the number of ranks, multiply by it",
-            ("micro-batches", "weighted"),
+            ("denominator", "means"),
         ),
         Law(
             "watch/held",

@@ -66,7 +66,7 @@ class Losses(Chapter):
             if of_ranks == 1 and _are_divided_partly(passes):
                 uneven = said("micro-batches.uneven", times=len(passes))
                 self._findings.leave_open(uneven, step=window.index, site=passes[0].site)
-        self._means.judge(together.here)
+        self._means.judge(together.here, has_one_factor=kappa is not None)
         if kappa is not None and passes_of(together.here):
             self._count_sums(together)
             self._judge_numbers(together, kappa)

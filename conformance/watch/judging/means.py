@@ -1,15 +1,20 @@
-"""Detects steps that are no mean over all targets: micro-batches of different sizes count equally."""
+"""Detects steps that are no mean over all targets, because means over different counts have equal weights."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.properties import Property
 from conformance.watch.judging.targets import (
     are_alike,
     are_batches,
+    factor_of,
+    is_of_all_ranks,
     kinds,
     may_be_one,
     of_one_target,
@@ -20,6 +25,8 @@ from conformance.watch.judging.windows import Window
 
 _LITTLE = 1.1
 """Tolerated ratio of target weights: for example, a few pixels of some images have no label."""
+_EPOCH = 4
+"""Fewest steps of an epoch: more frequent differences are not those of the last batch of an epoch."""
 _MOST = 8192
 """Limit of rows that are kept."""
 
@@ -33,50 +40,71 @@ class _Found:
     times: int = 0
 
 
+@dataclass
+class _Apart:
+    """Steps whose targets have different weights. times: the first is `step`. ends: those that may be ends of epochs.
+    most: the largest ratio of two weights."""
+
+    step: int
+    site: records.Site
+    times: int = 0
+    ends: int = 0
+    most: float = 1.0
+
+
 class Means:
-    """Judges steps in which micro-batches of different sizes count equally."""
+    """Judges the weight of each target in a step."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._steps: Counter[int] = Counter()
+        self._apart: dict[int, _Apart] = {}
         self._found: dict[tuple[int, str, bool], _Found] = {}
         self._linked: dict[int, list[set[int]]] = defaultdict(list)
 
-    def judge(self, windows: list[Window]) -> None:
+    def judge(self, windows: list[Window], *, has_one_factor: bool) -> None:
+        """has_one_factor: whether the gradients of all ranks and passes have one factor in the step."""
         optimizer, passes = windows[0].optimizer, passes_of(windows)
         self._steps[optimizer] += 1
         fed = [rows for window in windows for rows in window.fed]
         are_padded = any(one.ignored for one in passes) and not any(one.batches for one in passes)
         for rows in fed if are_padded else ():
             self._linked[optimizer] = _linked(self._linked[optimizer], {*rows})
-        if (times := _of_own_count(windows)) > _LITTLE:
-            says = said("micro-batches.targets-of-ranks", times=times)
-            self._findings.leave_open(says, 1, windows[0].index, passes[0].site)
+        sizes = [[targets_of(one) for one in window.backwards.values()] for window in windows]
+        shape = _shape(sizes)
+        times = _times(windows) if has_one_factor else 0.0
+        if times > _LITTLE:
+            apart = self._apart.setdefault(optimizer, _Apart(windows[0].index, passes[0].site))
+            apart.times, apart.most = apart.times + 1, max(apart.most, times)
+            apart.ends += shape != "any"
+        elif times:
+            self._findings.seen[Property.DENOMINATOR] += 1
         if not all(map(_counts_alike, windows)) or not may_be_one(windows):
             return
-        sizes = [[targets_of(one) for one in window.backwards.values()] for window in windows]
         are_of_loader = all(are_batches(window.backwards.values()) for window in windows)
         have_one_size = are_padded and len({targets_of(one) + one.ignored for one in passes}) == 1
         is_of_one = len(kinds(windows)) == 1 and (are_of_loader or have_one_size)
         # Samples, tasks and groups of a batch may intentionally count as one each.
         are_samples = bool(fed) and all(len(rows) == 1 for rows in fed)
-        if max(max(of) / min(of) for of in sizes) <= _LITTLE or are_samples:
-            return
-        shape = _shape(sizes)
-        if shape == "cut" or is_of_one:
+        # A smaller last part is a chunk of a batch, or the end of an epoch.
+        if max(max(of) / min(of) for of in sizes) > _LITTLE and not are_samples and shape != "cut" and is_of_one:
             found = _Found(_finding(windows, sizes), [window.fed for window in windows])
             self._findings.show(found.first.key, windows)
             self._found.setdefault((optimizer, shape, are_of_loader), found).times += 1
 
     def finish(self) -> None:
+        wrong = set[int]()
         for (optimizer, shape, are_of_loader), of in self._found.items():
             is_often = 2 * of.times > self._steps[optimizer]
-            if shape == "cut":
-                # Chunks of a batch, not ends of epochs.
-                if is_often and not are_of_loader:
-                    self._findings.leave_open(of.first.says, of.times, of.first.step, of.first.site)
-            elif (is_often or shape == "any") and (are_of_loader or all(self._are_linked(optimizer, *of.fed))):
+            is_of_one = are_of_loader or all(self._are_linked(optimizer, *of.fed))
+            if (is_often or shape == "any") and is_of_one:
                 self._findings.add(of.first, count=of.times)
+                wrong.add(optimizer)
+        for optimizer, apart in self._apart.items():
+            are_ends = apart.times == apart.ends and _EPOCH * apart.times <= self._steps[optimizer]
+            if optimizer not in wrong and not are_ends:
+                says = said("denominator.apart", times=apart.most)
+                self._findings.leave_open(says, apart.times, apart.step, apart.site)
 
     def _are_linked(self, optimizer: int, *windows: set[tuple[int, ...]]) -> list[bool]:
         """Whether the micro-batches of each window are all different and from one data set."""
@@ -108,18 +136,20 @@ def _counts_alike(window: Window) -> bool:
     return len(weights) == len(passes) > 0 and min(weights) > 0 and are_alike(weights) and reach_the_same
 
 
-def _of_own_count(windows: Sequence[Window]) -> float:
-    """How much more a target of one rank weighs than one of another, if each rank divides the sums of its micro-batches
-    by its own count: then a target of all its micro-batches weighs the same, as in a mean over targets."""
-    weights = []
-    for window in windows:
-        passes = [*window.backwards.values()]
-        of_rank = [of_one_target(one) for one in passes if one.summed and not one.of_any]
-        are_sums = len(of_rank) == len(passes) and len({one.summed for one in passes}) > 1
-        if not are_sums or min(of_rank) <= 0 or not are_alike(of_rank):
-            return 1.0
-        weights.append(of_rank[0])
-    return max(weights) / min(weights)
+def _times(windows: Sequence[Window]) -> float:
+    """How much more a target of one mean weighs than one of another, if the means of micro-batches, or of ranks, count
+    equally; 0 if that is not known."""
+    by_rank = [[one for one in window.backwards.values() if factor_of(one)] for window in windows]
+    passes = [one for of_rank in by_rank for one in of_rank]
+    are_known = all(targets_of(one) and not one.of_any and not one.is_hidden for one in passes)
+    are_of_one = len(kinds(windows)) == 1 and len({one.loader for one in passes} - {None}) <= 1
+    if not are_known or not are_of_one or not all(by_rank) or is_of_all_ranks(windows):
+        return 0.0
+    weights = [[abs(of_one_target(one)) for one in of_rank] for of_rank in by_rank]
+    totals = [[abs(of_one_target(one)) * targets_of(one) for one in of_rank] for of_rank in by_rank]
+    are_means = are_alike([*chain(*totals)])
+    are_means_of_ranks = all(map(are_alike, weights)) and are_alike([*map(sum, totals)])
+    return max(chain(*weights)) / min(chain(*weights)) if are_means or are_means_of_ranks else 0.0
 
 
 def _shape(by_rank: Sequence[Sequence[int]]) -> str:

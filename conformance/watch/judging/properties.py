@@ -1,4 +1,4 @@
-"""The nine properties of a watch, with the values that a script can show and a user can expect; and the facts that the
+"""The properties of a watch, with the values that a script can show and a user can expect; and the facts that the
 watch leaves open.
 
 `--expect` with its value settles a fact. A fact without a value cannot be settled, because it shows no value.
@@ -15,6 +15,7 @@ class Property(str, Enum):
 
     RANKS = "ranks"
     MICRO_BATCHES = "micro-batches"
+    DENOMINATOR = "denominator"
     CLEARING = "clearing"
     LOSS_SCALE = "loss-scale"
     CLIPPING = "clipping"
@@ -38,6 +39,10 @@ VALUES: Mapping[Property, Mapping[str, str]] = {
         "mean": "each micro-batch counts once, divided by the window's number of micro-batches or targets",
         "sum": "each micro-batch counts once, and the losses are summed",
         "weighted": "micro-batches count with different weights, or some are left out",
+    },
+    Property.DENOMINATOR: {
+        "targets": "each target of a step has the same weight, on all ranks and in all micro-batches",
+        "means": "means of ranks or micro-batches count the same, whatever their number of targets",
     },
     Property.CLEARING: {
         "each-step": "a step uses all gradients of its own window and no others",
@@ -161,8 +166,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "micro-batches.divided-twice": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.times-ranks": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
-    "micro-batches.means": (Property.MICRO_BATCHES, "weighted"),
-    "micro-batches.targets-of-ranks": (Property.MICRO_BATCHES, "weighted"),
+    "denominator.apart": (Property.DENOMINATOR, "means"),
     "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.totals": (Property.MICRO_BATCHES, "weighted"),
     # Coverage and discarded gradients.

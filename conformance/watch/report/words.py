@@ -253,11 +253,11 @@ WORDS: Mapping[str, str] = {
     "micro-batches.divided-by-ranks": "losses are divided by {ranks}, the number of ranks, and gradients are averaged",
     "micro-batches.divided-twice": "each of {number} losses is divided by {number} twice",
     "micro-batches.last-only": "{batches} batches are loaded, but only one loss, divided by {batches}, goes backward",
-    "micro-batches.uneven": "some losses of a window weigh {times:g}x of the others",
+    "micro-batches.uneven": "some losses of a window weigh {times:times} of the others",
     "micro-batches.means": "each loss is the mean of its own micro-batch ({least} to {most} targets), not of the "
     "window",
-    "micro-batches.targets-of-ranks": "each rank divides by its own number of targets: a target of one rank weighs up "
-    "to {times}x of one of another",
+    "denominator.apart": "means over different numbers of targets count the same: a target weighs up to {times}x of "
+    "another",
     "micro-batches.target-weighs": "a target weighs up to {times}x of another in the update",
     "micro-batches.times-ranks": "each loss is multiplied by {ranks}, the number of ranks",
     "micro-batches.total": "the weights of a step's targets add up to {weight} instead of 1",
@@ -296,6 +296,8 @@ _VALUES: Mapping[tuple[Property, str], str] = {
     (Property.MICRO_BATCHES, "mean"): "each counts once, as a mean",
     (Property.MICRO_BATCHES, "sum"): "each counts once, as a sum",
     (Property.MICRO_BATCHES, "weighted"): "each with its weight",
+    (Property.DENOMINATOR, "targets"): "each target has the same weight",
+    (Property.DENOMINATOR, "means"): "each mean has the same weight",
     (Property.CLEARING, "each-step"): "cleared for each step",
     (Property.CLEARING, "kept"): "some gradients are kept",
     (Property.CLEARING, "discarded"): "some gradients are discarded",
@@ -348,7 +350,7 @@ FIXES: Mapping[str, str] = {
     "coverage.unheld": "pass them to the optimizer, or freeze them with `requires_grad_(False)`",
     "data.same-order": "shuffle each epoch: `shuffle=True`, or `sampler.set_epoch(epoch)`",
     "data.same-samples": "give each rank its own part: `DistributedSampler(dataset)`",
-    "micro-batches.targets-of-ranks": "divide by the targets of all ranks; under DDP, times the number of ranks",
+    "denominator.apart": "divide by the targets of all ranks and micro-batches; under DDP, times the number of ranks",
     "ranks.own": "wrap the model in DDP, or all-reduce `p.grad` and divide by the number of ranks",
     "ranks.sum": "divide `p.grad` by the number of ranks",
     "schedule.never-steps": "call `scheduler.step()` after each step or epoch",
