@@ -90,6 +90,15 @@ class Masters(Record):
     parameters: list[int]
 
 
+class Behind(Record):
+    """A backward pass gives gradients to parameters that have never changed, although the copies that an optimizer
+    steps instead did. steps: of this optimizer so far."""
+
+    optimizer: int
+    parameters: list[int]
+    steps: int
+
+
 class Backward(Record):
     """A backward pass that accumulates gradients begins. Batches and models: those since the previous backward pass."""
 
@@ -124,7 +133,7 @@ class Backward(Record):
     global_divisors: list[list[float]] = field(default_factory=list)  # divisors reduced since the last step, own parts
     is_of_all: bool = False  # the loss is a DTensor: each rank computes a part of one loss
     value: float | None = None  # of the loss, with all factors; None if it is not one number
-    exchanged: int = 0  # floating-point numbers in collectives before it, since the last backward pass or step
+    exchanged: int = 0  # floats in collectives since the last backward pass or step; 0 if they averaged the loss itself
 
 
 class Hooks(Record):

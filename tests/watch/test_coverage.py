@@ -51,7 +51,7 @@ HEAD = partial(steps, held=lambda model: model[2].parameters())
         (steps, {}),
         (HEAD, {"coverage.unheld": {"count": 2}}),
         (partial(steps, held=with_unused), {"coverage.no-gradient": {"count": 1, "all": 5}}),
-        (partial(steps, takes_away), {"coverage.no-gradient": {"count": 1, "all": 4, "names": ["0.weight"]}}),
+        (partial(steps, takes_away), {"coverage.left-out": {"count": 1, "all": 4, "names": ["0.weight"]}}),
         (partial(steps, partial(takes_away, until=10)), {}),
         (
             partial(steps, partial(takes_away, since=10), count=40),

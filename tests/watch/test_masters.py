@@ -21,8 +21,9 @@ def each(parameters):
     return [one.detach().float().clone() for one in parameters]
 
 
-def steps(of, change=lambda gradients, step: gradients, clear=nn.Module.zero_grad):
-    """of: the tensors to step, of the model's parameters. change: of the gradients, flat."""
+def steps(of, change=lambda gradients, step: gradients, clear=nn.Module.zero_grad, every=1, count=4):
+    """of: the tensors to step, of the model's parameters. change: of the gradients, flat. every: the number of steps
+    before the new weights are copied to the model. count: the number of parameters to which they are copied."""
     model = network().bfloat16()
     parameters = list(model.parameters())
     copies = of(parameters)
@@ -36,7 +37,8 @@ def steps(of, change=lambda gradients, step: gradients, clear=nn.Module.zero_gra
         optimizer.step()
         clear(model)
         values = torch.cat([one.reshape(-1) for one in copies])[: sum(one.numel() for one in parameters)]
-        for parameter, part in zip(parameters, values.split([one.numel() for one in parameters]), strict=True):
+        parts = values.split([one.numel() for one in parameters])
+        for parameter, part in [*zip(parameters, parts, strict=True)][: count if (step + 1) % every == 0 else 0]:
             parameter.data.copy_(part.reshape(parameter.shape))
 
 
@@ -80,6 +82,15 @@ def test_gradients_of_masters_are_judged(training, law):
     findings = watched(steps, flat, **training)
     assert laws(findings) == ({law} if law else set())
     assert law or "changed" in findings.open
+
+
+@pytest.mark.parametrize(
+    ("written", "left"), [({}, 0), ({"every": 10}, 0), ({"every": 99}, 4), ({"count": 3}, 1), ({"count": 0}, 4)]
+)
+@pytest.mark.parametrize("of", [flat, each])
+def test_masters_are_written_back(of, written, left):
+    causes = watched(steps, of, **written).causes.values()
+    assert [cause.first.says.values["count"] for cause in causes] == ([left] if left else [])
 
 
 def test_a_rank_steps_its_shard(monkeypatch):

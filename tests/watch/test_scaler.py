@@ -64,6 +64,23 @@ def test_old_gradients_are_found_however_small_they_are_next_to_scaled_ones(clea
     assert shown(found(trains(clears), init_scale=scale)) == expected
 
 
+@pytest.mark.parametrize(("every", "expected"), [(1, {}), (2, {"loss-scale.not-updated": 3})])
+def test_each_step_of_a_scaler_has_an_update(every, expected):
+    """Torch asks for an update between two steps of one scaler, but not of two."""
+
+    def window(step, model, optimizer, scaler):
+        one = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer.zero_grad()
+        one.scale(loss(model)).backward()
+        one.step(optimizer)
+        if step % every == 0:
+            one.update()
+
+    findings = found(window)
+    assert shown(findings) == "CONFORMS"
+    assert {code: one.count for code, one in findings.open.items()} == expected
+
+
 def test_an_intended_decay_of_gradients_is_no_violation():
     assert laws(found(trains(decay))) == set()
 

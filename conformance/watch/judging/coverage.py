@@ -31,6 +31,7 @@ class _Optimizer:
     made: its initial parameters. at: the line that made it. passes: backward passes with gradients for it since its
     last step. most: the most such passes before a step. last: the last of them. first: the line of its first step.
     stepped: the parameters of its last step. unheld: parameters without an optimizer at its last step with gradients.
+    behind: the last pass before which copies were not written back. times: the number of such passes.
     """
 
     made: frozenset[int] = frozenset()
@@ -41,6 +42,8 @@ class _Optimizer:
     first: records.Site = None
     stepped: frozenset[int] = frozenset()
     unheld: records.Unheld | None = None
+    behind: records.Behind | None = None
+    times: int = 0
 
 
 class Coverage(OneRank):
@@ -87,6 +90,9 @@ class Coverage(OneRank):
             case records.Stepped() | records.Passed():
                 of = self._of[record.optimizer]
                 of.most, of.passes = max(of.most, of.passes), 0
+            case records.Behind():
+                of = self._of[record.optimizer]
+                of.behind, of.times = record, of.times + 1
             case records.Stale():
                 self._judge_stale(rank, stream, record)
 
@@ -112,6 +118,7 @@ class Coverage(OneRank):
         if stream.unheld is not None:
             self._judge_unheld(rank, stream.unheld)
         if end.is_whole:
+            self._judge_behind(rank, stream)
             self._judge_detached(rank, stream)
 
     @property
@@ -130,6 +137,13 @@ class Coverage(OneRank):
         says, effect = said("held.stale", count=len(stale.parameters)), said("held.old", steps=stale.steps)
         step = max(stream.steps.values(), default=0)
         self._findings.add(Finding("watch/held", says, step, (rank,), stale.site, effect))
+
+    def _judge_behind(self, rank: int, stream: Stream) -> None:
+        """Reports copies of parameters that are stepped but not written back before any pass, up to the last one."""
+        for optimizer, of in self._of.items():
+            if of.behind is not None and of.times >= _OFTEN and of.behind.steps >= stream.steps[optimizer] - 1:
+                names = [stream.parameters[number].name or f"parameter {number}" for number in of.behind.parameters]
+                self._stays(rank, said("held.copies", count=len(names), names=names), optimizer=optimizer)
 
     def _judge_unheld(self, rank: int, unheld: records.Unheld) -> None:
         """Reports parameters that were unfrozen for good but are in no optimizer. Others may be frozen on purpose."""
@@ -160,7 +174,8 @@ class Coverage(OneRank):
         unused = held - self._frozen - stream.last_used.keys()
         # Gradients that were gathered, or copied to other tensors, may be used there.
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
-        self._open("coverage.no-gradient", stream, unused - elsewhere, optimizer)
+        self._open("coverage.no-gradient", stream, unused - stream.ever, optimizer)
+        self._open("coverage.left-out", stream, unused & stream.ever - elsewhere, optimizer)
         stepped = self._of[optimizer].stepped & stream.last_used.keys()
         few = steps - max(_MANY_STEPS, _LATE * steps)
         stopped = {number for number in stepped if stream.last_used[number] <= few}

@@ -16,9 +16,10 @@ from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
+from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import scale_of
 from conformance.watch.judging.windows import Window, factor_of
-from conformance.watch.records import Clipped
+from conformance.watch.records import Clipped, Record, Updated
 from conformance.watch.sizes import WHOLE
 
 _NEAR = 0.02
@@ -32,10 +33,25 @@ _LAW = "watch/unscale-before-clip"
 
 
 class LossScale(Chapter):
-    """Detects gradients that are clipped before they are unscaled."""
+    """Detects gradients that are clipped before they are unscaled, and scalers without updates.
+
+    waiting: ranks and optimizers with scaled gradients since the last update on this rank."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings)
+        self._waiting: set[tuple[int, int]] = set()
+
+    def feed(self, rank: int, record: Record, stream: Stream) -> None:
+        if isinstance(record, Updated):
+            self._waiting = {one for one in self._waiting if one[0] != rank}
 
     def see(self, window: Window) -> None:
         step, rank = window.step, (window.rank,)
+        if step is None or step.grad_scale is not None or window.unscales:
+            if (window.rank, window.optimizer) in self._waiting:
+                says = said("loss-scale.not-updated", scale=max(window.scales, default=1.0))
+                self._findings.leave_open(says, 1, window.index, window.site)
+            self._waiting.add((window.rank, window.optimizer))
         for clip, scale in _scaled_clips(window) if step is not None and not step.closure and window.places else ():
             says = said(f"clipping.scaled-{clip.how}", scale=scale, limit=clip.limit)
             if is_literal(clip.limit, scale, len(window.backwards)):

@@ -125,6 +125,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clearing.late": (Property.CLEARING, "kept"),
     "clearing.zeroed": (Property.CLEARING, "discarded"),
     "loss-scale.own-optimizer": (Property.LOSS_SCALE, "own"),
+    "loss-scale.not-updated": (Property.LOSS_SCALE, "own"),
     "clipping.hooks": (Property.CLIPPING, "early"),
     "coverage.some-steps": (Property.COVERAGE, "part"),
     "coverage.unreached": (Property.COVERAGE, "part"),
@@ -172,6 +173,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     # Coverage and discarded gradients.
     "coverage.unheld": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
+    "coverage.left-out": (Property.COVERAGE, "part"),
     "coverage.no-more-gradient": (Property.COVERAGE, "part"),
     "coverage.no-more-steps": (Property.COVERAGE, "part"),
     "clearing.discarded": (Property.CLEARING, "discarded"),

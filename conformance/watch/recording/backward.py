@@ -107,8 +107,8 @@ class _Passes:
                 own_calls=calls,
                 global_divisors=self._reduced.among(loss.divisors),
                 is_of_all=any(hasattr(one, "placements") for one in tensors),
-                value=_value(tensors),
-                exchanged=recording.given.since(),
+                value=None if (number := _number(tensors)) is None else later(float, number),
+                exchanged=self._exchanged(tensors, loss),
                 **vars(loss),
                 **self._inputs.seen(),
             )
@@ -120,12 +120,18 @@ class _Passes:
         finally:
             self._leaves.end()
 
+    def _exchanged(self, tensors: Sequence[Any], loss: losses.Loss) -> int:
+        """The numbers in collectives before this pass; 0 if they made no common loss, but an average of own losses."""
+        exchanged = self._recording.given.since()
+        one = _number(tensors) if exchanged else None
+        return 0 if one is not None and self._reduced.is_of_ranks(one, loss.factors) else exchanged
 
-def _value(tensors: Sequence[Any]) -> Any:
+
+def _number(tensors: Sequence[Any]) -> torch.Tensor | None:
     """The loss; None if it is not one plain number."""
     [one, *others] = tensors
     is_number = not others and is_plain(one) and one.numel() == 1 and not one.is_complex()
-    return later(float, one.detach()) if is_number else None
+    return one.detach() if is_number else None
 
 
 def _times(given: Sequence[Any]) -> float | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, islice
 from math import isclose
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -44,11 +44,11 @@ class _Reduced(NamedTuple):
     parts: Sequence[torch.Tensor]
     own: torch.Tensor
 
-    def values(self) -> list[tuple[float, float]]:
-        """The sum and the mean over the ranks of each element, each with this rank's summand."""
-        own = self.own.flatten().tolist()
-        sums = [*map(sum, zip(*(part.flatten().tolist() for part in self.parts), strict=True))]
-        return [*zip(sums, own, strict=True), *zip((one / self.ranks for one in sums), own, strict=True)]
+    def values(self) -> Iterator[tuple[float, float, float]]:
+        """The sum and the mean over the ranks of each element, and this rank's summand."""
+        sums = map(sum, zip(*(part.flatten().tolist() for part in self.parts), strict=True))
+        for total, own in zip(sums, self.own.flatten().tolist(), strict=True):
+            yield total, total / self.ranks, own
 
 
 class Reduced:
@@ -85,15 +85,31 @@ class Reduced:
 
     def among(self, numbers: Sequence[float]) -> list[list[float]]:
         """The numbers that ranks summed or averaged since the last step, each with this rank's summand."""
+        values = self._values() if numbers else []
+        found = ((number, next((own for *of, own in values if _is_near(number, of)), None)) for number in numbers)
+        return [[number, own] for number, own in found if own is not None]
+
+    def is_of_ranks(self, loss: Any, factors: Sequence[float]) -> bool:
+        """Whether a loss, before some of its factors, is a sum or mean over ranks with different numbers, as if each
+        had its own loss. factors: the last ones, from the last on."""
+        apart = [of for *of, own in self._values() if not _is_near(own, of[1:])]
+        if not apart:
+            return False
+        numbers = accumulate(factors, lambda number, factor: number / factor if factor else 0.0, initial=float(loss))
+        return any(_is_near(number, of) for number in numbers for of in apart)
+
+    def _values(self) -> list[tuple[float, float, float]]:
         while self._found and self._found[0].steps != self._steps:
             self._found.popleft()
-        values = [pair for one in self._found for pair in one.values()] if numbers else []
-        found = ((n, next((own for value, own in values if isclose(n, value, rel_tol=_NEAR)), None)) for n in numbers)
-        return [[number, own] for number, own in found if own is not None]
+        return [value for one in self._found for value in one.values()]
 
     @property
     def _steps(self) -> int:
         return sum(self._recording.steps.values())
+
+
+def _is_near(number: float, others: Sequence[float]) -> bool:
+    return any(isclose(number, other, rel_tol=_NEAR) for other in others)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ from conformance.watch import records
 from conformance.watch.recording import surroundings
 from conformance.watch.recording.holdings import is_plain
 from conformance.watch.recording.losses import leaves
+from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.weights import beginning
 
 _MOST_LOOKS = 8
 """Backward passes after which an optimizer's tensors that none of them reached are not masters."""
@@ -38,9 +40,12 @@ class Masters:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._looks = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()
+        self._behind = weakref.WeakKeyDictionary[torch.optim.Optimizer, _Behind]()
 
     def look(self, root: Any) -> None:
         """Before a backward pass from this node: the recording follows the parameters of masters into these."""
+        for followed, behind in [*self._behind.items()]:
+            behind.look(followed, root)
         alive, steps = self._recording.numbers.alive("optimizer"), self._recording.steps
         begin = [one for one in alive if not steps[self._recording.optimizer(one)]]
         made = [one for one in begin if self._looks.get(one, 0) < _MOST_LOOKS]
@@ -57,6 +62,8 @@ class Masters:
                 self._looks[optimizer] = _MOST_LOOKS
             elif not any(map(self._recording.parameters.is_followed, tensors)):
                 _follow(self._recording, optimizer, self._places(groups, reached))
+                if any(map(self._recording.parameters.is_followed, tensors)):
+                    self._behind[optimizer] = _Behind(self._recording, optimizer)
 
     def _places(self, groups: Sequence[Sequence[torch.Tensor]], reached: Mapping[int, torch.Tensor]) -> list[Place]:
         """The places in these tensors of parameters without an optimizer; [] if the tensors are no masters of them."""
@@ -72,6 +79,51 @@ class Masters:
         if not (tensors and are_plain) or reached.keys().isdisjoint(map(id, unheld)):
             return []
         return _whole(groups, unheld, len(ordered)) or _of_shards(tensors, unheld)
+
+
+class _Behind:
+    """Detects parameters that never get the values of their masters.
+
+    first: by parameter that never changed, its first elements when it was followed. steps: at the last look. is_found:
+    whether that found any.
+    """
+
+    def __init__(self, recording: Recording, optimizer: torch.optim.Optimizer) -> None:
+        self._recording = recording
+        self._first = {known.number: beginning(one).clone() for known, one, _ in self._followed(optimizer)}
+        self._steps, self._is_found = 0, False
+
+    def _followed(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Known, torch.Tensor, torch.Tensor]]:
+        """Parameters that are whole in a master, with the first elements of both."""
+        for known, master in self._recording.parameters.held(optimizer):
+            parameter = known.reference() if known.is_copied and not known.is_flat else None
+            if parameter is not None:
+                yield known, parameter, master.data.reshape(parameter.shape)
+
+    def look(self, optimizer: torch.optim.Optimizer, root: Any) -> None:
+        """At the first pass of a window, notes `Behind` if a master is farther from its parameter than any rounding."""
+        number = self._recording.optimizer(optimizer)
+        steps = self._recording.steps[number]
+        if steps == self._steps or not (self._is_found or not steps & (steps - 1)):
+            return
+        self._steps = steps
+        held = [one for one in self._followed(optimizer) if one[0].number in self._first]
+        states = [_state(self._first[known.number], beginning(one), beginning(master)) for known, one, master in held]
+        of = [*zip(held, torch.stack(states).tolist(), strict=True)] if states else []
+        self._first = {known.number: self._first[known.number] for (known, *_), (has_changed, _) in of if not has_changed}
+        left = [(known, one) for (known, one, _), state in of if state == [False, True]]
+        reached = {id(one) for one in leaves(root)} if left else set()
+        behind = [known.number for known, one in left if id(one) in reached]
+        self._is_found = bool(behind)
+        if behind:
+            self._recording.note(records.Behind(number, behind, steps))
+
+
+def _state(first: torch.Tensor, now: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+    """Whether a parameter has changed, and whether its master is farther from it than two roundings."""
+    distance = (master.to(now.device, torch.float32) - now.float()).abs()
+    is_far = (distance > 2 * torch.finfo(now.dtype).eps * now.float().abs() + torch.finfo(now.dtype).tiny).any()
+    return torch.stack([(first != now).any(), is_far])
 
 
 def _leave(recording: Recording, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) -> None:
