@@ -112,6 +112,21 @@ def test_clips_by_value_in_each_micro_batch(limit, is_reached, clips_last):
     assert ("clipping.before-last-pass" in findings.open) != is_reached
 
 
+def test_old_gradients_that_are_almost_parallel_to_new_ones():
+    """The sum of both is also a multiple of the new ones."""
+
+    def trains():
+        model, data = network(3), torch.randn(8, 6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        for _ in range(6):
+            model(data).square().mean().backward()
+            optimizer.step()
+
+    findings = watched(trains)
+    [cause] = findings.causes.values()
+    assert (cause.first.law, cause.first.step, cause.count, findings.open) == ("watch/cleared", 1, 5, {})
+
+
 LAW, FACT = "watch/finite", "loss-scale.not-finite"
 
 

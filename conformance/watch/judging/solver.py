@@ -52,11 +52,8 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
         return _judge_factor(case, of_one, findings)
     if (shows := _by(CHANGED, case, case, findings)) is not None:
         return shows
-    for choose, rows in OF_OTHERS:
-        if (other := case.known(choose(case))) is not None:
-            shows = _by(rows, Fit(case, other), case, findings)
-            if shows is not None:
-                return shows
+    if (shows := _of_others(case, findings)) is not None:
+        return shows
     if (shows := _by(APART, Apart(case), case, findings)) is not None:
         return shows
     system = system_of(case)
@@ -76,6 +73,18 @@ def solve(system: System, findings: Findings) -> set[Shown]:
     shows = _by(SHARES, shares, case, findings, is_ample=system.is_ample)
     assert shows is not None, "the last row always applies"
     return shows
+
+
+def _of_others(case: Case, findings: Findings, *, is_exact: bool = False) -> set[Shown] | None:
+    """What the first other gradients show of which the step used a multiple; None if there are none. is_exact: it must
+    use these, not another multiple."""
+    for choose, rows in OF_OTHERS:
+        factor = case.known(choose(case))
+        if factor is not None and (factor.contains(1.0) or not is_exact):
+            shows = _by(rows, Fit(case, factor), case, findings)
+            if shows is not None:
+                return shows
+    return None
 
 
 def _of_parts(case: Case) -> Factor | None:
@@ -114,6 +123,9 @@ def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
     if len(window.scales) <= 1:
         case.together.kappas[window.rank].append(of.right)
     if (shows := _by(OF_ALL, of, case, findings, is_ample=True)) is not None:
+        return shows
+    # Almost parallel gradients fit with any factor. Those that need none explain the step better.
+    if (shows := _of_others(case, findings, is_exact=True)) is not None:
         return shows
     if of.kappa.high < 1 and case.norm is not None:
         # Hand-written clipping, if the norm is the same in each such step.
