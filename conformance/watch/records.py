@@ -83,6 +83,13 @@ class Optimizer(Record):
     site: Site = None
 
 
+class Stateless(Record):
+    """An optimizer makes its first step without a state, on weights from a checkpoint with one. site: loads these."""
+
+    optimizer: int
+    site: Site
+
+
 class Masters(Record):
     """The optimizer steps copies of these parameters, which get the gradients."""
 

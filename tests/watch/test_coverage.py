@@ -1,6 +1,7 @@
 """Parameters with gradients but no steps, or in an optimizer but without gradients; optimizers that stop."""
 
 import gc
+import io
 import linecache
 from functools import partial
 
@@ -40,6 +41,47 @@ def takes_away(model, step, since=0, until=99):
 
 def with_unused(model):
     return [*model.parameters(), nn.Parameter(torch.ones(2))]
+
+
+def resumes(kept, loaded, optimizer=torch.optim.Adam):
+    """kept: the parts in a checkpoint, 0 for the model and 1 for the optimizer. loaded: those that continue with it."""
+
+    def build():
+        model = network()
+        return model, optimizer(model.parameters(), lr=0.1)
+
+    def trains(model, optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+
+    def trains_again():
+        before, after, file = build(), build(), io.BytesIO()
+        trains(*before)
+        torch.save({"parts": [before[number].state_dict() for number in kept]}, file)
+        file.seek(0)
+        states = dict(zip(kept, torch.load(file)["parts"], strict=True))
+        for number in loaded:
+            after[number].load_state_dict(states[number])
+        trains(*after)
+
+    return trains_again
+
+
+@pytest.mark.parametrize(
+    ("trains", "is_open"),
+    [
+        (resumes((0, 1), (0,)), True),
+        (resumes((0, 1), (0, 1)), False),
+        (resumes((0, 1), (1, 0)), False),
+        (resumes((0, 1), ()), False),
+        (resumes((0,), (0,)), False),
+        (resumes((0, 1), (0,), torch.optim.SGD), False),
+    ],
+)
+def test_an_optimizer_continues_with_the_state_in_the_checkpoint_of_its_weights(trains, is_open):
+    assert [*watched(trains).open] == ["coverage.without-state"] * is_open
 
 
 HEAD = partial(steps, held=lambda model: model[2].parameters())

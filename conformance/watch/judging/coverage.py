@@ -74,6 +74,8 @@ class Coverage(OneRank):
                 self._site = record.site
             case records.Captured():
                 self._has_gradients = True
+            case records.Stateless():
+                self._findings.leave_open(said("coverage.without-state"), site=record.site)
 
     def follow(self, rank: int, record: records.Record, stream: Stream) -> None:
         match record:

@@ -72,7 +72,7 @@ VALUES: Mapping[Property, Mapping[str, str]] = {
     },
     Property.COVERAGE: {
         "all": "every parameter with gradients is in an optimizer, and every parameter of an optimizer gets gradients",
-        "part": "some parameters may get gradients without steps, or be in an optimizer without gradients",
+        "part": "some parameters may get gradients without steps, or be in an optimizer without gradients or state",
     },
 }
 """The first value of each property is the default expectation."""
@@ -173,6 +173,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     # Coverage and discarded gradients.
     "coverage.unheld": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
+    "coverage.without-state": (Property.COVERAGE, "part"),
     "coverage.left-out": (Property.COVERAGE, "part"),
     "coverage.no-more-gradient": (Property.COVERAGE, "part"),
     "coverage.no-more-steps": (Property.COVERAGE, "part"),

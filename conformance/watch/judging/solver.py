@@ -76,8 +76,8 @@ def solve(system: System, findings: Findings) -> set[Shown]:
 
 
 def _of_others(case: Case, findings: Findings, *, is_exact: bool = False) -> set[Shown] | None:
-    """What the first other gradients show of which the step used a multiple; None if there are none. is_exact: it must
-    use these, not another multiple."""
+    """What other gradients show, if the step used a multiple of them; None if it used none. is_exact: it must use them
+    as they are."""
     for choose, rows in OF_OTHERS:
         factor = case.known(choose(case))
         if factor is not None and (factor.contains(1.0) or not is_exact):

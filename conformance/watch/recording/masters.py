@@ -109,11 +109,10 @@ class _Behind:
         self._steps = steps
         held = [one for one in self._followed(optimizer) if one[0].number in self._first]
         states = [_state(self._first[known.number], beginning(one), beginning(master)) for known, one, master in held]
-        of = [*zip(held, torch.stack(states).tolist(), strict=True)] if states else []
-        self._first = {known.number: self._first[known.number] for (known, *_), (has_changed, _) in of if not has_changed}
-        left = [(known, one) for (known, one, _), state in of if state == [False, True]]
-        reached = {id(one) for one in leaves(root)} if left else set()
-        behind = [known.number for known, one in left if id(one) in reached]
+        same = [(one, far) for one, (new, far) in zip(held, _read(states), strict=True) if not new]
+        self._first = {known.number: self._first[known.number] for (known, *_), _ in same}
+        reached = {id(one) for one in leaves(root)} if any(far for _, far in same) else set()
+        behind = [known.number for (known, one, _), far in same if far and id(one) in reached]
         self._is_found = bool(behind)
         if behind:
             self._recording.note(records.Behind(number, behind, steps))
@@ -124,6 +123,10 @@ def _state(first: torch.Tensor, now: torch.Tensor, master: torch.Tensor) -> torc
     distance = (master.to(now.device, torch.float32) - now.float()).abs()
     is_far = (distance > 2 * torch.finfo(now.dtype).eps * now.float().abs() + torch.finfo(now.dtype).tiny).any()
     return torch.stack([(first != now).any(), is_far])
+
+
+def _read(states: Sequence[torch.Tensor]) -> list[list[bool]]:
+    return torch.stack([*states]).tolist() if states else []
 
 
 def _leave(recording: Recording, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) -> None:

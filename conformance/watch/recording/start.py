@@ -10,7 +10,17 @@ from functools import cache, partial
 from conformance.trace.seams.guarding import CudaGraph, failures, harmless
 from conformance.trace.seams.patching import Seams
 from conformance.watch.ledger import Ledger
-from conformance.watch.recording import adjusting, backward, exchanges, inputs, leaves, partitions, steps, weights
+from conformance.watch.recording import (
+    adjusting,
+    backward,
+    exchanges,
+    inputs,
+    leaves,
+    partitions,
+    resumed,
+    steps,
+    weights,
+)
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.settings import Settings
 
@@ -54,7 +64,7 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
     own recorder. ledger: that of the folder, if it is already mapped."""
     recording = Recording(folder, settings, ledger)
     at_leaves, moving, loaded = leaves.Leaves(recording), weights.Moving(recording), inputs.Loading()
-    fed, small = inputs.Inputs(recording, loaded), exchanges.Reduced(recording)
+    fed, small, loads = inputs.Inputs(recording, loaded), exchanges.Reduced(recording), resumed.Resumed(recording)
     _follow_forks()
     _latest.append(recording)
     with ExitStack() as stack:
@@ -81,7 +91,8 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
             (inputs, partial(inputs.observe, recording, fed, loaded)),
             (backward, partial(backward.observe, recording, at_leaves, fed, moving, small)),
             (partitions, partial(partitions.observe, recording)),
-            (steps, partial(steps.observe, recording)),
+            (resumed, partial(resumed.observe, recording, loads)),
+            (steps, partial(steps.observe, recording, loads)),
             (adjusting, partial(adjusting.observe, recording, moving)),
             (exchanges, partial(exchanges.observe, recording, at_leaves, small)),
             (weights, partial(weights.observe, recording)),

@@ -25,6 +25,7 @@ from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.output import later
 from conformance.watch.recording.parameters import Known, coarsest, sample_of
 from conformance.watch.recording.recording import Recording, frames
+from conformance.watch.recording.resumed import Resumed
 from conformance.watch.recording.weights import Buffers, beginning, differ, have_weights_changed, remember_weights
 from conformance.watch.sizes import WHOLE
 from conformance.watch.sketch import own
@@ -46,10 +47,10 @@ _Read: TypeAlias = tuple[records.Stepped | records.Passed, list[tuple[Known, Any
 """A step and the gradients of all its parameters, None for those without."""
 
 
-def observe(recording: Recording) -> Seams:
+def observe(recording: Recording, resumed: Resumed) -> Seams:
     """Notes `Stepped` for each outermost step. Reads the gradients in the innermost one, because a class may average
     before it calls the step of its base."""
-    steps = _Steps(recording)
+    steps = _Steps(recording, resumed)
     recording.reduced = harmless(steps.reduce)
     hooks = optimizer_steps(steps.before, steps.after)
     yield from hooks
@@ -89,8 +90,8 @@ class _Outermost:
 class _Steps:
     """Reads the steps of all optimizers, also nested ones. bases: patches of base classes."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, recording: Recording, resumed: Resumed) -> None:
+        self._recording, self._resumed = recording, resumed
         self._running: list[torch.optim.Optimizer] = []
         self._occupied = ExitStack()
         self._step = _Outermost()
@@ -112,6 +113,7 @@ class _Steps:
         has_closure = _closure(args, kwargs)
         if not self._running:
             masters.check(self._recording, optimizer)
+            self._resumed.check(optimizer)
             self._begin(optimizer, frames[0] if frames else None, has_closure=has_closure)
         self._running.append(optimizer)
         self._take_off()

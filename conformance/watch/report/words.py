@@ -267,6 +267,7 @@ WORDS: Mapping[str, str] = {
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count:parameter} with gradients belong to no optimizer: {names}",
     "coverage.no-gradient": "{count} of {all} parameters of the optimizer have no gradient in any step: {names}",
+    "coverage.without-state": "the checkpoint of the weights has an optimizer's state, but the optimizer starts without one",
     "coverage.left-out": "no step uses the gradients of {count} of {all} parameters of the optimizer: {names}",
     "coverage.no-more-gradient": "{count} of {all} optimizer parameters lack gradients after step {step}: {names}",
     "coverage.no-more-steps": "the optimizer stops after {steps:step}, with {passes:backward pass} still to come",
@@ -351,6 +352,7 @@ FIXES: Mapping[str, str] = {
     "clipping.scaled-value": "call `scaler.unscale_(optimizer)` once, before `clip_grad_value_`",
     "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
     "coverage.unheld": "pass them to the optimizer, or freeze them with `requires_grad_(False)`",
+    "coverage.without-state": "call `optimizer.load_state_dict` too",
     "coverage.left-out": "give all of them their gradients, or remove them from the optimizer",
     "held.copies": "copy the new weights into the model after each step",
     "data.same-order": "shuffle each epoch: `shuffle=True`, or `sampler.set_epoch(epoch)`",
