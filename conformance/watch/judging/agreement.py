@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import hypot, inf, isfinite, sqrt
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.windows import Window, factor_of
 from conformance.watch.sizes import WIDTH
+
+_Weights: TypeAlias = Mapping[int, Sequence[float]]
 
 _SAME = 1e-6
 _ROUNDED = 2.0**-22
@@ -111,7 +114,7 @@ def _gradients(together: Together, here: list[Window], findings: Findings) -> No
 def _is_equal_but_its_gradient(one: Window, other: Window, number: int) -> bool:
     if any(number not in of for of in (one.weights, other.weights, other.used)):
         return False
-    if one.sample(number) != other.sample(number) or _share([one, other], [number]) > _ROUNDED:
+    if one.sample(number) != other.sample(number) or _share(other.weights, one.weights, [number]) > _ROUNDED:
         return False
     used, differs = (one.used[number], other.used[number]), one.used[number] - other.used[number]
     return bool(np.abs(differs).max() > _APART * max(sketch[2] for sketch in used))
@@ -131,14 +134,14 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
         # Each rank steps different parameters, as in ZeroRedundancyOptimizer.
         findings.leave_open(said("agreement.parameters"), step=first.index)
         return
+    expected = [(window, {n: _first_with(together, window, n).weights[n] for n in first.weights}) for window in here]
     apart = [
         number
         for number in first.weights
         if first.shards.get(number, 1) == 1
-        and number not in together.partitioned
-        and not all(np.array_equal(window.weights[number], first.weights[number], equal_nan=True) for window in here)
+        and not all(np.array_equal(one.weights[number], of[number], equal_nan=True) for one, of in expected)
     ]
-    share = _share(here, apart)
+    share = max(_share(window.weights, of, apart) for window, of in expected)
     if apart and share <= _ROUNDED:
         # For example, each rank perturbs its weights and restores them.
         findings.leave_open(said("agreement.rounding"), step=first.index)
@@ -153,6 +156,12 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
         findings.add(found)
     elif first.weights:
         findings.seen[Property.AGREEMENT] += len(here)
+
+
+def _first_with(together: Together, window: Window, number: int) -> Window:
+    """The first rank with the same parameter as a rank, or with the same part of it."""
+    ranks = together.with_same(number, window.rank)
+    return next(one for one in together.here if one.rank in ranks)
 
 
 def use_the_same(here: list[Window]) -> bool:
@@ -183,12 +192,11 @@ def _rows(sketches: records.Sketches) -> list[bytes]:
     return [row.tobytes() for row in np.reshape(sketches, (-1, WIDTH))]
 
 
-def _share(here: list[Window], apart: list[int]) -> float:
-    """The largest distance between weights, relative to their norm. The mean square of a projection on random signs is
-    the square of the norm."""
-    first = here[0].weights
-    square = max(sum((other.weights[n][j] - first[n][j]) ** 2 / 2 for n in apart for j in (0, 1)) for other in here[1:])
-    size = hypot(*(first[n][2] for n in apart))
+def _share(weights: _Weights, others: _Weights, apart: list[int]) -> float:
+    """The distance between weights, relative to the norm of the others. The mean square of a projection on random signs
+    is the square of the norm."""
+    square = sum((others[n][j] - weights[n][j]) ** 2 / 2 for n in apart for j in (0, 1))
+    size = hypot(*(others[n][2] for n in apart))
     return sqrt(square) / size if size else inf
 
 

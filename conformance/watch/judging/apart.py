@@ -69,12 +69,12 @@ class Apart:
 
     @cached_property
     def own(self) -> list[int]:
-        """Parameters that use this rank's gradient only; none if some use neither theirs nor the sum. Partitioned
-        parameters are excluded: for them this is correct."""
-        case = self.case
-        if case.together.ranks == 1 or not all(case.of([number]).is_known(case.own) for number in self.strange):
+        """Parameters that use this rank's gradient only; none if some use neither theirs nor the sum. Excludes parts
+        that no other rank has: for them this is correct."""
+        case, together = self.case, self.case.together
+        if together.ranks == 1 or not all(case.of([number]).is_known(case.own) for number in self.strange):
             return []
-        return [number for number in self.strange if number not in case.together.partitioned]
+        return [number for number in self.strange if len(together.with_same(number, case.window.rank)) > 1]
 
     @cached_property
     def exchanged(self) -> dict[int, int]:

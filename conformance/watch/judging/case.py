@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from typing import Any
@@ -40,11 +40,12 @@ class Together:
     """All ranks' windows of one step of an optimizer: None for a rank without further windows.
 
     ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
-    partitioned: parameters with a part on each rank. is_split: all ranks compute the same samples, so the sum of their
-    gradients is correct, not the mean. factors: used gradients over the sum of all ranks' gradients, by parameters that
-    were clipped together and by rank, given enough equations. own: keys of these where this rank's gradients explain
-    the step just as well. kappas: by rank, the factors over the correct ones. shortened: by rank, factors below 1, each
-    with the norm of the used gradients.
+    partitioned: parameters with a part on each rank. holders: of these and by rank, the ranks with the same part, such
+    as replicas of a tensor-parallel group; without an entry, only this rank. is_split: all ranks compute the same
+    samples, so the sum of their gradients is correct, not the mean. factors: used gradients over the sum of all ranks'
+    gradients, by parameters that were clipped together and by rank, given enough equations. own: keys of these where
+    this rank's gradients explain the step just as well. kappas: by rank, the factors over the correct ones. shortened:
+    by rank, factors below 1, each with the norm of the used gradients.
     """
 
     windows: Sequence[Window | None]
@@ -52,6 +53,7 @@ class Together:
     is_joined: bool
     hooks: frozenset[str]
     partitioned: frozenset[int] = frozenset()
+    holders: Mapping[int, Mapping[int, frozenset[int]]] = field(default_factory=dict)
     is_split: bool = False
     factors: dict[tuple[int, ...], dict[int, Factor]] = field(default_factory=lambda: defaultdict(dict))
     own: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
@@ -66,6 +68,12 @@ class Together:
     def over(self) -> int:
         """The correct divisor of the sum over the ranks."""
         return 1 if self.is_split else self.ranks
+
+    def with_same(self, number: int, rank: int) -> frozenset[int]:
+        """The ranks that have the same parameter as this rank, or the same part of it."""
+        if number not in self.partitioned:
+            return frozenset(window.rank for window in self.here)
+        return self.holders.get(number, {}).get(rank, frozenset((rank,)))
 
     @property
     def is_alike(self) -> bool:
@@ -209,9 +217,11 @@ class Case:
         others = {number for part in self.together.here for number in part.used} if self.together.is_split else set()
         for number in {*self.parameters} | others:
             holders = [part for part in self.together.here if number in part.used]
-            is_cut = number in self.together.partitioned or self.window.shards.get(number, 1) > 1
-            own = [part for part in holders if part is self.window] or holders[:1]
-            for part in holders if is_cut else own:
+            if number in self.together.partitioned:
+                holders = [part for part in holders if part.rank == min(self.together.with_same(number, part.rank))]
+            elif self.window.shards.get(number, 1) == 1:
+                holders = [part for part in holders if part is self.window] or holders[:1]
+            for part in holders:
                 if part.sample(number) != WHOLE and part.sizes.get(number, 1) > SMALL:
                     return None
                 square += float(part.used[number][2]) ** 2
@@ -331,15 +341,18 @@ class Case:
         return self.window.new.get(number, [])
 
     def of_parts(self, number: int) -> list[Contribution]:
-        """This rank's gradient of a partitioned parameter: collectives inside the model made it cover all samples. For
-        other parameters, the gradients of all ranks."""
-        return self.own(number) if number in self.together.partitioned else self.all(number)
+        """The gradients of a partitioned parameter on the ranks with this part: collectives inside the model made each
+        cover the samples of all parts. For other parameters, the gradients of all ranks."""
+        ranks = self.together.with_same(number, self.window.rank)
+        return [one for rank, one in self.by_rank(number) if rank in ranks]
 
     def of_whole_parts(self, number: int) -> list[Contribution]:
         """The same, if the division by the ranks skips partitioned parameters."""
+        found = self.of_parts(number)
         if number not in self.together.partitioned:
-            return self.all(number)
-        return [replace(one, sketch=one.sketch * self.together.over) for one in self.own(number)]
+            return found
+        parts = self.together.over / len(self.together.with_same(number, self.window.rank))
+        return [replace(one, sketch=one.sketch * parts) for one in found]
 
     def clipped_apart(self, number: int) -> list[Contribution]:
         """Gradients that each rank clipped before they were averaged."""

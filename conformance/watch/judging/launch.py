@@ -234,7 +234,12 @@ class Launch:
             self.findings.leave_open(said("agreement.between"), step=here[0].index)
         own = Findings()
         together = Together(
-            windows, self.ranks, self._is_joined, frozenset(self._models.hooks), self._models.partitioned(here)
+            windows,
+            self.ranks,
+            self._is_joined,
+            frozenset(self._models.hooks),
+            self._models.partitioned(here),
+            self._models.holders,
         )
         conservation.judge(together, own)
         agreement.judge(together, own)

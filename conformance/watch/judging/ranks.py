@@ -83,7 +83,8 @@ class Models:
     """Decides which optimizers train one model on all ranks, and settles the violations that depend on it.
 
     streams: by rank; grows. hooks: communication hooks. groups: sizes of groups that average. inside: parameters that
-    a wrapper synchronizes. exchanging: ranks whose model has collectives in its backward pass.
+    a wrapper synchronizes. holders: by parameter that starts different, and by rank, the ranks with equal
+    weights. exchanging: ranks whose model has collectives in its backward pass.
     """
 
     def __init__(self, ranks: int, streams: Mapping[int, Stream], findings: Findings) -> None:
@@ -96,6 +97,7 @@ class Models:
         self._left: set[int] = set()
         self._elsewhere: set[int] = set()
         self._starts: dict[int, bool] = {}
+        self.holders: dict[int, dict[int, frozenset[int]]] = {}
         self._constant: set[int] = set()
         self.is_split = False
 
@@ -127,6 +129,8 @@ class Models:
             for number in window.weights.keys() - self._starts.keys():
                 if all(number in other.weights for other in here):
                     self._starts[number] = self._is_replica(here, number) or window.shards.get(number, 1) > 1
+                    if len({*(groups := _with_equal(here, number)).values()}) > 1:
+                        self.holders[number] = groups
 
     def partitioned(self, here: Sequence[Window]) -> frozenset[int]:
         """Partitioned parameters: each rank has a part.
@@ -290,6 +294,12 @@ def _as_fact(found: Finding) -> Said:
     if found.says.code in ("some-not-averaged", "used-differ"):
         return said("ranks.own-some", **values)
     return said("ranks.own")
+
+
+def _with_equal(here: Sequence[Window], number: int) -> dict[int, frozenset[int]]:
+    """By rank, the ranks with the same weights of a parameter."""
+    weights = {window.rank: window.weights[number] for window in here}
+    return {rank: frozenset(one for one, others in weights.items() if others == own) for rank, own in weights.items()}
 
 
 def _are_equal(values: Sequence[Mapping[int, Any]], number: int) -> bool:

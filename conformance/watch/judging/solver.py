@@ -76,11 +76,12 @@ def solve(system: System, findings: Findings) -> set[Shown]:
 
 
 def _of_others(case: Case, findings: Findings, *, is_exact: bool = False) -> set[Shown] | None:
-    """What other gradients show, if the step used a multiple of them; None if it used none. is_exact: it must use them
-    as they are."""
+    """What other gradients show, if the step used a multiple of them; None if it used none. is_exact: it must use
+    their sum or mean."""
     for choose, rows in OF_OTHERS:
         factor = case.known(choose(case))
-        if factor is not None and (factor.contains(1.0) or not is_exact):
+        is_sum_or_mean = factor is not None and any(factor.contains(1 / of) for of in (1, case.together.over))
+        if factor is not None and (is_sum_or_mean or not is_exact):
             shows = _by(rows, Fit(case, factor), case, findings)
             if shows is not None:
                 return shows

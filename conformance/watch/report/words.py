@@ -267,7 +267,7 @@ WORDS: Mapping[str, str] = {
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count:parameter} with gradients belong to no optimizer: {names}",
     "coverage.no-gradient": "{count} of {all} parameters of the optimizer have no gradient in any step: {names}",
-    "coverage.without-state": "the checkpoint of the weights has an optimizer's state, but the optimizer starts without one",
+    "coverage.without-state": "the checkpoint of the weights has an optimizer state that is not loaded",
     "coverage.left-out": "no step uses the gradients of {count} of {all} parameters of the optimizer: {names}",
     "coverage.no-more-gradient": "{count} of {all} optimizer parameters lack gradients after step {step}: {names}",
     "coverage.no-more-steps": "the optimizer stops after {steps:step}, with {passes:backward pass} still to come",
