@@ -141,7 +141,7 @@ RULES: tuple[Rule, ...] = (
     *(Rule(f"overflow-{more}", _SCALED, _ACCUMULATED) for more in ("clip-value", "weighted")),
     Rule("infinite-loss", _SCALED, REPRESENTATIVE),
     Rule("overflow-in-part", _SCALED, frozenset({_ACC2, (1, 3), _W2_ACC2, _W3_ACC2})),
-    Rule("fine-gradients", ("fp32",), _ACCUMULATED),
+    Rule("fine-gradients", ("fp32",), _ACCUMULATED | {_W2}),
     Rule("finer-gradients", ("fp64",), _ACCUMULATED),
     Rule("fine-data", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("finer-data", ("fp64",), frozenset({_ACC2, _W2, _W2_ACC2})),

@@ -175,6 +175,12 @@ def nearest(value: Fraction, fmt: Format) -> Fraction:
     return round(value / ulp) * ulp
 
 
+def cast(vector: Affine, fmt: Format) -> Affine:
+    """``vector`` rounded to nearest. Rounding is monotonic, so bounds of an entry become bounds of its rounding."""
+    bounds = map(vector.interval, range(len(vector)))
+    return vector.symbols.between([(nearest(low, fmt), nearest(high, fmt)) for low, high in bounds])
+
+
 def combined(stage: str, parts: Sequence[tuple[Fraction, Affine]], fmt: Format, ledger: Ledger) -> Affine:
     """``sum_k factor_k * vector_k`` as an optimizer evaluates it in ``fmt``: exact if provable, else with its error.
 

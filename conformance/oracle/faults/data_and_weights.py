@@ -14,7 +14,7 @@ from conformance.oracle.faults.catalogue import computes_precisely, distributed,
 from conformance.oracle.gradient import gradient
 from conformance.oracle.optimizers import SGDRule
 from conformance.oracle.recurrence import Recurrence
-from conformance.oracle.rounding import nearest
+from conformance.oracle.rounding import cast, nearest
 from conformance.workloads.layout import Window, window_of
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import BF16
@@ -210,11 +210,11 @@ class WeightsRounded(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         moved = super().update(weights, vector, step)
         fmt = self.problem.precision.compute if self.problem.precision.mixed else BF16
-        return self.symbols.exactly([nearest(value, fmt) for value in moved.center])
+        return cast(moved, fmt)
 
 
-def _fine_momentum(problem: Problem) -> bool:
-    """Whether the first momentum, which is the first gradient, needs more bits than bfloat16 has."""
+def needs_more_than_bf16(problem: Problem) -> bool:
+    """Whether the first gradient, which is the first momentum, needs more bits than bfloat16 has."""
     workload, window = problem.workload, problem.windows[0]
     if problem.precision.mixed or workload.clip is not None or not isinstance(workload.model, Linear):
         return False
@@ -229,7 +229,7 @@ def _fine_momentum(problem: Problem) -> bool:
 @fault(
     "rounds the momentum to bfloat16 after each step",
     has_momentum,
-    _fine_momentum,
+    needs_more_than_bf16,
     fix="keep the optimizer's state in the precision of the weights",
 )
 class MomentumRounded(Recurrence):
@@ -237,7 +237,7 @@ class MomentumRounded(Recurrence):
         moved = super().update(weights, vector, step)
         for rule, _ in self.rules:
             if isinstance(rule, SGDRule) and rule.buffer is not None:
-                rule.buffer = self.symbols.exactly([nearest(value, BF16) for value in rule.buffer.center])
+                rule.buffer = cast(rule.buffer, BF16)
         return moved
 
 

@@ -1,0 +1,90 @@
+"""Known bugs that keep gradients in 16 bits, at each place between the backward and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import reduce
+from itertools import product, zip_longest
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.faults.averaging import only
+from conformance.oracle.faults.catalogue import Condition, accumulating, distributed, fault
+from conformance.oracle.faults.data_and_weights import needs_more_than_bf16
+from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.rounding import cast
+from conformance.workloads.layout import Window
+from conformance.workloads.precision import BF16, FP16, Format
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Vector
+
+
+def _has_fine_gradients(problem: Problem) -> bool:
+    """Whether gradients may need more bits than bfloat16 has; after a clip by norm they do."""
+    clip = problem.workload.clip
+    is_rounded = clip is not None and clip.kind == "norm"
+    return not problem.precision.mixed and (is_rounded or needs_more_than_bf16(problem))
+
+
+class _In16Bits(Recurrence):
+    fmt: Format
+
+    def rounded(self, vector: Affine) -> Affine:
+        return cast(vector, self.fmt)
+
+    def added(self, vectors: Iterable[Affine]) -> Affine:
+        """The sum, rounded after each addition."""
+        return reduce(lambda total, one: self.rounded(total.plus(one)), map(self.rounded, vectors))
+
+
+class _Averaged(_In16Bits):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        return self.rounded(super().averaged(window, weights, coefficients))
+
+
+class _Reduced(_In16Bits):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        shares = (only(coefficients, share) for share in window.shares)
+        own = (super(_Reduced, self).averaged(window, weights, share) for share in shares)
+        # Each rank has the mean over its own samples.
+        return self.added(one.scaled(Fraction(window.world_size)) for one in own).scaled(Fraction(1, window.world_size))
+
+
+class _Accumulated(_In16Bits):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        def parts(share: Iterable[Iterable[int]]) -> Iterable[Affine]:
+            for micro_batch in share:
+                own = only(coefficients, [micro_batch])
+                yield super(_Accumulated, self).averaged(window, weights, own).scaled(Fraction(window.world_size))
+
+        each = [self.added(parts(share)) for share in window.shares]
+        return reduce(Affine.plus, each).scaled(Fraction(1, window.world_size))
+
+
+class _AccumulatedAverages(_In16Bits):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        own = zip_longest(*window.shares, fillvalue=())
+        each = (super(_AccumulatedAverages, self).averaged(window, weights, only(coefficients, one)) for one in own)
+        return self.added(each)
+
+
+_Place = tuple[type[_In16Bits], str, str, tuple[Condition, ...]]
+_PLACES: tuple[_Place, ...] = (
+    (_Averaged, "Gradients", "rounds the averaged gradients to {}, before the optimizer", ()),
+    (_Reduced, "Reduction", "reduces gradients over the ranks in {}", (distributed,)),
+    (_Accumulated, "Accumulation", "adds up the gradients of micro-batches in {}", (accumulating,)),
+    (
+        _AccumulatedAverages,
+        "AccumulationOfAverages",
+        "adds up the micro-batches' gradients, averaged over the ranks, in {}",
+        (accumulating, distributed),
+    ),
+)
+for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
+    fault(
+        _text.format(_fmt.dtype),
+        *_conditions,
+        _has_fine_gradients,
+        fix="keep gradients in the precision of the weights until the step: no casts, no compressing hook",
+        is_fine=True,
+    )(type(f"{_name}In{_fmt.dtype.capitalize()}", (_kind,), {"fmt": _fmt}))
