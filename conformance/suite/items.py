@@ -17,7 +17,7 @@ from conformance.suite.selection import selected, selects_nothing
 from conformance.suite.servers import Servers
 
 REFERENCE = (
-    *("single", "batched", "accumulated", "ddp", "horovod", "horovod_plain"),
+    *("single", "batched", "accumulated", "averaged", "ddp", "horovod", "horovod_plain"),
     *("fsdp2", "fsdp2_hybrid", "zero_redundancy"),
     *("parameter_server", "ring", "ring_gather"),
     *("apex_single", "apex_ddp", "apex_horovod"),
