@@ -81,6 +81,31 @@ def test_each_step_of_a_scaler_has_an_update(every, expected):
     assert {code: one.count for code, one in findings.open.items()} == expected
 
 
+@pytest.mark.parametrize(
+    ("factor", "dtype", "divisor", "is_left"),
+    [
+        (1024.0, torch.bfloat16, 1.0, True),
+        (1024.0, torch.bfloat16, 1024.0, False),
+        (1024.0, torch.float32, 1.0, False),
+        (1000.0, torch.bfloat16, 1.0, False),
+        (2.0, torch.bfloat16, 1.0, False),
+    ],
+)
+def test_a_hand_written_loss_scale_is_left_in_the_step(factor, dtype, divisor, is_left):
+    def train():
+        model = network(3).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        for _ in range(6):
+            optimizer.zero_grad()
+            for _ in range(2):
+                (model(torch.randn(8, 6, dtype=dtype)).float().square().mean() / 2 * factor).backward()
+            for parameter in model.parameters():
+                parameter.grad /= divisor
+            optimizer.step()
+
+    assert ("loss-scale.left" in watched(train).open) == is_left
+
+
 def test_an_intended_decay_of_gradients_is_no_violation():
     assert laws(found(trains(decay))) == set()
 

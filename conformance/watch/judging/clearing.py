@@ -255,8 +255,7 @@ class OtherPasses(Chapter):
                 self._findings.add(evaluations.first, count=evaluations.count)
             elif count and passes.first is not None:
                 step, site = passes.first
-                at = "" if site is None else f"{site[0]}:{site[1]}"
-                says = said("clearing.other-passes", count=count, steps=passes.steps, at=at)
+                says = said("clearing.other-passes", count=count, steps=passes.steps)
                 self._findings.leave_open(says, count, step, site)
 
 

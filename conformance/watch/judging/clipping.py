@@ -50,8 +50,7 @@ class Clipping(Chapter):
             case records.Clipped():
                 before, is_aside = waiting.pop(str(record.site), (record, False))
                 if is_aside and {*before.parameters} == {*record.parameters}:
-                    at = "" if record.site is None else f"{record.site[0]}:{record.site[1]}"
-                    self._findings.leave_open(said("clipping.aside", at=at), site=record.site)
+                    self._findings.leave_open(said("clipping.aside"), site=record.site)
                 if record.parameters and isfinite(record.limit) and (is_aside or factor_of(record) < 1):
                     waiting[str(record.site)] = record, False
             case records.Stepped():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import isclose, sqrt
+from math import isclose, log2, sqrt
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
+from conformance.watch.judging.rounding import ROUNDOFF
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import scale_of
 from conformance.watch.judging.windows import Window, factor_of
@@ -63,6 +64,9 @@ class LossScale(Chapter):
 
     def judge(self, together: Together) -> None:
         self._findings.seen[Property.LOSS_SCALE] += sum(_is_undone(window, together) for window in together.here)
+        for window in together.here:
+            if (scale := _left_in(window, together)) is not None:
+                self._findings.leave_open(said("loss-scale.left", scale=scale), 1, window.index, window.site)
 
 
 def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
@@ -109,6 +113,15 @@ def _left(clip: Clipped, scale: float) -> Said:
         return said("clip.scaled.effect", scale=scale)
     right = factor_of(replace(clip, norm=clip.norm / scale))
     return said("clip.left.effect", left=factor_of(clip) / right)
+
+
+def _left_in(window: Window, together: Together) -> float | None:
+    """A hand-written scale of losses with gradients in half precision that the step did not undo. Scales are powers of
+    two, which round nothing; smaller ones may be numbers of ranks or micro-batches."""
+    own, kappas = scale_of(window) or 1.0, {*together.kappas.get(window.rank, [])}
+    is_half = any(one.roundoff >= ROUNDOFF["float16"] for of in window.new.values() for one in of)
+    is_scale = log2(own).is_integer() and own > together.ranks * len(window.backwards)
+    return own if is_half and is_scale and kappas == {1.0} else None
 
 
 def _is_undone(window: Window, together: Together) -> bool:

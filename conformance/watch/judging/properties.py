@@ -125,6 +125,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clearing.late": (Property.CLEARING, "kept"),
     "clearing.zeroed": (Property.CLEARING, "discarded"),
     "loss-scale.own-optimizer": (Property.LOSS_SCALE, "own"),
+    "loss-scale.left": (Property.LOSS_SCALE, "own"),
     "loss-scale.not-updated": (Property.LOSS_SCALE, "own"),
     "clipping.hooks": (Property.CLIPPING, "early"),
     "coverage.some-steps": (Property.COVERAGE, "part"),
