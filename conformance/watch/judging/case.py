@@ -75,6 +75,16 @@ class Together:
             return frozenset(window.rank for window in self.here)
         return self.holders.get(number, {}).get(rank, frozenset((rank,)))
 
+    def parts(self, number: int, window: Window) -> list[Window]:
+        """Windows that together hold the used gradient of a parameter once, as `window` sees it: one for each part."""
+        here = [one for one in self.here if number in one.used]
+        if number in self.partitioned:
+            return [one for one in here if one.rank == min(self.with_same(number, one.rank))]
+        if window.shards.get(number, 1) > 1:
+            # Groups of ranks may have the same shards.
+            return [*{one.shard.get(number, 0): one for one in here}.values()]
+        return [one for one in here if one is window] or here[:1]
+
     @property
     def is_alike(self) -> bool:
         """Whether each rank's gradients explain its step as well as their sum does: they seem to be equal."""
@@ -216,12 +226,7 @@ class Case:
         square = 0.0
         others = {number for part in self.together.here for number in part.used} if self.together.is_split else set()
         for number in {*self.parameters} | others:
-            holders = [part for part in self.together.here if number in part.used]
-            if number in self.together.partitioned:
-                holders = [part for part in holders if part.rank == min(self.together.with_same(number, part.rank))]
-            elif self.window.shards.get(number, 1) == 1:
-                holders = [part for part in holders if part is self.window] or holders[:1]
-            for part in holders:
+            for part in self.together.parts(number, self.window):
                 if part.sample(number) != WHOLE and part.sizes.get(number, 1) > SMALL:
                     return None
                 square += float(part.used[number][2]) ** 2

@@ -270,8 +270,7 @@ def _used(together: Together, window: Window, clip: Clipped) -> float | None:
         return None
     norms = []
     for number in numbers:
-        holders = together.here if window.shards.get(number, 1) > 1 else [window]
-        norms += [float(one.used[number][2]) for one in holders if number in one.used]
+        norms += [float(one.used[number][2]) for one in together.parts(number, window)]
     norm = hypot(*norms)
     return norm if isfinite(norm) else None
 
