@@ -7,6 +7,7 @@ applied once. Each method is one decision of a trainer; correct or wrong deviati
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, reduce
@@ -108,7 +109,8 @@ class Recurrence:
         self._classifies_all = False
         self._scales: list[Fraction] = []
         self.loss_scale = ONE
-        self.window = problem.windows[0]
+        self.window, self.taken, self._read = problem.windows[0], 0, 0
+        self._weights, self._scaler = self.symbols.exactly(problem.workload.start), Scaler(problem.workload.scale)
 
     # The decisions of a trainer.
 
@@ -282,31 +284,37 @@ class Recurrence:
 
     def halves(self, limit: int | None = None) -> Iterator[tuple[int, Enclosure]]:
         """As `steps`, but yields for each step first its window and gradient, then its window and weights."""
-        scaler = Scaler(self.problem.workload.scale)
         scaled = self.problem.precision.scaled
         seen = () if self.history is None else self.history.scales
-        weights = self.symbols.exactly(self.problem.workload.start)
-        taken = 0
-        for number, window in enumerate(self.read()[:limit]):
+        for number, window in [*enumerate(self.read()[:limit])][self._read :]:
             if number == self.problem.resumed_at:
-                weights = self.resumed(weights, taken)
-            self.window, self.ledger.window = window, window.index
+                self._weights = self.resumed(self._weights, self.taken)
+            self.window, self.ledger.window, self._read = window, window.index, number + 1
             if scaled:
-                self.loss_scale = seen[window.index] if window.index < len(seen) else scaler.scale
+                self.loss_scale = seen[window.index] if window.index < len(seen) else self._scaler.scale
                 dropped = window.index - len(self._scales)
                 self._scales += [self.loss_scale] * (1 + dropped)
                 self._overflows += ["possible"] * dropped
-                skipped = self._skips(window, weights)
-                scaler.update(overflowed=skipped)
+                skipped = self._skips(window, self._weights)
+                self._scaler.update(overflowed=skipped)
                 if skipped:
                     continue
-            vector = self.window_gradient(window, weights)
+            vector = self.window_gradient(window, self._weights)
             yield window.index, vector.enclosure()
-            weights = self.update(weights, vector, taken)
-            taken += 1
-            yield window.index, weights.enclosure()
+            self._weights = self.update(self._weights, vector, self.taken)
+            self.taken += 1
+            yield window.index, self._weights.enclosure()
         if scaled:
-            self._scales.append(scaler.scale)
+            self._scales.append(self._scaler.scale)
+
+    def continued(self, textbook: type[Recurrence]) -> Recurrence:
+        """A copy whose `steps` start after the last step of this one, by the decisions of ``textbook``."""
+        other = copy(self)
+        other.__class__ = textbook
+        other._scaler, other._scales, other._overflows = copy(self._scaler), [*self._scales], [*self._overflows]
+        # Each parameter may get other settings than the rest of its group.
+        other.rules = [(copy(rule), [tensor]) for rule, own in self.rules for tensor in own]
+        return other
 
     def read(self) -> Sequence[Window]:
         """All windows in reading order."""

@@ -13,7 +13,7 @@ from conformance.adapter.loading import place_of
 from conformance.laws.law import Law, laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
-from conformance.results.records import PAIR, PASSED, CaseRecord, Finding, Moment, Reason
+from conformance.results.records import ONLY, PAIR, PASSED, CaseRecord, Finding, Moment, Reason
 
 from .command import relative
 from .effect import effect
@@ -306,7 +306,8 @@ def _fits(cause: Cause) -> str:
 def _known_fix(bugs: Sequence[str]) -> str:
     """What to change for a known bug, if there are not too many with the same numbers."""
     fixes = {fault.name: fault.fix for fault in CATALOGUE}
-    found = dict.fromkeys("; ".join(fixes[one] for one in name.split(PAIR) if one in fixes) for name in bugs)
+    known = ([one.partition(ONLY)[0] for one in name.split(PAIR)] for name in bugs)
+    found = dict.fromkeys("; ".join(fixes[one] for one in names if one in fixes) for names in known)
     return "; or ".join(found) if len(found) <= _FEW else ""
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from conformance.results.records import PAIR, CaseRecord, Finding
+from conformance.results.records import ONLY, PAIR, CaseRecord, Finding
 
 from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
 
@@ -102,7 +102,7 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         return f"Broken law: {says}"
     if cause.kind in ("bug", "pair"):
         names = [name for name in cause.key.split(OR) if name]
-        said = [" and ".join(texts.get(one, one) for one in name.split(PAIR)) for name in names]
+        said = [" and ".join(_said(one, texts) for one in name.split(PAIR)) for name in names]
         if len(said) == 1:
             return f"The trainer {said[0]}."
         return f"The trainer {', or '.join(said[:3])}, or has another bug with the same numbers."
@@ -118,6 +118,11 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         return headline
     # An error message can be long; the card has all of it.
     return re.sub(r"(?:[.:;] [^.:;]*|\S*)$", "", headline[:_LONGEST]).rstrip() + " …"
+
+
+def _said(name: str, texts: Mapping[str, str]) -> str:
+    bug, only, place = name.partition(ONLY)
+    return texts.get(bug, bug) + (f", but only {place}" if only else "")
 
 
 def law_of(cause: Cause, case: CaseRecord) -> Finding | None:

@@ -9,7 +9,7 @@ from itertools import permutations
 from math import isfinite
 from typing import Literal, TypeAlias
 
-from conformance.results.records import PAIR, CaseRecord, Finding
+from conformance.results.records import ONLY, PAIR, CaseRecord, Finding
 
 from .factors import factors
 
@@ -256,10 +256,14 @@ def _is_refuted(name: str, tested: Sequence[CaseRecord]) -> bool:
     against = [case for case in tested if speaks_against(case, name) and not _is_of_pair(case, name)]
     own = [case for case in tested if _explains(case, name)]
     if not against:
-        return False
+        return any(_is_correct_there(case, name, own) for case in tested)
     if PAIR in name or any(not case.failed for case in against) or len(own) < _FEWEST or len(against) > 2 * len(own):
         return True
     return not any({*map(of, own)}.isdisjoint(map(of, against)) for of in _ATTRIBUTES)
+
+
+def _data(case: CaseRecord) -> object:
+    return case.workload, case.world_size, case.accumulation
 
 
 def _is_of_pair(case: CaseRecord, name: str) -> bool:
@@ -295,6 +299,13 @@ def speaks_against(case: CaseRecord, name: str) -> bool:
     """Whether the bug, or the pair of bugs, would give other numbers in this case. Ranks that diverge have another
     bug."""
     return case.diverged is None and not _explains(case, name) and bool(_shown(case, name))
+
+
+def _is_correct_there(case: CaseRecord, name: str, own: Sequence[CaseRecord]) -> bool:
+    """Whether the windows that should have the bug are correct, with the data of one of its ``own`` cases."""
+    bug, only, place = name.partition(ONLY)
+    alike = any(_data(case) == _data(one) for one in own)
+    return bool(only) and not case.failed and place in case.places and bug in case.ruled_out and alike
 
 
 def _shown(case: CaseRecord, name: str) -> list[str]:

@@ -31,6 +31,8 @@ SCHEMA_VERSION = 6
 
 #: Joins the names of two bugs at once.
 PAIR = " + "
+#: Joins the name of a bug and the kind of windows that have it, if others are correct.
+ONLY = " only "
 
 Vector: TypeAlias = tuple[float | None, ...]
 Level: TypeAlias = Literal["MUST", "SHOULD"]
@@ -134,9 +136,10 @@ class CaseRecord:
     explained_by: Annotated[
         tuple[str, ...],
         "known bugs, by their names in the header, that give exactly these wrong numbers; if no single one does, pairs "
-        "of bugs, joined by ` + `",
+        "of bugs, joined by ` + `, or bugs in some windows, such as `not-clipped only in short windows`",
     ] = ()
     ruled_out: Annotated[tuple[str, ...], "known bugs that would show in this case, but give other numbers"] = ()
+    places: Annotated[tuple[str, ...], "the kinds of windows that only some of its windows are"] = ()
     gradient_factors: Annotated[
         tuple[float, ...],
         "multiplying all gradients by one of these gives exactly these wrong numbers; several prove nothing",

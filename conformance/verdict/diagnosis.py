@@ -6,16 +6,19 @@ bug over all cases of a run, from the suspects of each.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Gap, Unbounded
 from conformance.oracle.faults import applicable
+from conformance.oracle.faults.places import limited, places
 from conformance.oracle.power import bounded, separation
-from conformance.oracle.recurrence import Deviation, Recurrence, Trajectory, pairs
-from conformance.results.records import PAIR
+from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory, deviating, pairs
+from conformance.results.records import ONLY, PAIR
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.workloads.layout import Window
@@ -30,9 +33,10 @@ HORIZON = 16
 class Suspects:
     """The evidence of a case on the catalogued faults, by their names.
 
-    explained_by: all faults that give its numbers; if none does, pairs of faults. ruled_out: faults that would show,
-    and give other numbers. gradient_factors: a correct trainer that multiplies its gradients by any of these gives the
-    numbers; several leave the factor open. step_factors: the same for a factor of the learning rate.
+    explained_by: all faults that give its numbers; if none does, pairs of faults, or faults of some windows. ruled_out:
+    faults that would show, and give other numbers. gradient_factors: a correct trainer that multiplies its gradients by
+    any of these gives the numbers; several leave the factor open. step_factors: the same for a factor of the learning
+    rate.
     """
 
     explained_by: tuple[str, ...] = ()
@@ -43,7 +47,7 @@ class Suspects:
     @property
     def names_one(self) -> bool:
         """Whether a single fault gives the numbers."""
-        return any(PAIR not in name for name in self.explained_by)
+        return any(PAIR not in name and ONLY not in name for name in self.explained_by)
 
 
 def acquitted(reading: Reading) -> Suspects:
@@ -58,15 +62,10 @@ def suspects(
 
     Pairs of faults do not explain diverged ranks: among so many pairs, one fits by chance.
     """
-    rank = ranks[difference.rank]
-    windows = min(len(rank.steps) + len(right.skips), HORIZON)
-    # Once ranks run out of data, several behaviours are valid, which say nothing about an earlier fault.
-    settled = sum(window.with_data == window.world_size for window in reading.problem.windows)
-    if difference.step < settled:
-        windows = min(windows, settled)
+    rank, windows = ranks[difference.rank], _compared(reading, right, difference, ranks)
 
     def gap(*faults: Deviation) -> Gap | None:
-        return _gap(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
+        return _gap(reading.recurrence(right.history, *faults).steps(windows), right, difference.step, rank)
 
     def explain(*faults: Deviation) -> bool:
         # A bound that also contains the correct answer explains nothing.
@@ -104,12 +103,40 @@ def suspects(
     )
 
 
-def _gap(wrong: Recurrence, right: Trajectory, first_difference: int, rank: RankEvidence, windows: int) -> Gap | None:
-    """The gap between a recurrence that gives all numbers of the rank and the correct answer at their first difference;
-    None if the recurrence does not give the numbers."""
-    taken, found = 0, None
+def in_some_windows(
+    reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence]
+) -> tuple[str, ...]:
+    """The names of faults that give the wrong numbers if other kinds of windows are correct."""
+    rank, windows = ranks[difference.rank], _compared(reading, right, difference, ranks)
+    found = []
+    for place, own in places(reading.problem, right.skips).items():
+        if right.steps[difference.step].window in own:
+            # What comes before them is the same for all faults.
+            taken, before = sum(step.window < min(own) for step in right.steps), reading.recurrence(right.history)
+            deque(islice(before.steps(), taken), maxlen=0)
+            for fault, deviation in limited(reading.problem, own):
+                wrong = before.continued(deviating((deviation, *reading.deviations)))
+                if (_gap(wrong.steps(windows), right, difference.step, rank, taken) or 0) > 1:
+                    found.append(f"{fault.name}{ONLY}{place}")
+    return tuple(found)
+
+
+def _compared(reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence]) -> int:
+    """The number of windows to compare."""
+    windows = min(len(ranks[difference.rank].steps) + len(right.skips), HORIZON)
+    # Once ranks run out of data, several behaviours are valid, which say nothing about an earlier fault.
+    settled = sum(window.with_data == window.world_size for window in reading.problem.windows)
+    return min(windows, settled) if difference.step < settled else windows
+
+
+def _gap(
+    wrong: Iterable[Step], right: Trajectory, first_difference: int, rank: RankEvidence, taken: int = 0
+) -> Gap | None:
+    """The gap between steps that have all numbers of the rank and the correct answer at their first difference; None if
+    the steps, which come after ``taken`` correct ones, do not have them."""
+    found = None
     try:
-        for step in wrong.steps(windows):
+        for step in wrong:
             if taken == len(rank.steps):
                 return None
             seen = rank.steps[taken]

@@ -13,12 +13,12 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, bounded, power
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
-from conformance.results.records import PASSED, Reason, Verdict
+from conformance.results.records import ONLY, PASSED, Reason, Verdict
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
 from conformance.verdict.attempts import evidence
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
-from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
+from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, in_some_windows, suspects
 from conformance.verdict.ending import ending, parameters_without_gradients, raised_by, shapes_of
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
@@ -215,9 +215,10 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
         wrong.append(("difference", difference.described(workload.model.elements, window)))
         judgement.suspects = _suspected(judgement, difference, closest, answers[0])
         guard = first_wrong(case, ranks, difference, right)
-        # A factor for all windows explains more.
-        is_known = guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
-        is_known |= judgement.suspects.names_one
+        # A factor for all windows explains more, as does a bug in some.
+        in_some = any(ONLY in name for name in judgement.suspects.explained_by)
+        is_known = guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors or in_some)
+        is_known |= judgement.suspects.names_one or (in_some and guard is not None and guard.ground == "place")
         is_open = guard is not None and not (is_known and overrules("known bug", guard.ground))
         if guard is not None and is_open and all(other.passed for other in judgement.guards):
             judgement.guards += (guard,)
@@ -232,7 +233,8 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
 def _suspected(
     judgement: Judgement, difference: Difference, closest: tuple[Reading, Trajectory], first: tuple[Reading, Trajectory]
 ) -> Suspects:
-    """The suspects of the wrong numbers; if there are none, those by another reading or by the weights only."""
+    """The suspects of the wrong numbers; if there are none, those by another reading, by the weights only, or in some
+    windows."""
     ranks, diverged = judgement.ranks, judgement.divergence is not None
     found = suspects(*closest, difference, ranks, diverged)
     others = []
@@ -247,7 +249,7 @@ def _suspected(
         other = None if differs is None else suspects(reading, right, differs, own, diverged)
         if other is not None and other.names_one:
             return other
-    return found
+    return replace(found, explained_by=found.explained_by or in_some_windows(*closest, difference, ranks))
 
 
 def _judge_scaler(

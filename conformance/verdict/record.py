@@ -14,6 +14,7 @@ from conformance.laws import checking
 from conformance.laws.fitting import fitted
 from conformance.laws.run import Run
 from conformance.oracle.affine import Enclosure, Gap
+from conformance.oracle.faults.places import places
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
 from conformance.results.records import PASSED, CaseRecord, Finding, Timeline, Vector, Verdict
@@ -157,6 +158,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         mistake=None if judgement.mistake is None else judgement.mistake.kind,
         explained_by=judgement.suspects.explained_by,
         ruled_out=judgement.suspects.ruled_out,
+        places=() if trajectory is None else tuple(places(problem, trajectory.skips)),
         gradient_factors=tuple(map(_float, judgement.suspects.gradient_factors)),
         step_factors=tuple(map(_float, judgement.suspects.step_factors)),
         behaviour=tuple(judgement.behaviour),

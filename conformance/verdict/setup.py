@@ -14,6 +14,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from conformance.laws.run import Rank, Run
+from conformance.results.records import PAIR
 from conformance.results.records import Mistake as Kind
 from conformance.trace import events as trace
 from conformance.trace.events import Number as Recorded
@@ -358,7 +359,9 @@ _FAULTS = {"momentum": "momentum-lost", "weight_decay": "no-weight-decay"}
 
 def _is_left_to_the_trainer(name: str, groups: Sequence[Mapping[str, Any]], explained_by: Sequence[str]) -> bool:
     """Whether no group of the optimizer has the setting, and the numbers do not show that the trainer ignores it."""
-    return not any(group.get(name) for group in groups) and not any(_FAULTS[name] in one for one in explained_by)
+    return not any(group.get(name) for group in groups) and not any(
+        _FAULTS[name] in one.split(PAIR) for one in explained_by
+    )
 
 
 def _differs(group: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from .building import TWO, a_run, backward, clear, event, forward, hold, micro_batch, right, step
+from .building_ddp import ALL_REDUCE
 from .findings import broken_of, checked, found
 
 broken = partial(broken_of, {"acc"})
@@ -82,12 +83,22 @@ class TestAveragedOnce:
         assert "dividing by 2 although the window has 1 micro-batch" in told
         assert "dividing by the 2 ranks twice" not in told
 
-    def test_what_the_clip_saw(self):
+    @pytest.mark.parametrize(
+        ("between", "blamed"),
+        [
+            ([], "backward_begin"),
+            ([ALL_REDUCE], "collective"),
+            ([ALL_REDUCE | {"during": "backward"}], "backward_begin"),
+            ([event("gradient_change", parameters=[0, 1], factor=2.0)], "clip"),
+        ],
+    )
+    def test_what_the_clip_saw_was_computed_before(self, between, blamed):
         clip = event("clip", gradients=right([0, 1], factor=2.0))
-        events = [event("start"), micro_batch(0), micro_batch(gradients="some"), clip, step(gradients=[-0.1, -0.1])]
-        run = a_run(events, **TWO, clip={"kind": "norm", "threshold": 1.0})
+        before = [event("start"), micro_batch(0), micro_batch(gradients="some"), *between]
+        run = a_run([*before, clip, step(gradients=[-0.1, -0.1])], **TWO, clip={"kind": "norm", "threshold": 1.0})
         assert broken(run) == {self.ID}
-        assert found(run, self.ID).broken.event.event == "clip"
+        said = found(run, self.ID).broken
+        assert (said.event.event, "clip" in said.observed) == (blamed, True)
 
     @pytest.mark.parametrize(
         ("gradients", "changes"),

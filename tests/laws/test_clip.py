@@ -72,6 +72,7 @@ BREAKING = {
     },
     "clip/once-per-window": {
         "for each micro-batch": lambda: alone(clip(), micro_batch(gradients="some"), clip(), step(), **TWO),
+        "before the last backward": lambda: alone(clip(), micro_batch(gradients="some"), step(), **TWO),
         "twice in a row": lambda: alone(clip(), clip(), step()),
         "before the average too": lambda: ranks(*([clip(gradients=own), average(), clip()] for own in APART)),
     },
@@ -90,6 +91,7 @@ BREAKING = {
 
 #: What breaks no law of the chapter.
 ALLOWED = {
+    "before a backward of other parameters": lambda: alone(clip(), micro_batch(gradients="none"), step(), **TWO),
     "averaged and clipped by group": lambda: ranks(*[[average(), clip(0), average(), clip(1)]] * 2),
     "a loss averaged for a log": lambda: ranks(*[[average(), clip(), average(of=None, elements=1, bytes=4)]] * 2),
     "weights broadcast": lambda: ranks(*[[average(), clip(), average(op="broadcast_", of="parameters")]] * 2),

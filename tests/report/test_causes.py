@@ -51,6 +51,7 @@ HIDDEN = wrong("sum", gradient_factors=[2, 3], workload="clip")
 BOTH, ONLY_SUM = wrong("sum + twice", ruled_out=["sum", "twice"]), wrong("sum", ruled_out=[], layout=(2, 1))
 SUMS = [wrong("sum", layout=(2, at)) for at in (2, 3, 4)]
 SECOND = [wrong(ruled_out=["sum", "other"], workload="unused")] * 2
+IN_SHORT = "sum only in short windows"
 #: Cases, and the causes that are named, each with the number of its cases.
 NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     "a bug that every case speaks for": (
@@ -72,6 +73,18 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     "bugs that no case tells apart": (
         [wrong("sum", "twice")],
         [("The trainer sums, or divides twice, or has another bug with the same numbers.", 1)],
+    ),
+    "a bug of some windows": (
+        [wrong(IN_SHORT), wrong(IN_SHORT, layout=(2, 3)), case(2, 1)],
+        [("The trainer sums, but only in short windows.", 2)],
+    ),
+    "a bug of some windows, which are correct with the same data": (
+        [wrong(IN_SHORT), case(2, 2, places=["in short windows"])],
+        [(UNKNOWN, 1)],
+    ),
+    "a bug of some windows, where it may not show with other data": (
+        [wrong(IN_SHORT), case(2, 1, places=["in short windows"]), case(2, 2, places=["after a resume"])],
+        [("The trainer sums, but only in short windows.", 1)],
     ),
     "two bugs in other cases": (
         [wrong("sum", ruled_out=()), wrong("twice", ruled_out=(), layout=(1, 2))],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults import CATALOGUE, applicable
-from conformance.oracle.faults.averaging import SumOverRanks, SumOverWindow
+from conformance.oracle.faults.averaging import LossSummed, SumOverRanks, SumOverWindow, WindowDividedTwice
 from conformance.oracle.faults.clipping import NotClipped
+from conformance.oracle.faults.optimizing import NoWeightDecay, WeightDecayTwice
 from conformance.oracle.recurrence import Recurrence, deviating
 from conformance.workloads.layout import Window
 
@@ -110,6 +112,74 @@ def test_two_faults_explain_nothing_where_one_makes_the_same_numbers(follow):
     """Two ranks and two micro-batches: two of these three cancel."""
     faults = [fault for fault in CATALOGUE if fault.name in ("sum-over-ranks", "window-divided-twice", "loss-summed")]
     assert follow("ddp-w2-acc2-fp32-momentum", deviating(faults)).judged().suspects.explained_by == ("loss-summed",)
+
+
+def in_windows(textbook, decision, *numbers):
+    """The textbook that makes one decision in these windows as the fault does, and all others correctly."""
+
+    def decide(self, *of):
+        return getattr(textbook if self.window.index in numbers else Recurrence, decision)(self, *of)
+
+    return type("InSomeWindows", (textbook,), {decision: decide})
+
+
+@pytest.mark.parametrize(
+    ("name", "textbook", "said"),
+    [
+        (
+            "single-acc2-fp32-short-clip-norm",
+            in_windows(NotClipped, "clip", 11),
+            "not-clipped only in short windows",
+        ),
+        (
+            "single-acc2-fp32-clip-value-resumed-at-3",
+            in_windows(NotClipped, "clip", 3, 4, 5),
+            "not-clipped only after a resume",
+        ),
+        (
+            "single-acc2-fp32-epoch-schedule",
+            in_windows(WindowDividedTwice, "over_window", 1, 3, 5),
+            "window-divided-twice only at the end of an epoch",
+        ),
+        (
+            "single-acc2-fp16-overflow",
+            in_windows(SumOverWindow, "over_window", 3),
+            "sum-over-window only in the window after an overflow",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_fault_of_some_windows_is_named_with_them(follow, name, textbook, said):
+    assert said in follow(name, textbook).expect("FAIL (numerics)").suspects.explained_by
+
+
+@pytest.mark.parametrize(("fault", "times"), [(NoWeightDecay, 0), (WeightDecayTwice, 2)])
+def test_settings_of_some_windows_are_named_with_them(follow, fault, times):
+    class AfterResume(Recurrence):
+        def stepped(self, weights: Affine, *of: object) -> Affine:
+            for rule, _ in self.rules if self.window.index == 3 else ():
+                rule.spec = replace(rule.spec, weight_decay=times * rule.spec.weight_decay)
+            return super().stepped(weights, *of)
+
+    found = follow("single-acc2-fp32-two-groups-resumed-at-3", AfterResume).judged().suspects.explained_by
+    [name] = [one.name for one in CATALOGUE if one.textbook is fault]
+    assert f"{name} only after a resume" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "windows"),
+    [
+        # Both are short, and one is correct.
+        ("single-acc2-fp32-short-epochs", [2]),
+        ("single-acc2-fp32-short-epochs", [5]),
+        ("single-acc2-fp32-momentum", [3, 4, 5]),
+        ("single-acc2-fp32-momentum-resumed-at-3", [3, 5]),
+        ("single-acc2-fp32-momentum-resumed-at-3", [2, 3, 4, 5]),
+    ],
+)
+def test_a_fault_of_other_windows_is_not_named(follow, name, windows):
+    wrong = in_windows(LossSummed, "over_samples", *windows)
+    assert follow(name, wrong).expect("FAIL (numerics)").suspects.explained_by == ()
 
 
 @pytest.mark.parametrize("name", ["single-acc2-fp32-momentum", "single-acc3-fp32-sgd"])

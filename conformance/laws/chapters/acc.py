@@ -104,8 +104,11 @@ def averaged_once(window: Window) -> Outcome:
     # These may have averaged the gradients.
     collectives = [one for one in window.between(trace.Contribution, before=event) if one.of == "gradients"][-1:]
     changes = window.between(trace.GradientChange, before=event)[-1:]
+    computed = [*window.backwards[-1:], *(one for one in collectives if one.during != "backward")][-1:]
+    # Only the next event notices a change by hand, so its line is unknown.
+    is_changed = not computed or any(change.seq > computed[0].seq for change in changes)
     return Broken(
-        event,
+        event if is_changed else computed[0],
         expected=f"gradient {mean} in {window.plan.model.elements[shown]}, the mean over {over}",
         observed=f"{seen} at {event}",
         why=f"every gradient is {times} of the mean, the result of {reasons}",

@@ -168,6 +168,17 @@ def once_per_window(window: Window) -> Outcome:
                 shows=(first, *between[:1], second),
                 effect=effect,
             )
+    for clip in clips[-1:] if window.attempts else ():
+        later = window.between(trace.BackwardBegin, after=clip, before=window.attempts[0])
+        for backward in [one for one in later if one.gradients == "some"][-1:]:
+            return Broken(
+                clip,
+                expected="a clip after the last backward of the window",
+                observed=f"{backward.label} {backward.backward} came after {clip}",
+                why="the gradients that it adds are not clipped",
+                shows=(clip, backward),
+                effect=f"Window {window.number} steps with gradients that are clipped in part.",
+            )
     return OK if clips and window.attempts else None
 
 

@@ -77,21 +77,15 @@ def _backward_at(rule: Recurrence, window: Window, weights: Affine, backward: Af
     fix="step after the backward pass of all layers",
 )
 class LastLayerSteppedFirst(Recurrence):
-    _taken = 0
-
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         right, others, last = super().window_gradient(window, weights), self.tensors[:-1], self.tensors[-1:]
         # A step changes the optimizer's state, so step copies; the real step with all parameters comes later.
         tried = self.joined(
-            (copy(rule).step(weights, right, self.learning_rate_of(own[0], self._taken)), own)
+            (copy(rule).step(weights, right, self.learning_rate_of(own[0], self.taken)), own)
             for rule, own in self.rules
         )
         stepped = self.joined([(weights, others), (tried, last)])
         return self.joined([(self.clip(_backward_at(self, window, weights, stepped)), others), (right, last)])
-
-    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
-        self._taken = step + 1
-        return super().update(weights, vector, step)
 
 
 def shuffles(problem: Problem) -> bool:
@@ -168,22 +162,6 @@ class DataRounded(_OfOtherData):
     def batch(self, window: Window) -> Iterable[Sample]:
         for sample in window.batch:
             yield replace(sample, x=tuple(nearest(value, BF16) for value in sample.x), y=nearest(sample.y, BF16))
-
-
-def _has_fractions(problem: Problem) -> bool:
-    return any(sample.y.denominator > 1 for sample in problem.workload.data)
-
-
-@fault(
-    "truncates targets to integers",
-    _has_fractions,
-    computes_precisely,
-    fix="keep targets in the case's precision; convert no labels",
-)
-class TargetsTruncated(_OfOtherData):
-    def batch(self, window: Window) -> Iterable[Sample]:
-        for sample in window.batch:
-            yield replace(sample, y=Fraction(int(sample.y)))
 
 
 @fault(

@@ -26,7 +26,6 @@ from conformance.workloads.workload import AdamW
 class _BetweenBackwards(Recurrence):
     """Does something between the backward passes of a window."""
 
-    _taken = 0
     _moved: Affine | None = None
 
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -40,12 +39,11 @@ class _BetweenBackwards(Recurrence):
         return self.clip(vector)
 
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
-        self._taken = step + 1
         return super().update(self._moved or weights, vector, step)
 
     def stepped_early(self, weights: Affine, vector: Affine) -> Affine:
         """The weights after a step inside the window."""
-        return super().update(weights, self.clip(vector), self._taken)
+        return super().update(weights, self.clip(vector), self.taken)
 
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
         """The accumulated gradients and the weights after a backward pass that is not the last."""
@@ -148,7 +146,7 @@ class DecayPerMicroBatch(_BetweenBackwards):
 
     def _rate_of_decay(self, tensor: int) -> Fraction:
         decay = self.optimizer_of(tensor).weight_decay
-        return decay * self.learning_rate_of(tensor, self._taken) if self.steps_on(tensor) else Fraction(0)
+        return decay * self.learning_rate_of(tensor, self.taken) if self.steps_on(tensor) else Fraction(0)
 
 
 @fault(

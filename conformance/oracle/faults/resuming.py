@@ -107,6 +107,26 @@ class ScheduleNotRestored(_Rescheduled):
         return step - taken
 
 
+def _has_other_rates_later(problem: Problem) -> bool:
+    """Whether a schedule that restarts after the first step of a resume has other rates than the correct one."""
+    skips = Recurrence(problem).run().skips if problem.precision.scaled else frozenset[int]()
+    taken = sum(window.index not in skips for window in problem.windows[: problem.resumed_at])
+    later = range(taken + 1, len(problem.windows) - len(skips))
+    return any(one[step] != one[step - taken] for one in problem.workload.schedules for step in later)
+
+
+@fault(
+    "restores the learning rate, but restarts its schedule after a resume",
+    resumes,
+    schedules,
+    _has_other_rates_later,
+    fix="save and load the schedule's `state_dict`; the optimizer's has the rate alone",
+)
+class RateAloneRestored(_Rescheduled):
+    def resumed_place(self, step: int, taken: int) -> int:
+        return step if step == taken else step - taken
+
+
 @fault(
     "is one step ahead in the learning-rate schedule after a resume",
     resumes,
