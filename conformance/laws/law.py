@@ -45,6 +45,8 @@ class Broken:
     why: why it matters, with the numbers of this run: "the threshold is 1, but gradients carry the loss scale 1024".
     shows: the shortest slice of the trace that proves it, from several ranks if one is not enough.
     effect: what this does to the numbers here, predicted from the trace.
+    fault, advice: what the trainer does here, and what to do, if more is known than the law's say.
+    origin: the first event with what breaks the law, if `event` only shows it.
     """
 
     event: Event
@@ -53,6 +55,9 @@ class Broken:
     why: str
     shows: Sequence[Event]
     effect: str | None = None
+    fault: str = ""
+    advice: str = ""
+    origin: Event | None = None
 
 
 Outcome: TypeAlias = Broken | Kept | None
@@ -75,6 +80,8 @@ class Law:
     says: one sentence with one MUST or SHOULD. A trainer that breaks a MUST fails; a broken SHOULD is a warning.
     why: what goes wrong in the numbers, in two sentences.
     fix: a short, correct snippet of Python; for a script, what to do.
+    fault: what a trainer that breaks it does, to follow "the trainer": "clips before it unscales". "" for scripts.
+    is_seen_later: whether the event only shows the bug, because a call is missing or an earlier one is wrong.
     advice: what to do, for trainers: one imperative sentence.
     shows: for scripts, the property and its value that reveal the bug; the value is None if no value is intended. None
         for trainers.
@@ -101,6 +108,8 @@ class Law:
     needs: tuple[type[Event], ...] = ()
     latent: str = ""
     advice: str = ""
+    fault: str = ""
+    is_seen_later: bool = False
 
     @property
     def chapter(self) -> str:
@@ -146,6 +155,8 @@ def law(
     why: str,
     source: str,
     fix: str,
+    fault: str,
+    is_seen_later: bool = False,
     advice: str = "",
     latent: str = "",
     unless: tuple[str, ...] = (),
@@ -175,6 +186,8 @@ def law(
                 needs=needs,
                 latent=" ".join(latent.split()),
                 advice=advice,
+                fault=fault,
+                is_seen_later=is_seen_later,
             )
         )
         return judges

@@ -9,21 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from conformance.adapter.loading import place_of
 from conformance.laws.law import Law, laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
 from conformance.results.records import ONLY, PAIR, PASSED, CaseRecord, Finding, Moment, Reason
 
-from .command import relative
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of
+from .places import Place, each_once, looked_at, own_line
 from .signs import OR, Cause
 from .text import capitalized, cut, distinct, number, one_line, plural, visible
-
-_TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
-"""A comment that tells a reader nothing."""
 
 Fact: TypeAlias = tuple[str, str]
 """A label (`expected`, `observed` or `why`) and a sentence."""
@@ -45,36 +41,13 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True)
-class Place:
-    """A line to look at. label: its role. at: `train.py:41`. text: the line, with its neighbours where known."""
-
-    label: str
-    at: str
-    text: str = ""
-
-    @property
-    def numbered(self) -> dict[int, str]:
-        """The line and its neighbours by number."""
-        at = int(self.at.rpartition(":")[2])
-        lines = self.text.split("\n") if self.text else []
-        first = max(1, at - 1) if len(lines) > 1 else at
-        return {number: _TO_TOOLS.sub("", one_line(line)) for number, line in enumerate(lines, first)}
-
-    @property
-    def code(self) -> str:
-        """The lines as compilers show them, with an arrow: `> 41 | loss.backward()`."""
-        at, width = self.at.rpartition(":")[2], len(str(max(self.numbered, default=0)))
-        lines = (f"{number:>{width}} | {text}" for number, text in self.numbered.items())
-        return "\n".join(f"{'>' if line.split()[0] == at else ' '} {line}".rstrip() for line in lines)
-
-
-@dataclass(frozen=True)
 class Card:
     """The part of a card that a run and a watch share.
 
     rule: the id of the law, or the kind of cause. law: the id of a law that has a page.
-    title: the diagnosis. where: the line that causes it, and the trainer's line that called it; None if unknown.
-    own_line: the user's file and line to annotate. places: the lines to look at.
+    title: the diagnosis. where: the first line to look at, and the trainer's line that called it; None if unknown.
+    role: of ``where``: "at" if it is wrong by itself. own_line: the user's file and line to annotate. places: the lines
+    to look at.
     facts: what was expected, what was observed, and why it matters. slice: the events that show it.
     effect: the effect on training. fix: a snippet of Python. advice: the fix in words if there is no snippet.
     extent: how often. scope: where. commands: what reproduces it, each with a label. also: other problems of its cases.
@@ -93,24 +66,25 @@ class Card:
     extent: str
     scope: str
     commands: tuple[Fact, ...]
+    role: str = "at"
     law: str | None = None
     advice: str | None = None
     also: tuple[str, ...] = ()
 
     @property
     def place(self) -> str | None:
-        """The line for a title: the user's own, or the one that causes the problem."""
+        """The line for a title: the user's own, or else the first."""
         if self.where and self.own_line and not os.path.isabs(self.own_line[0]):
             return f"{self.own_line[0]}:{self.own_line[1]}"
         return self.where.partition(", called from ")[0] if self.where else None
 
     @property
     def headline(self) -> str:
-        """What and where: without a line that is wrong by itself, the first one to look at, with its role."""
+        """What and where; for a line that is not wrong by itself, with its role."""
         what = capitalized(self.title).removesuffix(".")
-        where = self.place or next((f"seen at the {one.label}, {one.at}" for one in self.places), None)
-        is_told = any(place.at in what for place in self.places)
-        return f"{what} ({where})" if where and not is_told else what
+        if self.place is None or any(place.at in what for place in self.places):
+            return what
+        return f"{what} ({self.place if self.role == 'at' else f'{self.role} {self.place}'})"
 
     def parts(self) -> Iterator[Part]:
         """What follows the headline, in order."""
@@ -227,38 +201,32 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     law, example, cause = next(iter(failure.findings), None), failure.example, failure.cause
     text = next((one for one in laws() if one.id == law.law), None) if law else None
     is_known, reason = cause.kind in ("bug", "pair"), example.reason or Reason()
-    where, source = (law.where, law.source) if law is not None else (reason.where, reason.source)
-    facts, places = [*_numbers(example)], [*_places("at", where, source)]
+    facts, looked = [*_numbers(example)], [*looked_at(failure, law, text)]
     if law is not None:
         facts = [("expected", law.expected), ("observed", law.observed), ("why", law.why)]
     elif not facts and failure.text != example.headline:
         facts = [("observed", cut(example.headline, _LONGEST))]
     if is_known and law is None:
         facts.append(("why", _fits(cause)))
-    looked = [*_looked_at(example)]
-    calls = {one.label: one for one in reversed(looked)}
-    if places and "step" in calls and places[0].at == calls["step"].at:
-        # The step that a law blames uses what the backward computed.
-        places = [replace(places[0], label="step"), *places[1:], *filter(None, [calls.get("backward")])]
-    elif where is None and example.verdict not in ("CRASH", "HANG"):
-        places += looked
+    role, first = looked[0] if looked else ("at", None)
     bugs, commands = cause.key.split(OR) if is_known else cause.bugs, _commands(example)
-    of_law = text.advice if text and not is_known else ""
+    of_law = (law.advice or text.advice) if law and text and not is_known else ""
     debug = "debug with the script of the first command below" if len(commands) > 1 else None
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
         title=failure.text,
-        where=where,
-        own_line=_own_line(example, ", called from ".join(place.at for place in places)),
-        places=tuple(places),
+        where=first.where if first else None,
+        role=role,
+        own_line=own_line(example, first.where) if first else None,
+        places=each_once(looked),
         facts=tuple(facts),
         slice=law.slice if law else (),
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
         fix=law.fix if law and not is_known else None,
         advice=of_law
-        or _known_fix(bugs)
         or reason.advice
+        or _known_fix(bugs)
         or (example.verdict == "CRASH" and _advised(example.headline))
         or debug,
         extent=_counted(failure.cases, every),
@@ -311,17 +279,6 @@ def _known_fix(bugs: Sequence[str]) -> str:
     return "; or ".join(found) if len(found) <= _FEW else ""
 
 
-def _places(label: str, where: str | None, source: Sequence[str]) -> Iterator[Place]:
-    """The lines of `train.py:9, called from loop.py:41`; a path may have spaces and commas in it."""
-    texts, lines = iter(source), where.split(", called from ") if where else []
-    if label == "at" and len(lines) > 1:
-        label = "inside"
-    for at in lines:
-        if at.rpartition(":")[2].isdecimal():
-            yield Place(label, at, next(texts, ""))
-        label = "called from"
-
-
 def _numbers(case: CaseRecord) -> Iterator[Fact]:
     """The first wrong number: expected and observed."""
     if (first := case.first_difference) is not None:
@@ -338,15 +295,6 @@ def first_difference(case: CaseRecord) -> Iterator[str]:
     yield from (f"{label}: {text}" for label, text in _numbers(case))
 
 
-def _own_line(case: CaseRecord, where: str) -> tuple[str, int] | None:
-    """The trainer's file, as its target names it, and the last line in it."""
-    place = place_of(case.target)
-    file = os.path.normpath(place) if place.endswith(".py") else None
-    lines = [one.at.rpartition(":") for one in _places("", where, ())]
-    own = [int(line) for path, _, line in lines if file and (file == path or file.endswith(os.sep + path))]
-    return (relative(place), own[-1]) if own else None
-
-
 def _commands(case: CaseRecord) -> tuple[Fact, ...]:
     # A script compares numbers, or ends as the trainer does.
     is_shown = case.first_difference is not None or case.verdict in ("CRASH", "HANG")
@@ -358,24 +306,3 @@ def _counted(cases: Sequence[CaseRecord], every: Sequence[CaseRecord]) -> str:
     trainers = {case.trainer for case in cases}
     judged = sum(case.failed or case.verdict in PASSED for case in every if case.trainer in trainers)
     return f"{len(cases)} of {plural(judged, 'case')}"
-
-
-#: The calls that can cause wrong weights or a wrong gradient, by the kind of event, the likeliest first.
-_CALLS = {
-    "weights": {"step": "step", "schedule": "schedule"},
-    "gradient": {"backward_begin": "backward", "unscale": "unscale", "clip": "clip", "step": "step"},
-}
-
-
-def _looked_at(case: CaseRecord) -> Iterator[Place]:
-    """Without a line that is wrong by itself: the calls of the window with the first wrong number."""
-    first, moments = case.first_difference, case.timeline.moments if case.timeline else ()
-    own = [*_places("step", first.where, first.source)] if first else []
-    for kind, label in _CALLS[first.quantity if first else "gradient"].items():
-        at = next((one.where for one in moments if one.event == kind and one.where), None)
-        if own and own[0].at == at:
-            yield from (replace(own.pop(0), label=label), *own)
-            own = []
-        elif at is not None:
-            yield Place(label, at)
-    yield from own

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from conformance.results.records import ONLY, PAIR, CaseRecord, Finding
 
+from .laws import fault_of
 from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
 
 #: Laws that flag consequences, not causes: a known bug says more.
@@ -98,8 +99,8 @@ def _rank(cause: Cause) -> float:
 def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
     """The cause in a sentence. ``texts``: what a trainer with each known bug does."""
     if cause.kind == "law":
-        says = next(law.says for case in cases if (law := law_of(cause, case)) is not None)
-        return f"Broken law: {says}"
+        broken = next(law for case in cases if (law := law_of(cause, case)) is not None)
+        return f"The trainer {fault_of(broken)}."
     if cause.kind in ("bug", "pair"):
         names = [name for name in cause.key.split(OR) if name]
         said = [" and ".join(_said(one, texts) for one in name.split(PAIR)) for name in names]

@@ -15,7 +15,11 @@ def effect(case: CaseRecord) -> str | None:
     if case.diverged is not None:
         first, *others = case.diverged.weights
         shares = [share for other in others if (share := _share(first, other))]
-        return f"weights of the ranks differ by {_percent(max(shares))} of their norm" if shares else None
+        if not shares:
+            return None
+        return (
+            f"the weights of the ranks differ by {_percent(max(shares))} (norm of the difference / norm of the weights)"
+        )
     for what, factors in (("gradients", case.gradient_factors), ("the update", case.step_factors)):
         if len(factors) == 1:
             return _factor(what, factors[0])

@@ -27,7 +27,7 @@ from . import evidence, figure, grouping, swimlanes, text
 from .behaviour import behaviour
 from .card import CaseCard, cards
 from .comparison import Comparison
-from .laws import breaches, checked, page_of, unchecked
+from .laws import breaches, checked, fault_of, page_of, unchecked
 from .summary import extent, headline, scopes, standings, summary
 from .text import write
 from .traffic import traffic
@@ -80,6 +80,7 @@ def base(package: str = "conformance.report") -> Environment:
         swimlanes=swimlanes,
         looks=LOOKS,
         page_of=page_of,
+        fault_of=fault_of,
     )
     environment.filters.update(
         prose=_prose,

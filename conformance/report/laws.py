@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from conformance.laws.law import laws
 from conformance.results import Results
 from conformance.results.records import CaseRecord, Finding, LawText
 
@@ -18,6 +19,12 @@ DOCS = "https://trainer-conformance.github.io/trainer-conformance/"
 def page_of(law: str) -> str:
     """The address of a law's page."""
     return f"{DOCS}laws/{quote(law, errors='replace')}.html"
+
+
+def fault_of(finding: Finding) -> str:
+    """What the trainer does, to follow "the trainer". The file may have a law that is no longer known."""
+    fault = next((law.fault for law in laws() if law.id == finding.law), f"breaks a law: {finding.says}")
+    return (finding.fault or fault).removesuffix(".")
 
 
 @dataclass(frozen=True)

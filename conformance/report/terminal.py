@@ -17,7 +17,7 @@ from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRec
 from .behaviour import behaviour, in_terminal
 from .card import Card, cards
 from .grouping import Alike, grouped, overall, precisions, reasons, tally, trainers
-from .laws import Breach, Checked, breaches, checked, unchecked
+from .laws import Breach, Checked, breaches, checked, fault_of, unchecked
 from .summary import extent, scope, scopes, summary
 from .text import STYLES, one_line, plural, print_beside, visible
 from .verdicts import LOOKS
@@ -52,6 +52,7 @@ def render_terminal(
     if results.passed + results.failed:
         counts = [*_counts(results, PASSED + NOT_CONFORMING)]
         console.print(Columns(counts, padding=(0, 3)))
+        _print_meanings(results, NOT_CONFORMING, console)
     shown = problems if detail == "verbose" else problems[:MOST_PROBLEMS]
     for card in shown:
         print_card(card, console, f"{card.extent}: {card.scope}")
@@ -70,6 +71,14 @@ def _counts(results: Results, verdicts: Sequence[str]) -> Iterator[Text]:
     for look, count in overall(results):
         if look.verdict in verdicts:
             yield Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}")
+
+
+def _print_meanings(results: Results, verdicts: Sequence[str], console: Console) -> None:
+    """Prints the first sentence on each of these verdicts that a case has."""
+    for look, _ in overall(results):
+        if look.verdict in verdicts:
+            said = f"{look.meaning.partition('. ')[0].removesuffix('.')}."
+            print_beside(Text(f"  {look.glyph} {look.verdict}: ", "dim"), Text(said, "dim"), console)
 
 
 def _print_notices(results: Results, console: Console, detail: Detail) -> None:
@@ -103,6 +112,7 @@ def _print_extent(results: Results, console: Console, detail: Detail) -> None:
         why = "; --verbose lists why" if others else f": {one_line(first.text)}"
         counts = Text(", ").join(_counts(results, NOT_RUN))
         console.print(Text.assemble("Not run: ", counts, "" if detail == "verbose" else why))
+        _print_meanings(results, NOT_RUN, console)
     for law in unchecked(results):
         console.print(Text(one_line(f"{law.says} in the report"), "bold yellow"))
     if results.passed + results.failed and results.header.laws:
@@ -200,10 +210,11 @@ def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -
 _OF_PARTS = {"code": "green", "source": "green", "command": "cyan", "link": "blue"}
 
 
-def print_card(card: Card, console: Console, below: str = "") -> None:
-    """Prints a card. Code and commands keep their lines, to be copied. below: follows the title."""
+def print_card(card: Card, console: Console, below: str = "", *, has_verdict: bool = True) -> None:
+    """Prints a card. Code and commands keep their lines, to be copied. below: follows the title. has_verdict: whether
+    the title starts with the verdict."""
     console.print()
-    print_beside(*_title(card), console)
+    print_beside(*_title(card, has_verdict=has_verdict), console)
     if below:
         print_beside(Text("  "), Text(one_line(below), "dim"), console)
     for label, text, kind in card.parts():
@@ -216,22 +227,22 @@ def print_card(card: Card, console: Console, below: str = "") -> None:
             head = Text(" " * head.cell_len)
 
 
-def _title(card: Card) -> tuple[Text, Text]:
+def _title(card: Card, *, has_verdict: bool = True) -> tuple[Text, Text]:
     """The verdict and the headline."""
     look = LOOKS[card.verdict]
-    verdict = Text.assemble((f"{look.mark} {look.verdict}", STYLES[look.tone]), "  ")
-    return verdict, Text(one_line(card.headline), "bold")
+    mark, space = (f"{look.mark} {look.verdict}", "  ") if has_verdict else (look.mark, " ")
+    return Text.assemble((mark, STYLES[look.tone]), space), Text(one_line(card.headline), "bold")
 
 
 def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:
     """A line for each warning."""
     for breach in breaches:
         finding, example = breach.finding, breach.cases[0]
+        where, cases = f" ({one_line(finding.where)})" if finding.where else "", plural(len(breach.cases), "case")
         yield Text.assemble(
             ("! ", "yellow"),
             (one_line(finding.law), "yellow"),
-            f"  {one_line(example.trainer)}, {plural(len(breach.cases), 'case')}: {visible(finding.says)}",
-            (f"  {one_line(finding.where)}" if finding.where else "", "dim"),
+            f"  {one_line(example.trainer)} {visible(fault_of(finding))}{where}: {cases}",
         )
 
 

@@ -132,6 +132,8 @@ class CaseRecord:
     first_difference: Annotated[FirstDifference | None, "where the trainer first differed from the correct answer"] = (
         None
     )
+    read_at: Annotated[Lines | None, "the line that first read the checkpoint, in a resumed case"] = None
+    saved_at: Annotated[Lines | None, "the line that last wrote to the checkpoint, in a resumed case"] = None
     mistake: Annotated[Mistake | None, "what the adapter got wrong, for the verdict SETUP"] = None
     explained_by: Annotated[
         tuple[str, ...],
@@ -346,6 +348,17 @@ class Finding:
         "the text of each line in `where`, as it was when the case ran; empty if it was not found",
     ] = ()
     slice: Annotated[tuple[Moment, ...], "the events that show it"] = ()
+    fault: Annotated[str, "what the trainer does, to follow `the trainer`, if more is known than the law says"] = ""
+    advice: Annotated[str, "what to do, if more is known than the law says"] = ""
+    origin: Annotated[Lines | None, "the line where it starts, if `where` only shows it"] = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A line, and in a framework the trainer's line that called it."""
+
+    where: Annotated[str, "as in a finding"]
+    source: Annotated[tuple[str, ...], "as in a finding"] = ()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from conformance.verdict.guards import guards
 from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard
 from conformance.verdict.precedence import Ground, by_precedence, overrules
 from conformance.verdict.precision_check import ignored_precision
-from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
+from conformance.verdict.resuming import counted_wrongly, how_resumed, may_come_of_it, other_window
 from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
 from conformance.verdict.setup import Mistake
 from conformance.workloads.workload import SGD, Clip
@@ -125,6 +125,8 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
         judgement.headline, *judgement.notes = by_precedence(wrong)
         known = (guard.where for guard in judgement.guards if guard.text == judgement.headline and guard.where)
         judgement.reason = next((Reason(where=where) for where in known), judgement.reason)
+        if judgement.suspects.explained_by and (advice := counted_wrongly(case, ranks)) is not None:
+            judgement.reason = replace(judgement.reason or Reason(), advice=advice)
     at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.passed]
     if context is not None and judgement.headline in at_seam:
         judgement.headline += f"; {context}"

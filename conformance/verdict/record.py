@@ -18,7 +18,7 @@ from conformance.oracle.faults.places import places
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
 from conformance.results.records import PASSED, CaseRecord, Finding, Timeline, Vector, Verdict
-from conformance.trace.events import BackwardBegin, Event, ObserverFailed
+from conformance.trace.events import BackwardBegin, Event, Load, ObserverFailed, Save
 from conformance.verdict import timeline as drawn
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
@@ -62,7 +62,14 @@ def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: s
         where=None if broken.event.where is None else broken.event.line,
         source=source_of(broken.event, target),
         slice=drawn.moments(shown, [broken.event]),
+        fault=broken.fault,
+        advice=broken.advice,
+        origin=_line(broken.origin, target),
     )
+
+
+def _line(event: Event | None, target: str) -> records.Lines | None:
+    return None if event is None or event.where is None else records.Lines(event.line, source_of(event, target))
 
 
 def source_of(event: Event, target: str) -> tuple[str, ...]:
@@ -155,6 +162,8 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         if judgement.divergence is None
         else records.Diverged(judgement.divergence.step, tuple(judgement.divergence.weights)),
         first_difference=_difference(judgement, problem.workload.model.elements, target),
+        read_at=_line(_of_life(judgement.ranks, 1, Load, 0), target),
+        saved_at=_line(_of_life(judgement.ranks, 0, Save, -1), target),
         mistake=None if judgement.mistake is None else judgement.mistake.kind,
         explained_by=judgement.suspects.explained_by,
         ruled_out=judgement.suspects.ruled_out,
@@ -169,6 +178,12 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         findings=findings(judgement, target),
         timeline=timeline(judgement),
     )
+
+
+def _of_life(ranks: Sequence[RankEvidence], life: int, kind: type[Event], at: int) -> Event | None:
+    """An event of the first rank that has events of this kind in this life."""
+    found = (rank.lives[life].events.of(kind) for rank in ranks if rank.lives)
+    return next((events[at] for events in found if events), None)
 
 
 def _certificate(certificate: Certificate) -> records.Certificate:

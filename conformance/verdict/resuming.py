@@ -140,6 +140,24 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
+def counted_wrongly(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """What to change if the micro-batches before a stop inside a window do not count once: their restored gradients
+    count, or their new ones. None if they count once, or it cannot be seen."""
+    (before, after), inside = case.world_sizes, case.resumed_inside
+    for rank in ranks if inside and before == after else ():
+        life = rank.lives[1] if rank.lives else None
+        passes = [one for one in life.events.of(trace.BackwardBegin) if one.window == case.resumed_at] if life else []
+        missing = len(case.problem.windows[case.resumed_at or 0].shares[rank.number]) - len(passes)
+        first, they = ("the window's first micro-batch", "it")
+        if inside > 1:
+            first, they = f"the window's first {inside} micro-batches", "them"
+        if passes and passes[0].gradients == "some" and missing == 0:
+            return f"after the resume, skip {first}: the restored gradients already contain {they}"
+        if passes and passes[0].gradients in ("none", "zero") and missing == inside:
+            return f"after the resume, restore the gradients of {first}: nothing trains {they} again"
+    return None
+
+
 def in_first_epoch(case: Case, ranks: Sequence[RankEvidence]) -> bool:
     """Whether a rank resumes at the correct place, but in the order of the first epoch: it trains the planned number of
     windows, at the same place in the epoch, but with the rows of the first epoch."""

@@ -52,6 +52,7 @@ def test_the_page_has_every_law_and_permission():
 def test_a_law_is_told_in_full(law):
     ast.parse(law.fix)
     assert law.advice and not law.advice.endswith(".")
+    assert law.fault and not law.fault.endswith(".") and not re.search(r"MUST|SHOULD", law.fault)
     assert law.says.endswith(".") and law.why.endswith((".", ".)")) and not law.source.endswith(".")
     assert law.source.startswith(("PyTorch", "Determined", "Horovod", "apex"))
 

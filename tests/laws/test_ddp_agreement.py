@@ -112,7 +112,7 @@ BREAKING = {
 
 
 def test_every_law_is_broken_by_a_trace():
-    assert set(BREAKING) == laws_in("ddp_agreement", "ddp_reach")
+    assert set(BREAKING) == laws_in("ddp_agreement", "ddp_collectives", "ddp_reach")
 
 
 SCALAR = event("collective", elements=1, bytes=4)
@@ -258,6 +258,30 @@ def test_how_ranks_part_is_told():
     assert "(2, 4) on rank 1, 2x in every element" in parted(1.0)
     assert "in every element" not in parted(2.0)
     assert "rank 0 clipped its gradients (train.py:5) and rank 1 did not" in parted(2.0, event("clip"))
+
+
+def rated(*rates):
+    """The steps of a schedule to these learning rates."""
+    return [event("schedule", lr_before=[], lr_after=[rate], initial=not at) for at, rate in enumerate(rates)]
+
+
+@pytest.mark.parametrize(
+    ("before", "lr", "starts"),
+    [
+        (lambda rank: rated(0.5 + rank, 0.5), lambda rank: 0.5 + rank, ("schedule", 0)),
+        (lambda rank: rated(0.5, 0.5 + rank), lambda rank: 0.5 + rank, ("schedule", 1)),
+        (lambda rank: rated(0.5, 0.5), lambda rank: 0.5 + rank, None),
+        (lambda rank: rated(0.5, 0.5 + rank), lambda rank: 0.5, None),
+        (lambda rank: [event("clip")] * rank, lambda rank: 0.5, ("clip", 0)),
+    ],
+)
+def test_where_ranks_start_to_part(before, lr, starts):
+    """At the first rate that differs, if the rates of the step do, or at the clip that only one rank calls."""
+    run = ranks(lambda rank: [ddp(0), averaging(), before(rank), step(lr=lr(rank), weights=[float(rank), 0.0])])
+    broken = the_finding(run, "ddp/identical-weights").broken
+    kinds = [one for one in run.ranks[1].events if starts and one.event == starts[0]]
+    assert broken.origin is (kinds[starts[1]] if starts else None)
+    assert bool(broken.fault) == bool(broken.advice) == (starts is not None or lr(0) != lr(1))
 
 
 def test_a_hang_is_explained_by_the_rank_that_did_not_come():

@@ -185,7 +185,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "a law that is broken in all these cases": (
         [wrong("sum", findings=[synthetic.finding("MUST")]) for _ in range(2)],
-        [("Broken law: Gradients MUST be unscaled before they are clipped.", 2)],
+        [("The trainer clips before it unscales.", 2)],
     ),
     "an unknown bug is one entry whatever its numbers": (
         [wrong(headline=f"step {at}: wrong", verdict=("FAIL (numerics)", "DIVERGED")[at % 2]) for at in range(3)],
@@ -370,7 +370,7 @@ def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() ->
         "ranks": [0],
     }
     half = wrong(precision="fp16", findings=[finding], explained_by=[])
-    assert named(half) == [("Broken law: B.", 1)]
+    assert named(half) == [("The trainer breaks a law: B.", 1)]
     assert named(half, wrong()) == [(UNKNOWN, 2)]
     difference = {"step": 0, "quantity": "gradient", "parameter": "weight[0]", "expected": 1.0, "observed": 3.0}
     assert len(named(half, wrong(first_difference=difference))) == 2

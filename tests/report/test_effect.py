@@ -74,7 +74,9 @@ def test_a_factor_of_all_steps_and_ranks_that_differ(results):
     assert effect(replace(case, gradient_factors=(0.75,))) == "gradients are 0.75x of the correct ones"
     assert effect(replace(case, step_factors=(2.0,))) == "the update is 2x of the correct one"
     apart = Diverged(1, ((3.0, 4.0), (3.0, 4.5)))
-    assert effect(replace(case, diverged=apart)) == "weights of the ranks differ by 10% of their norm"
+    assert effect(replace(case, diverged=apart)) == (
+        "the weights of the ranks differ by 10% (norm of the difference / norm of the weights)"
+    )
     assert effect(replace(case, first_difference=None)) is None
 
 

@@ -25,9 +25,7 @@ def test_a_script_for_a_case_of_a_run(conformance, folder):
     assert ended.out.startswith(f"mine.py reproduces {CASE}, the smallest case with the problem of")
     assert "after step 0, weight[0] on rank 0: observed 0.546875, expected 2.0" in ended.out
     script = Path("mine.py").read_text()
-    assert script.startswith(
-        '"""Broken law: Gradients MUST be unscaled before they are clipped (clip_before_unscale.py:'
-    )
+    assert script.startswith('"""The trainer clips before it unscales (clip_before_unscale.py:')
     assert script.count(WRONG) == 1
     Path("mine.py").write_text(script.replace(WRONG, RIGHT))
     assert proof.run(Path("mine.py"), folder) == proof.Run(0, "after step 0, all values are as expected\n")

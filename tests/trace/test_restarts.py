@@ -134,6 +134,27 @@ def test_other_files_are_no_saves(record, tmp_path, act):
     assert written(record, folder, act) == []
 
 
+@pytest.mark.parametrize(
+    ("act", "read"),
+    [
+        (lambda folder: torch.load(folder / "one"), ["one"]),
+        (lambda folder: torch.load(str(folder / "one"), mmap=True), ["one"]),
+        (lambda folder: (folder / "one").read_bytes(), ["one"]),
+        (lambda folder: torch.load(folder.parent / "before.pt"), []),
+        (lambda folder: (folder / "one").exists(), []),
+        (lambda folder: append(folder / "log"), []),
+    ],
+)
+def test_files_that_are_read_to_resume_are_loads(record, tmp_path, act, read):
+    (folder := tmp_path / "saved").mkdir()
+    torch.save({}, folder / "one")
+    torch.save({}, tmp_path / "before.pt")
+    recording = record(resumed_at=1, life={**LIFE, "resume_from": str(folder)})
+    act(folder)
+    found = [event["path"] for event in recording.events if event["event"] == "load"]
+    assert list(dict.fromkeys(found)) == read
+
+
 @pytest.mark.parametrize("life", [{"life": {**LIFE, "stop_after": 2}}, {}])
 def test_updates_of_averages_are_noted_around_a_stop(with_model, life):
     recording, model = with_model(**life)

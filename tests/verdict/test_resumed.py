@@ -11,12 +11,13 @@ from conformance.oracle.faults import CATALOGUE
 from conformance.oracle.faults.resuming import WindowLeftOut
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Recurrence
-from conformance.results.records import PASSED
+from conformance.results.records import PASSED, Lines
 from conformance.trace.events import read
 from conformance.verdict.evidence import Update
 from conformance.verdict.judge import judge
 from conformance.verdict.judgement import POSITION
-from conformance.verdict.resuming import other_state
+from conformance.verdict.record import record
+from conformance.verdict.resuming import counted_wrongly, other_state
 from conformance.verdict.scaling import other_scale
 from conformance.workloads.workload import LossScale
 
@@ -506,3 +507,29 @@ def test_states_that_are_split_otherwise_are_compared_as_wholes(case, momentum, 
     ranks = [holding(0, ({0, 1}, [1.0, 2.0]), ({0}, [1.0])), holding(1, ({2}, [3.0]), ({1, 2}, momentum))]
     other = other_state(model, ranks)
     assert other is None if named is None else named in other
+
+
+@pytest.mark.parametrize(
+    ("gradients", "passes", "change"),
+    [("some", 2, "skip"), ("some", 1, None), ("none", 2, None), ("none", 1, "restore"), (None, 2, None)],
+)
+def test_what_to_change_where_a_window_does_not_count_the_samples_before_its_stop_once(
+    follow, gradients, passes, change
+):
+    """Its two micro-batches count by restored gradients, or by new ones."""
+    events = [SimpleNamespace(window=window, gradients=gradients) for window in [3] * passes + [4]]
+    life = SimpleNamespace(events=SimpleNamespace(of=lambda kind: events))
+    advice = counted_wrongly(follow(INSIDE).case, [SimpleNamespace(number=0, lives=(None, life))])
+    assert (advice and advice.partition(", ")[2].split()[0]) == change
+
+
+def test_the_lines_that_save_and_load_are_recorded(follow):
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    second = run.of("started")[1]
+    line = {**second, "path": "checkpoint.pt", "where": None}
+    run.before(second, {**line, "event": "save", "where": ["train.py", 92, "train"]})
+    run.after(second, {**line, "event": "load"}, {**line, "event": "load", "where": ["train.py", 41, "train"]})
+    written = record(run.case, "t", "train.py", "c", run.judged(), 0.0)
+    assert (written.saved_at, written.read_at) == (Lines("train.py:92"), None)
+    run.remove(*run.of("load")[:1])
+    assert record(run.case, "t", "train.py", "c", run.judged(), 0.0).read_at == Lines("train.py:41")

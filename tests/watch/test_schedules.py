@@ -57,6 +57,7 @@ def causes(findings):
         ("bos" * 4, set()),
         ("bso" * 4, {(LAW, "schedule.before-step", 0, 9)}),
         ("bbos" * 3 + "bbsos", {(LAW, "schedule.before-step", 3, 9)}),
+        ("bsbso" * 4, {(LAW, "schedule.each-pass", 0, 9)}),
         ("bsbos" * 4, set()),  # between two backward passes, as at the end of an epoch
     ],
 )

@@ -15,6 +15,7 @@ from conformance.trace.words import number
 @law(
     "acc/one-backward-per-loss",
     "Each micro-batch MUST go forward once, and each of its losses backward once, before the optimizer steps.",
+    fault="does not send each loss backward exactly once",
     why="""Gradients are sums over backward passes: a loss that goes backward twice adds 2 ∇L, and a loss that never
         goes backward adds nothing. A loss also counts twice if its graph is retained and the next backward is of a sum
         that contains it. Either way, the update is not the mean over the window.""",
@@ -50,6 +51,7 @@ def _backpropagated_twice(window: Window) -> Broken | None:
                 why="each backward adds to the existing gradients",
                 shows=(first, event),
                 effect=f"This loss counts twice in the gradients of window {window.number}.",
+                fault="sends the same loss backward twice",
             )
     return None
 
@@ -70,6 +72,7 @@ def _never_backpropagated(window: Window) -> Broken | None:
             why=f"the update of window {window.number} is the mean over its {window.planned} micro-batches",
             shows=(event, *window.backwards[-1:], *window.attempts[-1:]),
             effect=f"Its {len(rows)} samples are missing from the gradients of window {window.number}.",
+            fault="never sends a micro-batch's loss backward",
         )
     return None
 
@@ -77,6 +80,8 @@ def _never_backpropagated(window: Window) -> Broken | None:
 @law(
     "acc/averaged-once",
     "Gradients MUST be averaged exactly once over the actual micro-batches of the window, and once over the ranks.",
+    fault="averages the gradients of a window by a wrong number",
+    is_seen_later=True,
     why="""The correct gradient is (1 / (n m)) Σ ∇L over the n micro-batches of a window on m ranks. Not averaging,
         averaging twice, or dividing by another length multiplies it by n, 1/n, m ... This changes the effective
         learning rate, the norm that clipping compares with its threshold, and the balance with weight decay.""",
@@ -122,6 +127,7 @@ def averaged_once(window: Window) -> Outcome:
 @law(
     "acc/step-after-all-backwards",
     "Each optimizer MUST step once in a window, after all backwards of the window.",
+    fault="does not step exactly once, after the last backward of a window",
     why="""A step uses the gradients computed so far: before the last backward, (1/n) Σ ∇L over fewer than n
         micro-batches. A second step applies the same gradients again.""",
     source=f'{GUIDE}: "only synchronize/step optimizer every N batches"',
@@ -167,6 +173,7 @@ def _second_step(window: Window) -> Broken | None:
             else "At least one of them uses wrong gradients."
             if None not in (earlier.gradients, event.gradients) and earlier.gradients != event.gradients
             else f"The gradients of window {window.number} are applied twice.",
+            fault="steps again in the same window",
         )
     return None
 
@@ -192,6 +199,7 @@ def _backward_after(window: Window) -> Broken | None:
         why="a step uses only the gradients computed so far",
         shows=(last, begin),
         effect=f"The step of window {window.number} lacks the gradients of this backward.",
+        fault="steps before the last backward of a window",
     )
 
 
@@ -213,6 +221,7 @@ def _no_step(window: Window) -> Broken | None:
         why="without a step, the gradients of the window are lost",
         shows=(last, *others[:1]),
         effect=f"Window {window.number} changes no weight.",
+        fault="takes no step in a window",
     )
 
 
@@ -223,6 +232,8 @@ def _micro_batches(window: Window) -> str:
 @law(
     "acc/one-scale-per-window",
     "All losses of a window MUST be scaled by the same factor.",
+    fault="scales the losses of one window by different factors",
+    is_seen_later=True,
     why="""The gradients of a window are s₁ ∇L₁ + s₂ ∇L₂ + ..., and one unscaling divides them by one s. With different
         scales, the micro-batches have the weights s₁/s, s₂/s ... in the result.""",
     source=f'{GUIDE}: "always call scaler.scale(loss) with the same scale factor for each batch in a grouping of N '
@@ -271,12 +282,14 @@ def _scales_differ(
         why="the gradients add up, and their sum is divided by one scale",
         shows=(first, *changes, second),
         effect=effect,
+        origin=next(iter(changes), None),
     )
 
 
 @law(
     "acc/one-forward-per-loss",
     "A micro-batch SHOULD go forward once for each of its losses, unless gradients are disabled.",
+    fault="sends a micro-batch forward again, and never backward",
     why="""A forward in training mode without a backward wastes its time and its graph. It can also change results:
         BatchNorm's running statistics count the micro-batch twice, and dropout draws other random numbers from then
         on.""",

@@ -25,6 +25,8 @@ _FIX = """
 @law(
     "acc/cleared-between-windows",
     "Gradients MUST be cleared between two windows.",
+    fault="starts a window without clearing older gradients",
+    is_seen_later=True,
     why="""A backward adds to the existing gradients. Without clearing, step k uses g₀ + g₁ + ... + gₖ, which acts like
         momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
@@ -131,6 +133,7 @@ _seq = attrgetter("seq")
 @law(
     "acc/cleared-once",
     "Gradients SHOULD be cleared once between two windows.",
+    fault="clears the gradients several times between two windows",
     why="""Clearing gradients again changes nothing, and costs a pass over all of them. Often two pieces of code both
         act as if they own the loop.""",
     source="PyTorch, Performance Tuning Guide: clearing gradients costs a memory operation for each parameter",
@@ -155,6 +158,7 @@ def cleared_once(window: Window) -> Outcome:
 @law(
     "acc/not-cleared-inside",
     "Gradients MUST NOT be cleared between the backwards of a window, or between them and the step.",
+    fault="clears gradients before its step has used them",
     why="""Cleared gradients are lost: only the terms after the clearing remain of Σ ∇L over the micro-batches. The step
         divides this partial sum by the number of all micro-batches.""",
     source=f'{GUIDE}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '

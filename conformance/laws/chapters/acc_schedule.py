@@ -17,6 +17,7 @@ from conformance.trace.words import number
 @law(
     "acc/schedule-per-step",
     "Each learning-rate scheduler MUST step once for each optimizer step; for a skipped step it MAY step or wait.",
+    fault="does not step the schedule exactly once per optimizer step",
     why="""A schedule gives the learning rate of step k. A scheduler that steps for every micro-batch is at k n after k
         steps of n micro-batches. One that also steps for skipped steps is ahead by their number; the report says so,
         and `schedule_on_skip` makes it explicit.""",
@@ -59,6 +60,7 @@ def schedule_per_step(window: Window) -> Outcomes:
 @law(
     "acc/schedule-per-epoch",
     "A learning-rate scheduler that counts epochs MUST step once for each epoch.",
+    fault="does not step the schedule exactly once an epoch",
     why="""Such a schedule gives the learning rate of epoch k. A scheduler that steps for every window is n times too
         far after epochs of n windows, and often reaches its end within the first.""",
     source='PyTorch, torch.optim, "How to adjust learning rate": its loops call scheduler.step() after each epoch',
@@ -183,16 +185,19 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
     skipped = window.rank.between(Skip, after=previous, before=step) if previous else ()
     last = f", last at {made[-1].line}" if made else ""
     others = window.rank.between(Schedule, after=previous, before=step) if previous else ()
-    anew = [one for one in others if one.initial and one.optimizer == step.optimizer]
+    fault, anew = "", [one for one in others if one.initial and one.optimizer == step.optimizer]
     if anew:
         # The scheduler before it may have stepped correctly.
         made = anew
         observed = f"after {previous}, a new scheduler started from step 0 ({anew[-1].line})"
+        fault = "starts a new schedule in the middle of training"
     elif previous is None:
         which = "the first step after the resume" if _resumed_at(window.rank) else "the first step"
         observed = f"the scheduler {times} before {which}, {step}{last}"
     else:
         observed = f"the scheduler {times} between {previous} and {step}{last}"
+        if made[1:]:
+            fault = f"steps the schedule {len(made)} times between two optimizer steps"
     if made and skipped:
         observed += f"; in between: {skipped[0]}"
     return Broken(
@@ -208,4 +213,5 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
             *([] if shown is taken else [shown.step]),
         ),
         effect=f"Step {shown.number} uses the learning rate {number(_rate(shown.step))} instead of {number(right)}.",
+        fault=fault,
     )

@@ -24,6 +24,7 @@ SEVERAL = (
 @law(
     "amp/backward-on-scaled-loss",
     "If an enabled GradScaler takes the step of a window, every backward MUST run on the scaled loss.",
+    fault="runs a backward on an unscaled loss, and unscales its gradients",
     why="""The scaler divides the gradients by its scale S before the step: Σ ∇(S·Lᵢ) / S is the gradient, and a loss
         that was not multiplied by S contributes ∇Lᵢ / S. The update is then too small by S, often hundreds to tens of
         thousands of times, and in half precision such gradients may underflow to zero first.""",
@@ -86,6 +87,7 @@ def _shows_scale(window: Window, end: trace.BackwardEnd) -> bool:
 @law(
     "amp/step-through-scaler",
     "The step on gradients of a scaled loss MUST be `scaler.step(optimizer)`.",
+    fault="steps on scaled gradients without the scaler",
     why="""A bare `optimizer.step()` moves the weights by lr·S·g if the gradients still carry the scale S. If they were
         unscaled, nothing checks that they are finite, and one overflow makes every weight infinite or NaN for the rest
         of the training.""",
@@ -126,6 +128,7 @@ def _stepped_bare(scaling: Scaling, step: trace.Step) -> Broken | None:
 @law(
     "amp/scaler-steps",
     "The step between `scaler.unscale_(optimizer)` and `scaler.update()` SHOULD be `scaler.step(optimizer)`.",
+    fault="unscales with the scaler, but steps without it",
     why="""`unscale_` looks for overflows, and `scaler.step` skips the step if there are any. A bare step is taken
         anyway, unless the trainer checks for overflows itself, and then `update` lowers the scale.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
@@ -171,6 +174,7 @@ def _steps_on_overflow(rank: Rank) -> bool:
 @law(
     "amp/update-once",
     "`scaler.update()` MUST be called once in a window, after all calls of `scaler.step`.",
+    fault="does not call `scaler.update()` once a window, after the step",
     why="""`update` may change the scale from S to S′. Gradients that were scaled by S and unscaled after it become
         g·S/S′. `update` also forgets which optimizers are unscaled and which gradients overflowed.""",
     source=f'{SEVERAL}; {GUIDE}: "only call scaler.update() every N batches"',
@@ -209,6 +213,7 @@ def _updated_early(window: Window) -> Broken | None:
             else f"gradients scaled by {before} are then unscaled by {after}",
             (*window.between(trace.Event, after=ends[-1], before=update)[-1:], update, step),
             None if before == after else f"The step uses {before}/{after} of the correct gradients.",
+            fault="calls `scaler.update()` before the step",
         )
     return None
 

@@ -21,6 +21,7 @@ _ROUNDING = 1e-6
 @law(
     "amp/all-ranks-skip",
     "After an overflow on any rank, every rank MUST skip the step.",
+    fault="steps on some ranks while others skip an overflow",
     why="""If the gradients of one rank are infinite, their average is infinite on every rank. A rank that decides by
         its own gradients, before averaging, steps with infinities, or steps while others skip; then the weights
         differ.""",
@@ -64,6 +65,7 @@ def all_ranks_skip(here: GlobalWindow) -> Outcome:
 @law(
     "amp/back-off",
     "After a step is skipped for an overflow, the update MUST lower the scale.",
+    fault="does not lower the loss scale after an overflow",
     why="""A gradient that overflows at the scale S overflows again at S or above until it becomes smaller. If the scale
         does not come down, step after step is skipped.""",
     source=f'{GRADIENT_SCALING}: `GradScaler.update`, "If any optimizer steps were skipped the scale is multiplied by '
@@ -100,6 +102,8 @@ def back_off(window: Window) -> Outcome:
 @law(
     "amp/skip-changes-nothing",
     "A window whose step is skipped for an overflow MUST NOT change the weights or the optimizer's state.",
+    fault="changes weights or optimizer state in a window whose step is skipped",
+    is_seen_later=True,
     why="""The gradients of that window are lost, so w must stay the same. Changes outside the step, such as w − lr·λ·w
         by hand, must be skipped too. If the momentum m is reset or decayed to m′, the next step is lr·(μ·m′ + g)
         instead of lr·(μ·m + g).""",
@@ -189,6 +193,8 @@ def _alike(one: trace.Number, other: trace.Number) -> bool:
 @law(
     "amp/one-scaler",
     "One scaler SHOULD scale the gradients of an optimizer throughout training.",
+    fault="replaces the GradScaler during training",
+    is_seen_later=True,
     why="""A new scaler starts from its initial scale and knows no earlier overflows: windows that overflow at the
         initial scale are skipped again.""",
     source='PyTorch recipe "Automatic Mixed Precision": "The same GradScaler instance should be used for the entire '
@@ -226,6 +232,8 @@ def one_scaler(window: Window) -> Outcome:
 @law(
     "amp/same-scale-on-all-ranks",
     "In each window the loss scale MUST be the same on all ranks.",
+    fault="scales the loss differently on each rank",
+    is_seen_later=True,
     why="""The ranks average S₁·g₁, …, Sₙ·gₙ, and rank r divides the average by its own Sᵣ: (Σ Sᵢ·gᵢ) / (n·Sᵣ) is not
         the average of the gradients, and differs from rank to rank. So the weights diverge at once.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": "always call scaler.scale(loss) with the same '

@@ -19,6 +19,7 @@ _SCALING = (trace.LossScaled, trace.Unscale, trace.ScalerStep, trace.Update, tra
 @law(
     "amp/autocast-around-forward",
     "A trainer in a bf16 or fp16 case MUST run its forwards under autocast of that type.",
+    fault="runs a forward of a bf16 or fp16 case without autocast of that type",
     why="""Without autocast everything runs in float32. The averages are correct, but no time or memory is saved, and
         the half-precision code remains untested.""",
     source='PyTorch, torch.amp, section "Autocasting": it "should wrap only the forward pass(es) of your network, '
@@ -54,6 +55,7 @@ def autocast_around_forward(window: Window) -> Outcome:
 @law(
     "amp/autocast-only-if-asked",
     "A trainer in an fp32 or fp64 case MUST NOT run its forwards in bfloat16 or float16.",
+    fault="runs a forward of an fp32 or fp64 case in half precision",
     why="""Autocast that is always on rounds features, weights and outputs to 8 or 11 bits. Gradients in full precision
         are then wrong by up to 0.4 percent.""",
     source="PyTorch, torch.autocast: its argument `enabled` turns autocast on in a region",
@@ -98,6 +100,8 @@ def _in_other(event: trace.Forward | trace.BackwardEnd, again: str, computes: st
 @law(
     "amp/state-in-full-precision",
     "An optimizer MUST keep weights, momentum and moments at least as precise as the case's weights.",
+    fault="keeps weights or optimizer state in a narrower type",
+    is_seen_later=True,
     why="""Each step rounds what it keeps to the narrow type. In bfloat16, an update below 0.2 percent of a weight is
         lost, and so is a gradient below 0.2 percent of the momentum.""",
     source='PyTorch, torch.autocast: "You should not call half() or bfloat16() on your model(s) or inputs when using '
@@ -132,6 +136,7 @@ def state_in_full_precision(window: Window) -> Outcome:
 @law(
     "amp/autocast-ends-in-window",
     "Autocast MUST end between the forwards of one window and those of the next.",
+    fault="keeps one autocast region open over several windows",
     why="""Autocast casts a weight when a forward first needs it, and keeps the result until its outermost region ends.
         In a region around several windows, forwards keep using the weights from before the steps.""",
     source="PyTorch, torch.autocast: its argument `cache_enabled` turns the weight cache inside the region on",
@@ -186,6 +191,7 @@ def _outermost(rank: Rank) -> tuple[list[int], list[trace.AutocastEnter | None]]
 @law(
     "amp/scaler-with-fp16",
     "Losses of forwards in float16 SHOULD be scaled before their backward.",
+    fault="runs a float16 backward on an unscaled loss",
     why="""The backward of a float16 forward computes float16 gradients, whose smallest positive number is 6e-8. Smaller
         gradients become zero, and their parameters silently stop learning.""",
     source='PyTorch, torch.amp, section "Gradient Scaling": "To prevent underflow, gradient scaling multiplies the '

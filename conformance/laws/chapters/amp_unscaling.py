@@ -30,6 +30,7 @@ T = TypeVar("T", trace.Clip, trace.Norm, trace.GradientChange)
 @law(
     "amp/unscale-before-clip",
     "Gradients MUST be unscaled before they are clipped.",
+    fault="clips before it unscales",
     why="""Gradients of a scaled loss are S·g, so clipping them at t clips g at t/S: by norm,
         g · min(1, t / (S·‖g‖)). Then almost every step is clipped, by an amount that changes with the scale.""",
     source=UNSCALED_GRADIENTS,
@@ -78,6 +79,7 @@ def _clip(window: Window, clip: trace.Clip, scale: float, unscale: trace.Event) 
 @law(
     "amp/unscale-before-inspection",
     "The norm of gradients SHOULD be computed after they are unscaled.",
+    fault="computes the norm of gradients before it unscales them",
     why="""The norm of S·g is S·‖g‖: it doubles when the scale grows and halves when the scale backs off. A decision or
         a log that uses it depends on the scale as much as on the gradients.""",
     source=UNSCALED_GRADIENTS,
@@ -109,6 +111,7 @@ def _inspection(window: Window, look: trace.Norm, scale: float, unscale: trace.E
 @law(
     "amp/unscale-before-change",
     "Gradients MUST be unscaled before they are changed by hand, except by a constant factor.",
+    fault="changes gradients before it unscales them",
     why="""An operation f on the gradients is meant for g, and f(S·g) / S equals f(g) only if f is linear, such as
         division by a count. On S·g, a clamp at t becomes a clamp at t/S, and noise or a decay λ·w is divided by S.""",
     source=UNSCALED_GRADIENTS,
@@ -203,6 +206,7 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
 @law(
     "amp/unscale-once",
     "The gradients of an optimizer MUST be unscaled at most once in a window.",
+    fault="unscales the same gradients twice",
     why="""Each unscaling divides by S, so a second one turns the gradient g into g / S. GradScaler refuses a second
         `unscale_` before `update()`, but cannot see a division by hand.""",
     source='PyTorch, torch.amp, `GradScaler.unscale_`: "should only be called once per optimizer per step call"',
@@ -283,6 +287,7 @@ def _samples(run: Run) -> float:
 @law(
     "amp/unscale-after-last-backward",
     "Gradients MUST be unscaled only after the last backward of the window.",
+    fault="unscales before the last backward of a window",
     why="""Unscaled after the k-th of n micro-batches, the gradient becomes g₁ + … + gₖ + S·(gₖ₊₁ + … + gₙ), from which
         no division recovers the sum. If each micro-batch ends with an unscaling, the gradients of the first are divided
         by S again and again.""",
@@ -328,6 +333,7 @@ def unscale_after_last_backward(window: Window) -> Outcome:
 @law(
     "amp/unscale-after-sync",
     "Gradients MUST be unscaled only after the ranks have averaged them.",
+    fault="unscales before the ranks average their gradients",
     why="""`unscale_` also looks for overflows: before the average, a rank finds only its own infinities. It skips while
         the others step with the infinity that it sends them, or it steps while they skip.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": always synchronize before `scaler.step`, '

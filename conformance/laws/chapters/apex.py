@@ -16,6 +16,7 @@ DOCS = "apex documentation, Advanced Amp Usage"
 @law(
     "apex/synchronize-in-scale-loss",
     "With Horovod, `synchronize()` MUST come before the last `scale_loss` of a window exits.",
+    fault="leaves the last `scale_loss` before `synchronize()`",
     why="""`scale_loss` unscales and looks for overflows at its exit, and each rank has only its own gradients until
         `synchronize()` returns. If only one rank's g_r contains ∞, that rank skips its step and the others step.""",
     source=f'{GUIDE}: "you must call optimizer.synchronize() *before* the `amp.scale_loss()` context manager exits"',
@@ -50,6 +51,7 @@ def synchronize_in_scale_loss(window: Window) -> Outcome:
 @law(
     "apex/delay-unscale",
     "On several ranks, every backward of a window except the last MUST use `scale_loss(..., delay_unscale=True)`.",
+    fault="leaves out `delay_unscale=True` before the last backward of a window",
     why="""Without it, each exit of `scale_loss` divides by the loss scale, and the next enter sets aside the gradients
         accumulated so far. Then the all-reduce of the last backward covers only its own micro-batch, and each rank adds
         its local gradients of the others: (1/N) Σ g_r of one plus g_r of the others.""",
@@ -85,6 +87,7 @@ def delay_unscale(window: Window) -> Outcome:
 @law(
     "apex/one-optimizer",
     "With Horovod, `scale_loss` MUST be given one optimizer, unless each optimizer is synchronized inside it.",
+    fault="gives `scale_loss` an optimizer that is not synchronized inside it",
     why="""The exit of `scale_loss` unscales the gradients of all its optimizers and looks for overflows in them. The
         gradients of an optimizer that was not synchronized differ from rank to rank, so some ranks skip and others
         step.""",
@@ -120,6 +123,7 @@ def one_optimizer(window: Window) -> Outcome:
 @law(
     "apex/step-in-skip-synchronize",
     "With Horovod and apex, the step after `synchronize()` MUST be inside `skip_synchronize()`.",
+    fault="synchronizes again in the step, outside `skip_synchronize()`",
     why="""With apex, gradients are synchronized inside `scale_loss`, so a plain step all-reduces them again, after they
         were unscaled. With op=Sum, N ranks multiply by N twice: N² ḡ instead of N ḡ.""",
     source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"',

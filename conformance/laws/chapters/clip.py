@@ -46,6 +46,7 @@ def _reaches(clip: trace.Clip) -> bool | None:
 @law(
     "clip/after-sync",
     "Gradients MUST be clipped after the ranks have averaged them.",
+    fault="clips before the ranks average their gradients",
     why="""The norm of a mean is not the mean of norms: clip((1/m) Σ gᵣ) differs from (1/m) Σ clip(gᵣ) once one rank's
         gradient exceeds the threshold t. Then each rank has its own coefficient min(1, t / ‖gᵣ‖).""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
@@ -109,6 +110,7 @@ def _differ(same: Sequence[trace.Clip]) -> bool:
 @law(
     "clip/before-step",
     "Gradients MUST be clipped before the step that uses them.",
+    fault="clips after the step",
     why="""A step uses the gradients as they are. A clip after it comes too late: the step was η g instead of
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
@@ -138,6 +140,7 @@ def before_step(window: Window) -> Outcome:
 @law(
     "clip/once-per-window",
     "Gradients MUST be clipped once in a window, when all of them are complete.",
+    fault="clips gradients before the window is complete",
     why="""Clipping the gradients accumulated so far gives clip(clip(g₁) + g₂) instead of clip(g₁ + g₂): the earlier
         micro-batches are clipped again and again, and the last counts most.""",
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
@@ -167,6 +170,7 @@ def once_per_window(window: Window) -> Outcome:
                 why=f"the threshold {number(second.threshold)} is for the gradients of the whole window",
                 shows=(first, *between[:1], second),
                 effect=effect,
+                fault="clips the same gradients more than once in a window",
             )
     for clip in clips[-1:] if window.attempts else ():
         later = window.between(trace.BackwardBegin, after=clip, before=window.attempts[0])
@@ -185,6 +189,7 @@ def once_per_window(window: Window) -> Outcome:
 @law(
     "clip/all-parameters",
     "Clipping MUST cover all parameters of the optimizer that have gradients.",
+    fault="leaves parameters out of the clip",
     why="""Clipping by norm scales all of g by min(1, t / ‖g‖), which keeps its direction; leaving out a part changes
         the direction. Unclipped parameters are not protected from outliers.""",
     source=f'{DOCS}: "The norm is computed over the norms of the individual gradients of all parameters"',
@@ -241,6 +246,8 @@ _ROUNDING = 2**-7
 @law(
     "clip/norm-of-all-shards",
     "Ranks with shards of the gradients MUST clip them by the norm of all shards.",
+    fault="clips by the norm of one shard instead of all",
+    is_seen_later=True,
     why="""The norm is √(Σ ‖g_r‖²) over the shards g_r. If each rank compares the norm of its own shard with the
         threshold t, it multiplies its shard by its own min(1, t / ‖g_r‖), and the update no longer has the direction of
         the gradient.""",

@@ -16,6 +16,8 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 @law(
     "ddp/all-reduce-every-window",
     "The ranks MUST average their gradients, or their weights, in every window, including its last micro-batch.",
+    fault="does not average the last gradients of a window over the ranks",
+    is_seen_later=True,
     why="""Gradients that a rank adds after the all-reduce, or without one, reach no other rank. Then rank r steps with
         its own g_r instead of (1/N) Σ g_r, and the ranks' weights diverge.""",
     source=f'{GUIDE}: "PyTorch DDP synchronizes losses during the backwards pass"; {DOCS}',
@@ -43,6 +45,7 @@ def all_reduce_every_window(window: Window) -> Outcome:
 @law(
     "ddp/all-reduce-once",
     "Gradients SHOULD be averaged once in a window, in the backward of its last micro-batch.",
+    fault="averages gradients before the last micro-batch of a window",
     why="""Averaging numbers that are equal on all ranks does not change them, so the weights are correct. But each
         all-reduce before the last is wasted communication: K times the bytes for K micro-batches.""",
     source=f'{GUIDE}: "each N-1 step must be wrapped in a no_sync context manager to avoid inefficiencies"',
@@ -85,6 +88,7 @@ def all_reduce_once(window: Window) -> Outcome:
 @law(
     "ddp/no-sync-around-forward",
     "`no_sync()` MUST enclose the forwards of the micro-batches that stay local, and only these.",
+    fault="puts a forward and its backward on different sides of `no_sync()`",
     why="""DDP's forward decides whether the backward will all-reduce. So `no_sync()` around only the backward has no
         effect, and around the forward of a window's last micro-batch it leaves the gradients local: each rank steps
         with its own g_r instead of (1/N) Σ g_r.""",
@@ -140,6 +144,7 @@ def _torn_apart(window: Window, forward: trace.Forward, backward: trace.Backward
 @law(
     "ddp/forward-through-wrapper",
     "The forward MUST go through the DistributedDataParallel wrapper, not through the module inside it.",
+    fault="calls the module inside DDP instead of the wrapper",
     why="""The wrapper's forward prepares the all-reduce, so a backward from the inner module's output averages nothing.
         Then rank r steps with its own g_r instead of (1/N) Σ g_r.""",
     source=f"{DOCS}: the forward of the wrapper prepares the backward",
@@ -171,6 +176,7 @@ def forward_through_wrapper(window: Window) -> Outcome:
 @law(
     "ddp/wrap-after-apex",
     "DistributedDataParallel MUST wrap the model after apex has initialised it.",
+    fault="wraps the model in DDP before `amp.initialize`",
     why="""`amp.initialize` casts parameters and replaces the model's forward. An earlier wrapper has its buckets and
         hooks on the old parameters, and averages those.""",
     source=f'{GUIDE}: "which must be done after initializing APEX AMP"',
@@ -242,6 +248,7 @@ def _never_shared(sharing: Sharing) -> Broken:
         why=f"no other rank gets the gradients that this backward adds on rank {window.rank.number}",
         shows=(*early, *shows, *window.attempts[-1:]),
         effect=_parting(window),
+        origin=next((event for event in shows if isinstance(event, trace.NoSyncEnter)), None),
     )
 
 
@@ -277,6 +284,7 @@ _FIX = """
 @law(
     "ddp/wait-before-step",
     "An asynchronous collective that writes gradients or weights MUST be waited for before the step that uses them.",
+    fault="steps without waiting for an asynchronous collective",
     why="""`async_op=True` and functional collectives return at once, and another thread writes the result later. A step
         that does not wait, by the handle or by `wait_tensor`, uses the rank's own g_r, the average (1/N) Σ g_r, or a
         mixture of both, and ranks may differ.""",
@@ -309,6 +317,7 @@ def _unwaited(step: trace.Step, event: trace.Event, why: str) -> Broken:
 @law(
     "ddp/wait-before-use",
     "The result of an asynchronous collective MUST NOT be used before a wait for it.",
+    fault="uses the result of an asynchronous collective without waiting for it",
     why="""`async_op=True` returns at once, and another thread writes the result later. An earlier copy back into the
         gradients copies the old contents of the buffer: zeros, or the rank's own g_r.""",
     source=_SOURCE,

@@ -1,14 +1,14 @@
-"""Laws of agreement between ranks: their first weights, their collectives, and their weights after each step."""
+"""Laws of agreement between ranks: their first weights, and their weights after each step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, isclose
-from typing import Any
+from typing import NamedTuple
 
 from conformance.laws.averaging import seen_gradients
 from conformance.laws.gradients import Expectations, held
-from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
 from conformance.laws.sharing import brings_together, trained_elements, where_apart
 from conformance.trace import events as trace
@@ -20,6 +20,8 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 @law(
     "ddp/equal-start",
     "All ranks MUST start from the same weights.",
+    fault="starts from different weights on the ranks",
+    is_seen_later=True,
     why="""Ranks that take equal steps from different weights keep the difference. Their gradients belong to different
         models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
     source=f'{GUIDE}: "DDP broadcasts parameters on model instantiation"',
@@ -53,40 +55,6 @@ def equal_start(run: Run) -> Outcome:
     )
 
 
-@law(
-    "ddp/same-collectives",
-    "Every rank MUST issue the same collectives in the same order.",
-    why="""A collective matches the n-th call of each rank in its group, whatever these calls were meant for. If one
-        rank leaves out a call or makes an extra one, the others wait forever, or mix unrelated numbers.""",
-    source="PyTorch documentation, torch.distributed: collective functions",
-    advice="call each collective on every rank, outside `if rank == 0`",
-    fix="""
-        dist.all_reduce(loss)  # on every rank
-        if rank == 0:
-            print(loss.item() / world_size)
-        """,
-    latent="""Whether ranks that issue different collectives hang, fail or mix numbers depends on sizes, buffers and the
-        backend.""",
-    unless=("ddp/all-reduce-every-window",),
-)
-def same_collectives(run: Run) -> Outcomes:
-    if run.plan.world_size == 1:
-        return
-    for group, members in _by_group(run):
-        for index, together in enumerate(zip(*members, strict=False)):
-            signatures = [_signature(event) for event in together]
-            if all(signature == signatures[0] for signature in signatures):
-                yield OK
-                continue
-            usual = max(signatures, key=signatures.count)
-            odd = [event for event, signature in zip(together, signatures, strict=True) if signature != usual]
-            yield _different(index, together, odd[-1], usual)
-            break
-        else:
-            if (unanswered := _unanswered(run, group, members)) is not None:
-                yield unanswered
-
-
 #: Other laws that explain why ranks have different weights.
 _PARTED_BY = (
     "ddp/equal-start",
@@ -111,6 +79,8 @@ _PARTED_BY = (
 @law(
     "ddp/average-each-parameter",
     "The gradient of every parameter MUST be averaged over the ranks.",
+    fault="leaves parameters out of the average over the ranks",
+    is_seen_later=True,
     why="""A gradient that the all-reduce leaves out is g_r, the mean over the rank's own samples, instead of
         (1/N) Σ g_r. Such are parameters in no bucket, or frozen when DDP wrapped the model, the rest of a buffer cut
         into equal parts, or all of them if only a copy is averaged. From then on, these weights differ from rank to
@@ -137,14 +107,17 @@ def average_each_parameter(here: GlobalWindow) -> Outcome:
 @law(
     "ddp/identical-weights",
     "After each optimizer step, all ranks MUST have bit-identical weights.",
+    fault="steps to different weights on the ranks",
+    is_seen_later=True,
     why="""Ranks with different weights average gradients of different models, (1/N) Σ ∇L(w_r), and never agree again.
         The model that one rank saves or evaluates is not the model that the others train.""",
     source=f"{DOCS}: parameters are never broadcast between processes after construction",
     advice="make gradients, learning rate, clipping and the decision to step equal on all ranks",
     fix="""
-        # Everything that enters a step must be the same on all ranks: gradients after the all-reduce,
-        # learning rate, weight decay, momentum, loss scale, and the decision to step.
-        optimizer.step()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # the same settings on all ranks
+        loss.backward()  # DistributedDataParallel averages the gradients
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # on all ranks, or on none
+        optimizer.step()  # on all ranks
         """,
     unless=(*_PARTED_BY, "ddp/average-each-parameter"),
 )
@@ -251,76 +224,6 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
     )
 
 
-def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[trace.Collective]]]]:
-    """Yields the ranks of each group, and the collectives that each rank issued in it."""
-    calls: dict[tuple[int, ...], list[list[trace.Collective]]] = {}
-    for rank in run.ranks:
-        for event in rank.of(trace.Collective):
-            # Horovod orders the submissions of the ranks itself.
-            if event.via == "c10d" and len(event.group) > 1:
-                calls.setdefault(tuple(event.group), [[] for _ in run.ranks])[rank.number].append(event)
-    for group, by_rank in sorted(calls.items()):
-        members = [by_rank[rank] for rank in group]
-        names = [{event.process_group for event in events} for events in members]
-        # Several groups of the same ranks, which threads may use, have separate orders if all ranks name them alike.
-        if all(one == names[0] for one in names):
-            for name in sorted(names[0], key=str):
-                yield group, [[event for event in events if event.process_group == name] for events in members]
-        else:
-            yield group, members
-
-
-#: Collectives to which ranks may contribute different amounts.
-_UNEVEN = ("allgather_", "alltoall_", "alltoall_base_", "scatter_")
-
-
-def _signature(event: trace.Collective) -> tuple[Any, ...]:
-    if event.op in _UNEVEN:
-        return (event.op,)
-    return event.op, event.elements, event.bytes, event.reduce
-
-
-def _different(
-    index: int, together: Sequence[trace.Collective], odd: trace.Collective, usual: tuple[Any, ...]
-) -> Broken:
-    other = next(event for event in together if _signature(event) == usual)
-    details = [f" of {event.elements} elements, {event.reduce or 'no reduction'}" for event in (other, odd)]
-    one, two = details if details[0] != details[1] else ("", "")
-    return Broken(
-        odd,
-        expected="the same collectives in the same order on every rank",
-        observed=f"call {index + 1} is {other}{one} on rank {other.rank} and {odd}{two} on rank {odd.rank}",
-        why=f"call {index + 1} of each rank in the group joins the same collective",
-        shows=together,
-        effect="The ranks wait for each other, or mix unrelated numbers.",
-    )
-
-
-def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[trace.Collective]]) -> Broken | None:
-    """The first collective that some ranks of a group did not enter, unless they failed for another reason."""
-    answered = min(map(len, members))
-    waiting = [events[answered] for events in members if len(events) > answered]
-    absent = [run.ranks[rank] for rank, events in zip(group, members, strict=True) if len(events) == answered]
-    # `sys.exit` is no failure.
-    if not waiting or any(event.type != "SystemExit" for rank in absent for event in rank.of(trace.Raised)):
-        return None
-    rank, call = absent[0], waiting[0]
-    last = [event for event in rank.events if not isinstance(event, trace.Finished | trace.Raised | trace.Topology)][
-        -1:
-    ]
-    left = "finished without it" if rank.finished else "left" if rank.of(trace.Raised) else "never reached it"
-    ranks = enumerated([f"rank {event.rank}" for event in waiting])
-    return Broken(
-        call,
-        expected="the same collectives in the same order on every rank",
-        observed=f"rank {call.rank} entered {call}, but rank {rank.number} {left}"
-        + "".join(f"; its last action was {event}" for event in last),
-        why=f"a collective needs all of its {len(group)} ranks",
-        shows=(*last, *waiting),
-        effect=f"{ranks.capitalize()} {'waits' if len(waiting) == 1 else 'wait'} forever.",
-    )
-
-
 def _may_carry_weights(rank: Rank, event: trace.Exchange) -> bool:
     # Sending does not change a rank's own weights; in a broadcast, one rank sends and the others receive.
     if isinstance(event, trace.Collective):
@@ -344,30 +247,63 @@ def _ratio(one: trace.Vector, other: trace.Vector) -> float | None:
 def _parted(
     here: GlobalWindow, one: trace.Event, weights: trace.Vector, other: trace.Event, others: trace.Vector
 ) -> Broken:
-    details = []
+    reasons = [*_reasons(here, one, other)]
+    (mine, theirs), of = where_apart(here.plan, weights, others)
+    # The last reason explains those before it.
+    last = reasons[-1] if reasons else _Reason()
+    return Broken(
+        other,
+        expected="the same weights on all ranks after a step",
+        observed=f"after {one} of window {here.number}, rank {one.rank} has {mine} and rank {other.rank} has "
+        f"{theirs}{of}" + (f"; in that step, {enumerated([why.text for why in reasons])}" if reasons else ""),
+        why="from then on, the ranks average gradients of different models",
+        shows=(*([last.origin] if last.origin else []), one, other),
+        effect="The ranks train different models from now on.",
+        fault=last.fault,
+        advice=last.advice,
+        origin=last.origin,
+    )
+
+
+class _Reason(NamedTuple):
+    """Why two steps differ. text: the difference in words. fault, advice, origin: as in `Broken`."""
+
+    text: str = ""
+    fault: str = ""
+    advice: str = ""
+    origin: trace.Event | None = None
+
+
+def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterator[_Reason]:
     # A worker of a parameter server shows its weights at events other than steps.
     if isinstance(one, trace.Step) and isinstance(other, trace.Step) and one.lr != other.lr:
         rates = [number(step.lr or 0) for step in (one, other)]
-        details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")
+        yield _Reason(
+            f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}",
+            "steps at different learning rates on the ranks",
+            "compute the learning rate from values that are equal on all ranks, not from the rank",
+            _rates_parted(here, one, other),
+        )
     if isinstance(one, trace.Attempt) and isinstance(other, trace.Attempt):
         if one.gradients != other.gradients:
             seen, of = where_apart(here.plan, one.gradients or (), other.gradients or ())
             times = _ratio(one.gradients or (), other.gradients or ())
             in_all = f", {number(times)}x in every element" if times else ""
-            details.append(
-                f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}"
+            yield _Reason(
+                f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}",
+                "steps with different gradients on the ranks",
+                "average the gradients over the ranks, and change them in the same way on each rank",
             )
         clips = {window.rank.number: window.of(trace.Clip) for window in here.windows}
         for some, none in ((one.rank, other.rank), (other.rank, one.rank)):
             if clips[some] and not clips[none]:
-                details.append(f"rank {some} clipped its gradients ({clips[some][0].line}) and rank {none} did not")
-    (mine, theirs), of = where_apart(here.plan, weights, others)
-    return Broken(
-        other,
-        expected="the same weights on all ranks after a step",
-        observed=f"after {one} of window {here.number}, rank {one.rank} has {mine} and rank {other.rank} has "
-        f"{theirs}{of}" + (f"; in that step, {enumerated(details)}" if details else ""),
-        why="from then on, the ranks average gradients of different models",
-        shows=(one, other),
-        effect="The ranks train different models from now on.",
-    )
+                first = clips[some][0]
+                said = f"rank {some} clipped its gradients ({first.line}) and rank {none} did not"
+                yield _Reason(said, "clips on some ranks only", "clip on every rank, outside `if rank == 0`", first)
+
+
+def _rates_parted(here: GlobalWindow, one: trace.Step, other: trace.Step) -> trace.Event | None:
+    """The first step of a schedule after which the ranks have different learning rates."""
+    ranks = here.run.ranks
+    pairs = zip(ranks[one.rank].of(trace.Schedule), ranks[other.rank].of(trace.Schedule), strict=False)
+    return next((theirs for mine, theirs in pairs if mine.lr_after != theirs.lr_after), None)

@@ -14,6 +14,7 @@ from conformance.trace.words import enumerated
 @law(
     "ddp/average-over-all-ranks",
     "The gradients of every rank MUST reach all other ranks before the step.",
+    fault="averages over a part of the ranks only",
     why="""A collective averages over its own group only. If that is a node, or one dimension of a mesh, each group
         trains its own model on its own part of the data.""",
     source="PyTorch documentation, torch.distributed: groups",

@@ -16,6 +16,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 @law(
     "hvd/backward-passes-per-step",
     "`backward_passes_per_step` SHOULD be the number of backward passes in a window.",
+    fault="gives Horovod a wrong number of backward passes per step",
     why="""Horovod starts to average a gradient in its backward_passes_per_step-th backward. If the number is too small,
         it averages before the window is complete and refuses the next backward. If it is too large, nothing is averaged
         until `synchronize()` or the step, and a window that is too long goes unnoticed.""",
@@ -60,6 +61,8 @@ def backward_passes_per_step(window: Window) -> Outcome:
 @law(
     "hvd/broadcast-before-first-step",
     "Parameters and the optimizer's state MUST be broadcast before the first step of Horovod's optimizer.",
+    fault="trains without broadcasting weights or optimizer state",
+    is_seen_later=True,
     why="""Horovod averages gradients, not weights. Ranks that start from different weights, w_0 ≠ w_1, keep this
         difference and average gradients of different models. Momentum on only one rank has the same effect.""",
     source=f"{GUIDE}: horovod's explicit use of broadcast_parameters; Horovod documentation, Horovod with PyTorch",
@@ -132,6 +135,7 @@ def _state_was_sent(rank: Rank, noted: trace.Optimizer) -> bool:
 @law(
     "hvd/synchronize-at-most-once",
     "`synchronize()` MUST be called at most once for each step of Horovod's optimizer.",
+    fault="calls `synchronize()` several times before one step",
     why="""Each call all-reduces the gradients again. With op=Sum, N ranks then multiply by N twice: N² ḡ instead of
         N ḡ. With an average, the second call only costs communication.""",
     source=f'{GUIDE}: "call .synchronize() zero or one times per optimizer.step()"',
@@ -153,6 +157,7 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
 @law(
     "hvd/step-in-skip-synchronize",
     "After an explicit `synchronize()`, the step of Horovod's optimizer MUST be inside `skip_synchronize()`.",
+    fault="synchronizes again in the step, outside `skip_synchronize()`",
     why="""A plain step synchronizes by itself, so the gradients are all-reduced again. With op=Sum, N ranks then
         multiply by N twice: N² ḡ instead of N ḡ. With an average, the second all-reduce only costs time.""",
     source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"; {DOCS}',
@@ -172,6 +177,7 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
 @law(
     "hvd/synchronize-before-clip",
     "Gradients of Horovod's optimizer MUST be synchronized before they are clipped.",
+    fault="clips before `synchronize()`",
     why="""Until `synchronize()` returns, each rank has only its own gradients, or Horovod is averaging them right now.
         Then each rank clips by its own norm, which gives the mean over r of c_r g_r instead of c ḡ, or writes into
         memory that Horovod is reading.""",
@@ -207,6 +213,7 @@ def synchronize_before_clip(window: Window) -> Outcomes:
 @law(
     "hvd/synchronize-before-unscale",
     "Gradients of Horovod's optimizer MUST be synchronized before `unscale_` and before `scaler.step`.",
+    fault="unscales before `synchronize()`",
     why="""GradScaler looks for overflows in the current gradients, and each rank has only its own until `synchronize()`
         returns. If only one rank's g_r contains ∞, that rank skips the step and lowers its scale, and the others step
         with an average that contains ∞.""",
@@ -238,6 +245,7 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
 @law(
     "hvd/not-cleared-before-synchronize",
     "Gradients MUST NOT be cleared between a backward and the `synchronize()` or step that waits for its average.",
+    fault="clears gradients before Horovod has averaged them",
     why="""Horovod averages in the background, in the gradients' own memory. A gradient that is cleared too early enters
         the average as 0, or becomes 0 on one rank and ḡ on another, or no longer exists when Horovod writes the
         result.""",

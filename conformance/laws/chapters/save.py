@@ -12,6 +12,7 @@ from conformance.trace.events import Exchange, Save
 @law(
     "save/one-writer",
     "A file of a checkpoint MUST be written by one rank at a time.",
+    fault="writes one checkpoint file from several ranks at once",
     why="""Each rank that opens the file truncates it and writes at its own offset. The file ends up intact only if all
         ranks write the same bytes and finish.""",
     source="PyTorch, Getting Started with Distributed Data Parallel, Save and Load Checkpoints: save in one process",

@@ -23,6 +23,7 @@ LAWS: dict[str, Law] = {
             "The update misses the samples of other ranks, and ranks that use only their own data drift apart.",
             "call the wrapped model (`ddp(x)`), outside `no_sync()` in the last micro-batch, or all-reduce `p.grad`",
             ("ranks", "own"),
+            is_seen_later=True,
         ),
         Law(
             "watch/every-backward",
@@ -30,6 +31,7 @@ LAWS: dict[str, Law] = {
             "Micro-batches or ranks that are left out, or count more than others, bias the gradient.",
             "use `no_sync()` in all micro-batches except the last, and call the wrapper in all of them",
             ("micro-batches", "weighted"),
+            is_seen_later=True,
         ),
         Law(
             "watch/backward-once",
@@ -44,6 +46,7 @@ LAWS: dict[str, Law] = {
             "The update is too small by the number of micro-batches.",
             "divide either each loss or the gradients",
             ("micro-batches", "weighted"),
+            is_seen_later=True,
         ),
         Law(
             "watch/means-averaged",
@@ -51,6 +54,7 @@ LAWS: dict[str, Law] = {
             "The update is too large by the number of ranks or micro-batches, and changes with it.",
             "divide each loss by the number of micro-batches in its window, and the sum over ranks by their number",
             ("ranks", "sum"),
+            is_seen_later=True,
         ),
         Law(
             "watch/cleared",
@@ -58,6 +62,7 @@ LAWS: dict[str, Law] = {
             "The step uses stale gradients of earlier windows again.",
             "call `optimizer.zero_grad()` once after each step, or before the first backward pass of each window",
             ("clearing", "kept"),
+            is_seen_later=True,
         ),
         Law(
             "watch/used",
@@ -86,6 +91,7 @@ LAWS: dict[str, Law] = {
             "The parameter moves along the gradient of another one.",
             "take gradients out of a buffer in the same order and sizes as they were put in",
             ("ranks", None),
+            is_seen_later=True,
         ),
         Law(
             "watch/averaged-once",
@@ -93,6 +99,7 @@ LAWS: dict[str, Law] = {
             "The update is too small by the number of ranks.",
             "remove the division by the world size: the wrapper already averages",
             ("ranks", "weighted"),
+            is_seen_later=True,
         ),
         Law(
             "watch/one-factor",
@@ -100,6 +107,7 @@ LAWS: dict[str, Law] = {
             "The update no longer has the direction of the gradient.",
             "use one loss scale and one divisor; clip after averaging, with one limit, all parameters in one call",
             ("clipping", "early"),
+            is_seen_later=True,
         ),
         Law(
             "watch/clip-whole-window",
@@ -164,6 +172,7 @@ LAWS: dict[str, Law] = {
             "skip the step, as GradScaler does, or find the source with `torch.autograd.set_detect_anomaly(True)`",
             ("loss-scale", None),
             unless=("watch/cleared", "watch/unscaled", "watch/means-averaged"),
+            is_seen_later=True,
         ),
         Law(
             "watch/has-gradient",
@@ -171,6 +180,7 @@ LAWS: dict[str, Law] = {
             "The optimizer's parameters are not those that the loss depends on.",
             "give the optimizer the parameters of the trained model, after it is moved, wrapped or copied",
             ("coverage", "part"),
+            is_seen_later=True,
         ),
         Law(
             "watch/same-weights",
@@ -190,6 +200,7 @@ LAWS: dict[str, Law] = {
                 "watch/same-rates",
                 "watch/same-steps",
             ),
+            is_seen_later=True,
         ),
         Law(
             "watch/same-rates",
@@ -197,6 +208,7 @@ LAWS: dict[str, Law] = {
             "The ranks' weights drift apart.",
             "compute the learning rate from values that all ranks share",
             ("agreement", "apart"),
+            is_seen_later=True,
         ),
         Law(
             "watch/same-steps",
@@ -229,8 +241,8 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/mean-of-all",
-            "The mean over a window MUST be over all its targets, not a mean of means over different counts.",
-            "A target in a small micro-batch counts more than one in a large micro-batch.",
+            "All targets of a window MUST have the same weight.",
+            "A target in a small micro-batch counts more than in a large one.",
             "sum the losses (`reduction='sum'`); divide by the window's number of targets on all ranks (all-reduce it "
             "first); under DDP, which divides by the number of ranks, multiply by it",
             ("denominator", "means"),

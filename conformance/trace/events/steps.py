@@ -204,6 +204,10 @@ class Save(Event, noted="when a file in the checkpoint's folder is opened for wr
     path: Annotated[str, "its path in that folder"]
 
 
+class Load(Event, noted="when a file in the folder of the checkpoint to resume from is opened for reading"):
+    path: Annotated[str, "its path in that folder"]
+
+
 class Fork(Event, noted="after the trainer has forked a process, which is not recorded"):
     pass
 

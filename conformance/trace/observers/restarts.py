@@ -82,25 +82,30 @@ def _plain(value: Any) -> Any:
     return [number(float(value))] if isinstance(value, int | float) else None
 
 
-#: Called with each file that is opened for writing from its start.
-_listeners: list[Callable[[object], None]] = []
+#: Called with each file that is opened, and the flags of the call.
+_listeners: list[Callable[[object, int], None]] = []
 
 
 def _files(recording: Recording) -> Seams:
-    """Records `save` for checkpoint files that are written from their start."""
-    if recording.life is None or recording.life["checkpoint_dir"] is None:
+    """Records `save` for checkpoint files that are written from their start, and `load` for those that are read."""
+    if recording.life is None:
         return
-    folder = Path(recording.life["checkpoint_dir"]).resolve()
+    folders = {
+        event: Path(recording.life[name]).resolve()
+        for event, name in (("save", "checkpoint_dir"), ("load", "resume_from"))
+        if recording.life[name] is not None
+    }
 
-    def note(file: object) -> None:
-        if isinstance(file, str | bytes | os.PathLike):
-            path = Path(os.fsdecode(file)).resolve()
+    def note(file: object, flags: int) -> None:
+        event = "save" if flags & os.O_TRUNC else "load" if not flags & (os.O_WRONLY | os.O_RDWR) else ""
+        if event in folders and isinstance(file, str | bytes | os.PathLike):
+            path, folder = Path(os.fsdecode(file)).resolve(), folders[event]
             if path.is_relative_to(folder):
-                recording.note("save", path=path.relative_to(folder).as_posix())
+                recording.note(event, path=path.relative_to(folder).as_posix())
 
     def writer(original: Callable[[Any], Any], file: Any) -> Any:
         # The original opens the file in C++, without an audit event.
-        harmless(note)(file)
+        harmless(note)(file, os.O_TRUNC)
         return original(file)
 
     _listen()
@@ -109,7 +114,7 @@ def _files(recording: Recording) -> Seams:
 
 
 @contextmanager
-def _told(listener: Callable[[object], None]) -> Any:
+def _told(listener: Callable[[object, int], None]) -> Any:
     _listeners.append(listener)
     try:
         yield
@@ -122,9 +127,9 @@ def _listen() -> None:
     """Add the audit hook, once per process because audit hooks cannot be removed."""
 
     def heard(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and _listeners and isinstance(args[2], int) and args[2] & os.O_TRUNC:
+        if event == "open" and _listeners and isinstance(args[2], int):
             for listener in tuple(_listeners):
-                listener(args[0])
+                listener(args[0], args[2])
 
     sys.addaudithook(heard)
 
@@ -148,7 +153,7 @@ def _values(averaged: AveragedModel) -> list[Number]:
 
 
 def observe(recording: Recording) -> Seams:
-    """Records `optimizer_state`, `save` and `average` in resumed cases, and `average` in those that average."""
+    """Records `optimizer_state`, `save`, `load` and `average` in resumed cases, and `average` in those that average."""
     yield from _states(recording)
     yield from _files(recording)
     yield from _averages(recording)

@@ -134,10 +134,14 @@ class Schedules(OneRank):
         # Reports schedules that change the rate between the last backward pass and the step.
         if window.step is None or window.step.closure or not window.places:
             return
-        for at, one in window.schedules:
+        since_pass = [(at, one) for at, one in window.schedules if at > min(window.places)]
+        for at, one in since_pass:
             # A schedule that follows the loss may step as soon as the loss is known.
             if at > max(window.places) and one.before != one.after and not one.is_told:
-                says, effect = said("schedule.before-step", name=one.name), _rates(one)
+                same = [other for _, other in since_pass if (other.name, other.site) == (one.name, one.site)]
+                says, effect = said("schedule.before-step", name=one.name), _rates(same[0], one)
+                if 1 < len(same) == len({*window.places}):
+                    says = said("schedule.each-pass", name=one.name, passes=len(same))
                 rank = (window.rank,)
                 finding = Finding(_LAW, says, window.index, rank, one.site, effect, window.optimizer)
                 self._findings.add(finding)
@@ -196,7 +200,8 @@ class Schedules(OneRank):
         self._findings.leave_open(said("schedule.without-steps", name=first.name, times=of.alone), site=first.site)
 
 
-def _rates(one: records.Scheduled) -> Said | None:
-    known = ((old, new) for old, new in zip(one.before, one.after, strict=False) if old is not None and new is not None)
+def _rates(first: records.Scheduled, last: records.Scheduled) -> Said | None:
+    both = zip(first.before, last.after, strict=False)
+    known = ((old, new) for old, new in both if old is not None and new is not None)
     changed = next(((old, new) for old, new in known if old != new), None)
     return changed and said("schedule.before-step.effect", before=changed[0], after=changed[1])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from conformance.report.card import Card, Place
+from conformance.report.card import Card
 from conformance.report.command import relative, without_user
+from conformance.report.places import SEEN, Place
 from conformance.report.text import plural
 from conformance.results.records import Timeline
 from conformance.watch import records
@@ -42,7 +43,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     first, law = cause.first, cause.first.text
     scene = findings.scenes.get(first.key)
     good = None if scene is None else _good(scene, findings)
-    where = moments.place(first.site, findings.sources)
+    where, places = moments.place(first.site, findings.sources), tuple(_places(first, scene, findings))
     extent = _extent(cause, findings)
     scope = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
     return WatchCard(
@@ -50,8 +51,9 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         verdict="FAIL (law)",
         title=sentence(first.says),
         where=where,
+        role=places[0].label if places else "at",
         own_line=None if first.site is None else (relative(_source(first.site, findings)[0]), first.site[1]),
-        places=tuple(_places(first, scene, findings)),
+        places=places,
         facts=(("expected", law.says), ("observed", f"{extent}, on {scope}"), ("why", law.why)),
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
@@ -74,7 +76,7 @@ def _places(first: Finding, scene: Scene | None, findings: Findings) -> Iterator
     of_step = any(isinstance(record, records.Stepped) and record.site == site for record in calls)
     passes = [record.site for record in calls if isinstance(record, records.Backward)] if of_step else []
     backward = first.backward or (passes[-1] if passes else None)
-    for label, one in (("step" if of_step else "at", site), ("backward", backward)):
+    for label, one in ((SEEN if of_step and first.text.is_seen_later else "at", site), ("backward", backward)):
         if one is not None and (label != "backward" or one != site):
             place = Place(label, moments.place(one, findings.sources) or "", _source(one, findings)[1])
             yield replace(place, text=place.numbered.get(one[1], "")) if label == "backward" else place

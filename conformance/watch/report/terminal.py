@@ -23,7 +23,7 @@ def render(findings: Findings, command: Sequence[str], console: Console, expecte
     headline = Text.assemble((whole.summary.title, style), f": {one_line(whole.summary.detail)}")
     print_beside(Text(), headline, console)
     for card in whole.cards:
-        print_card(card, console)
+        print_card(card, console, has_verdict=False)
     if whole.cards:
         console.print()
     _print_rows(of, findings, console)

@@ -28,6 +28,8 @@ class _Words(Formatter):
             return ", ".join([*named, *(["..."] if len(value) > _MOST_NAMED else [])])
         if format_spec == "times":
             return f"1/{1 / value:.4g}" if 0 < value < _SMALL else f"{value:.3g}x"
+        if format_spec == "share":
+            return f"{100 * value:.2g}%" if value < 1 else f"{value:.3g}x"
         if not format_spec:
             return f"{value:.3g}" if isinstance(value, float) else str(value)
         if _NUMBER.fullmatch(format_spec):
@@ -160,7 +162,7 @@ WORDS: Mapping[str, str] = {
     "steps-farther": "the update of one rank is {times}x of another's",
     "rank-stays": "one rank steps, and the learning rate of another is 0",
     "ranks-longer": "{without} of {ranks} ranks use gradients that are not clipped",
-    "differ-by": "these weights differ by {share:.2g}x of their norm",
+    "differ-by": "these weights differ by {share:share} (norm of the difference / norm of the weights)",
     "steps-of-some": "only some ranks change their weights in {steps:step}",
     # What was not seen.
     "recorder-failed": "a part of the recorder failed ({observer}): {error}",
@@ -234,6 +236,7 @@ WORDS: Mapping[str, str] = {
     "rate.negative": "The learning rate is {rate:.3g}",
     "rate.negative.effect": "A negative rate steps uphill: the loss grows",
     "schedule.before-step": "{name} steps between the backward pass and the optimizer's step",
+    "schedule.each-pass": "{name} steps after each of {passes} backward passes, not once after the optimizer's step",
     "schedule.before-step.effect": "The step's learning rate is {after:.3g} instead of {before:.3g}",
     "schedule.ends-early": "{name} steps {often:.2g} times for each step of its optimizer",
     "schedule.ends-early.effect": "The learning rate is 0 in the last {still} of {steps:step}",
@@ -363,6 +366,8 @@ FIXES: Mapping[str, str] = {
     "loss-scale.not-updated": "keep one scaler, and call `scaler.update()` after each step",
     "ranks.own": "wrap the model in DDP, or all-reduce `p.grad` and divide by the number of ranks",
     "ranks.sum": "divide `p.grad` by the number of ranks",
+    "schedule.each-pass": "call `scheduler.step()` once, after `optimizer.step()`",
+    "schedule.before-step": "call `scheduler.step()` after `optimizer.step()`",
     "schedule.never-steps": "call `scheduler.step()` after each step or epoch",
     "schedule.steps-often": "call `scheduler.step()` once for each step",
 }

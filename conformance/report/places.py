@@ -1,0 +1,131 @@
+"""The lines to look at for a problem, each with its role."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from conformance.adapter.loading import place_of
+from conformance.laws.law import Law
+from conformance.results.records import CaseRecord, Finding, Lines, Reason
+
+from .command import relative
+from .grouping import Failure
+from .text import one_line
+
+_TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
+"""A comment that tells a reader nothing."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line to look at. label: its role. at: `train.py:41`. text: the line, with its neighbours where known."""
+
+    label: str
+    at: str
+    text: str = ""
+
+    @property
+    def numbered(self) -> dict[int, str]:
+        """The line and its neighbours by number."""
+        at = int(self.at.rpartition(":")[2])
+        lines = self.text.split("\n") if self.text else []
+        first = max(1, at - 1) if len(lines) > 1 else at
+        return {number: _TO_TOOLS.sub("", one_line(line)) for number, line in enumerate(lines, first)}
+
+    @property
+    def code(self) -> str:
+        """The lines as compilers show them, with an arrow: `> 41 | loss.backward()`."""
+        at, width = self.at.rpartition(":")[2], len(str(max(self.numbered, default=0)))
+        lines = (f"{number:>{width}} | {text}" for number, text in self.numbered.items())
+        return "\n".join(f"{'>' if line.split()[0] == at else ' '} {line}".rstrip() for line in lines)
+
+
+def places_of(label: str, where: str, source: Sequence[str]) -> Iterator[Place]:
+    """The lines of `train.py:9, called from loop.py:41`; a path may have spaces and commas in it."""
+    texts, lines = iter(source), where.split(", called from ")
+    if label == "at" and len(lines) > 1:
+        label = "inside"
+    for at in lines:
+        if at.rpartition(":")[2].isdecimal():
+            yield Place(label, at, next(texts, ""))
+        label = "called from"
+
+
+def each_once(looked: Iterable[tuple[str, Lines]]) -> tuple[Place, ...]:
+    """The places of these lines, each with its first role."""
+    found: dict[str, Place] = {}
+    for label, line in looked:
+        for place in places_of(label, line.where, line.source):
+            found.setdefault(place.at, place)
+    return tuple(found.values())
+
+
+def own_line(case: CaseRecord, where: str) -> tuple[str, int] | None:
+    """The trainer's file, as its target names it, and the last line in it."""
+    place = place_of(case.target)
+    file = os.path.normpath(place) if place.endswith(".py") else None
+    lines = [one.at.rpartition(":") for one in places_of("", where, ())]
+    own = [int(line) for path, _, line in lines if file and (file == path or file.endswith(os.sep + path))]
+    return (relative(place), own[-1]) if own else None
+
+
+#: The calls that can cause wrong weights or a wrong gradient, by the kind of event, the likeliest first.
+_CALLS = {
+    "weights": {"step": "step", "schedule": "schedule"},
+    "gradient": {"backward_begin": "backward", "unscale": "unscale", "clip": "clip", "step": "step"},
+}
+
+#: The role of a line that only shows the bug.
+SEEN = "seen at"
+
+
+def looked_at(failure: Failure, law: Finding | None, text: Law | None) -> Iterator[tuple[str, Lines]]:
+    """The lines to look at, each with its role, the likeliest first: where the bug is proven or starts, where it is
+    seen, and the calls of the window with the first wrong number."""
+    case, reason = failure.example, failure.example.reason or Reason()
+    is_seen_later = text is not None and text.is_seen_later
+    starts = law.origin if law is not None else None
+    if starts is not None:
+        yield "starts at", starts
+    elif (is_seen_later or (law is None and reason.where is None)) and _is_of_resume(failure):
+        yield from [("resumes at", case.read_at)] if case.read_at else []
+        yield from [("saves at", case.saved_at)] if case.saved_at else []
+    calls = [*_calls(case)]
+    if law is not None and law.where is not None:
+        yield SEEN if is_seen_later else "at", Lines(law.where, law.source)
+        steps = [_inner(line.where) for label, line in calls if label == "step"]
+        if is_seen_later and starts is None and _inner(law.where) in steps:
+            # The step uses what the backward computed.
+            yield from (one for one in calls if one[0] == "backward")
+    elif law is None and reason.where is not None:
+        yield "raised at" if case.verdict == "CRASH" else "at", Lines(reason.where, reason.source)
+    elif case.verdict not in ("CRASH", "HANG"):
+        yield from ((label if number else SEEN, line) for number, (label, line) in enumerate(calls))
+
+
+def _inner(where: str) -> str:
+    """The innermost of the lines."""
+    return where.partition(", called from ")[0]
+
+
+def _is_of_resume(failure: Failure) -> bool:
+    """Whether no case without a resume has the bug, and the numbers of the example are correct until its stop."""
+    case, first = failure.example, failure.example.first_difference or failure.example.diverged
+    windows = {step.step: step.window for step in case.steps}
+    return all(one.resumed_at is not None for one in failure.cases) and not (
+        first is not None and windows.get(first.step, first.step) < (case.resumed_at or 0)
+    )
+
+
+def _calls(case: CaseRecord) -> Iterator[tuple[str, Lines]]:
+    """The calls of the window with the first wrong number, first the one that shows it."""
+    first, moments = case.first_difference, case.timeline.moments if case.timeline else ()
+    kinds = dict(_CALLS[first.quantity if first else "gradient"])
+    if first is not None and first.where is not None:
+        yield kinds.pop(next(iter(kinds))), Lines(first.where, first.source)
+    for kind, label in kinds.items():
+        at = next((one.where for one in moments if one.event == kind and one.where), None)
+        yield from [(label, Lines(at))] if at is not None else []

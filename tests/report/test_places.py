@@ -1,0 +1,78 @@
+"""The lines to look at: the likeliest first, each with its role; a line that only shows the bug is not its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from conformance.report.card import Card, cards
+from conformance.results import Results
+from conformance.results.records import CaseRecord, Finding, FirstDifference, Lines, Moment, Reason, Step, Timeline
+
+BROKEN = Finding("amp/unscale-before-clip", "MUST", "It MUST.", "", "", "", "", 1, (0,), where="train.py:31")
+PARTED = replace(BROKEN, law="ddp/identical-weights", where="train.py:98")
+#: A step at line 75, wrong after the stop.
+WRONG = FirstDifference(4, "weights", "weight[0]", 1.0, 2.0, where="train.py:75")
+STEPS = (Step(3, 3, (1.0,), (1.0,)), Step(4, 4, (2.0,), (3.0,)))
+CALLED = Timeline((Moment(0, 0.0, "step", "", "train.py:75"), Moment(0, 1.0, "schedule", "", "train.py:79")))
+RESUMED = {
+    "first_difference": WRONG,
+    "steps": STEPS,
+    "timeline": CALLED,
+    "resumed_at": 4,
+    "read_at": Lines("train.py:42"),
+}
+
+
+@pytest.fixture
+def case(results: Results) -> CaseRecord:
+    found = next(one for one in results.cases if one.verdict == "FAIL (numerics)")
+    return replace(found, target="train.py", findings=(), reason=None, timeline=None, explained_by=(), steps=())
+
+
+def shown(results: Results, *cases: CaseRecord) -> Card:
+    [card] = cards(replace(results, cases=cases))
+    return card
+
+
+@pytest.mark.parametrize(
+    ("fields", "places"),
+    [
+        ({"findings": (BROKEN,)}, [("at", 31)]),
+        ({"findings": (PARTED,)}, [("seen at", 98)]),
+        ({"findings": (replace(PARTED, origin=Lines("train.py:53")),)}, [("starts at", 53), ("seen at", 98)]),
+        ({"first_difference": WRONG, "timeline": CALLED}, [("seen at", 75), ("schedule", 79)]),
+        (RESUMED, [("resumes at", 42), ("seen at", 75), ("schedule", 79)]),
+        (
+            RESUMED | {"saved_at": Lines("train.py:90")},
+            [("resumes at", 42), ("saves at", 90), ("seen at", 75), ("schedule", 79)],
+        ),
+        (RESUMED | {"read_at": None}, [("seen at", 75), ("schedule", 79)]),
+        # Its numbers were wrong before the stop.
+        (RESUMED | {"resumed_at": 5}, [("seen at", 75), ("schedule", 79)]),
+        (RESUMED | {"findings": (BROKEN,)}, [("at", 31)]),
+        (RESUMED | {"findings": (PARTED,)}, [("resumes at", 42), ("seen at", 98)]),
+        ({"reason": Reason(where="train.py:60"), "first_difference": None}, [("at", 60)]),
+        ({"verdict": "CRASH", "reason": Reason(where="train.py:60")}, [("raised at", 60)]),
+    ],
+)
+def test_what_is_likeliest_comes_first(
+    results: Results, case: CaseRecord, fields: dict[str, object], places: list[tuple[str, int]]
+) -> None:
+    card = shown(results, replace(case, **fields))
+    assert [(one.label, one.at) for one in card.places] == [(role, f"train.py:{line}") for role, line in places]
+    assert (card.role, card.own_line) == (places[0][0], ("train.py", places[0][1]))
+
+
+def test_a_bug_that_cases_without_a_resume_have_is_not_at_the_resume(results: Results, case: CaseRecord) -> None:
+    resumed = replace(case, id=f"{case.id}-resumed-at-4", **RESUMED)
+    assert shown(results, resumed).role == "resumes at"
+    plain = replace(resumed, id=case.id, resumed_at=None, read_at=None)
+    assert shown(results, resumed, plain).role == "seen at"
+
+
+def test_a_title_has_the_role_of_a_line_that_is_not_wrong_by_itself(results: Results, case: CaseRecord) -> None:
+    at, seen = (shown(results, replace(case, findings=(one,))).headline for one in (BROKEN, PARTED))
+    assert at == "The trainer clips before it unscales (train.py:31)"
+    assert seen.endswith("(seen at train.py:98)")
