@@ -140,7 +140,7 @@ def before_step(window: Window) -> Outcome:
 @law(
     "clip/once-per-window",
     "Gradients MUST be clipped once in a window, when all of them are complete.",
-    fault="clips gradients before the window is complete",
+    fault="clips the same gradients more than once in a window",
     why="""Clipping the gradients accumulated so far gives clip(clip(g₁) + g₂) instead of clip(g₁ + g₂): the earlier
         micro-batches are clipped again and again, and the last counts most.""",
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
@@ -170,7 +170,6 @@ def once_per_window(window: Window) -> Outcome:
                 why=f"the threshold {number(second.threshold)} is for the gradients of the whole window",
                 shows=(first, *between[:1], second),
                 effect=effect,
-                fault="clips the same gradients more than once in a window",
             )
     for clip in clips[-1:] if window.attempts else ():
         later = window.between(trace.BackwardBegin, after=clip, before=window.attempts[0])
@@ -182,6 +181,7 @@ def once_per_window(window: Window) -> Outcome:
                 why="the gradients that it adds are not clipped",
                 shows=(clip, backward),
                 effect=f"Window {window.number} steps with gradients that are clipped in part.",
+                fault="clips before the last backward of a window",
             )
     return OK if clips and window.attempts else None
 
