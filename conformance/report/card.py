@@ -14,6 +14,7 @@ from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
 from conformance.results.records import ONLY, PAIR, PASSED, CaseRecord, Finding, Moment, Reason
 
+from .causes import doing
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of
@@ -209,7 +210,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     if is_known and law is None:
         facts.append(("why", _fits(cause)))
     role, first = looked[0] if looked else ("at", None)
-    bugs, commands = cause.key.split(OR) if is_known else cause.bugs, _commands(example)
+    bugs, commands = cause.key.split(OR)[:1] if is_known else cause.bugs, _commands(example)
     of_law = (law.advice or text.advice) if law and text and not is_known else ""
     debug = "debug with the script of the first command below" if len(commands) > 1 else None
     return CaseCard(
@@ -262,10 +263,12 @@ def _advised(message: str) -> str:
 
 
 def _fits(cause: Cause) -> str:
-    """How known bugs, which the title has in words, explain the numbers."""
+    """How known bugs explain the numbers. The title has the first one in words."""
     name, *others = filter(None, cause.key.split(OR))
     if others:
-        return "each of these known bugs gives exactly these numbers"
+        texts = {fault.name: fault.text for fault in CATALOGUE}
+        said = ", or ".join(doing(one, texts) for one in others[:_FEW])
+        return f"a trainer that {said} has exactly these numbers too"
     if PAIR in name:
         return "these two known bugs together give exactly these numbers"
     return f"the known bug `{name}` gives exactly these numbers"

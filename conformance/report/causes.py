@@ -102,11 +102,8 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         broken = next(law for case in cases if (law := law_of(cause, case)) is not None)
         return f"The trainer {fault_of(broken)}."
     if cause.kind in ("bug", "pair"):
-        names = [name for name in cause.key.split(OR) if name]
-        said = [" and ".join(_said(one, texts) for one in name.split(PAIR)) for name in names]
-        if len(said) == 1:
-            return f"The trainer {said[0]}."
-        return f"The trainer {', or '.join(said[:3])}, or has another bug with the same numbers."
+        name, *others = filter(None, cause.key.split(OR))
+        return f"The trainer {doing(name, texts)}{', or has another bug with the same numbers' if others else ''}."
     if cause.kind in ("factor", "factors", "precision"):
         known = ", or ".join(texts.get(name, name) for name in cause.bugs[:3])
         return cause.key + (f" A trainer that {known} would do that; these cases cannot tell." if known else "")
@@ -119,6 +116,11 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         return headline
     # An error message can be long; the card has all of it.
     return re.sub(r"(?:[.:;] [^.:;]*|\S*)$", "", headline[:_LONGEST]).rstrip() + " …"
+
+
+def doing(name: str, texts: Mapping[str, str]) -> str:
+    """What a trainer with a known bug, or a pair, does. ``texts``: by known bug."""
+    return " and ".join(_said(one, texts) for one in name.split(PAIR))
 
 
 def _said(name: str, texts: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from conformance.watch.judging.windows import Window
 
 _LITTLE = 1.1
 """Tolerated ratio of target weights: for example, a few pixels of some images have no label."""
-_EPOCH = 4
+_EPOCH = 3
 """Fewest steps of an epoch: more frequent differences are not those of the last batch of an epoch."""
 _MOST = 8192
 """Limit of rows that are kept."""
