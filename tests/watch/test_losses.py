@@ -131,6 +131,24 @@ def test_divisors_that_are_hidden_or_compensated(loss, batches, options, expecte
     assert found(loss, batches, **options) == expected
 
 
+@pytest.mark.parametrize(
+    ("loss", "of_any"),
+    [
+        (nn.MSELoss(), False),
+        (nn.L1Loss(), False),
+        (lambda output, target: (output - target).abs().mean(), False),
+        (nn.HuberLoss(), False),
+        (nn.SmoothL1Loss(), False),
+        (lambda output, target: (output - target).square().mean(), True),  # its half is usual
+        (lambda output, target: output.abs().mean(), True),
+    ],
+)
+def test_a_mean_over_targets_of_a_regression(loss, of_any):
+    output, target = torch.randn(6, 2, requires_grad=True), torch.randn(6, 2)
+    found = losses.of((loss(output, target) / 2).grad_fn)
+    assert (found.targets, found.of_any, found.divisors) == (12, of_any, [2.0])
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_label_smoothing_does_not_hide_targets(reduction):
     output = torch.randn(8, 3, requires_grad=True)

@@ -22,6 +22,11 @@ def falls(end, to=0.0):
     return lambda count: max(to, 0.1 * (1 - count / end))
 
 
+def groups(rate):
+    """The rates of all groups of parameters."""
+    return [*rate] if isinstance(rate, tuple) else [rate]
+
+
 def seen(events, rate=halves, *, name="StepLR", horizon=None, is_told=False, own=False):
     """events: b is a backward pass, o a step, x a skip, s a step of the schedule, m the creation of one."""
     script, count, computed = Script(ranks=1), 0, []
@@ -30,7 +35,8 @@ def seen(events, rate=halves, *, name="StepLR", horizon=None, is_told=False, own
             case "b":
                 computed += script.backward()
             case "o":
-                script.step([total(computed)], rate=rate(count))
+                script.step([total(computed)])
+                script.streams[0][-1].rates = groups(rate(count))
                 script.streams[0][-1].is_own = own
                 computed = []
                 script.clear()
@@ -41,7 +47,7 @@ def seen(events, rate=halves, *, name="StepLR", horizon=None, is_told=False, own
             case "m":
                 script.each(records.Schedule(0, name, BY_HAND))
             case "s":
-                before, after = [rate(count)], [rate(count + 1)]
+                before, after = groups(rate(count)), groups(rate(count + 1))
                 count += 1
                 script.each(records.Scheduled(0, name, before, after, BY_HAND, count, horizon, is_told))
     return script.findings()
@@ -104,6 +110,8 @@ def test_a_rate_below_zero(events, rate, own, expected):
         ("bos" * 8, halves, 4, {"schedule.past-its-end": {"name": "StepLR", "made_for": 4, "times": 8}}),
         ("bos" * 8, halves, 6, {}),
         ("bo" * 4, lambda count: 0.0, None, {"schedule.zero-rate": {"steps": 4}}),
+        ("bos" * 4, lambda count: (halves(count), 0.0), None, {"schedule.zero-rate": {"steps": 4}}),
+        ("bos" * 4, lambda count: (halves(count), 0.1 * (count > 2)), None, {}),  # one group is unfrozen later
         ("bos" * 4, lambda count: 0.1 * count, None, {}),  # a warm-up from 0
         ("bos" * 8, falls(4), None, {"schedule.low-rate": {"low": 4, "steps": 8, "most": 0.1}}),
         ("bos" * 8, falls(4, to=1e-6), None, {"schedule.low-rate": {"low": 4, "steps": 8, "most": 0.1}}),

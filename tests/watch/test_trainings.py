@@ -83,8 +83,9 @@ def both_clip_before_either_steps():
             optimizer.step()
 
 
-def gives_closures(clips_late=True, computes=False):
-    """Each step gets a closure, as in Lightning. computes: the closure computes the gradients."""
+def gives_closures(clips_late=True, computes=False, clears=False):
+    """Each step gets a closure, as in Lightning. computes: the closure computes the gradients. clears: none are left
+    for the step."""
     model = network()
     optimizer = sgd(model)
 
@@ -99,7 +100,26 @@ def gives_closures(clips_late=True, computes=False):
             backward()
         if clips_late and not computes:
             clip_grad_norm_(model.parameters(), 1e-3)
+        if clears:
+            optimizer.zero_grad()
         optimizer.step(backward if computes else lambda: None)
+
+
+def adds_up_elsewhere(adds=True, number=3):
+    """Takes `.grad` away after each micro-batch. adds: the step gets their sum, otherwise the last one."""
+    model = network()
+    optimizer = sgd(model)
+    for _ in range(8):
+        kept = [torch.zeros_like(one) for one in model.parameters()]
+        for _ in range(number):
+            (loss(model) / number).backward()
+            for total, one in zip(kept, model.parameters(), strict=True):
+                total.copy_(one.grad + adds * total)
+                one.grad = None
+        for total, one in zip(kept, model.parameters(), strict=True):
+            one.grad = total
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 # Changes of weights by other optimizers.
@@ -173,6 +193,9 @@ def accumulates_in_a_closure(divisor):
         (gives_closures, "CONFORMS"),
         (partial(gives_closures, computes=True), "CONFORMS"),
         (partial(gives_closures, clips_late=False), {"watch/clip-something"}),
+        (partial(gives_closures, clears=True), {"watch/used"}),
+        (adds_up_elsewhere, "CONFORMS"),
+        (partial(adds_up_elsewhere, adds=False), {"watch/used"}),
         (partial(changes_between_passes, shared=False), "CONFORMS"),
         (partial(changes_between_passes, shared=True), "UNDECIDED"),
         (partial(accumulates_in_a_closure, divisor=2), "CONFORMS"),

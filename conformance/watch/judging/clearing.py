@@ -79,6 +79,7 @@ class Discarded(Chapter):
             waiting = self._waiting[window.rank]
             before = [one for one in waiting if one.at <= window.at and one.parameters & held]
             self._waiting[window.rank] = [one for one in waiting if one not in before]
+            before = [one for one in before if one.backward.backward not in window.backwards]
             window.lost = len(before)
             if is_known and window.backwards:
                 self._count(before, window)

@@ -85,7 +85,7 @@ def _without_gradients(window: Window, findings: Findings) -> set[Shown] | None:
     if not window.is_computed:
         _open(window, findings, "coverage.unreached")
         return None
-    if step.moved or step.closure:
+    if step.moved:
         findings.factors.append((window.rank, None, False))
         return _open(window, findings, "changed.otherwise")
     effect = said("moves-nothing", parameters=len(step.parameters))

@@ -232,16 +232,11 @@ class Launch:
         self._models.see(here)
         if any(window.step is not None and window.step.is_elsewhere for window in here):
             self.findings.leave_open(said("agreement.between"), step=here[0].index)
-        own = Findings()
-        together = Together(
-            windows,
-            self.ranks,
-            self._is_joined,
-            frozenset(self._models.hooks),
-            self._models.partitioned(here),
-            self._models.holders,
-        )
-        conservation.judge(together, own)
+        together, own = self._conserved(windows)
+        if not _is_right(own) and any(window.with_taken is not None for window in here):
+            with_taken = self._conserved([one and (one.with_taken or one) for one in windows])
+            together, own = with_taken if _is_right(with_taken[1]) else (together, own)
+        here = together.here
         agreement.judge(together, own)
         laws = laws_of(own.causes.values())
         is_conserved = 0 < own.steps == own.conserved or "watch/cleared" in laws
@@ -250,7 +245,7 @@ class Launch:
             return
         self._models[here[0].optimizer].steps += 1
         self._discarded.sort(here, is_known=own.conserved == own.steps)
-        if own.outcomes and own.outcomes.keys() <= _KNOWN and not own.causes:
+        if _is_right(own):
             self._judge_right(together)
         elif "watch/same-weights" in laws and agreement.use_the_same(here):
             # Ranks with different weights compute different gradients; equal ones must have been averaged.
@@ -265,6 +260,14 @@ class Launch:
             self.findings.show(cause, here)
         self._remember(key, together, is_good=0 < own.steps == own.conserved and not own.causes and not broken)
         self._take(own, here)
+
+    def _conserved(self, windows: Sequence[Window | None]) -> tuple[Together, Findings]:
+        """Judges whether a step used the gradients in these windows."""
+        here, own = [window for window in windows if window is not None], Findings()
+        parts, hooks = self._models.partitioned(here), frozenset(self._models.hooks)
+        together = Together(windows, self.ranks, self._is_joined, hooks, parts, self._models.holders)
+        conservation.judge(together, own)
+        return together, own
 
     def _judge_right(self, together: Together) -> None:
         """Judges a step that used the computed gradients and nothing else."""
@@ -310,3 +313,8 @@ class Launch:
             return None
         self._unsolved.pop(at, None)
         return (window.optimizer, window.rank), solver.solve(system, own)
+
+
+def _is_right(own: Findings) -> bool:
+    """Whether a step used the computed gradients and nothing else."""
+    return bool(own.outcomes) and own.outcomes.keys() <= _KNOWN and not own.causes

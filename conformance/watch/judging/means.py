@@ -70,6 +70,8 @@ class Means:
         are_padded = any(one.ignored for one in passes) and not any(one.batches for one in passes)
         for rows in fed if are_padded else ():
             self._linked[optimizer] = _linked(self._linked[optimizer], {*rows})
+        if not all(window.backwards for window in windows):
+            return
         sizes = [[targets_of(one) for one in window.backwards.values()] for window in windows]
         shape = _shape(sizes)
         times = _times(windows) if has_one_factor else 0.0

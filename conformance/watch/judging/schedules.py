@@ -29,6 +29,7 @@ class _Optimizer:
     """An optimizer, its rates and its schedules.
 
     parameters: its initial ones. made: its schedule. rates: of its first step. keeps_rates: all steps have these.
+    still_groups: those with a rate of 0 in all steps, None before the first.
     steps: their number. tries: steps and skips. decades: the number of steps by the power of ten of their largest rate.
     most: the largest rate. still: the last steps with all rates 0, after other rates. scheduled: steps of its
     schedules. counts, latest: the first count by schedule, and the last step, of schedules that count by themselves.
@@ -40,6 +41,7 @@ class _Optimizer:
     made: records.Schedule | None = None
     rates: set[float | None] = field(default_factory=set)
     keeps_rates: bool = True
+    still_groups: set[int] | None = None
     steps: int = 0
     tries: int = 0
     decades: Counter[float] = field(default_factory=Counter)
@@ -58,6 +60,8 @@ class _Optimizer:
         largest = max((abs(rate) for rate in step.rates if rate is not None), default=None)
         self.rates = self.rates or {*step.rates}
         self.keeps_rates &= {*step.rates} == self.rates
+        still = {group for group, rate in enumerate(step.rates) if rate == 0}
+        self.still_groups = still if self.still_groups is None else self.still_groups & still
         if largest is not None:
             self.decades[floor(log10(largest)) if largest else -inf] += 1
             self.most = max(self.most, largest)
@@ -179,7 +183,7 @@ class Schedules(OneRank):
 
     def _judge_rates(self, of: _Optimizer) -> None:
         """Leaves open rates that are zero or very low for many steps."""
-        if of.keeps_rates and 0 in of.rates:
+        if of.still_groups:
             self._findings.leave_open(said("schedule.zero-rate", steps=of.steps))
         elif of.is_long(of.low) and not of.ends_early:
             self._findings.leave_open(said("schedule.low-rate", low=of.low, steps=of.steps, most=of.most))

@@ -125,8 +125,10 @@ def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
         case.together.kappas[window.rank].append(of.right)
     if (shows := _by(OF_ALL, of, case, findings, is_ample=True)) is not None:
         return shows
-    # Almost parallel gradients fit with any factor. Those that need none explain the step better.
-    if (shows := _of_others(case, findings, is_exact=True)) is not None:
+    # Almost parallel gradients fit with any factor. Those that need none explain the step better, unless hooks of the
+    # script made the factor.
+    is_hooked = hooked is not None and not hooked.contains(1)
+    if not is_hooked and (shows := _of_others(case, findings, is_exact=True)) is not None:
         return shows
     if of.kappa.high < 1 and case.norm is not None:
         # Hand-written clipping, if the norm is the same in each such step.

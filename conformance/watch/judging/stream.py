@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -42,14 +43,16 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Leaf:
-    """The `.grad` of a parameter. new: contributions that no step used yet. old: those that a step used. since: the
-    place of the first contribution, 0 for none. is_long: some were dropped. before: the next gradient before hooks.
+    """The `.grad` of a parameter. new: contributions that no step used yet. old: those that a step used. taken: those
+    that were cleared since the last step. since: the place of the first contribution, 0 for none. is_long: some were
+    dropped. before: the next gradient before hooks.
 
     holders: optimizers with the parameter. user, stepped: the last one to step it, and the place. uses: by gradient,
     the place of the last step that used it."""
 
     new: list[Contribution] = field(default_factory=list)
     old: list[Contribution] = field(default_factory=list)
+    taken: list[Contribution] = field(default_factory=list)
     since: int = 0
     is_long: bool = False
     before: Sketch | None = None
@@ -74,6 +77,7 @@ class _Leaf:
         self.old, self.new = self._limited(old), []
 
     def empty(self) -> None:
+        self.taken = [*self.taken, *self.new][-_MOST_PENDING:]
         self.new, self.old, self.since, self.is_long = [], [], 0, False
 
     def was_used(self, sketch: Sketch, at: int) -> int | None:
@@ -296,6 +300,8 @@ class Stream:
         window = self._window(optimizer, step, site)
         for number in window.backwards:
             self._passes[number].is_done = True
+        for number in window.sizes:
+            self._leaves[number].taken = []
         if step is None:
             # GradScaler skipped the step; its gradients stay until they are cleared, if only by hand.
             for number in window.new:
@@ -316,12 +322,10 @@ class Stream:
         known = {number: self.parameters[number] for number in parameters if number in self.parameters}
         new = {number: leaf.new for number, leaf in leaves.items() if leaf.new}
         old = {number: leaf.old for number, leaf in leaves.items() if leaf.old}
-        reached = {one.backward for contributions in new.values() for one in contributions}
-        passes = {number: self._passes[number] for number in sorted(reached) if number in self._passes}
         calls, concerned = self._log.since(of.last), set(parameters)
         clips = calls.of(records.Clipped, lambda one: not one.given or not concerned.isdisjoint(one.parameters))
         moments, cut = calls.moments()
-        return Window(
+        window = Window(
             rank=self.began.rank,
             optimizer=optimizer,
             key=of.key,
@@ -330,11 +334,9 @@ class Stream:
             site=site,
             begin=of.last,
             at=self._at,
-            new=new,
             old=old,
             used={} if step is None else _sketches(_read(step), step.gradients),
             weights={} if step is None else _weights(step.weights, step.values),
-            backwards={number: one.record for number, one in passes.items()},
             clips=clips,
             idle=[one for at, one in clips if at in self._idle and one.parameters],
             unscales=calls.of(records.Unscaled, lambda one: one.optimizer == optimizer),
@@ -350,20 +352,33 @@ class Stream:
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
             clock=self.clock,
-            fed={one.rows for one in passes.values() if one.rows is not None},
             is_of_other=step is not None and self._is_of_other(optimizer, step),
             of_others={n for n in old if leaves[n].user not in (optimizer, None) and leaves[n].since > of.last},
-            is_late=any(
-                one.forward < leaves[number].stepped
+            is_long=any(leaves[number].is_long for number in new),
+            is_wrapped=self._is_wrapped,
+            **self._of_passes(new),
+        )
+        taken = {number: [*leaf.taken, *leaf.new] for number, leaf in leaves.items() if leaf.taken}
+        window.with_taken = replace(window, **self._of_passes({**new, **taken})) if taken else None
+        return window
+
+    def _of_passes(self, new: dict[int, list[Contribution]]) -> dict[str, Any]:
+        """The fields of a window with these gradients."""
+        reached = {one.backward for contributions in new.values() for one in contributions}
+        passes = {number: self._passes[number] for number in sorted(reached) if number in self._passes}
+        return {
+            "new": new,
+            "backwards": {number: one.record for number, one in passes.items()},
+            "fed": {one.rows for one in passes.values() if one.rows is not None},
+            "is_late": any(
+                one.forward < self._leaves[number].stepped
                 for number, found in new.items()
                 for backward in {one.backward for one in found}
                 if (one := passes.get(backward)) is not None
             ),
-            is_long=any(leaves[number].is_long for number in new),
-            reached={number: one.through for number, one in passes.items()},
-            is_wrapped=self._is_wrapped,
-            users={number: {*one.users} for number, one in passes.items()},
-        )
+            "reached": {number: one.through for number, one in passes.items()},
+            "users": {number: {*one.users} for number, one in passes.items()},
+        }
 
     def _step(self, window: Window, step: records.Stepped) -> None:
         """Takes a step. The used gradients stay in `.grad`."""
@@ -407,7 +422,7 @@ class Stream:
                 if one.backward in self._passes:
                     self._passes[one.backward].is_done = True
                     self._passes[one.backward].users.add(optimizer)
-            leaf.new, leaf.old, leaf.is_long = [], [], False
+            leaf.new, leaf.old, leaf.taken, leaf.is_long = [], [], [], False
         self._optimizers[optimizer].end(self._at)
         self._forget()
 

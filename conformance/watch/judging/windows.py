@@ -120,6 +120,9 @@ class Window:
     """Whether DDP wraps a model of the rank."""
     lost: int = 0
     """The number of backward passes that were cleared between the previous step and its own passes."""
+    with_taken: Window | None = None
+    """The same window with the gradients that were cleared in it, if there are any: the script may have added them up
+    elsewhere."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameter whose gradient is bit-identical to one that an earlier step used, the place of that step."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import islice
 from operator import add, and_
 from typing import Any, TypeAlias
 
@@ -38,6 +39,8 @@ _ELEMENTWISE = (
 _SUMS = (*_OF_ANY, _ADDITION, "CatBackward0", "MeanBackward1", "StackBackward0")
 _OF_DDP = "_DDPSinkBackward"
 """DDP's node around all outputs of a model, if it looks for unused parameters."""
+_L1 = ["AbsBackward0", "SubBackward0"]
+"""The nodes below the mean in torch's `l1_loss`, which is no single node."""
 _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
 _PASSED_ON = (*_THROUGH, _OF_DDP)
 
@@ -161,7 +164,8 @@ def _read(loss: Loss, node: Any) -> None:
         loss.divide(divisor)
     names = [term.name() for term in terms]
     loss.terms = len(names) if len({*names}) == 1 < len(names) else 0
-    loss.of_any = node.name() in _OF_ANY
+    below = [one.name() for one in islice(nodes(node, _MOST_NODES), 1, 1 + len(_L1))]
+    loss.of_any = node.name() in _OF_ANY and not (node.name() == _ANY and below == _L1)
     if node.name() == _ANY:
         loss.targets = int(node._saved_self_sym_numel)
         _read_below(loss, node)

@@ -117,6 +117,8 @@ class _Steps:
             self._begin(optimizer, frames[0] if frames else None, has_closure=has_closure)
         self._running.append(optimizer)
         self._take_off()
+        if has_closure:
+            self._remember(optimizer)
         if optimizer is not self._running[0] or has_closure:
             return
         hooked = _hooked(optimizer)
@@ -172,9 +174,13 @@ class _Steps:
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._step.is_reduced = False
         self._step.read = record, _ = self._of(optimizer, closure=False)
-        # An optimizer class of the script may get its gradients in another way.
-        is_without = isinstance(record, records.Stepped) and not record.used
-        self._step.weights = [one.clone() for one in self._beginnings(optimizer)] if is_without else None
+        if isinstance(record, records.Stepped) and not record.used:
+            self._remember(optimizer)
+
+    def _remember(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keeps weights: an optimizer class of the script, or a closure, may get gradients in another way."""
+        if self._step.weights is None:
+            self._step.weights = [one.clone() for one in self._beginnings(optimizer)]
 
     def reduce(self, given: Sequence[torch.Tensor]) -> None:
         """Takes the tensors of a collective: an optimizer class of the script may average gradients within its step."""
@@ -232,7 +238,7 @@ class _Steps:
     def _complete(self, record: records.Stepped, optimizer: torch.optim.Optimizer, step: _Outermost) -> None:
         """Adds the fields that are known only after the step."""
         record.is_elsewhere = step.is_elsewhere
-        if step.weights is not None:
+        if step.weights is not None and not record.used:
             pairs = zip(step.weights, self._beginnings(optimizer), strict=True)
             record.moved = later(bool, differ(pairs))
         record.after = self._after(optimizer, record)

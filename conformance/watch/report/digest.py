@@ -48,7 +48,7 @@ def headline(of: Outcome, findings: Findings) -> str:
         return f"{plural(len(of.causes), 'problem')}{'' if since is None else f', first at step {since}'}."
     if findings.lacks:
         return f"{sentence(findings.lacks[0])}."
-    if not of.steps:
+    if not findings.stepped and not of.steps:
         return "No step of a torch optimizer was seen."
     proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
     are_open = ", ".join(row.of.value for row in of.rows if row.state == "OPEN")
@@ -56,6 +56,8 @@ def headline(of: Outcome, findings: Findings) -> str:
         check = f" Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else ""
         return f"{proven} of {plural(of.steps, 'step')} used the correct gradients.{check}"
     undecided = f"; open: {are_open}" if are_open else ""
+    if not of.steps:
+        return f"None of {plural(findings.stepped.total(), 'step')} could be judged{undecided}."
     return f"{proven} of {plural(of.steps, 'step')} are proven correct{undecided}."
 
 
