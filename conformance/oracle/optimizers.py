@@ -132,7 +132,11 @@ class AdamWRule(Rule):
             slack = self._roundings(10) * max(map(abs, quotients)) + 2 * self._fmt.quantum
             moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
             steps.append((-max(moves), -min(moves)))
-        return moved(weights, steps, self._roundings(4), self._fmt, kept=1 - lr * spec.weight_decay)
+        return moved(weights, steps, self._roundings(4), self._fmt, kept=self.kept(lr))
+
+    def kept(self, lr: Fraction) -> Fraction:
+        """The factor of the weights that weight decay leaves."""
+        return ONE - lr * Fraction(self.spec.weight_decay)
 
     def roots(self, square: Interval, correction: Interval) -> Interval:
         """Bounds of the divisor of the first moment, from those of the second and the root of its bias correction."""

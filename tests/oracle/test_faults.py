@@ -31,6 +31,7 @@ PLACES = [
     *((workload, (2, 2), "fp32") for workload in ("uneven-batch", "many-tensors", "many-groups", "two-groups-clip")),
     *((workload, (2, 2), "fp32") for workload in ("frozen", "unfrozen", "unfrozen-clip-value", "unused", "two-layers")),
     ("sparse", (2, 1), "fp32", None),
+    ("many-clip-norm", (2, 2), "fp32", None),
     *((average, (2, 2), "fp32", None) for average in ("ema", "swa")),
     ("adagrad", (2, 2), "fp32", None),
     ("fine-gradients", (2, 2), "fp32", None),

@@ -55,6 +55,7 @@ CASES = (
     "single-acc2-fp32-epoch-schedule",
     "single-acc2-fp32-two-layers",
     "ddp-w2-acc2-fp32-clip-norm",
+    "ddp-w2-acc2-fp32-many-clip-norm",
     "single-acc2-fp64-adamw",
 )
 

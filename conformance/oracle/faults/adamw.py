@@ -5,9 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine, Interval, square_root
-from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.optimizers import AdamWRule, Rule
+from conformance.oracle.faults.catalogue import computes_precisely, decays, fault
+from conformance.oracle.optimizers import ONE, AdamWRule, Rule
 from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.rounding import combined
 from conformance.workloads.precision import FP64
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import AdamW, Optimizer
@@ -49,3 +50,23 @@ class StepsCountedTwice(Recurrence):
                 return super().step(weights, gradient, lr)
 
         return Counting(spec, self.problem.precision.master, self.ledger)
+
+
+@fault(
+    "adds AdamW's weight decay to the gradients, as Adam does",
+    _is_adamw,
+    decays,
+    computes_precisely,
+    fix="decay the weights themselves, by `lr * weight_decay`, apart from the moments",
+)
+class DecayThroughMoments(Recurrence):
+    def rule(self, spec: Optimizer) -> Rule:
+        class Coupled(AdamWRule):
+            def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
+                parts = (ONE, gradient), (self.spec.weight_decay, weights)
+                return super().step(weights, combined("weight decay", parts, self._fmt, self._ledger), lr)
+
+            def kept(self, lr: Fraction) -> Fraction:
+                return ONE
+
+        return Coupled(spec, self.problem.precision.master, self.ledger)

@@ -10,6 +10,7 @@ from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import accumulating, distributed, fault
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
+from conformance.workloads.model import Tensor
 from conformance.workloads.workload import Vector
 
 
@@ -137,9 +138,35 @@ class SampleRepeated(Recurrence):
         return (*right[:-2], right[-2] + right[-1], Fraction(0)) if len(right) > 1 else right
 
 
-class _OwnersAlone(Recurrence):
-    """Each rank steps its shard of the parameters with its own gradients, and then sends it to the others."""
+class InTurn(Recurrence):
+    """Parameters are dealt out to the ranks in turn."""
 
+    def owners(self, world_size: int) -> Sequence[int]:
+        """The rank of each element."""
+        return [tensor % world_size for tensor in self.problem.workload.model.tensor_of]
+
+
+class Rows(Recurrence):
+    """The rows of each parameter are divided into equal blocks, as by `fully_shard`."""
+
+    def owners(self, world_size: int) -> Sequence[int]:
+        """The rank of each element."""
+        return [rank for tensor in self.problem.workload.model.tensors for rank in _blocks(tensor, world_size)]
+
+
+def _blocks(tensor: Tensor, world_size: int) -> Iterable[int]:
+    rows = tensor.shape[0] if tensor.shape else 1
+    # Elements that the model does not use have no gradients.
+    places = [*(range(tensor.numel) if tensor.used is None else tensor.used), 0, 0][: tensor.size]
+    return [place * rows // tensor.numel // -(-rows // world_size) for place in places]
+
+
+@fault(
+    "steps each rank's shard of the flattened parameters with the rank's own gradients",
+    distributed,
+    fix="reduce gradients before the step, and step with what the reduction returns",
+)
+class ShardsStepOwnGradients(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         owners = self.owners(window.world_size)
         vector = self.symbols.exactly([Fraction(0)] * len(weights))
@@ -150,16 +177,6 @@ class _OwnersAlone(Recurrence):
 
     def owners(self, world_size: int) -> Sequence[int]:
         """The rank of each element."""
-        raise NotImplementedError
-
-
-@fault(
-    "steps each rank's shard of the flattened parameters with the rank's own gradients",
-    distributed,
-    fix="reduce gradients before the step, and step with what the reduction returns",
-)
-class ShardsStepOwnGradients(_OwnersAlone):
-    def owners(self, world_size: int) -> Sequence[int]:
         elements = len(self.problem.workload.start)
         return [place // -(-elements // world_size) for place in range(elements)]
 
@@ -170,6 +187,5 @@ class ShardsStepOwnGradients(_OwnersAlone):
     lambda problem: len(problem.workload.model.tensors) > 1,
     fix="reduce gradients before the step, and step with what the reduction returns",
 )
-class OwnersStepOwnGradients(_OwnersAlone):
-    def owners(self, world_size: int) -> Sequence[int]:
-        return [tensor % world_size for tensor in self.problem.workload.model.tensor_of]
+class OwnersStepOwnGradients(InTurn, ShardsStepOwnGradients):
+    pass

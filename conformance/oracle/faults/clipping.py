@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import reduce
 from typing import TypeAlias
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.averaging import only
-from conformance.oracle.faults.catalogue import accumulating, clips, distributed, fault, has_groups
+from conformance.oracle.faults.averaging import InTurn, Rows, only
+from conformance.oracle.faults.catalogue import (
+    Condition,
+    accumulating,
+    clips,
+    computes_precisely,
+    distributed,
+    fault,
+    has_groups,
+)
 from conformance.oracle.optimizers import clipped
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
@@ -97,6 +106,35 @@ class ClipsByLargestNormOfRanks(Recurrence):
         return clipped(vector, clip, self.problem.precision.master, self.ledger, measured=own) if clip else vector
 
 
+def _several_own(kind: type[InTurn | Rows]) -> Condition:
+    return lambda problem: len({*kind(problem).owners(problem.layout.world_size)}) > 1
+
+
+@fault(
+    "clips the gradients of each rank's own parameters by the norm of only these",
+    _by_norm,
+    _several_own(InTurn),
+    computes_precisely,
+    fix="add the squared norms of all ranks' parameters (all-reduce) before the root",
+)
+class ClipsOwnParameters(InTurn):
+    def clip(self, vector: Affine) -> Affine:
+        owners, ranks = self.owners(self.window.world_size), range(self.window.world_size)
+        parts = (vector.where([owner == rank for owner in owners]) for rank in ranks)
+        return reduce(Affine.plus, map(super().clip, parts))
+
+
+@fault(
+    "clips each rank's rows of the sharded gradients by the norm of only these rows",
+    _by_norm,
+    _several_own(Rows),
+    computes_precisely,
+    fix="add the squared norms of all ranks' shards (all-reduce, or `full_tensor()` of the norm) before the root",
+)
+class ClipsOwnRows(Rows, ClipsOwnParameters):
+    pass
+
+
 @fault(
     "clips each parameter separately, at the threshold for all parameters together",
     _by_norm,
@@ -155,3 +193,23 @@ class ClipsBeforeAllAreUnscaled(Recurrence):
 class ScaleLeftIn(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return super().window_gradient(window, weights).scaled(self.loss_scale)
+
+
+@fault(
+    "divides gradients by the loss scale twice",
+    _scaled,
+    fix="unscale once a window: by `scaler.unscale_(optimizer)`, or within `scaler.step(optimizer)`",
+)
+class UnscaledTwice(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        return super().window_gradient(window, weights).scaled(1 / self.loss_scale)
+
+
+@fault(
+    "divides gradients by the loss scale before the clip and again in the step",
+    clips,
+    _scaled,
+    fix="unscale before the clip only; remember it, so the step does not unscale again",
+)
+class UnscaledTwiceToClip(UnscaledTwice):
+    pass
