@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 from conformance.laws.plan import Plan
-from conformance.laws.run import Rank, Run, Window, fact
+from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
 from conformance.trace import events as trace
 from conformance.trace.words import enumerated, vector
 
@@ -158,3 +158,42 @@ def where_apart(plan: Plan, one: trace.Vector, other: trace.Vector) -> tuple[lis
     names = [plan.model.elements[place] for place in at]
     shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more elements"]
     return [vector([values[place] for place in at]) for values in (one, other)], f" of {enumerated(shown)}"
+
+
+@fact
+def held_after(here: GlobalWindow) -> Sequence[tuple[trace.Event, trace.Vector]] | None:
+    """The weights of each rank after a window, with the event that shows them; None unless all are known."""
+    found: list[tuple[trace.Event, trace.Vector]] = []
+    for window in here.windows:
+        step = window.attempts[-1] if window.attempts and not window.step_is_unseen else None
+        shown = step or window.shown_after
+        if shown is None:
+            return None
+        weights: trace.Vector | None = shown.weights
+        # Ranks may average or exchange weights after their steps: then the next event shows the result.
+        if any(_may_carry_weights(window.rank, event) for event in window.between(trace.Exchange, after=shown)):
+            weights = later.weights if (later := window.shown_after) is not None else None
+        if weights is None or None in weights:
+            return None
+        found.append((shown, weights))
+    return found
+
+
+@fact
+def first_parted(run: Run) -> float:
+    """The first window after which the ranks have different weights; infinity if there is none."""
+    for here in run.together.values():
+        held = held_after(here)
+        if held is not None and any(weights != held[0][1] for _, weights in held):
+            return here.number
+    return inf
+
+
+def _may_carry_weights(rank: Rank, event: trace.Exchange) -> bool:
+    # Sending does not change a rank's own weights; in a broadcast, one rank sends and the others receive.
+    if isinstance(event, trace.Collective):
+        if not (brings_together(event) or (event.op.startswith("broadcast") and event.of == "parameters")):
+            return False
+    elif not isinstance(event, trace.Receive):
+        return False
+    return event.of != "gradients" and (event.of == "parameters" or event.elements >= trained_elements(rank))

@@ -51,10 +51,11 @@ def scaler_faults(
     for window, overflow in enumerate(trajectory.overflows):
         is_first = trajectory.skips.issuperset(range(window))
         if window in trajectory.skips and overflow == "impossible" and not (is_open and is_first):
-            left = (
-                f"; {left_over}" if window - 1 in trajectory.skips and (left_over := _left_over(ranks, window)) else ""
+            left = _left_over(ranks, window) if window - 1 in trajectory.skips else None
+            faults.append(
+                f"{f'{left}: ' if left else ''}window {window} {skipped}, although nothing can overflow at its loss "
+                "scale"
             )
-            faults.append(f"window {window} {skipped}, although nothing can overflow at its loss scale{left}")
         if window not in trajectory.skips and overflow == "certain" and (clamped or not is_open):
             faults.append(_stepped(window))
     for rank in ranks:
@@ -72,11 +73,20 @@ def scaler_faults(
 
 
 def _left_over(ranks: Sequence[RankEvidence], window: int) -> str | None:
-    """A phrase if a window's first backward added to gradients of the skipped window before it; else None."""
+    """A phrase if a window, whose own gradients are finite, used those of the skipped window before it; else None."""
+    kept = f"the gradients of window {window - 1}, which was skipped, were not cleared"
     for rank in ranks:
         backwards = (one for one in rank.events.of(BackwardBegin) if one.window == window)
         if (first := next(backwards, None)) is not None and first.gradients == "some":
-            return f"its gradients{at(place(first))} were added to those of window {window - 1}, which were not cleared"
+            return f"{kept}{at(place(first))}"
+        # Buffers of the trainer's own show what they kept when it steps.
+        infinite = [
+            [value is not None and not isfinite(value) for value in one.gradients or ()]
+            for one in rank.attempts
+            if one.window in (window - 1, window)
+        ]
+        if len(infinite) == 2 and infinite[0] == infinite[1] and any(infinite[0]):
+            return kept
     return None
 
 

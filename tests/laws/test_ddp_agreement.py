@@ -38,6 +38,21 @@ def with_gradients(rank, gradients):
     return [event("start"), ddp(0), averaging(), step(gradients=gradients, weights=[float(rank), 0.0])]
 
 
+#: Rank 1 has a fourth of the samples.
+UNEVEN = {"orders": [[[[0, 1, 2]], [[3]]]]}
+#: The sum over all samples, divided by the number of each rank's own ones and by the ranks.
+OF_OWN = [right(range(4), 4 / (2 * own)) for own in (3, 1)]
+
+
+def owned(rank):
+    """A step of the one parameter that this rank owns, if any, whose new value no other rank gets."""
+    start, new = [1.0, 2.0], [0.5, 0.25]
+    mine = [new[at] if at == rank else value for at, value in enumerate(start)]
+    gradients = [1.0 if at == rank else None for at in range(2)]
+    own = [step(optimizer=rank, parameters=[rank], gradients=gradients, weights=mine)] if rank < 2 else []
+    return [event("start", weights=start), ddp(0, weights=start), averaging(), own, event("finished", weights=mine)]
+
+
 def in_groups(rank, *sizes, **averaged):
     """A window whose gradients are averaged in groups of these sizes, one after the other."""
     groups = [[rank - rank % size + other for other in range(size)] for size in sizes]
@@ -282,6 +297,39 @@ def test_where_ranks_start_to_part(before, lr, starts):
     kinds = [one for one in run.ranks[1].events if starts and one.event == starts[0]]
     assert broken.origin is (kinds[starts[1]] if starts else None)
     assert bool(broken.fault) == bool(broken.advice) == (starts is not None or lr(0) != lr(1))
+
+
+@pytest.mark.parametrize(
+    ("run", "fault", "observed"),
+    [
+        (
+            lambda: ranks(lambda rank: with_gradients(rank, right(range(4), 1.0 + rank)), **SHARES),
+            "divides or clips averaged gradients by another number on each rank",
+            "the gradients are the correct ones times 1x on rank 0 and 2x on rank 1",
+        ),
+        (
+            lambda: ranks(lambda rank: with_gradients(rank, OF_OWN[rank]), **UNEVEN),
+            "divides the gradients of all ranks by the number of each rank's own samples",
+            "the gradients are the correct ones times 0.666667x on rank 0 and 2x on rank 1",
+        ),
+        (
+            lambda: ranks(owned, count=3),
+            "does not send the weights that only one rank updates to the other ranks",
+            "only rank 0 updated weight[0], and rank 1 and rank 2 kept the old value",
+        ),
+    ],
+    ids=["own factor", "own total", "own update"],
+)
+def test_what_differs_first_is_the_fault(run, fault, observed):
+    broken = the_finding(run(), "ddp/identical-weights").broken
+    assert broken.fault == fault
+    assert broken.observed.endswith(observed)
+
+
+def test_gradients_of_a_shared_total_that_one_element_keeps_are_not_averaged():
+    own = [right(samples, len(samples) / 4) for samples in ([0, 1, 2], [3])]
+    run = ranks(lambda rank: with_gradients(rank, [right(range(4))[0], own[rank][1]]), **UNEVEN)
+    assert broken(run) == {"ddp/average-each-parameter"}
 
 
 def test_a_hang_is_explained_by_the_rank_that_did_not_come():

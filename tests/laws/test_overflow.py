@@ -6,6 +6,7 @@ from functools import partial
 
 from .building import a_run, backward, event, forward, hold, step
 from .building_amp import S, by_hand, last, scaled, skipped, taken, two_ranks, unscale
+from .building_ddp import ALL_REDUCE, FIRST
 from .findings import broken_of, laws_in, tables, the_finding
 
 broken = partial(broken_of, {"amp"})
@@ -22,6 +23,17 @@ BREAKING = {
         "one does not try": lambda: two_ranks(
             [scaled(0), by_hand(), scaled(1), by_hand(), unscale(), taken()],
             [scaled(0), by_hand(), step(**OVERFLOWED), scaled(1), by_hand(), unscale(), taken()],
+        ),
+        "one skips by hand, which shows no average": lambda: two_ranks(
+            [forward(0), backward(), ALL_REDUCE, step(**OVERFLOWED)],
+            [forward(0), backward(), event("collective")],
+            precision="fp16",
+        ),
+        "an infinity that a clip by value hides": lambda: two_ranks(
+            [FIRST, forward(1), backward(), ALL_REDUCE, step(weights=[0.25, 0.0])],
+            [FIRST, forward(1), backward(), ALL_REDUCE, event("finished", weights=[0.5, 0.0])],
+            precision="fp16",
+            clip={"kind": "value", "threshold": 1.0},
         ),
     },
     "amp/back-off": {

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, overflowed, scale_of, scaling
 from conformance.laws.run import GlobalWindow, Window
+from conformance.laws.sharing import first_parted
 from conformance.trace import events as trace
 from conformance.trace.words import number
 
@@ -43,9 +44,16 @@ _ROUNDING = 1e-6
 )
 def all_ranks_skip(here: GlobalWindow) -> Outcome:
     windows = here.stepping
-    if len(windows) < 2 or not any(map(overflowed, windows)) or not all(scaling(one).is_scaled for one in windows):
+    is_scaled = here.plan.precision.scaled or all(scaling(one).is_scaled for one in windows)
+    if len(windows) < 2 or not is_scaled or not (any(map(overflowed, windows)) or _is_clamped(here)):
         return None
-    if not all(any(event.of == "gradients" for event in one.of(trace.Contribution)) for one in windows):
+    # Ranks that average weights may decide alone. Buffers of the trainer's own do not show whose sum they carry.
+    sent = [
+        event.of
+        for one in windows
+        for event in one.between(trace.Contribution, before=one.attempts[0] if one.attempts else None)
+    ]
+    if "gradients" not in sent and (here.number != first_parted(here.run) or None not in sent):
         return None
     parted = next((steps for steps in decisions(windows) if any(steps) and not all(steps)), None)
     if parted is None:
@@ -60,6 +68,13 @@ def all_ranks_skip(here: GlobalWindow) -> Outcome:
         (*(stayed.of(trace.Skip)[:1] or stayed.of(trace.BackwardEnd)[-1:]), step),
         "The ranks' weights differ from now on.",
     )
+
+
+def _is_clamped(here: GlobalWindow) -> bool:
+    """Whether a clip by value may hide the overflow for which ranks that otherwise step part."""
+    steps_elsewhere = all(window.rank.of(trace.Attempt) for window in here.windows)
+    is_by_value = here.plan.clip is not None and here.plan.clip["kind"] == "value"
+    return is_by_value and steps_elsewhere and here.number == first_parted(here.run)
 
 
 @law(

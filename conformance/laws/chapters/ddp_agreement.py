@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import inf, isclose
+from itertools import chain
+from math import isclose
 from typing import NamedTuple
 
 from conformance.laws.averaging import seen_gradients
-from conformance.laws.gradients import Expectations, held
+from conformance.laws.gradients import Expectations, Gradient, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
-from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
-from conformance.laws.sharing import brings_together, trained_elements, where_apart
+from conformance.laws.run import GlobalWindow, Run, Window, fact
+from conformance.laws.sharing import brings_together, first_parted, held_after, where_apart
 from conformance.trace import events as trace
 from conformance.trace.words import enumerated, number, vector
 
@@ -95,7 +96,7 @@ _PARTED_BY = (
     unless=_PARTED_BY,
 )
 def average_each_parameter(here: GlobalWindow) -> Outcome:
-    parted = _first_parted(here.run)
+    parted = first_parted(here.run)
     if here.plan.world_size == 1 or here.number > parted:
         return None
     if here.number < parted:
@@ -123,9 +124,9 @@ def average_each_parameter(here: GlobalWindow) -> Outcome:
 )
 def identical_weights(here: GlobalWindow) -> Outcome:
     # After the first difference, all later windows differ too.
-    if here.plan.world_size == 1 or here.number > _first_parted(here.run):
+    if here.plan.world_size == 1 or here.number > first_parted(here.run):
         return None
-    held = _held_after(here)
+    held = held_after(here)
     if held is None:
         return None
     one, weights = held[0]
@@ -133,65 +134,61 @@ def identical_weights(here: GlobalWindow) -> Outcome:
     return OK if apart is None else _parted(here, one, weights, *apart)
 
 
-@fact
-def _held_after(here: GlobalWindow) -> Sequence[tuple[trace.Event, trace.Vector]] | None:
-    """The weights of each rank after a window, with the event that shows them; None unless all are known."""
-    found: list[tuple[trace.Event, trace.Vector]] = []
-    for window in here.windows:
-        step = window.attempts[-1] if window.attempts and not window.step_is_unseen else None
-        shown = step or window.shown_after
-        if shown is None:
-            return None
-        weights: trace.Vector | None = shown.weights
-        # Ranks may average or exchange weights after their steps: then the next event shows the result.
-        if any(_may_carry_weights(window.rank, event) for event in window.between(trace.Exchange, after=shown)):
-            weights = later.weights if (later := window.shown_after) is not None else None
-        if weights is None or None in weights:
-            return None
-        found.append((shown, weights))
-    return found
+class _Used(NamedTuple):
+    """What each rank's step used, in rank order. totals: the samples of each rank, or their weights.
+
+    rights: the correct gradients, in all accepted readings. owns: the same from each rank's samples only.
+    """
+
+    sights: Sequence[Sequence[float | None]]
+    totals: Sequence[float]
+    rights: Sequence[Gradient]
+    owns: Sequence[Sequence[Gradient]]
 
 
 @fact
-def _first_parted(run: Run) -> float:
-    """The first window after which the ranks have different weights; infinity if there is none."""
-    for here in run.together.values():
-        held = _held_after(here)
-        if held is not None and any(weights != held[0][1] for _, weights in held):
-            return here.number
-    return inf
-
-
-def _left_own(here: GlobalWindow) -> dict[str, list[float | None]] | None:
-    """By element, the gradients that differ between ranks, in rank order, if they come from each rank's own samples."""
+def _used(here: GlobalWindow) -> _Used | None:
+    """The gradients that the ranks used; None unless all are known, with data and equal weights on each rank."""
     plan, starts = here.plan, {held(window.rank).get(here.number) for window in here.windows}
     sights = [seen for window in here.windows if (seen := _final_gradients(window)) is not None]
     shares = [plan.micro_batches(window.rank.number, here.number) for window in here.windows]
     start = starts.pop()
     if starts or start is None or len(start) != plan.model.size or len(sights) < plan.world_size or not all(shares):
         return None
-    columns = list(zip(*sights, strict=True))
+    weights = plan.spec["samples"]["weight"] if plan.is_weighted else None
+    totals = [sum(1 if weights is None else weights[one] for one in chain.from_iterable(share)) for share in shares]
+    expectations = Expectations(plan)
+    rights, owns = expectations.gradients(shares, start), [expectations.gradients([share], start) for share in shares]
+    return _Used(sights, totals, rights, owns) if all(totals) else None
+
+
+def _left_own(here: GlobalWindow) -> dict[str, list[float | None]] | None:
+    """By element, the gradients that differ between ranks, in rank order, if they come from each rank's own samples."""
+    used = _used(here)
+    if used is None:
+        return None
+    columns = list(zip(*used.sights, strict=True))
     apart = [index for index, column in enumerate(columns) if len(set(column)) > 1]
     alike = [None if index in apart else column[0] for index, column in enumerate(columns)]
-    expectations = Expectations(plan)
-    right = next((one for one in expectations.gradients(shares, start) if one.is_times(1.0, alike)), None)
-    owns = [expectations.gradients([share], start) for share in shares]
+    right = next((one for one in used.rights if one.is_times(1.0, alike)), None)
 
-    def are_own(times: float) -> bool:
+    def are_own(times: Sequence[float]) -> bool:
         return all(
-            any(one.is_times(times, _only([index], gradients)) for one in own)
-            for own, gradients in zip(owns, sights, strict=True)
+            any(one.is_times(factor, _only([index], gradients)) for one in own)
+            for own, gradients, factor in zip(used.owns, used.sights, times, strict=True)
             for index in apart
         )
 
     # If other elements are wrong too, there is another bug. And if only one rank uses a parameter, its own gradient may
     # be the average.
-    if not apart or right is None or all(right.is_times(1.0, _only(apart, gradients)) for gradients in sights):
+    if not apart or right is None or all(right.is_times(1.0, _only(apart, gradients)) for gradients in used.sights):
         return None
-    # Trainers may divide before a sum over the ranks, or multiply before a mean.
-    if not any(map(are_own, (1.0, 1 / plan.world_size, float(plan.world_size)))):
+    # Trainers may divide before a sum over the ranks, by a total of all ranks, or multiply before a mean.
+    ranks, shares = here.plan.world_size, [total / sum(used.totals) for total in used.totals]
+    of_total = ([share * factor for share in shares] for factor in (1, ranks))
+    if not any(map(are_own, ([1.0] * ranks, [1 / ranks] * ranks, [float(ranks)] * ranks, *of_total))):
         return None
-    return {plan.model.elements[index]: list(columns[index]) for index in apart}
+    return {here.plan.model.elements[index]: list(columns[index]) for index in apart}
 
 
 def _only(places: Collection[int], gradients: Sequence[float | None]) -> list[float | None]:
@@ -222,16 +219,6 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
         shows=(*averaged, first, other),
         effect="The ranks train different models from now on.",
     )
-
-
-def _may_carry_weights(rank: Rank, event: trace.Exchange) -> bool:
-    # Sending does not change a rank's own weights; in a broadcast, one rank sends and the others receive.
-    if isinstance(event, trace.Collective):
-        if not (brings_together(event) or (event.op.startswith("broadcast") and event.of == "parameters")):
-            return False
-    elif not isinstance(event, trace.Receive):
-        return False
-    return event.of != "gradients" and (event.of == "parameters" or event.elements >= trained_elements(rank))
 
 
 def _ratio(one: trace.Vector, other: trace.Vector) -> float | None:
@@ -294,12 +281,83 @@ def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterat
                 "steps with different gradients on the ranks",
                 "average the gradients over the ranks, and change them in the same way on each rank",
             )
+            if (divided := _divided_apart(here)) is not None:
+                yield divided
         clips = {window.rank.number: window.of(trace.Clip) for window in here.windows}
         for some, none in ((one.rank, other.rank), (other.rank, one.rank)):
             if clips[some] and not clips[none]:
                 first = clips[some][0]
                 said = f"rank {some} clipped its gradients ({first.line}) and rank {none} did not"
                 yield _Reason(said, "clips on some ranks only", "clip on every rank, outside `if rank == 0`", first)
+    if (kept := _not_sent(here)) is not None:
+        yield kept
+
+
+def _divided_apart(here: GlobalWindow) -> _Reason | None:
+    """The factors of the correct gradients that the ranks used."""
+    used = _used(here)
+    found = [] if used is None else [[_factor(one, seen) for seen in used.sights] for one in used.rights]
+    factors = next((known for one in found if len(known := [each for each in one if each is not None]) == len(one)), [])
+    if used is None or not factors or _are_close(factors):
+        return None
+    products, total = [factor * own for factor, own in zip(factors, used.totals, strict=True)], sum(used.totals)
+    by_own = _are_close(products) and any(_are_close([products[0], one]) for one in (total, total / len(factors)))
+    # In a single element, any gradients differ by a factor.
+    if not by_own and any(sum(value is not None and value != 0 for value in seen) < 2 for seen in used.sights):
+        return None
+    of = "weight" if here.plan.is_weighted else "number"
+    told = enumerated([f"{number(factor)}x on rank {rank}" for rank, factor in enumerate(factors)])
+    return _Reason(
+        f"the gradients are the correct ones times {told}",
+        f"divides the gradients of all ranks by the {of} of each rank's own samples"
+        if by_own
+        else "divides or clips averaged gradients by another number on each rank",
+        f"all-reduce the total {of} of the samples before you divide by it"
+        if by_own
+        else "all-reduce the total or the norm before you divide or clip by it",
+    )
+
+
+def _are_close(numbers: Sequence[float]) -> bool:
+    """Whether rounding explains all differences."""
+    return all(isclose(one, numbers[0], rel_tol=1e-3) for one in numbers)
+
+
+def _factor(right: Gradient, seen: Sequence[float | None]) -> float | None:
+    """The factor by which these gradients differ from the correct ones; None if there is none."""
+    pairs = [(one, value) for one, value in zip(seen, right.value, strict=True) if one is not None and value]
+    one, value = max(pairs, key=lambda pair: abs(pair[1]), default=(0.0, 1.0))
+    return one / value if one and right.is_times(one / value, seen) else None
+
+
+def _not_sent(here: GlobalWindow) -> _Reason | None:
+    """The update of a rank's own parameters that other ranks lack, if each parameter belongs to one rank."""
+    after, starts = held_after(here), [held(window.rank).get(here.number) for window in here.windows]
+    owned = [{number for step in rank.of(trace.Step) for number in step.parameters} for rank in here.run.ranks]
+    is_sharded = sum(map(bool, owned)) > 1 and sum(map(len, owned)) == len(set[int]().union(*owned))
+    start = starts[0]
+    if after is None or not is_sharded or start is None or any(one != start for one in starts):
+        return None
+    weights = [values for _, values in after]
+    apart = [at for at in range(here.plan.model.size) if any(one[at] != weights[0][at] for one in weights)]
+    steps = {at: [step for window in here.windows for step in _steps_of(window, at)] for at in apart}
+    kept = {at: [rank for rank, one in enumerate(weights) if one[at] == start[at]] for at in apart}
+    if not all(kept[at] and len(steps[at]) == 1 and steps[at][0].rank not in kept[at] for at in apart):
+        return None
+    step, element = steps[apart[0]][0], here.plan.model.elements[apart[0]]
+    return _Reason(
+        f"only rank {step.rank} updated {element}, and {enumerated([f'rank {one}' for one in kept[apart[0]]])} kept "
+        "the old value",
+        "does not send the weights that only one rank updates to the other ranks",
+        "after each step, broadcast every parameter from the rank that steps it, also those that a division leaves "
+        "over",
+        step,
+    )
+
+
+def _steps_of(window: Window, element: int) -> Sequence[trace.Step]:
+    """The steps that updated an element."""
+    return [step for step in window.of(trace.Step) if step.gradients and step.gradients[element] is not None]
 
 
 def _rates_parted(here: GlobalWindow, one: trace.Step, other: trace.Step) -> trace.Event | None:
