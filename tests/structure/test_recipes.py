@@ -91,6 +91,12 @@ SHOWN = {
         assert (row.of, row.value, row.state) == (Property.BUFFERS, "equal", "OPEN")
         assert outcome(findings, {Property.BUFFERS: "equal"}).verdict == "DOES NOT CONFORM"
     """,
+    "known bug": """
+        from conformance.oracle.faults import CATALOGUE
+
+        [added] = [one for one in CATALOGUE if one.name == "divided-by-one-rank-more"]
+        assert added.text == "divides by the number of ranks plus one"
+    """,
     "mutant": """
         from fixtures.specimens import named
         from fixtures.written import source
