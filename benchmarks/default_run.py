@@ -31,7 +31,7 @@ from rich.console import Console
 
 from conformance.cli.engine import Engine
 from conformance.cli.files import RunFolder
-from conformance.cli.surroundings import machine
+from conformance.cli.versions import machine
 from conformance.report.html import render_html
 from conformance.report.terminal import render_terminal
 from conformance.results import read_results

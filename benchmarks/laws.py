@@ -17,7 +17,7 @@ from time import process_time
 from typing import Any
 
 from conformance.laws.checking import check
-from conformance.laws.run import Run, no_cyclic_collection
+from conformance.laws.subjects import Run, no_cyclic_collection
 from conformance.trace.events import check_all
 
 SCALE = 1024.0

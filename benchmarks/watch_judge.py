@@ -20,7 +20,7 @@ from time import process_time
 import torch
 from torch import distributed, nn
 
-from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.ledger import Ledger
 from conformance.watch.reading import Reader
 from conformance.watch.recording.start import start

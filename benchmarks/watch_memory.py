@@ -41,7 +41,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def watched(steps: int, connection: Connection) -> None:
     """Runs in a separate process: sends the judge's peak in KiB, the most bytes in the folder, and the findings."""
     from conformance.watch import watching
-    from conformance.watch.judging.judge import Judge
+    from conformance.watch.judging.watch_judge import Judge
     from conformance.watch.reading import Reader
 
     most = 0

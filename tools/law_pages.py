@@ -24,7 +24,7 @@ from conformance.laws.explain import HARMLESS, settled_by
 from conformance.laws.law import Law, catalogue
 from conformance.report.card import cards, first_difference
 from conformance.results.reader import Results
-from conformance.results.records import PASSED, CaseRecord, Header
+from conformance.results.result_lines import PASSED, CaseRecord, Header
 from fixtures.specimens import BASES, Specimen, specimens
 from fixtures.watched import Script, scripts
 
@@ -244,7 +244,7 @@ def _wrapped(lines: Iterator[str] | Sequence[str]) -> str:
 
 def _case(id: str, mutant: Specimen) -> CaseRecord:
     """The first case in which a mutant breaks a law; the last one if none does."""
-    from conformance.suite.running import run
+    from conformance.suite.one_item import run
     from conformance.suite.servers import Servers
     from fixtures.kill import items
 

@@ -13,7 +13,7 @@ from conformance.laws.chapters import CHAPTERS
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED
 from conformance.laws.law import catalogue
 from conformance.watch.judging.properties import FACTS, VALUES, Property, usual
-from conformance.watch.report.words import WORDS
+from conformance.watch.report.sentences import WORDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
 PROPERTIES = PAGE.with_name("properties.md")

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.report.comparison import compared, markdown
+from conformance.report.differences import compared, markdown
 from conformance.report.html import render_html
 from conformance.results import Results, read_results
-from conformance.results.records import PASSED
+from conformance.results.result_lines import PASSED
 from tools.reports_page import REPORTS, TABLES, Report, example, page, reports, with_table
 
 #: Differences of a kind, as GitHub takes 65,536 characters.

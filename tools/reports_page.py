@@ -28,7 +28,7 @@ from conformance.report.card import card_of
 from conformance.report.html import render_html
 from conformance.report.verdicts import Look, worst
 from conformance.results import Results, read_results
-from conformance.results.records import NOT_RUN, PASSED, CaseRecord
+from conformance.results.result_lines import NOT_RUN, PASSED, CaseRecord
 from conformance.workloads.behaviour import split
 from tools.adapter_remarks import Remark, remarks
 

@@ -14,16 +14,16 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from conformance.cli import outputs
-from conformance.results import records
+from conformance.results import result_lines
 from conformance.results.plain import NON_FINITE, TOO_LARGE, in_words
 
-WORDS = Path(records.__file__).with_name("SCHEMA.md")
-SCHEMA = Path(records.__file__).with_name("schema.json")
+WORDS = Path(result_lines.__file__).with_name("SCHEMA.md")
+SCHEMA = Path(result_lines.__file__).with_name("schema.json")
 OUTPUTS = Path(outputs.__file__).with_name("schemas")
 NUMBER: dict[str, Any] = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
-INTRODUCTION = f"""# The results file, schema version {records.SCHEMA_VERSION}
+INTRODUCTION = f"""# The results file, schema version {result_lines.SCHEMA_VERSION}
 
-Generated from `records.py` by `python -m tools.results_schema`: edit it there.
+Generated from `result_lines.py` by `python -m tools.results_schema`: edit it there.
 
 A run writes one file in [JSON Lines](https://jsonlines.org): one JSON object on each line, in pure ASCII. The
 terminal summary and the HTML report are rendered only from it; `conformance report results.jsonl` renders them again.
@@ -51,7 +51,7 @@ _SCALARS = {str: "string", bool: "boolean", int: "integer", NoneType: "null"}
 
 def classes() -> dict[str, Any]:
     """All records, in the order of their definitions."""
-    return {name: cls for name, cls in vars(records).items() if dataclasses.is_dataclass(cls)}
+    return {name: cls for name, cls in vars(result_lines).items() if dataclasses.is_dataclass(cls)}
 
 
 def _description(cls: Any) -> str:
@@ -68,16 +68,16 @@ def in_markdown() -> str:
 
 
 def _section(name: str, cls: Any) -> str:
-    kinds = [kind for kind, line in records.KINDS.items() if line is cls]
+    kinds = [kind for kind, line in result_lines.KINDS.items() if line is cls]
     hints, annotated = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     text = f"\n## {name}\n\n" + (f"The line of kind `{kinds[0]}`. " if kinds else "")
     text += f"{_description(cls)}\n\n| Field | Type | Meaning |\n| --- | --- | --- |\n"
-    if cls is records.Header:
-        text += f"| `schema` * | {records.SCHEMA_VERSION} | the version of this schema |\n"
+    if cls is result_lines.Header:
+        text += f"| `schema` * | {result_lines.SCHEMA_VERSION} | the version of this schema |\n"
     for field in dataclasses.fields(cls):
         star = " *" if is_required(field) else ""
-        kind = in_words(hints[field.name]).replace(in_words(records.Vector), "vector")
-        kind = "one of the twelve" if hints[field.name] == records.Verdict else kind
+        kind = in_words(hints[field.name]).replace(in_words(result_lines.Vector), "vector")
+        kind = "one of the twelve" if hints[field.name] == result_lines.Verdict else kind
         meaning = annotated[field.name].__metadata__[0].replace("|", "\\|")
         text += f"| `{field.name}`{star} | {kind} | {meaning} |\n"
     return text
@@ -87,8 +87,8 @@ def in_json() -> str:
     """The text of schema.json."""
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"One line of a results file of trainer-conformance, schema version {records.SCHEMA_VERSION}",
-        "oneOf": [_schema(line) for line in records.KINDS.values()],
+        "title": f"One line of a results file of trainer-conformance, schema version {result_lines.SCHEMA_VERSION}",
+        "oneOf": [_schema(line) for line in result_lines.KINDS.values()],
         "$defs": {"number": NUMBER} | {name: _object(cls, _fixed(cls)) for name, cls in classes().items()},
     }
     return json.dumps(document, indent=1) + "\n"
@@ -115,8 +115,8 @@ def _inside(cls: Any) -> Iterator[Any]:
 
 
 def _fixed(cls: Any) -> dict[str, Any]:
-    kinds = [kind for kind, line in records.KINDS.items() if line is cls]
-    version = {"schema": {"const": records.SCHEMA_VERSION}} if cls is records.Header else {}
+    kinds = [kind for kind, line in result_lines.KINDS.items() if line is cls]
+    version = {"schema": {"const": result_lines.SCHEMA_VERSION}} if cls is result_lines.Header else {}
     return ({"kind": {"const": kinds[0]}} if kinds else {}) | version
 
 

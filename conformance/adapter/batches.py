@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, SequentialSampler
 
-from conformance.workloads.plan import Spec, order_of, stream, turns_of
+from conformance.workloads.reading_plan import Spec, order_of, stream, turns_of
 
 
 class Batch(tuple[torch.Tensor, ...]):

@@ -11,7 +11,7 @@ import torch
 
 from conformance.adapter.declaration import UnsupportedGroups
 from conformance.workloads.model import Model, group_of
-from conformance.workloads.plan import Spec
+from conformance.workloads.reading_plan import Spec
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from conformance.adapter.optimizer_settings import (
     parameter_groups,
 )
 from conformance.workloads.model import model_of
-from conformance.workloads.plan import PlannedWindow, planned_windows
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.reading_plan import PlannedWindow, planned_windows
 
 T = TypeVar("T")
 

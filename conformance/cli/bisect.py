@@ -19,7 +19,7 @@ from conformance.cli.files import RESULTS
 from conformance.report.text import STYLES
 from conformance.report.verdicts import worst
 from conformance.results import ResultsError, read_results
-from conformance.results.records import PASSED, CaseRecord
+from conformance.results.result_lines import PASSED, CaseRecord
 
 DESCRIPTION = (
     "Find the first release of a framework, or the first commit, that fails a case. Each one gets a temporary "

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from conformance.cli import judging, outputs
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
-from conformance.report import comparison, html
-from conformance.report.comparison import Comparison, Section, markdown
+from conformance.report import differences, html
+from conformance.report.differences import Comparison, Section, markdown
 from conformance.report.text import STYLES, print_beside
 from conformance.results import ResultsError, read_results
 
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     try:
         old, new = read_results(options.old), read_results(options.new)
         with judging.blamed_on([options.old, options.new]):
-            found = comparison.compared(old, new)
+            found = differences.compared(old, new)
             if options.html is not None:
                 html.render_comparison(found, old, new, options.html)
     except ResultsError as error:

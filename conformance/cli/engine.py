@@ -26,7 +26,7 @@ from rich.text import Text
 from conformance import suite
 from conformance.cli.exits import ERRORS
 from conformance.cli.files import RunFolder
-from conformance.cli.resuming import Earlier
+from conformance.cli.unfinished_runs import Earlier
 from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.grouping import tally
@@ -34,7 +34,7 @@ from conformance.report.terminal import render_notes
 from conformance.report.text import duration
 from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
-from conformance.results.records import NOT_CONFORMING, PASSED, CaseRecord, Header, LawText
+from conformance.results.result_lines import NOT_CONFORMING, PASSED, CaseRecord, Header, LawText
 from conformance.runner.system import child
 from conformance.suite.hooks import FINISHED, SERVERS, SlowPath
 from conformance.suite.items import BadInput

@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from conformance.laws.law import Law
 from conformance.report.command import relative, shown, without_user
-from conformance.report.comparison import Comparison
+from conformance.report.differences import Comparison
 from conformance.report.grouping import Failure
 from conformance.results.plain import plain
-from conformance.results.records import CaseRecord
+from conformance.results.result_lines import CaseRecord
 from conformance.watch.judging.findings import Cause, Findings, Open
 from conformance.watch.judging.properties import Property
 from conformance.watch.records import Site
 from conformance.watch.report.digest import digest
 from conformance.watch.report.moments import place
-from conformance.watch.report.words import fix, sentence
+from conformance.watch.report.sentences import fix, sentence
 from conformance.watch.verdict import Expected, Row, State, Verdict, outcome
 
 SCHEMA_VERSION = 1

@@ -20,7 +20,7 @@ from conformance.repro.script import why_not
 from conformance.repro.showing import CannotShow
 from conformance.repro.sources import CannotCopy
 from conformance.results import ResultsError, read_results
-from conformance.results.records import CaseRecord
+from conformance.results.result_lines import CaseRecord
 from conformance.runner.front.client import RunnerError, run_case
 from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_options

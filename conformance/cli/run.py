@@ -23,8 +23,8 @@ from conformance.cli.exits import (
     say,
 )
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
-from conformance.cli.resuming import CannotResume, earlier
-from conformance.cli.surroundings import machine, sources
+from conformance.cli.unfinished_runs import CannotResume, earlier
+from conformance.cli.versions import machine, sources
 from conformance.launchers import NAMES, LaunchError
 from conformance.launchers.hosts import Hosts
 from conformance.launchers.joining import join

@@ -26,14 +26,14 @@ from conformance.cli.exits import (
     say,
 )
 from conformance.cli.files import REPORT, RESULTS, RunFolder
-from conformance.cli.surroundings import machine, sources
+from conformance.cli.versions import machine, sources
 from conformance.report.card import cards
 from conformance.report.html import render_html
 from conformance.report.terminal import print_card
 from conformance.report.text import STYLES, plural
 from conformance.report.verdicts import LOOKS
 from conformance.results import Results, read_results
-from conformance.results.records import PASSED, CaseRecord
+from conformance.results.result_lines import PASSED, CaseRecord
 from conformance.runner.front.client import RunnerError
 from conformance.suite.configuration import judged
 from conformance.suite.items import BadInput, Item, collect

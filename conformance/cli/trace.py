@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conformance.cli.exits import CONFORMING, USAGE, say
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.report.traces import render_trace
 from conformance.trace import file
 from conformance.trace.hindsight.shards import joined

@@ -32,13 +32,13 @@ from conformance.results import ResultsError
 from conformance.suite.configuration import ConfigurationError, configuration
 from conformance.suite.options import whole_number
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.properties import VALUES, Property
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.recording.settings import Settings
 from conformance.watch.report.digest import digest
-from conformance.watch.report.html import page
 from conformance.watch.report.junit import junit
-from conformance.watch.report.terminal import render
+from conformance.watch.report.watch_page import page
+from conformance.watch.report.watch_terminal import render
 from conformance.watch.verdict import Outcome, outcome, stated
 from conformance.watch.watching import GRACE, CannotStart, NoRoom, Watched, watch
 

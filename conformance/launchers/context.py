@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, FrontAddress, Member, address_towards, connect
-from conformance.trace.words import enumerated
+from conformance.trace.short_texts import enumerated
 
 
 @dataclass(frozen=True)

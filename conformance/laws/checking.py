@@ -10,7 +10,7 @@ from traceback import format_exc
 from typing import Any
 
 from conformance.laws.law import OK, Broken, Law, Subject, laws
-from conformance.laws.run import GlobalWindow, Rank, Run, Window, no_cyclic_collection
+from conformance.laws.subjects import GlobalWindow, Rank, Run, Window, no_cyclic_collection
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.trace.events import Clip, LossScaled, ScalerStep, Unscale, Update, Wrap
 
 #: Lines of loops with a GradScaler, which are removed or replaced where there is none.

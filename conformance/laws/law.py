@@ -17,7 +17,7 @@ from conformance.laws.chapters import CHAPTERS
 
 # A watch needs none of these; importing them takes longer than its first steps.
 if TYPE_CHECKING:
-    from conformance.laws.run import GlobalWindow, Rank, Run, Window
+    from conformance.laws.subjects import GlobalWindow, Rank, Run, Window
     from conformance.trace.events import Event
 
 Level: TypeAlias = Literal["MUST", "SHOULD"]

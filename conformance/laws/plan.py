@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import Any
 
 from conformance.workloads.model import Model, model_of
-from conformance.workloads.plan import PlannedWindow, planned_windows, rows
 from conformance.workloads.precision import PRECISIONS, Precision
+from conformance.workloads.reading_plan import PlannedWindow, planned_windows, rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from math import inf, prod
 from typing import NamedTuple
 
 from conformance.laws.plan import Plan
-from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
+from conformance.laws.subjects import GlobalWindow, Rank, Run, Window, fact
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated, vector
+from conformance.trace.short_texts import enumerated, vector
 
 #: Collectives whose result only one rank gets.
 _TO_ONE = ("reduce", "gather")

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from conformance.laws.law import Law, laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
-from conformance.results.records import ONLY, PAIR, PASSED, CaseRecord, Finding, Moment, Reason
+from conformance.results.result_lines import ONLY, PAIR, PASSED, CaseRecord, Finding, Moment, Reason
 
 from .causes import doing
 from .effect import effect

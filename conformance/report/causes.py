@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from conformance.results.records import ONLY, PAIR, CaseRecord, Finding
+from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding
 
 from .laws import fault_of
 from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs

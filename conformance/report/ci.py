@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, CaseRecord
+from conformance.results.result_lines import NOT_RUN, CaseRecord
 
 from .card import Card, CaseCard, cards
 from .command import relative

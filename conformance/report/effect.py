@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import hypot, isfinite
 
-from conformance.results.records import CaseRecord, Vector
+from conformance.results.result_lines import CaseRecord, Vector
 
 from .text import number
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
 
-from conformance.results.records import PASSED, CaseRecord
+from conformance.results.result_lines import PASSED, CaseRecord
 
 from .text import listed, number
 

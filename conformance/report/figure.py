@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from conformance.results.records import CaseRecord, Quantity, Step, Vector
+from conformance.results.result_lines import CaseRecord, Quantity, Step, Vector
 
 from .text import number
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, CaseRecord, Finding
+from conformance.results.result_lines import NOT_RUN, CaseRecord, Finding
 
 from .causes import causes, telling, title
 from .signs import Cause

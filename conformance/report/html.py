@@ -19,18 +19,18 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from conformance.results import Results, ResultsError
-from conformance.results.records import CaseRecord
-from conformance.trace.words import size
+from conformance.results.result_lines import CaseRecord
+from conformance.trace.short_texts import size
 from conformance.workloads.behaviour import WORDS
 
-from . import evidence, figure, grouping, swimlanes, text
-from .behaviour import behaviour
+from . import excerpts, figure, grouping, swimlanes, text
 from .card import CaseCard, cards
-from .comparison import Comparison
+from .choices_table import behaviour
+from .differences import Comparison
 from .laws import breaches, checked, fault_of, page_of, unchecked
 from .summary import extent, headline, scopes, standings, summary
 from .text import write
-from .traffic import traffic
+from .traffic_table import traffic
 from .verdicts import LOOKS, SHOWN
 
 Pages: TypeAlias = Callable[[CaseRecord], Iterable[tuple[str, str]]]
@@ -130,7 +130,7 @@ def _view(results: Results) -> dict[str, Any]:
         "fixes_of": lambda case: [found[number - 1].fix for number in problems_of(case)],
         "filters": _filters(results, found),
         "anchor": _anchors(results),
-        "evidence": evidence,
+        "evidence": excerpts,
         "figure": figure,
         "shown_looks": SHOWN,
         "ways": WORDS,

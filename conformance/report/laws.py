@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from conformance.laws.law import laws
 from conformance.results import Results
-from conformance.results.records import CaseRecord, Finding, LawText
+from conformance.results.result_lines import CaseRecord, Finding, LawText
 
 from .text import plural
 

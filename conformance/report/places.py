@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from conformance.adapter.loading import place_of
 from conformance.laws.law import Law
-from conformance.results.records import CaseRecord, Finding, Lines, Reason
+from conformance.results.result_lines import CaseRecord, Finding, Lines, Reason
 
 from .command import relative
 from .grouping import Failure

@@ -9,7 +9,7 @@ from itertools import permutations
 from math import isfinite
 from typing import Literal, TypeAlias
 
-from conformance.results.records import ONLY, PAIR, CaseRecord, Finding
+from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding
 
 from .factors import factors
 

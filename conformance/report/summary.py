@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, PASSED, CaseRecord
+from conformance.results.result_lines import NOT_RUN, PASSED, CaseRecord
 
-from .behaviour import warned
+from .choices_table import warned
 from .grouping import Trainer, grouped, trainers
 from .text import one_line, plural
 

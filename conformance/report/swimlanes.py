@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from conformance.results.records import Finding, Moment, Timeline
+from conformance.results.result_lines import Finding, Moment, Timeline
 
 
 @dataclass(frozen=True)

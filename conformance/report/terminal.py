@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.results import Results
-from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
+from conformance.results.result_lines import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
 
-from .behaviour import behaviour, in_terminal
 from .card import Card, cards
+from .choices_table import behaviour, in_terminal
 from .grouping import Alike, grouped, overall, precisions, reasons, tally, trainers
 from .laws import Breach, Checked, breaches, checked, fault_of, unchecked
 from .summary import extent, scope, scopes, summary

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
+from conformance.results.result_lines import NOT_CONFORMING, NOT_RUN, PASSED
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from conformance.adapter.optimizer_settings import OptimizerSettings
 from conformance.adapter.task import Task
 from conformance.repro.bundle import Given
-from conformance.workloads.plan import PlannedWindow, order_of, planned_windows, turns_of
+from conformance.workloads.reading_plan import PlannedWindow, order_of, planned_windows, turns_of
 from conformance.workloads.workload import Workload
 
 _WIDTH = 116

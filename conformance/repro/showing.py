@@ -11,7 +11,7 @@ from typing import TypeAlias, get_args
 
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
-from conformance.results.records import Quantity, Vector
+from conformance.results.result_lines import Quantity, Vector
 from conformance.trace.events import Raised
 from conformance.verdict.answers import accepted_by, trajectory_of
 from conformance.verdict.comparison import outside, same

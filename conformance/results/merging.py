@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .reader import Results, ResultsError
-from .records import Header, Mutants
+from .result_lines import Header, Mutants
 
 #: What all files must share: results of other versions or laws are not comparable.
 _SAME = ("tool", "version", "seed", "laws", "bugs")

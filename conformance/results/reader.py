@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .plain import ShapeError, record, shortened
-from .records import KINDS, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants, Step, Vector
+from .result_lines import KINDS, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants, Step, Vector
 
 #: Other vectors are absent or empty if the gradients of a step could not be read.
 _ALWAYS = ("expected", "observed")

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from .plain import plain
 from .reader import ResultsError
-from .records import KINDS, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
+from .result_lines import KINDS, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
 
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.adapter.declaration import BACKEND_NAMES, did_you_mean
-from conformance.results.records import PASSED, CaseRecord
+from conformance.results.result_lines import PASSED, CaseRecord
 from conformance.suite.options import time_limit
 
 if sys.version_info >= (3, 11):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conformance.results.plain import record
-from conformance.results.records import PASSED, CaseRecord
+from conformance.results.result_lines import PASSED, CaseRecord
 from conformance.suite.configuration import (
     Configuration,
     ConfigurationError,

@@ -11,7 +11,7 @@ from conformance.adapter.loading import ALL, every_trainer, stated
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import plan
 from conformance.cases.rules import BACKEND_LAYOUTS
-from conformance.results.records import Verdict, quoted
+from conformance.results.result_lines import Verdict, quoted
 from conformance.runner.front.client import TrainerError, Unavailable
 from conformance.suite.selection import selected, selects_nothing
 from conformance.suite.servers import Servers

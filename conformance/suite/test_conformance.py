@@ -9,12 +9,12 @@ import pytest
 from conformance.report.card import card_of
 from conformance.report.text import visible
 from conformance.results.plain import plain
-from conformance.results.records import NOT_RUN, PASSED
+from conformance.results.result_lines import NOT_RUN, PASSED
 from conformance.runner.front.client import RunnerError
 from conformance.runner.outcome import HostLost
 from conformance.suite.hooks import Undeclared, servers, warn
 from conformance.suite.items import BadInput, Item
-from conformance.suite.running import run
+from conformance.suite.one_item import run
 from conformance.workloads.behaviour import WORDS, warning
 
 

@@ -15,17 +15,17 @@ from torch.distributed.distributed_c10d import _world
 
 from conformance.adapter.backends import BACKENDS
 from conformance.trace.state.finding import Rows
-from conformance.trace.state.gradients import Gradients
+from conformance.trace.state.gradient_changes import Gradients
 from conformance.trace.state.graphs import Flow, Graphs
 from conformance.trace.state.handles import Handles
+from conformance.trace.state.identities import Numbers
 from conformance.trace.state.nested import Nested, Wrappers
-from conformance.trace.state.numbers import Numbers
-from conformance.trace.state.optimizers import algorithm, held_by, kind_of, settings, unwrapped, without_rates
+from conformance.trace.state.optimizer_state import algorithm, held_by, kind_of, settings, unwrapped, without_rates
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.site import Sites
 from conformance.trace.state.topology import reached, settings_of_horovod
 from conformance.trace.state.watched import Watched
-from conformance.trace.values import Number
+from conformance.trace.tensor_values import Number
 
 DURING = ("forward", "backward", "synchronize", "unscale", "step")
 """The activities that events name in `during`; observers track more."""

@@ -38,7 +38,7 @@ from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import failures, harmless
 from conformance.trace.seams.ours import Aside, ours
 from conformance.trace.seams.patching import Seams
-from conformance.trace.values import Number, values
+from conformance.trace.tensor_values import Number, values
 
 Observe: TypeAlias = Callable[[Recording], Seams]
 

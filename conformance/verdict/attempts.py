@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
-from conformance.laws.run import Rank, Run
-from conformance.results.records import Vector
+from conformance.laws.subjects import Rank, Run
+from conformance.results.result_lines import Vector
 from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.trace import events as trace
 from conformance.trace.events import Forward, ScalerStep, Start

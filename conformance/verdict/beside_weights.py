@@ -9,13 +9,13 @@ from itertools import count, pairwise, takewhile
 from typing import TypeAlias
 
 from conformance.cases.case import INSIDE_WINDOW, Case
-from conformance.laws.run import Rank, Run
-from conformance.results.records import PASSED, Reason
+from conformance.laws.subjects import Rank, Run
+from conformance.results.result_lines import PASSED, Reason
 from conformance.trace.events import Average, Buffers, Draw, Forward, Vector
-from conformance.verdict.averages import judged_average
+from conformance.verdict.averaged_weights import judged_average
 from conformance.verdict.judgement import AVERAGE, AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, guard
-from conformance.verdict.resuming import other_bits
 from conformance.verdict.setup import Mistake
+from conformance.verdict.stop_and_resume import other_bits
 from conformance.workloads.behaviour import Way
 from conformance.workloads.model import Counting, WithDropout
 

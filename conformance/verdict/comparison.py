@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Step
-from conformance.results.records import Quantity, Vector
+from conformance.results.result_lines import Quantity, Vector
 from conformance.trace.events import Number
 from conformance.verdict.evidence import Attempt, RankEvidence, exactly
 

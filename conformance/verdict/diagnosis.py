@@ -15,10 +15,10 @@ from itertools import islice
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Gap, Unbounded
 from conformance.oracle.faults import applicable
-from conformance.oracle.faults.places import limited, places
+from conformance.oracle.faults.some_windows import limited, places
 from conformance.oracle.power import bounded, separation
 from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory, deviating, pairs
-from conformance.results.records import ONLY, PAIR
+from conformance.results.result_lines import ONLY, PAIR
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.workloads.layout import Window

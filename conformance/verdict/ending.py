@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from conformance.results.records import Reason
+from conformance.results.result_lines import Reason
 from conformance.runner.outcome import Outcome
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated
+from conformance.trace.short_texts import enumerated
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES, nameless
 from conformance.workloads.model import Linear, Model

@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
-from conformance.laws.run import Events
-from conformance.results.records import Vector
+from conformance.laws.subjects import Events
+from conformance.results.result_lines import Vector
 from conformance.runner.outcome import RankOutcome
 from conformance.trace import events as trace
 from conformance.workloads.layout import Window

@@ -10,7 +10,7 @@ from math import isclose
 from conformance.cases.case import Case
 from conformance.oracle.recurrence import Trajectory
 from conformance.trace.events import BackwardEnd, Collective, Schedule, Start, StateInit, Vector
-from conformance.trace.words import enumerated, number
+from conformance.trace.short_texts import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, at, exactly, place, values
 from conformance.verdict.judgement import (
@@ -29,7 +29,13 @@ from conformance.verdict.judgement import (
 )
 from conformance.verdict.observability import kept_over_step, split_apart
 from conformance.verdict.orders import in_first_order, resumed_in_other_order
-from conformance.verdict.resuming import between_windows, left_behind, other_gradients, other_state, other_weights
+from conformance.verdict.stop_and_resume import (
+    between_windows,
+    left_behind,
+    other_gradients,
+    other_state,
+    other_weights,
+)
 from conformance.verdict.work import left_over, unread
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
-from conformance.results.records import Vector
+from conformance.results.result_lines import Vector
 from conformance.trace.events import Attempt, BackwardEnd, Finished, ForeignOptimizer, Step
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
@@ -34,8 +34,8 @@ from conformance.verdict.orders import (
     resumed_in_other_order,
 )
 from conformance.verdict.precedence import Ground
-from conformance.verdict.resuming import between_windows, in_first_epoch, lost_place
 from conformance.verdict.scaling import other_scale
+from conformance.verdict.stop_and_resume import between_windows, in_first_epoch, lost_place
 from conformance.verdict.work import gave_nothing, left_over, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
 

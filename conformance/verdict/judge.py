@@ -12,16 +12,16 @@ from types import MappingProxyType
 
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.laws.checking import Finding, check_all, without_harmless
-from conformance.laws.run import Run, no_cyclic_collection
+from conformance.laws.subjects import Run, no_cyclic_collection
 from conformance.oracle.power import shows_least_harm
-from conformance.results.records import PASSED, Reason
+from conformance.results.result_lines import PASSED, Reason
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, ObserverFailed, check_inside
 from conformance.trace.hindsight.shards import joined
 from conformance.trace.lives import by_life
 from conformance.verdict.attempts import as_it_ran
-from conformance.verdict.behaviour import observed
 from conformance.verdict.beside_weights import look_beside_weights
+from conformance.verdict.choices import observed
 from conformance.verdict.diagnosis import HORIZON, Suspects
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.judgement import (
@@ -38,8 +38,8 @@ from conformance.verdict.observability import changed_after_training, unobserved
 from conformance.verdict.orders import as_one, as_read, crosses, epoch_ways
 from conformance.verdict.precedence import Ground, overrules
 from conformance.verdict.precision_check import rounded
-from conformance.verdict.resuming import other_stop
 from conformance.verdict.setup import Mistake, basic_mistake, mistake
+from conformance.verdict.stop_and_resume import other_stop
 
 
 def look_for_mistake(case: Case, judgement: Judgement) -> None:

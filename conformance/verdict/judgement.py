@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conformance.laws.checking import Finding, Verified, findings
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.power import Power
 from conformance.oracle.recurrence import Trajectory
-from conformance.results.records import Behaviour, Reason, Verdict
+from conformance.results.result_lines import Behaviour, Reason, Verdict
 from conformance.verdict.comparison import Difference, Divergence
 from conformance.verdict.diagnosis import Suspects
 from conformance.verdict.evidence import RankEvidence

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import copysign, floor, trunc
 
-from conformance.laws.gradients import FORMATS, AtOutputs, Term, at_outputs
-from conformance.laws.run import Rank
+from conformance.laws.correct_gradient import FORMATS, AtOutputs, Term, at_outputs
+from conformance.laws.subjects import Rank
 
 #: Either may fit if the other was used.
 _WORDS = dict.fromkeys(("float16", "bfloat16"), "16 bits")

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from conformance.cases.case import Case
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, bounded, power
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
-from conformance.results.records import ONLY, PASSED, Reason, Verdict
+from conformance.results.result_lines import ONLY, PASSED, Reason, Verdict
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
 from conformance.verdict.attempts import evidence
@@ -26,9 +26,9 @@ from conformance.verdict.guards import guards
 from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard
 from conformance.verdict.precedence import Ground, by_precedence, overrules
 from conformance.verdict.precision_check import ignored_precision
-from conformance.verdict.resuming import counted_wrongly, how_resumed, may_come_of_it, other_window
 from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
 from conformance.verdict.setup import Mistake
+from conformance.verdict.stop_and_resume import counted_wrongly, how_resumed, may_come_of_it, other_window
 from conformance.workloads.workload import SGD, Clip
 
 _WEIGHTS_ALONE = "only weights were compared: the gradients of the steps could not be read"

@@ -9,14 +9,14 @@ from dataclasses import replace
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
 from conformance.oracle.recurrence import Trajectory
-from conformance.results.records import Vector
+from conformance.results.result_lines import Vector
 from conformance.trace import events as trace
 from conformance.trace.events import Collective, Finished, Start
 from conformance.verdict.answers import row_numbers
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import RankEvidence, named, values
 from conformance.verdict.reported import ends_unstepped, is_at_start, never_written, unreported
-from conformance.verdict.resuming import resumed_unseen
+from conformance.verdict.stop_and_resume import resumed_unseen
 
 
 def hole(case: Case, ranks: Sequence[RankEvidence]) -> str | None:

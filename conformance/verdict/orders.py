@@ -19,7 +19,7 @@ from conformance.verdict.evidence import RankEvidence, cleared, named
 from conformance.verdict.judgement import OTHER_ORDER, POSITION
 from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Orders, Shares, micro_batches
-from conformance.workloads.plan import order_of, rows
+from conformance.workloads.reading_plan import order_of, rows
 from conformance.workloads.workload import Workload
 
 

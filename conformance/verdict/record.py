@@ -12,18 +12,18 @@ from conformance.adapter.loading import place_of
 from conformance.cases.case import Case
 from conformance.laws import checking
 from conformance.laws.fitting import fitted
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.oracle.affine import Enclosure, Gap
-from conformance.oracle.faults.places import places
+from conformance.oracle.faults.some_windows import places
 from conformance.oracle.recurrence import Certificate, Step
-from conformance.results import records
-from conformance.results.records import PASSED, CaseRecord, Finding, Timeline, Vector, Verdict
+from conformance.results import result_lines
+from conformance.results.result_lines import PASSED, CaseRecord, Finding, Timeline, Vector, Verdict
 from conformance.trace.events import BackwardBegin, Event, Load, ObserverFailed, Save
 from conformance.verdict import timeline as drawn
+from conformance.verdict.bytes_sent import traffic
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.paths import shortened, text_of
-from conformance.verdict.traffic import traffic
 from conformance.workloads.precision import Format
 
 
@@ -68,8 +68,8 @@ def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: s
     )
 
 
-def _line(event: Event | None, target: str) -> records.Lines | None:
-    return None if event is None or event.where is None else records.Lines(event.line, source_of(event, target))
+def _line(event: Event | None, target: str) -> result_lines.Lines | None:
+    return None if event is None or event.where is None else result_lines.Lines(event.line, source_of(event, target))
 
 
 def source_of(event: Event, target: str) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
     trajectory = judgement.trajectory
     difference = judgement.difference
     shown = judgement.ranks[0 if difference is None else difference.rank] if judgement.ranks else None
-    steps: tuple[records.Step, ...] = ()
+    steps: tuple[result_lines.Step, ...] = ()
     if trajectory is not None and shown is not None:
         wrong = None if difference is None else difference.step
         steps = _steps(trajectory.steps, shown, case.arithmetic.master, wrong)
@@ -153,14 +153,16 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         notes=tuple(judgement.notes),
         certificate=None if trajectory is None else _certificate(trajectory.certificate),
         power=_power(judgement),
-        guards=tuple(records.Guard(g.name, g.passed, g.expected, g.observed, g.diagnosis) for g in judgement.guards),
+        guards=tuple(
+            result_lines.Guard(g.name, g.passed, g.expected, g.observed, g.diagnosis) for g in judgement.guards
+        ),
         parameters=problem.workload.model.elements,
         steps=steps,
         skips=() if trajectory is None else tuple(sorted(trajectory.skips)),
         scales=tuple(map(float, trajectory.scales)) if trajectory and case.arithmetic.scaled else (),
         diverged=None
         if judgement.divergence is None
-        else records.Diverged(judgement.divergence.step, tuple(judgement.divergence.weights)),
+        else result_lines.Diverged(judgement.divergence.step, tuple(judgement.divergence.weights)),
         first_difference=_difference(judgement, problem.workload.model.elements, target),
         read_at=_line(_of_life(judgement.ranks, 1, Load, 0), target),
         saved_at=_line(_of_life(judgement.ranks, 0, Save, -1), target),
@@ -186,9 +188,9 @@ def _of_life(ranks: Sequence[RankEvidence], life: int, kind: type[Event], at: in
     return next((events[at] for events in found if events), None)
 
 
-def _certificate(certificate: Certificate) -> records.Certificate:
+def _certificate(certificate: Certificate) -> result_lines.Certificate:
     stages = tuple(
-        records.Stage(
+        result_lines.Stage(
             stage=proof.stage,
             exact=proof.exact,
             bits=proof.bits if proof.exact or proof.bits else None,
@@ -197,25 +199,25 @@ def _certificate(certificate: Certificate) -> records.Certificate:
         )
         for proof in certificate.tightest()
     )
-    return records.Certificate(certificate.exact, stages, certificate.reason)
+    return result_lines.Certificate(certificate.exact, stages, certificate.reason)
 
 
-def _power(judgement: Judgement) -> records.Power | None:
+def _power(judgement: Judgement) -> result_lines.Power | None:
     if judgement.power is None:
         return None
     gap, fault = judgement.power.gap, judgement.power.fault
-    return records.Power(_float(gap), fault.name, fault.text)
+    return result_lines.Power(_float(gap), fault.name, fault.text)
 
 
 def _steps(
     expected: Sequence[Step], rank: RankEvidence, fmt: Format, first_wrong: int | None
-) -> tuple[records.Step, ...]:
+) -> tuple[result_lines.Step, ...]:
     # Unseen values are null in each vector.
     unseen = (None,) * len(expected[0].gradient.center) if expected else ()
     every = max(1, (len(expected) - _FIRST) // _LATER)
     always = {len(expected) - 1, first_wrong}
     return tuple(
-        records.Step(
+        result_lines.Step(
             step=number,
             window=right.window,
             expected=_floats(right.weights.center),
@@ -245,7 +247,7 @@ def _errors(box: Enclosure, observed: Vector, ulps_of: Format | None = None) -> 
     )
 
 
-def _difference(judgement: Judgement, parameters: Sequence[str], target: str) -> records.FirstDifference | None:
+def _difference(judgement: Judgement, parameters: Sequence[str], target: str) -> result_lines.FirstDifference | None:
     difference = judgement.difference
     if difference is None:
         return None
@@ -254,7 +256,7 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
     # A wrong gradient shows in the step, but the backward divides the loss.
     at = next(filter(None, reversed(calls) if difference.quantity == "gradient" else calls), None)
     is_seen = at is not None and at.where is not None
-    return records.FirstDifference(
+    return result_lines.FirstDifference(
         step=difference.step,
         quantity=difference.quantity,
         parameter=parameters[difference.index],
@@ -273,9 +275,9 @@ def _backward(rank: RankEvidence, step: int) -> Event | None:
     return next((event for event in reversed(rank.events.of(BackwardBegin)) if event.window == window), None)
 
 
-def _rank(rank: RankEvidence) -> records.Rank:
+def _rank(rank: RankEvidence) -> result_lines.Rank:
     failed = rank.raised or rank.events.first(ObserverFailed)
-    return records.Rank(
+    return result_lines.Rank(
         rank=rank.number,
         exit=rank.outcome.exit,
         delivered=rank.outcome.finished and rank.outcome.exit != "exited 0",
@@ -284,7 +286,8 @@ def _rank(rank: RankEvidence) -> records.Rank:
         traceback=shortened(failed.traceback) if failed else None,
         host=rank.outcome.host,
         collectives={
-            op: records.Collective(entry["count"], entry["bytes"]) for op, entry in sorted(rank.collectives.items())
+            op: result_lines.Collective(entry["count"], entry["bytes"])
+            for op, entry in sorted(rank.collectives.items())
         },
     )
 

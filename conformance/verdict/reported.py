@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import chain
 
 from conformance.cases.case import Case
-from conformance.laws.run import Rank, Run
+from conformance.laws.subjects import Rank, Run
 from conformance.oracle.rounding import nearest
-from conformance.results.records import Vector
+from conformance.results.result_lines import Vector
 from conformance.trace.events import Forward, Report, Step
 from conformance.trace.events import Vector as Reported
 from conformance.verdict.comparison import same

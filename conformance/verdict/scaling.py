@@ -9,8 +9,8 @@ from fractions import Fraction
 from itertools import chain
 from math import frexp, isfinite
 
-from conformance.laws.gradients import at_outputs
-from conformance.laws.run import Rank
+from conformance.laws.correct_gradient import at_outputs
+from conformance.laws.subjects import Rank
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part

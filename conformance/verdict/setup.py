@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
-from conformance.laws.run import Rank, Run
-from conformance.results.records import PAIR
-from conformance.results.records import Mistake as Kind
+from conformance.laws.subjects import Rank, Run
+from conformance.results.result_lines import PAIR
+from conformance.results.result_lines import Mistake as Kind
 from conformance.trace import events as trace
 from conformance.trace.events import Number as Recorded
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 from conformance.verdict.comparison import other_than
 from conformance.verdict.loss import line_of_other_loss, other_loss
-from conformance.workloads.plan import order_of
-from conformance.workloads.plan import rows as row_numbers
+from conformance.workloads.reading_plan import order_of
+from conformance.workloads.reading_plan import rows as row_numbers
 
 
 @dataclass(frozen=True)

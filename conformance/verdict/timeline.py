@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from conformance.laws.checking import Finding
-from conformance.laws.run import Rank, Run
-from conformance.results.records import Join, Moment, Timeline
+from conformance.laws.subjects import Rank, Run
+from conformance.results.result_lines import Join, Moment, Timeline
 from conformance.trace import events as trace
 from conformance.verdict.evidence import place
 

@@ -13,7 +13,7 @@ from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Forwar
 from conformance.verdict.answers import row_numbers
 from conformance.verdict.evidence import RankEvidence, at, place
 from conformance.workloads.outliers import has_infinite_loss
-from conformance.workloads.plan import rows
+from conformance.workloads.reading_plan import rows
 
 Rows: TypeAlias = Sequence[int | None]
 Backward: TypeAlias = tuple[BackwardEnd, Rows]

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.ledger import Ledger
 from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
@@ -48,7 +48,7 @@ class Watch:
     def _repr_html_(self) -> str:
         # A trainer's process may have another jinja2.
         from conformance.report.html import framed
-        from conformance.watch.report.html import page
+        from conformance.watch.report.watch_page import page
 
         return framed(page(self.findings, (), self.expected))
 

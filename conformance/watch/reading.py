@@ -10,10 +10,10 @@ from pathlib import Path
 
 from conformance.watch import records
 from conformance.watch.judging.findings import Findings, Said, said
-from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.launch import Launch
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.ledger import FAILED, NAME, Account, Ledger
-from conformance.watch.lines import decoded, part
+from conformance.watch.record_lines import decoded, part
 
 _AT_ONCE = 2000
 """Lines to read from one process before the next one's turn."""

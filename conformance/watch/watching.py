@@ -22,7 +22,7 @@ import conformance
 from conformance.report.command import shown
 from conformance.watch import supervisor
 from conformance.watch.judging.findings import Findings, said
-from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.ledger import Ledger
 from conformance.watch.processes import Trainers
 from conformance.watch.reading import Reader

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from conformance.workloads.model import Linear
-from conformance.workloads.plan import Sampler
+from conformance.workloads.reading_plan import Sampler
 from conformance.workloads.workload import SGD, Sample, Workload
 
 #: The exercise's data: a line through the origin, a noisy line, two workers' shards.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from conformance.workloads.descent import Floats, State, after, vector
 from conformance.workloads.model import ManyTensors, Model
 from conformance.workloads.outliers import Outliers
-from conformance.workloads.plan import shuffled
+from conformance.workloads.reading_plan import shuffled
 from conformance.workloads.workload import Ingredients, LossScale, Sample, Workload
 
 #: Half the gradients to try for each element and batch, in units.

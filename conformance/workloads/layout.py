@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal
 
-from conformance.workloads.plan import sampled, shuffled
+from conformance.workloads.reading_plan import sampled, shuffled
 from conformance.workloads.workload import Sample, Workload
 
 LayoutKind = Literal["samples", "batched", "accumulated"]

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from conformance.workloads.model import Model
-from conformance.workloads.plan import Sampler
+from conformance.workloads.reading_plan import Sampler
 
 Vector = tuple[Fraction, ...]
 
@@ -178,9 +178,9 @@ class Workload(Training):
 
     ``batches`` are the global batches of one epoch: each has the samples that all ranks and micro-batches of one
     optimizer step read together. Every batch except the last has the same number of samples. With ``shuffle`` each
-    epoch has another order, by :func:`conformance.workloads.plan.shuffled`; with a ``sampler`` by
-    :func:`conformance.workloads.plan.sampled`, which mixes the batches. With ``own_order`` the trainer may use any
-    other order in each. ``start`` has the initial parameters of ``model``, element by element.
+    epoch has another order, by :func:`conformance.workloads.reading_plan.shuffled`; with a ``sampler`` by
+    :func:`conformance.workloads.reading_plan.sampled`, which mixes the batches. With ``own_order`` the trainer may use
+    any other order in each. ``start`` has the initial parameters of ``model``, element by element.
 
     Raises:
         ValueError: the batches are empty, of uneven length before the last, or do not fit the model.

@@ -19,7 +19,7 @@ import pytest
 from conformance.report.html import render_html
 from conformance.results import read_results
 from conformance.watch.judging.findings import Findings, said
-from conformance.watch.report.html import page
+from conformance.watch.report.watch_page import page
 
 from ..results import synthetic
 from ..watch.scripts import accused

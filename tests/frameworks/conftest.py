@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from conformance.cases.case import Case
-from conformance.results.records import CaseRecord
+from conformance.results.result_lines import CaseRecord
 from conformance.runner.front.client import ForkServer, RankOutcome
 from conformance.suite.servers import Servers
 from fixtures.kill import is_caught

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from conformance.results import read_results
-from conformance.results.records import CaseRecord
+from conformance.results.result_lines import CaseRecord
 
 REPORTS = Path(__file__).parents[2] / "reports"
 #: Verdicts of cases that did not run.

@@ -7,7 +7,7 @@ import pytest
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.causes import causes, title
 from conformance.suite.items import collect
-from conformance.suite.running import run as run_case
+from conformance.suite.one_item import run as run_case
 from conformance.suite.servers import Servers
 from fixtures.kill import is_caught
 from fixtures.kill import judged as judged_specimen

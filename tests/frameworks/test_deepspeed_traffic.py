@@ -7,8 +7,8 @@ import pytest
 from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer
 from conformance.trace.events import Collective, Forward, Zero
+from conformance.verdict.bytes_sent import traffic
 from conformance.verdict.judge import judge
-from conformance.verdict.traffic import traffic
 
 ADAPTER = "conformance.frameworks.deepspeed"
 #: Seconds; DeepSpeed starts slowly on a loaded machine.

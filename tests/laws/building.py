@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from typing import get_type_hints
 
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.trace.events import KINDS, Event, check_all, hints, is_required
 
 SPEC = {

@@ -10,7 +10,7 @@ import pytest
 from conformance.laws import checking
 from conformance.laws.checking import check, findings, violations, without_harmless
 from conformance.laws.law import OK, Broken, Law, in_order, registered
-from conformance.laws.run import Rank, Run, Window
+from conformance.laws.subjects import Rank, Run, Window
 from conformance.trace.events import Clip, Skip, Step
 
 from .building import a_run, backward, event, forward, step

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from conformance.laws.law import CHAPTERS
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 
 from .building import backward, event, forward, right, step
 from .building_ddp import ALL_REDUCE, FIRST, SECOND, averaging, both, ddp, local, raised, ranks, started, stepped

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from conformance.laws.checking import check
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "laws.py"), run_name="benchmark")
 

@@ -11,7 +11,7 @@ import pytest
 from conformance.adapter.declaration import Declaration
 from conformance.cases.matrix import plan
 from conformance.laws.law import laws
-from conformance.results.records import NOT_CONFORMING
+from conformance.results.result_lines import NOT_CONFORMING
 from fixtures.history import todays
 from fixtures.pairs import FOLDER, pairs, read
 from fixtures.specimens import SpecimenError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report.comparison import compared
+from conformance.report.differences import compared
 from conformance.report.html import render_comparison
 from conformance.results import Results
 

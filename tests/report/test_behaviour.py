@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from conformance.report.behaviour import behaviour
+from conformance.report.choices_table import behaviour
 from conformance.report.summary import extent, scopes
 from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, declarable, split
 

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.report.causes import Cause, causes, telling, title
 from conformance.results.plain import record
-from conformance.results.records import CaseRecord
+from conformance.results.result_lines import CaseRecord
 
 from ..results import synthetic
 from ..results.regression import Case

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from conformance.cli import main, outputs
-from conformance.report.comparison import compared, markdown
+from conformance.report.differences import compared, markdown
 from conformance.results import Results, ResultsWriter
 from tools import results_schema as schema
 

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.report.card import cards
 from conformance.report.effect import effect
-from conformance.results.records import Diverged, FirstDifference, Step
+from conformance.results.result_lines import Diverged, FirstDifference, Step
 
 START = Step(0, 0, (1.0, 2.0), (1.0, 2.0))
 

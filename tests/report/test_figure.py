@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.report.figure import HEIGHT, MOST_POINTS, WIDTH, drawing, linear, plot
-from conformance.results.records import CaseRecord, Step
+from conformance.results.result_lines import CaseRecord, Step
 
 from ..results.regression import Case
 

@@ -20,7 +20,7 @@ from conformance.report.laws import page_of
 from conformance.report.text import escaped
 from conformance.results import Results, read_results
 from conformance.results.plain import NON_FINITE
-from conformance.results.records import Reason
+from conformance.results.result_lines import Reason
 
 #: From https://github.com/oasis-tcs/sarif-spec, without its white space.
 SCHEMA = json.loads(Path(__file__).with_name("sarif-schema-2.1.0.json").read_text())

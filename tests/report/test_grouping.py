@@ -10,7 +10,7 @@ import pytest
 from conformance.report.grouping import failures, overall, precisions, reasons, trainers
 from conformance.report.verdicts import LOOKS, worst
 from conformance.results import Results
-from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
+from conformance.results.result_lines import NOT_CONFORMING, NOT_RUN, PASSED
 
 from ..results import synthetic
 from ..results.regression import Case

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.report.swimlanes import Lanes, Row, around_marks, lanes
-from conformance.results.records import Join, Moment, Timeline
+from conformance.results.result_lines import Join, Moment, Timeline
 
 from ..results import synthetic
 

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.report.card import Card, cards
 from conformance.results import Results
-from conformance.results.records import CaseRecord, Finding, FirstDifference, Lines, Moment, Reason, Step, Timeline
+from conformance.results.result_lines import CaseRecord, Finding, FirstDifference, Lines, Moment, Reason, Step, Timeline
 
 BROKEN = Finding("amp/unscale-before-clip", "MUST", "It MUST.", "", "", "", "", 1, (0,), where="train.py:31")
 PARTED = replace(BROKEN, law="ddp/identical-weights", where="train.py:98")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.report.html import render_html
-from conformance.report.traffic import traffic
+from conformance.report.traffic_table import traffic
 from conformance.results import read_results
 
 from ..results.synthetic import passing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conformance.results import ResultsWriter
 from conformance.results.plain import record
-from conformance.results.records import CaseRecord, Header, Mutants
+from conformance.results.result_lines import CaseRecord, Header, Mutants
 
 from .regression import PARAMETERS, Bug, Case, steps_of
 

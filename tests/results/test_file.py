@@ -12,7 +12,7 @@ import pytest
 
 from conformance.results import Results, ResultsError, ResultsWriter, read_results
 from conformance.results.plain import ShapeError, record
-from conformance.results.records import SCHEMA_VERSION, CaseRecord, Header
+from conformance.results.result_lines import SCHEMA_VERSION, CaseRecord, Header
 
 from .regression import Case
 

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from conformance.cli import outputs
 from conformance.results.plain import ShapeError, record
-from conformance.results.records import KINDS
+from conformance.results.result_lines import KINDS
 from tools import results_schema as schema
 
 SCHEMA = json.loads(schema.SCHEMA.read_text(encoding="utf-8"))

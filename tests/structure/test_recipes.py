@@ -68,7 +68,7 @@ SHOWN = {
         from conformance.watch.judging import hypotheses
         from conformance.watch.judging.findings import Findings, said
         from conformance.watch.judging.properties import Property
-        from conformance.watch.report.words import sentence
+        from conformance.watch.report.sentences import sentence
         from conformance.watch.verdict import outcome
 
         case = SimpleNamespace(window=SimpleNamespace(rank=1), by_rank=lambda number: [(0, "first"), (1, "second")])
@@ -137,3 +137,12 @@ def test_recipe(name, tmp_path):
     command = [sys.executable, "-c", dedent(SHOWN[name])]
     shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
+
+
+def test_each_place_exists():
+    """The table "Where is what?"."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.split("## Where is what?")[1].split("\n## ")[0]
+    places = [place for place in re.findall(r"`(\S+)`", table) if "/" in place]
+    assert len(places) > 20
+    assert [place for place in places if not (ROOT / "conformance" / place).exists()] == ["conformance/"]

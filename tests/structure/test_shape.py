@@ -46,7 +46,7 @@ def test_no_function_is_long(package):
     assert [one for file in files(package) for one in functions(file) if one[1] > LONGEST] == []
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_each_stem_is_used_once(package):
-    """Within its package; a trainer or framework has its name in several."""
-    assert [stem for stem, count in Counter(file.stem for file in files(package)).items() if count > 1] == []
+def test_each_stem_is_used_once():
+    """A reference trainer or a framework's adapter has its name in other packages, too."""
+    stems = Counter(file.stem for package in PACKAGES - {"trainers", "frameworks"} for file in files(package))
+    assert [stem for stem, count in stems.items() if count > 1] == []

@@ -12,7 +12,7 @@ import pytest
 
 from conformance.laws import checking
 from conformance.laws.law import Law
-from conformance.laws.run import Window
+from conformance.laws.subjects import Window
 
 CASE = "single-batched-fp32-momentum"
 OTHER = "single-acc2-fp32-momentum"
@@ -121,7 +121,7 @@ def test_a_process_of_ours_is_killed_in_a_case(conformance, write, cases, proces
     assert [case["verdict"] for case in cases().values()] == ["PASS (exact)"]
 
 
-@pytest.mark.parametrize("where", ["suite.running.judge", "suite.running.record", "runner.outcome.placed"])
+@pytest.mark.parametrize("where", ["suite.one_item.judge", "suite.one_item.record", "runner.outcome.placed"])
 def test_a_bug_of_ours_in_one_case(conformance, write, cases, monkeypatch, where):
     """This case is not judged, and shows the traceback; the other case is unaffected."""
     module, _, name = f"conformance.{where}".rpartition(".")

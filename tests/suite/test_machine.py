@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cli.surroundings import imported, machine, sources
+from conformance.cli.versions import imported, machine, sources
 
 
 @pytest.fixture(autouse=True)

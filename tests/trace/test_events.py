@@ -7,7 +7,7 @@ import re
 import pytest
 
 from conformance.trace.events import KINDS, Clip, MalformedEvent, Step, check_all, read
-from conformance.trace.words import enumerated, number, size, vector
+from conformance.trace.short_texts import enumerated, number, size, vector
 
 HEAD = {"rank": 1, "seq": 0, "time": 0.5, "window": None, "micro_batch": None, "where": ["train.py", 41, "train"]}
 CLIP = {"kind": "norm", "threshold": 1.0, "norm_type": 2.0, "norm": 3.25, "parameters": [0], "gradients": None}

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from conformance.trace.hindsight.shards import joined
-from conformance.trace.values import places, values
+from conformance.trace.tensor_values import places, values
 
 
 @dataclass

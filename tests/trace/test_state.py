@@ -11,8 +11,8 @@ import torch
 from conformance.trace.emit import Recording
 from conformance.trace.state import deepspeed
 from conformance.trace.state.finding import Rows
-from conformance.trace.state.numbers import Numbers, Stamp
-from conformance.trace.state.optimizers import algorithm
+from conformance.trace.state.identities import Numbers, Stamp
+from conformance.trace.state.optimizer_state import algorithm
 
 
 class Thing:

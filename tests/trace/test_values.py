@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from conformance.trace.values import elements, own_part, picked, storage, values
+from conformance.trace.tensor_values import elements, own_part, picked, storage, values
 
 
 class Silent(torch.Tensor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.suite.items import collect
-from conformance.suite.running import run
+from conformance.suite.one_item import run
 from conformance.suite.servers import Servers
 
 #: The cases of each; none for those that a run chooses.

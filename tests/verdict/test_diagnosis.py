@@ -10,7 +10,7 @@ import pytest
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.faults.averaging import LossSummed, SumOverRanks, SumOverWindow, WindowDividedTwice
-from conformance.oracle.faults.clipping import NotClipped
+from conformance.oracle.faults.clip_and_scale import NotClipped
 from conformance.oracle.faults.optimizing import NoWeightDecay, WeightDecayTwice
 from conformance.oracle.recurrence import Recurrence, deviating
 from conformance.workloads.layout import Window

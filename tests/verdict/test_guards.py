@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.laws.run import Events
+from conformance.laws.subjects import Events
 from conformance.oracle.faults.averaging import NotSynchronised
 from conformance.trace.events import read
 from conformance.verdict.guards import idle_after

@@ -7,7 +7,7 @@ import pytest
 from conformance.laws import checking
 from conformance.laws.fitting import fitted
 from conformance.laws.law import OK, Broken, Law, laws
-from conformance.laws.run import Window
+from conformance.laws.subjects import Window
 from conformance.verdict.judge import judge
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.cases.case import Case
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.attempts import of_life
 from conformance.verdict.evidence import read

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.results import ResultsWriter, read_results
 from conformance.results.plain import plain
-from conformance.results.records import Collective, Header
+from conformance.results.result_lines import Collective, Header
 from conformance.verdict.record import record
 
 HEADER = Header(tool="trainer-conformance", version="0", started="now", command="conformance run", planned=1)

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.laws.run import Events
+from conformance.laws.subjects import Events
 from conformance.oracle.faults import CATALOGUE
-from conformance.oracle.faults.resuming import WindowLeftOut
+from conformance.oracle.faults.checkpoints import WindowLeftOut
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Recurrence
-from conformance.results.records import PASSED, Lines
+from conformance.results.result_lines import PASSED, Lines
 from conformance.trace.events import read
 from conformance.verdict.evidence import Update
 from conformance.verdict.judge import judge
 from conformance.verdict.judgement import POSITION
 from conformance.verdict.record import record
-from conformance.verdict.resuming import counted_wrongly, other_state
 from conformance.verdict.scaling import other_scale
+from conformance.verdict.stop_and_resume import counted_wrongly, other_state
 from conformance.workloads.workload import LossScale
 
 FAULTS = {fault.name: fault for fault in CATALOGUE}

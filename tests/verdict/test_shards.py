@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.cases.case import Case
-from conformance.laws.run import Events
+from conformance.laws.subjects import Events
 from conformance.trace.events import read
 from conformance.verdict.observability import copies_apart
 

@@ -6,8 +6,8 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer
+from conformance.verdict.bytes_sent import traffic
 from conformance.verdict.judge import judge
-from conformance.verdict.traffic import traffic
 from conformance.workloads.precision import BF16, FP32, PRECISIONS, Precision
 from fixtures.written import file_of
 

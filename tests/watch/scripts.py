@@ -3,7 +3,7 @@
 import torch
 
 from conformance.watch import records
-from conformance.watch.judging.judge import judged
+from conformance.watch.judging.watch_judge import judged
 from conformance.watch.sketch import Sketching
 from conformance.watch.verdict import verdict
 

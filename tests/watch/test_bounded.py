@@ -12,8 +12,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from conformance.watch.judging import epochs as orders
 from conformance.watch.judging import history, log, stream
-from conformance.watch.judging.judge import Judge
-from conformance.watch.recording import steps
+from conformance.watch.judging.watch_judge import Judge
+from conformance.watch.recording import optimizer_steps
 
 from .trained import judged_by, network, watched
 
@@ -171,7 +171,7 @@ def trials(count):
 
 
 def test_only_a_limited_number_of_optimizers_is_watched(monkeypatch):
-    monkeypatch.setattr(steps, "MOST_OPTIMIZERS", 5)
+    monkeypatch.setattr(optimizer_steps, "MOST_OPTIMIZERS", 5)
     found = watched(trials, 9)
     assert (found.causes, found.steps) == ({}, 5)
     assert "many optimizers" in str(found.lacks)

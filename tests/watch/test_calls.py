@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import conformance
 from conformance.watch import records
-from conformance.watch.lines import decoded, encoded
+from conformance.watch.record_lines import decoded, encoded
 from conformance.watch.recording.output import Later, later, settle
 
 from .trained import records_in

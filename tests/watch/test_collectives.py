@@ -13,10 +13,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import conformance
 from conformance.trace.state.deepspeed import cuts
-from conformance.trace.state.optimizers import Part
+from conformance.trace.state.optimizer_state import Part
 from conformance.watch import records
 from conformance.watch.ledger import Ledger
-from conformance.watch.lines import decoded
+from conformance.watch.record_lines import decoded
 from conformance.watch.recording.parameters import AT_ONCE, WHOLE_AT_FIRST, Known
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded

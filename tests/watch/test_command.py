@@ -139,8 +139,9 @@ def test_a_signal_that_comes_while_the_command_starts_is_passed_on(monkeypatch):
 
 def test_the_judging_process_needs_no_torch():
     """Importing it takes seconds, and memory for a second copy."""
-    modules = "judging.judge, conformance.watch.watching, conformance.watch.report.html, conformance.watch.report.junit"
-    source = f"import sys; sys.modules['torch'] = None; import conformance.cli.watch, conformance.watch.{modules}"
+    modules = ("judging.watch_judge", "watching", "report.watch_page", "report.junit")
+    imported = ", ".join(f"conformance.watch.{one}" for one in modules)
+    source = f"import sys; sys.modules['torch'] = None; import conformance.cli.watch, {imported}"
     subprocess.run([sys.executable, "-c", source], check=True)
 
 

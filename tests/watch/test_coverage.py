@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 
 from conformance.watch import records
-from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.properties import Property
+from conformance.watch.judging.watch_judge import Judge
 
 from .scripts import Script, shown, stepped
 from .trained import judged_by, loss, network, records_in, watched

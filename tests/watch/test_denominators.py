@@ -7,7 +7,7 @@ import pytest
 
 from conformance.watch import records
 from conformance.watch.records import ENTROPIES
-from conformance.watch.report.words import sentence
+from conformance.watch.report.sentences import sentence
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, laws, sketches, total

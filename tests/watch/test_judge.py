@@ -6,7 +6,7 @@ import pytest
 
 from conformance.watch import records
 from conformance.watch.judging.findings import said
-from conformance.watch.judging.judge import judged
+from conformance.watch.judging.watch_judge import judged
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, averaged, gradients, laws, shown, sketches, total, trained

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.watch.recording import masters, surroundings
+from conformance.watch.recording import masters, own_rank
 
 from .scripts import laws
 from .trained import loss, network, watched
@@ -95,7 +95,7 @@ def test_masters_are_written_back(of, written, left):
 
 def test_a_rank_steps_its_shard(monkeypatch):
     first, second = torch.arange(1.0, 4), torch.arange(4.0, 8)
-    monkeypatch.setattr(surroundings, "of_process", lambda: ("", 1, 2))
+    monkeypatch.setattr(own_rank, "of_process", lambda: ("", 1, 2))
     found = masters._of_shards([torch.tensor([5.0, 6, 7, 0])], [first, second])
     assert [(one.start, one.length, one.pieces) for one in found] == [
         (0, 0, ((0, 3), (3, 3))),

@@ -9,7 +9,7 @@ from conformance.watch import records
 from conformance.watch.judging.chapter import End
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import Property
-from conformance.watch.judging.samples import Samples
+from conformance.watch.judging.same_samples import Samples
 
 from .scripts import LINE, Script, laws, total
 

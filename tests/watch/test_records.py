@@ -7,9 +7,9 @@ import pytest
 
 from conformance.watch import reading, records
 from conformance.watch.judging.findings import said
-from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.ledger import ENDED, FAILED, Ledger
-from conformance.watch.lines import encoded, part
+from conformance.watch.record_lines import encoded, part
 from conformance.watch.recording import output
 from conformance.watch.recording.output import Lost, Output
 from conformance.watch.verdict import verdict

@@ -15,13 +15,13 @@ from conformance.report.places import SEEN, Place
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
-from conformance.watch.judging.judge import judged
-from conformance.watch.report.card import cards
+from conformance.watch.judging.watch_judge import judged
 from conformance.watch.report.digest import digest, lines
-from conformance.watch.report.html import page
 from conformance.watch.report.junit import junit
-from conformance.watch.report.terminal import render
-from conformance.watch.report.words import sentence
+from conformance.watch.report.sentences import sentence
+from conformance.watch.report.watch_cards import cards
+from conformance.watch.report.watch_page import page
+from conformance.watch.report.watch_terminal import render
 from conformance.watch.verdict import outcome
 
 from .scripts import Script, accused, total

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from conformance.watch.judging import rounding
-from conformance.watch.judging.rounding import ROUNDOFF
+from conformance.watch.judging import sketch_bounds
+from conformance.watch.judging.sketch_bounds import ROUNDOFF
 from conformance.watch.sizes import BLOCK, SAMPLED, samples, spread
 from conformance.watch.sketch import Sketching
 
@@ -68,10 +68,10 @@ def test_errors_of_half_precision_are_within_the_bound():
     (of_all,), (of_third,) = sketch(small), sketch(small / 3)
     roundoff, norm = ROUNDOFF["float16"], of_all[2].item()
     off = (of_third[:2] - of_all[:2] / 3).abs()
-    rounded = rounding.of_sum(1, roundoff, norm / 3)
-    summed = rounding.of_sketch(roundoff, norm / 3) + rounding.of_sketch(roundoff, of_third[2].item())
-    assert (off <= rounded + summed + rounding.of_underflow(1, roundoff, small.numel())).all()
-    assert (small / 3 - small.double() / 3).norm() * rounding.SIGNS > rounded + summed
+    rounded = sketch_bounds.of_sum(1, roundoff, norm / 3)
+    summed = sketch_bounds.of_sketch(roundoff, norm / 3) + sketch_bounds.of_sketch(roundoff, of_third[2].item())
+    assert (off <= rounded + summed + sketch_bounds.of_underflow(1, roundoff, small.numel())).all()
+    assert (small / 3 - small.double() / 3).norm() * sketch_bounds.SIGNS > rounded + summed
 
 
 def test_sketches_do_not_use_the_random_generator_of_the_script():

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import conformance
 from conformance.watch.judging.findings import said
-from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.recording.parameters import WHOLE_AT_FIRST
 from conformance.watch.verdict import verdict
 

@@ -15,7 +15,7 @@ from conformance.cli.watch import _exit
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED, LAWS
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import CORE, FACTS, VALUES, Property
-from conformance.watch.report.words import FIXES, WORDS
+from conformance.watch.report.sentences import FIXES, WORDS
 from conformance.watch.verdict import outcome, stated
 
 RANKS, MICRO_BATCHES, CLEARING = CORE

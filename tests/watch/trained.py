@@ -9,10 +9,10 @@ from torch import nn
 
 import conformance
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.ledger import Ledger
-from conformance.watch.lines import decoded
 from conformance.watch.reading import Reader
+from conformance.watch.record_lines import decoded
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded

@@ -3,7 +3,7 @@
 import pytest
 from torch.utils.data import DistributedSampler
 
-from conformance.workloads.plan import sampled, shuffled
+from conformance.workloads.reading_plan import sampled, shuffled
 
 
 @pytest.mark.parametrize("number", range(-2, 6))

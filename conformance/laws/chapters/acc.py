@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from conformance.laws.averaging import averages
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
-from conformance.laws.loss_scale import scale_of
-from conformance.laws.run import Window, with_gradients
+from conformance.laws.scaled_gradients import scale_of
+from conformance.laws.subjects import Window, with_gradients
+from conformance.laws.wrong_factor import averages
 from conformance.trace import events as trace
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 
 
 @law(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import combinations
 from operator import attrgetter
 
-from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
-from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import trainable
+from conformance.laws.subjects import Rank, Window, fact
+from conformance.laws.wrong_factor import saw_right_gradients
 from conformance.trace import events as trace
 
 _FIX = """

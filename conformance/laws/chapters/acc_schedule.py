@@ -9,9 +9,9 @@ from math import isclose
 
 from conformance.laws.law import OK, Broken, Outcomes, law
 from conformance.laws.plan import Plan
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.subjects import Rank, Window, fact
 from conformance.trace.events import Schedule, Skip, Step
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 
 
 @law(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from conformance.laws.averaging import saw_right_gradients
-from conformance.laws.gradients import is_of_mean, terms_of
+from conformance.laws.correct_gradient import is_of_mean, terms_of
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
-from conformance.laws.loss_scale import Scaling, all_finite, disagree, is_scale, scaling
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.scaled_gradients import Scaling, all_finite, disagree, is_scale, scaling
+from conformance.laws.subjects import Rank, Window, fact
+from conformance.laws.wrong_factor import saw_right_gradients
 from conformance.trace import events as trace
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 
 SEVERAL = (
     'PyTorch, "Automatic Mixed Precision examples", section "Working with Multiple Models, Losses, and Optimizers"'

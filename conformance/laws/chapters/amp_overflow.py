@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
-from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, overflowed, scale_of, scaling
-from conformance.laws.run import GlobalWindow, Window
+from conformance.laws.scaled_gradients import decisions, first_disagreement, is_scale, overflowed, scale_of, scaling
 from conformance.laws.sharing import first_parted
+from conformance.laws.subjects import GlobalWindow, Window
 from conformance.trace import events as trace
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 
 GRADIENT_SCALING = 'PyTorch, torch.amp, section "Gradient Scaling"'
 

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from conformance.laws.gradients import FORMATS, exceeds_mean, is_of_mean
+from conformance.laws.correct_gradient import FORMATS, exceeds_mean, is_of_mean
 from conformance.laws.law import OK, Broken, Outcome, law
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.subjects import Rank, Window, fact
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated
+from conformance.trace.short_texts import enumerated
 
 _SCALING = (trace.LossScaled, trace.Unscale, trace.ScalerStep, trace.Update, trace.ScaleLossEnter)
 

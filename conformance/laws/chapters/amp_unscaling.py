@@ -7,9 +7,8 @@ from itertools import pairwise
 from math import hypot, isclose
 from typing import TypeVar
 
-from conformance.laws.averaging import correct_gradients
 from conformance.laws.law import OK, Broken, Outcome, law
-from conformance.laws.loss_scale import (
+from conformance.laws.scaled_gradients import (
     all_finite,
     averages_gradients,
     divides_by,
@@ -18,9 +17,10 @@ from conformance.laws.loss_scale import (
     scaling,
     unscaled_before_sync,
 )
-from conformance.laws.run import Run, Window, fact
+from conformance.laws.subjects import Run, Window, fact
+from conformance.laws.wrong_factor import correct_gradients
 from conformance.trace import events as trace
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 
 UNSCALED_GRADIENTS = 'PyTorch, "Automatic Mixed Precision examples", section "Working with Unscaled Gradients"'
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conformance.laws.horovod import Use, stepped_inside, uses
+from conformance.laws.horovod_calls import Use, stepped_inside, uses
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
-from conformance.laws.run import Window, fact
+from conformance.laws.subjects import Window, fact
 from conformance.trace.events import BackwardBegin, ScaleLossEnter, ScaleLossExit, Synchronize
 
 DOCS = "apex documentation, Advanced Amp Usage"

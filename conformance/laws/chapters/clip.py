@@ -11,10 +11,10 @@ from math import hypot, isclose, nan
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.plan import Plan
-from conformance.laws.run import GlobalWindow, Window
 from conformance.laws.sharing import trainable
+from conformance.laws.subjects import GlobalWindow, Window
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated, number
+from conformance.trace.short_texts import enumerated, number
 
 DOCS = "PyTorch documentation, torch.nn.utils.clip_grad_norm_"
 

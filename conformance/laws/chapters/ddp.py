@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
-from conformance.laws.run import Rank, Window, fact, forwards_by_number
 from conformance.laws.sharing import Sharing, brings_together, gives_to_one, sharing, trained_elements, where_apart
+from conformance.laws.subjects import Rank, Window, fact, forwards_by_number
+from conformance.laws.wrong_factor import saw_right_gradients
 from conformance.trace import events as trace
 
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"

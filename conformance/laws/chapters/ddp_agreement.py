@@ -7,13 +7,13 @@ from itertools import chain
 from math import isclose
 from typing import NamedTuple
 
-from conformance.laws.averaging import seen_gradients
-from conformance.laws.gradients import Expectations, Gradient, held
+from conformance.laws.correct_gradient import Expectations, Gradient, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
-from conformance.laws.run import GlobalWindow, Run, Window, fact
 from conformance.laws.sharing import brings_together, first_parted, held_after, where_apart
+from conformance.laws.subjects import GlobalWindow, Run, Window, fact
+from conformance.laws.wrong_factor import seen_gradients
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated, number, vector
+from conformance.trace.short_texts import enumerated, number, vector
 
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 

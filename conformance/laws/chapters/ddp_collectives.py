@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated
+from conformance.trace.short_texts import enumerated
 
 
 @law(

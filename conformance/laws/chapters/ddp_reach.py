@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.law import OK, Broken, Outcome, law
-from conformance.laws.run import GlobalWindow, Window
 from conformance.laws.sharing import agree
+from conformance.laws.subjects import GlobalWindow, Window
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated
+from conformance.trace.short_texts import enumerated
 
 
 @law(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.laws.horovod import horovod_optimizers, stepped_inside, uses
+from conformance.laws.horovod_calls import horovod_optimizers, stepped_inside, uses
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
-from conformance.laws.run import E, Rank, Run, Window, fact
+from conformance.laws.subjects import E, Rank, Run, Window, fact
 from conformance.trace import events as trace
-from conformance.trace.words import enumerated, number, vector
+from conformance.trace.short_texts import enumerated, number, vector
 
 DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.trace.events import Exchange, Save
 
 

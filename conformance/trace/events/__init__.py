@@ -16,4 +16,4 @@ from conformance.trace.events.event import *
 from conformance.trace.events.beginning import *
 from conformance.trace.events.passes import *
 from conformance.trace.events.steps import *
-from conformance.trace.events.lines import *
+from conformance.trace.events.event_lines import *

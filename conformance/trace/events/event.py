@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 
 Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
 """A string if the number is not finite, because JSON has no such numbers."""

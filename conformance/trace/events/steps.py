@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from conformance.trace.events.event import Event, Number, Numbers, Vector
-from conformance.trace.words import number
+from conformance.trace.short_texts import number
 
 
 class Unscale(Event, noted="after `GradScaler.unscale_`"):

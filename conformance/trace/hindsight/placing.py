@@ -17,7 +17,7 @@ from conformance.trace.hindsight.by_steps import by_steps, end_windows, fewest_o
 from conformance.trace.hindsight.lineage import without_copies, without_rehearsals
 from conformance.trace.hindsight.position import MicroBatches, Place
 from conformance.trace.hindsight.training import Line, forwarded, trained
-from conformance.workloads.plan import count_windows, planned_windows, rows
+from conformance.workloads.reading_plan import count_windows, planned_windows, rows
 
 
 def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from conformance.trace.seams.guarding import Original
 from conformance.trace.seams.patching import Seams, replaced_inside
 from conformance.trace.seams.probes import Clip, begins_at, clearing, clips, engine_calls, kept
 from conformance.trace.state.graphs import Reached, carried
-from conformance.trace.state.optimizers import held_by
-from conformance.trace.values import Number, elements, number
+from conformance.trace.state.optimizer_state import held_by
+from conformance.trace.tensor_values import Number, elements, number
 
 
 def _passes(recording: Recording) -> Seams:

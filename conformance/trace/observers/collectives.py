@@ -17,7 +17,7 @@ from conformance.trace.seams.guarding import caller
 from conformance.trace.seams.patching import Seams, intercepted, replaced
 from conformance.trace.seams.probes import group_calls
 from conformance.trace.state.payloads import GRADIENTS
-from conformance.trace.values import tensors_in
+from conformance.trace.tensor_values import tensors_in
 
 _IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
 _TO_OTHERS = (

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import cached
 from conformance.adapter.models import Counting, WithDropout
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.values import values
+from conformance.trace.tensor_values import values
 
 
 @contextmanager

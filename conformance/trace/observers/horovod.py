@@ -17,7 +17,7 @@ from conformance.trace.seams.guarding import surrounded
 from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.state.payloads import GRADIENTS
 from conformance.trace.state.topology import MODULE, OPTIMIZER_MODULE
-from conformance.trace.values import tensors_in
+from conformance.trace.tensor_values import tensors_in
 
 OPERATIONS = (
     *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),

@@ -18,10 +18,10 @@ from conformance.trace.seams.guarding import caller, harmless
 from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state import deepspeed
-from conformance.trace.state.optimizers import Parted, bytes_kept, dtypes_kept, held_by
+from conformance.trace.state.optimizer_state import Parted, bytes_kept, dtypes_kept, held_by
 from conformance.trace.state.topology import synchronizes
 from conformance.trace.state.watched import Found, Watched
-from conformance.trace.values import Number, own_part
+from conformance.trace.tensor_values import Number, own_part
 
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 

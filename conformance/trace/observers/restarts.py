@@ -17,8 +17,8 @@ from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import caller, harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.seams.probes import optimizer_steps
-from conformance.trace.state.optimizers import of_group, without_rates
-from conformance.trace.values import Number, elements, number
+from conformance.trace.state.optimizer_state import of_group, without_rates
+from conformance.trace.tensor_values import Number, elements, number
 
 
 def _states(recording: Recording) -> Seams:

@@ -12,7 +12,7 @@ from conformance.trace.emit import Recording, note_skip
 from conformance.trace.seams.patching import Seams
 from conformance.trace.seams.probes import scaling, schedules
 from conformance.trace.state.graphs import mark
-from conformance.trace.values import Number, number
+from conformance.trace.tensor_values import Number, number
 
 Original = Callable[..., Any]
 Scaler = torch.amp.GradScaler

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.state.optimizers import Part, Parted
+from conformance.trace.state.optimizer_state import Part, Parted
 from conformance.trace.state.watched import Watched
 
 WRAPPERS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.values import Number, elements, own_part, picked, places, values
+from conformance.trace.tensor_values import Number, elements, own_part, picked, places, values
 
 
 def master_of(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torch.Tensor | None:

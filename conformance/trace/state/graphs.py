@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.state.nested import Nested
-from conformance.trace.values import Number, elements, tensors_in
+from conformance.trace.tensor_values import Number, elements, tensors_in
 
 
 def saved(node: Any, name: str) -> Any:

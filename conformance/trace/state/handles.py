@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from conformance.trace.values import storage
+from conformance.trace.tensor_values import storage
 
 
 @dataclass(frozen=True)

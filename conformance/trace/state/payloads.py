@@ -12,7 +12,7 @@ from conformance.trace.state.finding import MOST_ELEMENTS
 from conformance.trace.state.nested import Nested
 from conformance.trace.state.topology import is_averaging
 from conformance.trace.state.watched import Watched
-from conformance.trace.values import own_part, storage
+from conformance.trace.tensor_values import own_part, storage
 
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 

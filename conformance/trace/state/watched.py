@@ -23,8 +23,8 @@ from conformance.trace.state.finding import (
     parametrized,
     tensor_at,
 )
-from conformance.trace.state.optimizers import digest, held_by
-from conformance.trace.values import Number, places
+from conformance.trace.state.optimizer_state import digest, held_by
+from conformance.trace.tensor_values import Number, places
 from conformance.workloads.model import model_of
 
 Found = tuple[torch.Tensor | None, ...]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.windows import Window, factor_of

@@ -7,7 +7,7 @@ from math import isclose
 from statistics import median_low
 from typing import Any
 
-from conformance.watch.judging.case import Case
+from conformance.watch.judging.equations import Case
 from conformance.watch.judging.factor import Factor
 
 _ENOUGH = 5

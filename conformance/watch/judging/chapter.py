@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from math import isclose
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import divisors_of, factor_of, kinds

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import hypot, inf, isclose, isfinite
 
 from conformance.watch import records
-from conformance.watch.judging.case import Case, Together
 from conformance.watch.judging.chapter import Chapter, End
+from conformance.watch.judging.equations import Case, Together
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.loss_scale import is_literal, is_unscaled_last
 from conformance.watch.judging.properties import FACTS, Property

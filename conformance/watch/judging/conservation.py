@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from conformance.watch.judging.case import Case, Together
+from conformance.watch.judging.equations import Case, Together
 from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
 from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.solver import COARSE, explain

@@ -10,11 +10,11 @@ from math import inf, isclose, prod
 from typing import NamedTuple
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.many_steps import Steady
 from conformance.watch.judging.means import Means
-from conformance.watch.judging.proof import Steady
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.targets import (
     are_alike,

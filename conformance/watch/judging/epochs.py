@@ -11,7 +11,7 @@ from conformance.watch import records
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
-from conformance.watch.judging.samples import Rows
+from conformance.watch.judging.same_samples import Rows
 from conformance.watch.judging.stream import Stream
 
 _K = TypeVar("_K")

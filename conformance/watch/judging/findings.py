@@ -16,7 +16,7 @@ from conformance.watch.records import Site
 
 @dataclass(frozen=True)
 class Said:
-    """A message as data: `report/words.py` has the sentence of each code."""
+    """A message as data: `report/sentences.py` has the sentence of each code."""
 
     code: str
     values: Mapping[str, Any]

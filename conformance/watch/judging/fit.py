@@ -8,7 +8,7 @@ from functools import cached_property
 from math import hypot, isclose, prod
 
 from conformance.watch import records
-from conformance.watch.judging.case import Case
+from conformance.watch.judging.equations import Case
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Said, said
 from conformance.watch.judging.targets import factor_of, passes_of, scale_of, weight_of

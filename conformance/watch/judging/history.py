@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import hypot, nan
 
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.windows import Scene
 
 _MOST_POINTS = 512

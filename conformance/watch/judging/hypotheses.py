@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from conformance.watch.judging.apart import Apart
-from conformance.watch.judging.case import Case, Choose
+from conformance.watch.judging.equations import Case, Choose
 from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.fit import Fit
 from conformance.watch.judging.system import Shares

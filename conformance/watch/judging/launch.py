@@ -9,23 +9,23 @@ from operator import attrgetter
 from conformance.trace.assembler import Assembler
 from conformance.watch import records
 from conformance.watch.judging import agreement, conservation, pairing, solver
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.backward_passes import Passes
 from conformance.watch.judging.chapter import Chapter, End, OfEachRank
 from conformance.watch.judging.clearing import Discarded, OtherPasses
 from conformance.watch.judging.clipping import Clipping
 from conformance.watch.judging.coverage import Coverage
 from conformance.watch.judging.denominators import Losses
 from conformance.watch.judging.epochs import Epochs
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Findings, Said, Shown, laws_of, said
 from conformance.watch.judging.history import MOST_HISTORIES, History
 from conformance.watch.judging.incoming import Hooked, Numbering
 from conformance.watch.judging.loss_scale import Finite, LossScale
+from conformance.watch.judging.many_steps import Steady
 from conformance.watch.judging.pairing import Lacking, Pairing
-from conformance.watch.judging.passes import Passes
-from conformance.watch.judging.proof import Steady
 from conformance.watch.judging.properties import FACTS
-from conformance.watch.judging.ranks import Models
-from conformance.watch.judging.samples import Samples
+from conformance.watch.judging.replicas import Models
+from conformance.watch.judging.same_samples import Samples
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.stages import Stages
 from conformance.watch.judging.stream import Stream

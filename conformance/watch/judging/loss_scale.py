@@ -12,11 +12,11 @@ from math import isclose, log2, sqrt
 
 import numpy as np
 
-from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
-from conformance.watch.judging.rounding import ROUNDOFF
+from conformance.watch.judging.sketch_bounds import ROUNDOFF
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import scale_of
 from conformance.watch.judging.windows import Window, factor_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.watch.judging.apart import Apart
-from conformance.watch.judging.case import Case
+from conformance.watch.judging.equations import Case
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
 from conformance.watch.judging.fit import Fit

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformance.watch.judging import conservation
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.windows import Window

@@ -12,7 +12,7 @@ import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.log import Log
-from conformance.watch.judging.rounding import COARSEST, ROUNDOFF
+from conformance.watch.judging.sketch_bounds import COARSEST, ROUNDOFF
 from conformance.watch.judging.windows import Cleared, Contribution, Key, Sketch, Window
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.watch.judging.agreement import use_the_same
-from conformance.watch.judging.case import AMPLE, Case
+from conformance.watch.judging.equations import AMPLE, Case
 from conformance.watch.judging.targets import kinds, weigh_alike
 from conformance.watch.judging.windows import Pass, Sketch
 

@@ -16,7 +16,7 @@ from math import isclose, prod
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.windows import Window
 
 

@@ -13,13 +13,13 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams
 from conformance.trace.seams.probes import Clip, clearing, clips, scaling, schedules
 from conformance.trace.state.graphs import mark
-from conformance.trace.state.optimizers import held_by, unwrapped
+from conformance.trace.state.optimizer_state import held_by, unwrapped
 from conformance.watch import records
 from conformance.watch.recording.leaves import is_unreduced
+from conformance.watch.recording.optimizer_steps import rates
 from conformance.watch.recording.output import later
 from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
-from conformance.watch.recording.steps import rates
 from conformance.watch.recording.weights import Moving
 
 

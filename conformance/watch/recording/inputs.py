@@ -33,8 +33,8 @@ from conformance.watch.recording.holdings import (
     tensors,
 )
 from conformance.watch.recording.output import later
+from conformance.watch.recording.own_rank import world
 from conformance.watch.recording.recording import Recording, frames
-from conformance.watch.recording.surroundings import world
 
 NONE = -1
 _BATCHED_BY = ("torch.", "accelerate.", "builtins")

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from conformance.trace.state.optimizers import held_by
+from conformance.trace.state.optimizer_state import held_by
 from conformance.watch import records
-from conformance.watch.recording import surroundings
+from conformance.watch.recording import own_rank
 from conformance.watch.recording.holdings import is_plain
 from conformance.watch.recording.losses import leaves
 from conformance.watch.recording.parameters import Known
@@ -145,7 +145,7 @@ def check(recording: Recording, optimizer: torch.optim.Optimizer) -> None:
 def _follow(recording: Recording, optimizer: torch.optim.Optimizer, places: Sequence[Place]) -> None:
     if not places:
         return
-    _, rank, _ = surroundings.of_process()
+    _, rank, _ = own_rank.of_process()
     for place in places:
         recording.parameters.follow(*place, rank)
     held = [known.number for known, _ in recording.parameters.held(optimizer)]
@@ -197,7 +197,7 @@ def _are_clear(parameters: Sequence[torch.Tensor], orders: Sequence[Sequence[int
 
 def _of_shards(masters: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[Place]:
     """Places if the master is this rank's shard of all parameters, one after the other, in equal shards."""
-    _, rank, world = surroundings.of_process()
+    _, rank, world = own_rank.of_process()
     size, total = masters[0].numel(), sum(one.numel() for one in parameters)
     if len(masters) > 1 or world == 1 or not total <= size * world < total + size:
         return []

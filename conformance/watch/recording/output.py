@@ -23,7 +23,7 @@ import torch
 
 from conformance.watch import records
 from conformance.watch.ledger import Entry, Ledger
-from conformance.watch.lines import MOST_BYTES, SKETCHES, encoded, part
+from conformance.watch.record_lines import MOST_BYTES, SKETCHES, encoded, part
 
 
 class Later:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from conformance.trace.state.numbers import Stamp
+from conformance.trace.state.identities import Stamp
 from conformance.watch import records
 from conformance.watch.sizes import UNREAD, WHOLE
 

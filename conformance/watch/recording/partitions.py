@@ -16,7 +16,7 @@ from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.seams.probes import clipping, optimizer_steps
 from conformance.trace.state.deepspeed import WRAPPERS, cuts, stepped
 from conformance.watch import records
-from conformance.watch.recording import surroundings
+from conformance.watch.recording import own_rank
 from conformance.watch.recording.adjusting import noted
 from conformance.watch.recording.losses import nodes
 from conformance.watch.recording.parameters import Known
@@ -47,7 +47,7 @@ def gathered(recording: Recording, see: Callable[[Known, Any], None], root: Any)
 
 def _is_by_hand(known: Known, parameter: Any) -> bool:
     is_of_fsdp = known.is_flat or hasattr(parameter, "_conformance_whole")
-    return not is_of_fsdp and parameter.device_mesh.ndim == 1 and len(known.pieces) == surroundings.world()
+    return not is_of_fsdp and parameter.device_mesh.ndim == 1 and len(known.pieces) == own_rank.world()
 
 
 def _wholes(root: Any) -> Iterator[tuple[Any, torch.Tensor]]:
@@ -68,7 +68,7 @@ def observe(recording: Recording) -> Seams:
     def construct(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
         original(wrapper, *args, **kwargs)
         parts = [(parameter, part, cuts(wrapper, parameter, part)) for parameter, part in stepped(wrapper)]
-        _, rank, world = surroundings.of_process()
+        _, rank, world = own_rank.of_process()
         if any(len(pieces) != world or pieces[rank][1] - pieces[rank][0] != part.length for _, part, pieces in parts):
             raise ValueError("unsupported partition of the parameters over ranks")
         for parameter, part, pieces in parts:

@@ -15,14 +15,14 @@ from types import FrameType
 import torch
 
 from conformance.trace.seams.guarding import harmless
+from conformance.trace.state.identities import Numbers
 from conformance.trace.state.nested import Nested
-from conformance.trace.state.numbers import Numbers
-from conformance.trace.state.optimizers import unwrapped
+from conformance.trace.state.optimizer_state import unwrapped
 from conformance.trace.state.site import Sites, around
 from conformance.watch import records
 from conformance.watch.ledger import Ledger
-from conformance.watch.lines import encoded
-from conformance.watch.recording import surroundings
+from conformance.watch.record_lines import encoded
+from conformance.watch.recording import own_rank
 from conformance.watch.recording.output import Lost, Output
 from conformance.watch.recording.parameters import Parameters
 from conformance.watch.recording.settings import Settings
@@ -118,7 +118,7 @@ class Recording:
             self._waiting.append(record)
         if not self._output.is_open and isinstance(record, records.Backward):
             # A process that never steps writes at its end, when its process group may be gone.
-            self._among = surroundings.of_process()
+            self._among = own_rank.of_process()
 
     def once(self, record: records.Record) -> None:
         """Notes a record unless an equal one was noted."""
@@ -149,7 +149,7 @@ class Recording:
     @property
     def is_with_others(self) -> bool:
         """Whether there are ranks to compare this one with."""
-        return surroundings.world() > 1
+        return own_rank.world() > 1
 
     @property
     def is_looking(self) -> bool:
@@ -213,9 +213,9 @@ class Recording:
             return
         waiting, self._waiting = self._waiting, []
         if not self._output.is_open:
-            now = surroundings.of_process()
+            now = own_rank.of_process()
             launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
-            waiting.insert(0, records.Began(os.getpid(), rank, world, launch, surroundings.started()))
+            waiting.insert(0, records.Began(os.getpid(), rank, world, launch, own_rank.started()))
         try:
             self._output.write(waiting)
         except (Lost, OSError):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.state.optimizers import held_by, unwrapped
+from conformance.trace.state.optimizer_state import held_by, unwrapped
 from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 

@@ -16,9 +16,9 @@ from conformance.watch.recording import (
     exchanges,
     inputs,
     leaves,
+    optimizer_steps,
     partitions,
     resumed,
-    steps,
     weights,
 )
 from conformance.watch.recording.recording import Recording
@@ -92,7 +92,7 @@ def recorded(folder: str, settings: Settings, ledger: Ledger | None = None) -> I
             (backward, partial(backward.observe, recording, at_leaves, fed, moving, small)),
             (partitions, partial(partitions.observe, recording)),
             (resumed, partial(resumed.observe, recording, loads)),
-            (steps, partial(steps.observe, recording, loads)),
+            (optimizer_steps, partial(optimizer_steps.observe, recording, loads)),
             (adjusting, partial(adjusting.observe, recording, moving)),
             (exchanges, partial(exchanges.observe, recording, at_leaves, small)),
             (weights, partial(weights.observe, recording)),

@@ -12,9 +12,9 @@ from conformance.report.summary import Summary
 from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import CORE, Property
-from conformance.watch.report.card import cards
 from conformance.watch.report.moments import place
-from conformance.watch.report.words import FIXES, sentence, value
+from conformance.watch.report.sentences import FIXES, sentence, value
+from conformance.watch.report.watch_cards import cards
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
 _TONES = {"CONFORMS": "good", "DOES NOT CONFORM": "bad", "UNDECIDED": "doubt"}

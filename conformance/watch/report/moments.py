@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from conformance.report.command import relative
 from conformance.report.swimlanes import key
-from conformance.results.records import Moment, Timeline
+from conformance.results.result_lines import Moment, Timeline
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.windows import Scene

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from conformance.laws.run import Rank, Run
-from conformance.results.records import Behaviour
+from conformance.laws.subjects import Rank, Run
+from conformance.results.result_lines import Behaviour
 from conformance.trace.events import AutogradGrad, BackwardBegin, BackwardEnd, Optimizer, ZeroGrad
 from conformance.workloads.behaviour import WORDS, Way, declarable, is_declared, split
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter, End
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.stream import Stream

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
 from conformance.watch.judging.chapter import Chapter
+from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Backward

@@ -12,7 +12,7 @@ from conformance.trace.emit import Recording, note_skip
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced, replaced_inside, when_imported
 from conformance.trace.state.graphs import mark
-from conformance.trace.values import number
+from conformance.trace.tensor_values import number
 
 SCALING, INITIALIZING = "apex.amp.handle", "apex.amp.frontend"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformance.watch.judging.factor import Equation, Factor, solve
-from conformance.watch.judging.rounding import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
+from conformance.watch.judging.sketch_bounds import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window, factor_of
 from conformance.watch.sizes import SMALL, UNREAD, WHOLE
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance.trace.events import KEPT_BY_TORCH
-from conformance.trace.values import number, own_part, placed, tensors_in
+from conformance.trace.tensor_values import number, own_part, placed, tensors_in
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.laws.plan import Plan
-from conformance.laws.run import Rank, Window, fact, forwards_by_number
+from conformance.laws.subjects import Rank, Window, fact, forwards_by_number
 from conformance.trace import events as trace
 from conformance.trace.events import Attempt, BackwardEnd, Forward, Start
 from conformance.workloads.model import Model
-from conformance.workloads.plan import rows
 from conformance.workloads.precision import BF16, FP16, FP32, FP64
+from conformance.workloads.reading_plan import rows
 
 Integers = npt.NDArray[np.object_]
 Shares = Sequence[tuple[tuple[int, ...], ...]]

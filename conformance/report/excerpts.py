@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from conformance.results.records import PASSED, CaseRecord, Certificate, Rank, Stage
+from conformance.results.result_lines import PASSED, CaseRecord, Certificate, Rank, Stage
 
 from .figure import complete_plot, values
 from .text import distinct, duration, number, plural

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from conformance.trace.state.numbers import Stamp
+from conformance.trace.state.identities import Stamp
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.watched import Found, Watched
-from conformance.trace.values import Number, own_part
+from conformance.trace.tensor_values import Number, own_part
 
 Seen: TypeAlias = list[Any]
 """For each parameter: its gradient's values or, in a large model, the gradient's stamp; None without a gradient."""

@@ -11,9 +11,9 @@ from math import hypot, prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from conformance.laws.gradients import Expectations, Gradient, held
-from conformance.laws.loss_scale import all_finite
-from conformance.laws.run import Run, Window, fact
+from conformance.laws.correct_gradient import Expectations, Gradient, held
+from conformance.laws.scaled_gradients import all_finite
+from conformance.laws.subjects import Run, Window, fact
 from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchronize, Vector
 
 

@@ -12,7 +12,7 @@ from conformance.trace.lives import as_resumed
 from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.workloads.model import Model
-from conformance.workloads.plan import planned_windows, rows
+from conformance.workloads.reading_plan import planned_windows, rows
 
 #: Exceptions that no checkpoint can cause.
 _OF_ITS_CODE = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError")

@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeGuard, TypeVar
 
-from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
+from conformance.laws.subjects import GlobalWindow, Rank, Run, Window, fact
 from conformance.trace import events as trace
 
 #: The rounding error of dividing gradients in half precision, at most.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.cases.matrix import possible
-from conformance.results.records import CaseRecord, Reason
+from conformance.results.result_lines import CaseRecord, Reason
 from conformance.runner.front.client import RunnerError, run_case
 from conformance.suite.items import Item
 from conformance.suite.servers import Servers

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TypeGuard
 
 from conformance.laws.law import OK, Broken, Outcomes
-from conformance.laws.run import E, Rank, Window, fact
 from conformance.laws.sharing import brings_together
+from conformance.laws.subjects import E, Rank, Window, fact
 from conformance.trace.events import Attempt, Collective, Event, Optimizer, Synchronize
 
 

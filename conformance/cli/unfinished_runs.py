@@ -13,7 +13,7 @@ from conformance.cli.files import RunFolder
 from conformance.report.command import relative
 from conformance.report.text import listed, one_line, visible
 from conformance.results import Results, ResultsError, read_results
-from conformance.results.records import CaseRecord, Header
+from conformance.results.result_lines import CaseRecord, Header
 from conformance.suite.options import add_defaults
 
 #: The arguments that results depend on; the number of processes, for example, is none.

@@ -9,13 +9,13 @@ from conformance.report.card import Card
 from conformance.report.command import relative, without_user
 from conformance.report.places import SEEN, Place
 from conformance.report.text import plural
-from conformance.results.records import Timeline
+from conformance.results.result_lines import Timeline
 from conformance.watch import records
 from conformance.watch.judging.findings import Cause, Finding, Findings
 from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
-from conformance.watch.report.words import fix, sentence
+from conformance.watch.report.sentences import fix, sentence
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.seams.probes import optimizer_steps
-from conformance.trace.state.numbers import Stamp
-from conformance.trace.state.optimizers import unwrapped
+from conformance.trace.state.identities import Stamp
+from conformance.trace.state.optimizer_state import unwrapped
 from conformance.watch import records
 from conformance.watch.recording import masters
 from conformance.watch.recording.exchanges import note_bound

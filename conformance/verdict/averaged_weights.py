@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.cases.case import Case
-from conformance.laws.run import Run
+from conformance.laws.subjects import Run
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.averages import averages, right, wrong
 from conformance.oracle.recurrence import Trajectory

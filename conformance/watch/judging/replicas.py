@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.case import HOOKS
+from conformance.watch.judging.equations import HOOKS
 from conformance.watch.judging.findings import Cause, Finding, Findings, Said, said
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.stream import Stream

@@ -9,7 +9,7 @@ from itertools import groupby
 from conformance.adapter.backends import exchange_of
 from conformance.oracle.traffic import FORMULAS
 from conformance.results import Results
-from conformance.results.records import CaseRecord, RankTraffic
+from conformance.results.result_lines import CaseRecord, RankTraffic
 
 from .grouping import Path, trainers
 from .text import natural

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
 
-from conformance.laws.run import GlobalWindow, Run, Window
+from conformance.laws.subjects import GlobalWindow, Run, Window
 from conformance.oracle.traffic import Partitioned, Split, expected, ring_collective, state
-from conformance.results.records import RankTraffic, Traffic
+from conformance.results.result_lines import RankTraffic, Traffic
 from conformance.trace.events import Collective, Contribution, Finished, Send, Step, Zero
 from conformance.workloads.precision import PRECISIONS
 

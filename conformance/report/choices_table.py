@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from conformance.results import Results
-from conformance.results.records import CaseRecord
+from conformance.results.result_lines import CaseRecord
 from conformance.workloads.behaviour import WORDS, Way, is_declared, warning
 
 from .grouping import smallest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, PASSED, CaseRecord
+from conformance.results.result_lines import NOT_RUN, PASSED, CaseRecord
 
 from .grouping import Failure, failures
 from .text import escaped, one_line, plural
