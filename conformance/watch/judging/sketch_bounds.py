@@ -1,5 +1,5 @@
 """Bounds on rounding errors: the loss of a format, and the distance between the sketch of a sum and the sum of the
-sketches. docs/numerics.md has the proof.
+sketches. docs/proofs.md has the proof.
 """
 
 from __future__ import annotations
