@@ -162,11 +162,11 @@ def once_per_window(window: Window) -> Outcome:
             effect = "The second clip makes the gradients smaller than the first threshold."
             if between:
                 last = f"{between[-1].label} {between[-1].backward}"
-                effect = f"Gradients from before {last} are clipped twice, and count less."
+                effect = f"Gradients that come before {last} are clipped twice, so they count less."
             return Broken(
                 second,
                 expected="one clip per window",
-                observed=f"{first} and {second} clipped the same gradients",
+                observed=f"first {first}, then {second}, of the same gradients",
                 why=f"the threshold {number(second.threshold)} is for the gradients of the whole window",
                 shows=(first, *between[:1], second),
                 effect=effect,

@@ -126,8 +126,8 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/unscale-before-clip",
             "Gradients MUST be unscaled before they are clipped.",
-            "The limit is compared with scaled gradients, which are thousands of times too large.",
-            "call `scaler.unscale_(optimizer)` before `clip_grad_norm_` or `clip_grad_value_`",
+            "The limit is compared with scaled gradients, which are larger by the loss scale.",
+            "call `scaler.unscale_(optimizer)` before `clip_grad_norm_` or `clip_grad_value_`, not after it",
             ("clipping", "early"),
         ),
         Law(

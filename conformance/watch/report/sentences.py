@@ -188,7 +188,7 @@ WORDS: Mapping[str, str] = {
     "never-shown": "expected {of}={value}, but saw only {usual}",
     # Data.
     "data.same-inputs": "All ranks read the same inputs in {alike} of {forwards:forward}",
-    "data.same-inputs.effect": "each step trains on 1/{ranks} as many different samples as {ranks} ranks could",
+    "data.same-inputs.effect": "each sample of a step is used {ranks} times, once on each rank",
     "data.same-epoch": "another rank read {share:.0%} of a rank's samples in the same epoch",
     "data.same-epoch.effect": "An epoch has {share:.0%} of the samples more than once",
     "data.same-samples": "Two ranks have {share:.0%} of their samples in common",
