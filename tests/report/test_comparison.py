@@ -149,7 +149,7 @@ def test_a_file_that_fits_no_report_is_damaged(results, tmp_path: Path, monkeypa
     def unfitting(*arguments):
         raise KeyError("cpu")
 
-    for renderer in ("comparison.compared", "html.render_html"):
+    for renderer in ("differences.compared", "html.render_html"):
         monkeypatch.setattr(f"conformance.report.{renderer}", unfitting)
     output = tmp_path / "conformance-results.jsonl"
     output.write_text("earlier")
