@@ -113,12 +113,13 @@ def test_parameters_without_gradients_or_steps(trains, expected):
 
 
 def test_an_open_fact_of_an_optimizer_has_the_line_that_makes_it():
+    # An optimizer that exists before is noted first, at another line.
+    older = torch.optim.SGD(network().parameters(), lr=0.1)
     for trains, code in ((HEAD, "coverage.unheld"), (partial(steps, held=with_unused), "coverage.no-gradient")):
-        # Optimizers that still exist would be noted first, at another line.
-        gc.collect()
         path, line, *_ = watched(trains).open[code].site
         assert path.endswith("test_coverage.py")
         assert "torch.optim.SGD(held(model)" in linecache.getline(__file__, line)
+    assert older.param_groups
 
 
 def test_covered_parameters_are_counted():

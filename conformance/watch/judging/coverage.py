@@ -120,13 +120,14 @@ class Coverage(OneRank):
         if stream.unheld is not None:
             self._judge_unheld(rank, stream.unheld)
         if end.is_whole:
-            self._judge_behind(rank, stream)
+            self._open_behind(stream)
             self._judge_detached(rank, stream)
 
     @property
     def _first(self) -> records.Site:
-        """The line that made the first optimizer, which may lack parameters."""
-        return next((of.at for of in self._of.values() if of.at is not None), None)
+        """The line that made the first optimizer, which may lack parameters: one that steps, if any does."""
+        made = [of for of in self._of.values() if of.at is not None]
+        return next((of.at for of in [*filter(lambda of: of.first, made), *made]), None)
 
     def _stays(self, rank: int, says: Said, step: int | None = None, optimizer: int | None = None) -> None:
         """Reports parameters of the model that no step updates."""
@@ -140,12 +141,14 @@ class Coverage(OneRank):
         step = max(stream.steps.values(), default=0)
         self._findings.add(Finding("watch/held", says, step, (rank,), stale.site, effect))
 
-    def _judge_behind(self, rank: int, stream: Stream) -> None:
-        """Reports copies of parameters that are stepped but not written back before any pass, up to the last one."""
+    def _open_behind(self, stream: Stream) -> None:
+        """Leaves open copies of parameters that are stepped but not written back before any pass, up to the last one: a
+        model may stay at its first weights on purpose, as in linearized fine-tuning."""
         for optimizer, of in self._of.items():
             if of.behind is not None and of.times >= _OFTEN and of.behind.steps >= stream.steps[optimizer] - 1:
                 names = [stream.parameters[number].name or f"parameter {number}" for number in of.behind.parameters]
-                self._stays(rank, said("held.copies", count=len(names), names=names), optimizer=optimizer)
+                says = said("coverage.copies", count=len(names), names=names)
+                self._findings.leave_open(says, len(names), site=of.first)
 
     def _judge_unheld(self, rank: int, unheld: records.Unheld) -> None:
         """Reports parameters that were unfrozen for good but are in no optimizer. Others may be frozen on purpose."""

@@ -109,8 +109,8 @@ class Slice:
 
     def __init__(self, flat: torch.Tensor, start: int, length: int) -> None:
         gradient = flat.grad
-        self.data = flat.data[start : start + length]
-        self.grad = None if gradient is None else gradient[start : start + length]
+        self.data = flat.data.reshape(-1)[start : start + length]
+        self.grad = None if gradient is None else gradient.reshape(-1)[start : start + length]
 
 
 def sample_of(window: int) -> int:
