@@ -73,7 +73,7 @@ def test_output_random_numbers_and_weights_are_unchanged(tmp_path):
     [
         (
             "torch.Tensor.index_add_ = lambda *args: 1 / 0",
-            ["(leaves): ZeroDivisionError", "(steps): ZeroDivisionError"],
+            ["(leaves): ZeroDivisionError", "(optimizer_steps): ZeroDivisionError"],
         ),
         ("import zlib; zlib.crc32 = None", ["(inputs): TypeError"]),
     ],

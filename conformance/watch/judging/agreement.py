@@ -141,7 +141,8 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
         if first.shards.get(number, 1) == 1
         and not all(np.array_equal(one.weights[number], of[number], equal_nan=True) for one, of in expected)
     ]
-    share = max(_share(window.weights, of, apart) for window, of in expected)
+    # NaN stays NaN, unlike with `max`.
+    share = float(np.max([_share(window.weights, of, apart) for window, of in expected]))
     if apart and share <= _ROUNDED:
         # For example, each rank perturbs its weights and restores them.
         findings.leave_open(said("agreement.rounding"), step=first.index)

@@ -30,6 +30,7 @@ from conformance.watch.judging.targets import (
     near,
     of_one_target,
     passes_of,
+    reach_the_same,
     targets_of,
     total_by_count,
     total_of,
@@ -89,7 +90,7 @@ class Losses(Chapter):
         if not found and kappa == 1 and may_be_one(here):
             found = [(window, one) for window in here for one in _of_passes(window)]
         # Several losses may be summed, such as those of several lines, or of several tasks on ranks.
-        is_one = len(kinds(here)) == 1 and _train_the_same(here)
+        is_one = len(kinds(here)) == 1 and _train_the_same(here) and all(map(reach_the_same, here))
         for window, one in found:
             if is_one or one.fact is None:
                 self._steady.feed([(window.rank, one.of(window), False)], here)

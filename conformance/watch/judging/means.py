@@ -19,6 +19,7 @@ from conformance.watch.judging.targets import (
     may_be_one,
     of_one_target,
     passes_of,
+    reach_the_same,
     targets_of,
 )
 from conformance.watch.judging.windows import Window
@@ -133,9 +134,7 @@ def _counts_alike(window: Window) -> bool:
     heads. Other losses do not count: an episode or a graph may have weight 1 whatever its length."""
     passes = window.backwards.values()
     weights = [of_one_target(one) * targets_of(one) for one in passes if not one.of_any]
-    reached = [{one.backward for one in of} & window.backwards.keys() for of in window.new.values()]
-    reach_the_same = all(of in (set(), {*window.backwards}) for of in reached)
-    return len(weights) == len(passes) > 0 and min(weights) > 0 and are_alike(weights) and reach_the_same
+    return len(weights) == len(passes) > 0 and min(weights) > 0 and are_alike(weights) and reach_the_same(window)
 
 
 def _times(windows: Sequence[Window]) -> float:

@@ -99,6 +99,7 @@ class Models:
         self._starts: dict[int, bool] = {}
         self.holders: dict[int, dict[int, frozenset[int]]] = {}
         self._constant: set[int] = set()
+        self._zeros: set[int] = set()
         self.is_split = False
 
     def __getitem__(self, optimizer: int) -> _Optimizer:
@@ -152,7 +153,9 @@ class Models:
         """Whether a parameter starts equal on all ranks. Vectors and zeros, such as biases and norm weights, start as
         the same constants on different stages too, so there their gradients must also be equal."""
         is_vector = sum(size > 1 for size in self._streams[here[0].rank].parameters[number].shape) < _MATRIX
-        if is_vector or not here[0].weights[number][2]:
+        if not here[0].weights[number][2]:
+            self._zeros.add(number)
+        if is_vector or number in self._zeros:
             self._constant.add(number)
         values = [one.weights for one in here], [one.used for one in here if number in one.used]
         return all(_are_equal(each, number) for each in values[: 1 + (number in self._constant and are_stages(here))])
@@ -196,7 +199,10 @@ class Models:
                 is_seen = not (found.waits or found.is_bare) or of.apart is not None
                 # Replicas in a model with other, partitioned parameters.
                 is_of_parts = of.has_parts and bool(found.parameters - self._constant)
-                if (may_be_apart and not is_of_parts) or not is_seen or self._are_own_modules(found):
+                # Parts of a tensor that starts as zeros start equal, too.
+                may_be_parts = of.has_parts and bool(found.parameters) and found.parameters <= self._zeros
+                is_open = (may_be_apart and not is_of_parts) or not is_seen or may_be_parts
+                if is_open or self._are_own_modules(found):
                     self._findings.leave_open(_as_fact(found), step=found.step, site=found.site)
                 else:
                     self._findings.add(found)

@@ -81,6 +81,12 @@ def may_be_one(windows: Iterable[Window]) -> bool:
     return all(len(kinds([window])) == 1 or _all_but_the_last(window) for window in windows)
 
 
+def reach_the_same(window: Window) -> bool:
+    """Whether all backward passes reach the same parameters, unlike losses of several heads."""
+    reached = ({one.backward for one in of} & window.backwards.keys() for of in window.new.values())
+    return all(of in (set(), {*window.backwards}) for of in reached)
+
+
 def _all_but_the_last(window: Window) -> bool:
     """Whether only the last pass has another call site, each has one batch of the same loader, and all have the same
     kind of loss, the same factor and the same parameters."""
