@@ -28,8 +28,8 @@ def test_no_server_is_started_for_another_backend():
     servers = Counted()
     items = collect(servers, [], ["ddp"], [])
     servers.close()
-    assert servers.asked == {("ddp", "ddp"), ("apex_ddp", "ddp")}
-    assert {item.target for item in items} == {"ddp", "apex_ddp"}
+    assert servers.asked == {("ddp", "ddp"), ("apex_ddp", "ddp"), ("averaged", "ddp")}
+    assert {item.target for item in items} == {"ddp", "apex_ddp", "averaged"}
 
 
 def test_every_reference_trainer_is_asked_for_what_it_declares():
