@@ -278,7 +278,7 @@ WORDS: Mapping[str, str] = {
     "clearing.discarded": "{passes:backward pass} cleared before any step used them, in {windows} of {steps:step}",
     "held.replaced": "{count:parameter} got no gradient in {steps:step}, but as many in no optimizer did: {names}",
     "held.unfrozen": "{count:parameter} were unfrozen during training but belong to no optimizer: {names}",
-    "coverage.copies": "the optimizer steps copies of {count:parameter}, which are not written back: {names}",
+    "coverage.copies": "the optimizer steps copies, and the first elements of {count:parameter} never change: {names}",
     "held.stays": "no step changes {count:parameter} of the model",
     "held.stale": "FSDP2 still uses the old weights of {count:parameter}: call `set_reshard_after_backward(True)`",
     "held.old": "gradients are stale: their weights are {steps:step} old",
