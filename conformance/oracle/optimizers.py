@@ -45,15 +45,20 @@ class SGDRule(Rule):
         if spec.weight_decay:
             gradient = self._combine("weight decay", (ONE, gradient), (spec.weight_decay, weights))
         if spec.momentum:
-            if self.buffer is None:
-                self.buffer = gradient
-            else:
-                self.buffer = self._combine("momentum", (spec.momentum, self.buffer), (1 - spec.dampening, gradient))
+            self.buffer = self.kept(
+                gradient
+                if self.buffer is None
+                else self._combine("momentum", (spec.momentum, self.buffer), (1 - spec.dampening, gradient))
+            )
             if spec.nesterov:
                 gradient = self._combine("nesterov", (ONE, gradient), (spec.momentum, self.buffer))
             else:
                 gradient = self.buffer
         return self._combine("update", (ONE, weights), (-lr, gradient))
+
+    def kept(self, momentum: Affine) -> Affine:
+        """The momentum as the optimizer stores it, and steps with it."""
+        return momentum
 
     def _combine(self, stage: str, *parts: tuple[Fraction, Affine]) -> Affine:
         return combined(stage, parts, self._fmt, self._ledger)

@@ -14,8 +14,12 @@ from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
 #: Laws that flag consequences, not causes: a known bug says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
 
-#: Laws that break together with another one: a schedule is compared with the optimizer's steps.
-_FOLLOW = {"acc/step-after-all-backwards": ("acc/schedule-per-step", "acc/schedule-per-epoch")}
+#: Laws that break together with another one: a schedule is compared with the optimizer's steps, and a rank that skips
+#: alone takes no step.
+_FOLLOW = {
+    "acc/step-after-all-backwards": ("acc/schedule-per-step", "acc/schedule-per-epoch"),
+    "amp/all-ranks-skip": ("acc/step-after-all-backwards",),
+}
 
 #: Kinds of cause that explain nothing.
 _NOTHING_KNOWN = ("reason", "unknown")

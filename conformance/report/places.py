@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.adapter.loading import place_of
 from conformance.laws.law import Law
-from conformance.results.result_lines import CaseRecord, Finding, Lines, Reason
+from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults.catalogue import Call
+from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines, Reason
 
 from .command import relative
 from .grouping import Failure
+from .signs import OR
 from .text import one_line
 
 _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
@@ -78,6 +81,13 @@ _CALLS = {
     "gradient": {"backward_begin": "backward", "unscale": "unscale", "clip": "clip", "step": "step"},
 }
 
+#: The events of a call at which a known bug is.
+_EVENTS: Mapping[Call, tuple[str, ...]] = {
+    "clip": ("clip",),
+    "schedule": ("schedule",),
+    "exchange": ("collective", "send", "receive"),
+}
+
 #: The role of a line that only shows the bug.
 SEEN = "seen at"
 
@@ -103,6 +113,7 @@ def looked_at(failure: Failure, law: Finding | None, text: Law | None) -> Iterat
     elif law is None and reason.where is not None:
         yield "raised at" if case.verdict == "CRASH" else "at", Lines(reason.where, reason.source)
     elif case.verdict not in ("CRASH", "HANG"):
+        yield from _of_known_bug(failure)
         yield from ((label if number else SEEN, line) for number, (label, line) in enumerate(calls))
 
 
@@ -118,6 +129,16 @@ def _is_of_resume(failure: Failure) -> bool:
     return all(one.resumed_at is not None for one in failure.cases) and not (
         first is not None and windows.get(first.step, first.step) < (case.resumed_at or 0)
     )
+
+
+def _of_known_bug(failure: Failure) -> Iterator[tuple[str, Lines]]:
+    """The call at which a known bug is, in the window with the first wrong number."""
+    names, timeline = re.split(f"{re.escape(OR)}|{re.escape(PAIR)}", failure.cause.key), failure.example.timeline
+    bug = next((one for one in CATALOGUE if one.name == names[0].partition(ONLY)[0]), None)
+    if bug is not None and bug.at is not None and timeline is not None and failure.cause.kind in ("bug", "pair"):
+        kinds, of = _EVENTS[bug.at], "gradients" if bug.at == "exchange" else None
+        at = next((one.where for one in timeline.moments if one.event in kinds and one.of == of and one.where), None)
+        yield from [("at", Lines(at))] if at is not None else []
 
 
 def _calls(case: CaseRecord) -> Iterator[tuple[str, Lines]]:

@@ -38,8 +38,7 @@ def render_terminal(
     results: Results, console: Console, report: str | Path | None = None, detail: Detail = "normal"
 ) -> None:
     """Prints the summary of `results`, and last the path of the HTML `report`."""
-    # The most frequent problem comes first; the report orders by verdict.
-    problems = sorted(cards(results), key=lambda card: -len(card.cases))
+    problems = cards(results)
     if detail == "quiet":
         for card in problems:
             cases = one_line(f"  ({card.extent}: {card.scope})")

@@ -46,13 +46,15 @@ class Suspects:
 
     @property
     def names_one(self) -> bool:
-        """Whether a single fault gives the numbers."""
-        return any(PAIR not in name and ONLY not in name for name in self.explained_by)
+        """Whether a single fault gives the numbers. Where clipping or a wide bound hides factors, too many do."""
+        hides = len(self.gradient_factors) > 1
+        return not hides and any(PAIR not in name and ONLY not in name for name in self.explained_by)
 
 
-def acquitted(reading: Reading) -> Suspects:
-    """The suspects of a case with correct numbers and sufficient power: every fault is ruled out."""
-    return Suspects(ruled_out=tuple(fault.name for fault in applicable(reading.problem)))
+def acquitted(reading: Reading, right: Trajectory) -> Suspects:
+    """The suspects of a case with correct numbers and sufficient power: rules out all faults that bounds exclude."""
+    known, is_exact = applicable(reading.problem), right.certificate.exact
+    return Suspects(ruled_out=tuple(fault.name for fault in known if is_exact or not fault.is_fine))
 
 
 def suspects(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 from math import isclose
 
 from conformance.cases.case import Case
-from conformance.oracle.recurrence import Trajectory
-from conformance.trace.events import BackwardEnd, Collective, Schedule, Start, StateInit, Vector
+from conformance.oracle.accepted_readings import Reading
+from conformance.oracle.affine import Affine, Enclosure
+from conformance.oracle.recurrence import Deviation, Recurrence, Trajectory
+from conformance.results.result_lines import Quantity
+from conformance.results.result_lines import Vector as Values
+from conformance.trace.events import BackwardEnd, Clip, Collective, Schedule, Start, StateInit, Vector
 from conformance.trace.short_texts import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
-from conformance.verdict.evidence import RankEvidence, at, exactly, place, values
+from conformance.verdict.evidence import RankEvidence, at, exactly, overlaid, place, values
 from conformance.verdict.judgement import (
     LEFT_OUT,
     MULTIPLE,
@@ -37,14 +43,51 @@ from conformance.verdict.stop_and_resume import (
     other_weights,
 )
 from conformance.verdict.work import left_over, unread
+from conformance.workloads.model import Model
 
 
-def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
+class _BeforeClip(Recurrence):
+    """The textbook, with the gradient of its last window before the clip."""
+
+    unclipped: Affine
+
+    def clip(self, vector: Affine) -> Affine:
+        self.unclipped = vector
+        return super().clip(vector)
+
+
+def first_wrong(
+    case: Case, ranks: Sequence[RankEvidence], difference: Difference, reading: Reading, right: Trajectory
+) -> Guard | None:
     """The problem that the first wrong number shows: weights that changed before training, samples that were never
     read, a parameter without a gradient on any rank, a gradient that is a multiple of the correct one, a step at a
-    wrong learning rate, or weights that changed after a correct step."""
+    wrong learning rate, or weights that changed after a correct step; else the parameters that are wrong."""
     found = _first_wrong(case, ranks, difference, right)
-    return found and replace(found, ground="place" if found.name == PARAMETERS else "explanation")
+    if found is not None or difference.observed is None:
+        return found and replace(found, ground="explanation")
+    rank, window = ranks[difference.rank], right.steps[difference.step].window
+    compared = _compared(rank, difference, reading, right)
+    places = (_wrong_in_part(case.problem.workload.model, window, *each) for each in compared)
+    return next(filter(None, places), None)
+
+
+def _compared(
+    rank: RankEvidence, difference: Difference, reading: Reading, right: Trajectory
+) -> Iterator[tuple[Quantity, Enclosure, Values]]:
+    """Yields the vectors with the first wrong number: the gradient before the clip, which spreads an error to all
+    parameters, and what the step shows."""
+    expected, own = right.steps[difference.step], rank.steps[difference.step]
+    if difference.quantity == "weights":
+        yield "weights", expected.weights, own.weights
+        return
+    clips = [one for one in rank.events.of(Clip) if one.window == own.seen_in]
+    seen = [values(one.gradients) for one in clips if one.gradients is not None]
+    if seen and rank.shard is None:
+        textbook = reading.recurrence(right.history, Deviation("clips", _BeforeClip))
+        deque(islice(textbook.steps(), difference.step + 1), maxlen=0)
+        assert isinstance(textbook, _BeforeClip)
+        yield "gradient", textbook.unclipped.enclosure(), tuple(value or 0.0 for value in overlaid(seen))
+    yield "gradient", expected.gradient, own.gradients or ()
 
 
 def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
@@ -78,8 +121,8 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
             return _stepped_in_part(case, ranks, difference)
         if (infinite := _divided_by_zero(case, rank, expected.window)) is not None:
             return infinite
-        return _multiplied(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
-    return _stepped_wrongly(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
+        return _multiplied(case, rank, difference, right)
+    return _stepped_wrongly(case, rank, difference, right)
 
 
 def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
@@ -220,11 +263,10 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
     return guard(MULTIPLE, "correct", text, f"{said} of the correct ones")
 
 
-def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
+def _wrong_in_part(
+    model: Model, window: int, quantity: Quantity, box: Enclosure, seen: Sequence[float | None]
+) -> Guard | None:
     """A minority of parameters that are wrong."""
-    step, own, model = right.steps[difference.step], rank.steps[difference.step], case.problem.workload.model
-    is_gradient = difference.quantity == "gradient"
-    box, seen = (step.gradient, own.gradients or ()) if is_gradient else (step.weights, own.weights)
     numbers = zip(model.is_used, model.tensor_of, box.center, box.radius, map(exactly, seen), strict=False)
     elements = [
         (tensor, is_used)
@@ -236,11 +278,12 @@ def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right
     if not wrong or 2 * len(wrong) >= len(model.tensors):
         return None
     names = enumerated([model.tensors[tensor].name for tensor in sorted(wrong)])
+    is_gradient = quantity == "gradient"
     what, when = ("the gradient of ", "in") if is_gradient else ("", "after")
     are = "is" if is_gradient or len(wrong) == 1 else "are"
-    text = f"{what}{names} {are} wrong {when} window {step.window}; all other parameters are correct"
+    text = f"{what}{names} {are} wrong {when} window {window}; all other parameters are correct"
     if not any(is_used for _, is_used in elements):
         text += "; the wrong elements are unused by the model, so their gradients are zero"
     if all(model.tensors[tensor].places > 1 for tensor in wrong):
         text += f"; {names} is one parameter that the model uses in several places"
-    return guard(PARAMETERS, "correct", text, f"not of {names}")
+    return guard(PARAMETERS, "correct", text, f"not of {names}", ground="place")

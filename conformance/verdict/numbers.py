@@ -60,7 +60,7 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
         judgement.headline = _too_little_power(reading, right, by_weights)
         judgement.notes.insert(0, f"a trainer that {passes} could pass")
         return
-    judgement.suspects = acquitted(reading)
+    judgement.suspects = acquitted(reading, right)
     judgement.verdict = "PASS (exact)" if right.certificate.exact else "PASS (bounded)"
     how = "bit-identical to the oracle" if right.certificate.exact else "within the rounding-error bound"
     judgement.headline = f"{len(right.steps)} steps, {compared} {how} on every rank"
@@ -216,7 +216,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
         window = right.steps[difference.step].window
         wrong.append(("difference", difference.described(workload.model.elements, window)))
         judgement.suspects = _suspected(judgement, difference, closest, answers[0])
-        guard = first_wrong(case, ranks, difference, right)
+        guard = first_wrong(case, ranks, difference, *closest)
         # A factor for all windows explains more, as does a bug in some.
         in_some = any(ONLY in name for name in judgement.suspects.explained_by)
         is_known = guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors or in_some)

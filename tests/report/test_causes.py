@@ -263,6 +263,13 @@ def test_laws_on_two_lines_are_two_causes_and_on_one_line_they_are_one() -> None
     assert [one.law for one in telling(clip, cases[2], [causes(cases)[0][0]])] == ["clip/after-sync"]
 
 
+def test_a_law_that_breaks_with_another_one_is_no_second_cause() -> None:
+    """A rank that skips an overflow alone takes no step."""
+    alone, missing = ("amp/all-ranks-skip", "t.py:9"), ("acc/step-after-all-backwards", "t.py:7")
+    assert of(named_laws(alone, missing), named_laws(alone)) == [("law", "amp/all-ranks-skip@t.py:9", [0, 1])]
+    assert len(of(named_laws(alone), named_laws(missing))) == 2
+
+
 def test_a_crash_and_a_guard_account_for_the_laws_that_are_broken_with_them() -> None:
     clears = ("acc/cleared", "t.py:9")
     crash = named_laws(clears, verdict="CRASH", headline="rank 0 raised E (t.py:9)", first_difference=None)

@@ -13,6 +13,7 @@ from conformance.oracle.faults.averaging import LossSummed, SumOverRanks, SumOve
 from conformance.oracle.faults.clip_and_scale import NotClipped
 from conformance.oracle.faults.optimizing import NoWeightDecay, WeightDecayTwice
 from conformance.oracle.recurrence import Recurrence, deviating
+from conformance.verdict.diagnosis import Suspects
 from conformance.workloads.layout import Window
 
 #: Where each fault shows: the first of these cases that it applies to.
@@ -303,3 +304,15 @@ def test_the_rank_that_is_wrong_is_looked_at(follow):
     run.ranks[1] = wrong.ranks[1]
     judgement = run.expect("DIVERGED")
     assert judgement.suspects.explained_by == ("sum-over-window",)
+
+
+def test_a_pass_within_bounds_rules_out_no_fault_that_bounds_need_not_exclude(follow):
+    exact, bounded = (follow(f"single-acc2-fp32-{name}").judged() for name in ("fine-gradients", "clip-norm"))
+    assert (exact.verdict, bounded.verdict) == ("PASS (exact)", "PASS (bounded)")
+    assert "momentum-in-bfloat16" in exact.suspects.ruled_out
+    assert "momentum-in-bfloat16" not in bounded.suspects.ruled_out
+
+
+def test_what_hides_factors_names_no_fault():
+    assert Suspects(("not-clipped",)).names_one
+    assert not Suspects(("not-clipped",), gradient_factors=(Fraction(1), Fraction(2))).names_one

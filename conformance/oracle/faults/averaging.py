@@ -22,6 +22,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
 @fault(
     "sums the ranks' gradients instead of averaging them",
     distributed,
+    at="exchange",
     fix="divide by the number of ranks once; DDP and Horovod already do, so multiply by it nowhere",
 )
 class SumOverRanks(Recurrence):
@@ -32,6 +33,7 @@ class SumOverRanks(Recurrence):
 @fault(
     "divides by the world size twice",
     distributed,
+    at="exchange",
     fix="remove your own division by the number of ranks; DDP and Horovod average already",
 )
 class WorldDividedTwice(Recurrence):

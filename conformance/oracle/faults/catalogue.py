@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from conformance.oracle.recurrence import Deviation, Recurrence
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD
 
 Condition = Callable[[Problem], bool]
+#: The kind of a call in a trace.
+Call: TypeAlias = Literal["clip", "schedule", "exchange"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Fault(Deviation):
 
     conditions: all must be true of a problem for the bug to show in it.
     fix: what to change, in words.
+    at: the call at which the trainer goes wrong, if one does.
     is_fine: its effect is within the rounding of some correct optimizers, so it has a name, but bounds need not exclude
         it.
     """
@@ -31,6 +35,7 @@ class Fault(Deviation):
     conditions: tuple[Condition, ...]
     fix: str
     is_fine: bool = False
+    at: Call | None = None
 
     @property
     def name(self) -> str:
@@ -45,12 +50,12 @@ CATALOGUE: list[Fault] = []
 
 
 def fault(
-    text: str, *conditions: Condition, fix: str, is_fine: bool = False
+    text: str, *conditions: Condition, fix: str, is_fine: bool = False, at: Call | None = None
 ) -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(text, textbook, conditions, fix, is_fine))
+        CATALOGUE.append(Fault(text, textbook, conditions, fix, is_fine, at))
         return textbook
 
     return add

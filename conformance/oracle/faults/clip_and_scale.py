@@ -49,6 +49,7 @@ class NotClipped(Recurrence):
     "clips gradients that still carry the loss scale",
     clips,
     _scaled,
+    at="clip",
     fix="call `scaler.unscale_(optimizer)` before you clip",
 )
 class ClipBeforeUnscale(Recurrence):
@@ -60,6 +61,7 @@ class ClipBeforeUnscale(Recurrence):
     "clips each rank's gradient before averaging over ranks",
     clips,
     distributed,
+    at="clip",
     fix="clip after the gradients are averaged over the ranks",
 )
 class ClipBeforeAllReduce(Recurrence):
@@ -71,6 +73,7 @@ class ClipBeforeAllReduce(Recurrence):
     "clips every micro-batch's gradient instead of the window's",
     clips,
     accumulating,
+    at="clip",
     fix="clip once, after the window's last backward pass",
 )
 class ClipPerMicroBatch(Recurrence):
@@ -97,6 +100,7 @@ def _of_parts(rule: Recurrence, window: Window, weights: Affine, parts: Sequence
     "clips by the largest norm of the ranks' gradients before averaging",
     _by_norm,
     distributed,
+    at="clip",
     fix="clip by the norm of the averaged gradients",
 )
 class ClipsByLargestNormOfRanks(Recurrence):
@@ -115,6 +119,7 @@ def _several_own(kind: type[InTurn | Rows]) -> Condition:
     _by_norm,
     _several_own(InTurn),
     computes_precisely,
+    at="clip",
     fix="add the squared norms of all ranks' parameters (all-reduce) before the root",
 )
 class ClipsOwnParameters(InTurn):
@@ -129,6 +134,7 @@ class ClipsOwnParameters(InTurn):
     _by_norm,
     _several_own(Rows),
     computes_precisely,
+    at="clip",
     fix="add the squared norms of all ranks' shards (all-reduce, or `full_tensor()` of the norm) before the root",
 )
 class ClipsOwnRows(Rows, ClipsOwnParameters):
@@ -139,6 +145,7 @@ class ClipsOwnRows(Rows, ClipsOwnParameters):
     "clips each parameter separately, at the threshold for all parameters together",
     _by_norm,
     _has_several_parameters,
+    at="clip",
     fix="pass all parameters to one call of `clip_grad_norm_`",
 )
 class ClipsEachParameter(Recurrence):
@@ -150,6 +157,7 @@ class ClipsEachParameter(Recurrence):
     "clips each parameter group separately, at the threshold for all groups together",
     _by_norm,
     has_groups,
+    at="clip",
     fix="pass the parameters of all groups to one call of `clip_grad_norm_`",
 )
 class ClipsEachGroup(Recurrence):
@@ -163,6 +171,7 @@ class ClipsEachGroup(Recurrence):
     "clips only the first parameter",
     clips,
     _has_several_parameters,
+    at="clip",
     fix="pass all parameters to `clip_grad_norm_` or `clip_grad_value_`",
 )
 class ClipsFirstParameter(Recurrence):
@@ -176,6 +185,7 @@ class ClipsFirstParameter(Recurrence):
     _by_norm,
     _has_several_parameters,
     _scaled,
+    at="clip",
     fix="unscale the gradients of all parameters before you clip",
 )
 class ClipsBeforeAllAreUnscaled(Recurrence):

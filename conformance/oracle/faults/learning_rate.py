@@ -52,7 +52,10 @@ class LearningRateInMomentum(Recurrence):
 
 
 @fault(
-    "is one step ahead in the learning-rate schedule", schedules, fix="call `scheduler.step()` after `optimizer.step()`"
+    "is one step ahead in the learning-rate schedule",
+    schedules,
+    at="schedule",
+    fix="call `scheduler.step()` after `optimizer.step()`",
 )
 class ScheduleAhead(Recurrence):
     def place(self, step: int) -> int:
@@ -63,6 +66,7 @@ class ScheduleAhead(Recurrence):
     "advances the learning-rate schedule only for the first parameter group",
     schedules,
     has_groups,
+    at="schedule",
     fix="advance the rate of all parameter groups",
 )
 class ScheduleForFirstGroup(Recurrence):
@@ -74,6 +78,7 @@ class ScheduleForFirstGroup(Recurrence):
     "makes its own parameter groups, and advances the learning-rate schedule only for the first",
     schedules,
     invites_groups,
+    at="schedule",
     fix="advance the rate of all parameter groups",
 )
 class ScheduleForFirstOwnGroup(Recurrence):
@@ -99,6 +104,7 @@ class DecayIgnoresSchedule(Recurrence):
     "advances the learning-rate schedule once per micro-batch",
     schedules,
     accumulating,
+    at="schedule",
     fix="call `scheduler.step()` once a window, after the step",
 )
 class SchedulePerMicroBatch(Recurrence):
@@ -110,6 +116,7 @@ class SchedulePerMicroBatch(Recurrence):
 @fault(
     "advances the learning-rate schedule twice in each window",
     schedules,
+    at="schedule",
     fix="call `scheduler.step()` once a window; remove the other call",
 )
 class ScheduleTwice(Recurrence):
@@ -121,6 +128,7 @@ class ScheduleTwice(Recurrence):
     "restarts the learning-rate schedule in each epoch",
     schedules,
     has_epochs,
+    at="schedule",
     fix="create the schedule once, before the first epoch",
 )
 class ScheduleOfEpochs(Recurrence):
@@ -133,6 +141,7 @@ class ScheduleOfEpochs(Recurrence):
     "also advances the learning-rate schedule after each epoch",
     schedules,
     _has_other_rates_further_on,
+    at="schedule",
     fix="call `scheduler.step()` after each step, and not after an epoch",
 )
 class ScheduleAfterEpochsToo(Recurrence):
@@ -165,6 +174,7 @@ class ScheduleWithinEpochs(Recurrence):
 @fault(
     "advances a per-epoch learning-rate schedule before each epoch instead of after it",
     _schedules_epochs,
+    at="schedule",
     fix="call `scheduler.step()` at the end of an epoch",
 )
 class ScheduleBeforeEpochs(Recurrence):
@@ -173,7 +183,9 @@ class ScheduleBeforeEpochs(Recurrence):
 
 
 @fault(
-    "never advances a per-epoch learning-rate schedule", _schedules_epochs, fix="call `scheduler.step()` once an epoch"
+    "never advances a per-epoch learning-rate schedule",
+    _schedules_epochs,
+    fix="call `scheduler.step()` once an epoch",
 )
 class EpochScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:

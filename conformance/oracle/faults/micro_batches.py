@@ -66,6 +66,7 @@ def _differs(problem: Problem, textbook: type[Recurrence]) -> bool:
     accumulating,
     computes_precisely,
     _clips_early,
+    at="clip",
     fix="clip once, after the window's last backward pass",
 )
 class ClipBetweenBackwards(_BetweenBackwards):
@@ -80,6 +81,7 @@ class ClipBetweenBackwards(_BetweenBackwards):
     distributed,
     computes_precisely,
     lambda problem: _differs(problem, ClipOwnBetweenBackwards),
+    at="clip",
     fix="clip once, after the window's last backward pass",
 )
 class ClipOwnBetweenBackwards(Recurrence):

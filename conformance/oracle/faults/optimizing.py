@@ -86,6 +86,7 @@ class StateLostWhenUnfreezing(Recurrence):
     "restarts the learning-rate schedule when it unfreezes parameters",
     _unfreezes,
     schedules,
+    at="schedule",
     fix="keep the schedule when you unfreeze parameters",
 )
 class ScheduleBegunAgainWhenUnfreezing(Recurrence):
@@ -98,6 +99,7 @@ class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     "leaves unfrozen parameters out of the learning-rate schedule",
     _unfreezes,
     schedules,
+    at="schedule",
     fix="let the schedule set the rate of groups that are added later",
 )
 class ScheduleWithoutUnfrozen(Recurrence):
@@ -109,6 +111,7 @@ class ScheduleWithoutUnfrozen(Recurrence):
     "clips only the parameters that are trainable from the start",
     _unfreezes,
     clips,
+    at="clip",
     fix="clip `model.parameters()` as they are at each step",
 )
 class ClipsWhatWasTrainedAtFirst(Recurrence):

@@ -1,4 +1,4 @@
-"""Known bugs that keep gradients in 16 bits, at each place between the backward and the optimizer."""
+"""Known bugs that keep gradients in 16 bits, at each place from the backward to the optimizer's momentum."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from itertools import product, zip_longest
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.averaging import only
-from conformance.oracle.faults.catalogue import Condition, accumulating, distributed, fault
+from conformance.oracle.faults.catalogue import Condition, accumulating, distributed, fault, has_momentum
 from conformance.oracle.faults.data_and_weights import needs_more_than_bf16
+from conformance.oracle.optimizers import Rule, SGDRule
 from conformance.oracle.recurrence import Recurrence
-from conformance.oracle.rounding import cast
+from conformance.oracle.rounding import cast, is_dyadic
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import BF16, FP16, Format
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import Vector
+from conformance.workloads.workload import SGD, Optimizer, Vector
 
 
 def _has_fine_gradients(problem: Problem) -> bool:
-    """Whether gradients may need more bits than bfloat16 has; after a clip by norm they do."""
-    clip = problem.workload.clip
-    is_rounded = clip is not None and clip.kind == "norm"
-    return not problem.precision.mixed and (is_rounded or needs_more_than_bf16(problem))
+    """Whether gradients need more bits than bfloat16 has. After a clip by norm they do, and at weights that an update
+    has rounded."""
+    clip, optimizer = problem.workload.clip, problem.workload.optimizer
+    clips_by_norm = clip is not None and clip.kind == "norm"
+    rounds = problem.workload.steps > 1 and not (isinstance(optimizer, SGD) and is_dyadic(optimizer.lr))
+    return not problem.precision.mixed and (clips_by_norm or rounds or needs_more_than_bf16(problem))
 
 
 class _In16Bits(Recurrence):
@@ -68,6 +71,22 @@ class _AccumulatedAverages(_In16Bits):
         return self.added(each)
 
 
+class _Momentum(_In16Bits):
+    def rule(self, spec: Optimizer) -> Rule:
+        rounded = self.rounded
+
+        class Kept(SGDRule):
+            def kept(self, momentum: Affine) -> Affine:
+                return rounded(momentum)
+
+        return Kept(spec, self.problem.precision.master, self.ledger)
+
+
+class _MomentumOfRounded(_Momentum):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        return super().update(weights, self.rounded(vector), step)
+
+
 _Place = tuple[type[_In16Bits], str, str, tuple[Condition, ...]]
 _PLACES: tuple[_Place, ...] = (
     (_Averaged, "Gradients", "rounds the averaged gradients to {}, before the optimizer", ()),
@@ -79,12 +98,15 @@ _PLACES: tuple[_Place, ...] = (
         "adds up the micro-batches' gradients, averaged over the ranks, in {}",
         (accumulating, distributed),
     ),
+    (_Momentum, "Momentum", "keeps the momentum in {}", (has_momentum,)),
+    (_MomentumOfRounded, "MomentumOfRoundedGradients", "adds gradients in {0} to a momentum in {0}", (has_momentum,)),
 )
 for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
     fault(
         _text.format(_fmt.dtype),
         *_conditions,
         _has_fine_gradients,
-        fix="keep gradients in the precision of the weights until the step: no casts, no compressing hook",
+        fix="keep gradients and momentum in the precision of the weights: no casts, no compressing hook",
         is_fine=True,
+        at="exchange" if _kind is _Reduced else None,
     )(type(f"{_name}In{_fmt.dtype.capitalize()}", (_kind,), {"fmt": _fmt}))
