@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 
 from conformance.adapter.loading import place_of
 from conformance.laws.law import Law
 from conformance.oracle.faults import CATALOGUE
 from conformance.oracle.faults.catalogue import Call
-from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines, Reason
+from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines, Moment, Reason
 
 from .command import relative
 from .grouping import Failure
@@ -133,12 +134,23 @@ def _is_of_resume(failure: Failure) -> bool:
 
 def _of_known_bug(failure: Failure) -> Iterator[tuple[str, Lines]]:
     """The call at which a known bug is, in the window with the first wrong number."""
-    names, timeline = re.split(f"{re.escape(OR)}|{re.escape(PAIR)}", failure.cause.key), failure.example.timeline
-    bug = next((one for one in CATALOGUE if one.name == names[0].partition(ONLY)[0]), None)
-    if bug is not None and bug.at is not None and timeline is not None and failure.cause.kind in ("bug", "pair"):
-        kinds, of = _EVENTS[bug.at], "gradients" if bug.at == "exchange" else None
-        at = next((one.where for one in timeline.moments if one.event in kinds and one.of == of and one.where), None)
-        yield from [("at", Lines(at))] if at is not None else []
+    name, timeline = re.split(f"{re.escape(OR)}|{re.escape(PAIR)}", failure.cause.key)[0], failure.example.timeline
+    bug = next((one for one in CATALOGUE if one.name == name.partition(ONLY)[0]), None)
+    if bug is None or bug.at is None or timeline is None or failure.cause.kind not in ("bug", "pair"):
+        return
+    moments = timeline.moments
+    if bug.at == "exchange":
+        # Ranks also exchange numbers of samples, before the backward or at other lines.
+        moments = tuple(takewhile(lambda one: one.event not in ("clip", "step"), _from_backward(moments)))
+    lines = [one.where for one in moments if one.event in _EVENTS[bug.at] and one.where]
+    if lines and (bug.at != "exchange" or len(set(lines)) == 1):
+        yield "at", Lines(lines[0])
+
+
+def _from_backward(moments: Sequence[Moment]) -> Iterator[Moment]:
+    """The moments of the first rank from its first backward on."""
+    own = (one for one in moments if one.rank == moments[0].rank)
+    return dropwhile(lambda one: one.event != "backward_begin", own)
 
 
 def _calls(case: CaseRecord) -> Iterator[tuple[str, Lines]]:

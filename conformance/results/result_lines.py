@@ -372,7 +372,6 @@ class Moment:
     where: Annotated[str | None, "the line of the trainer or its framework that did it: `train.py:41`"] = None
     micro_batch: Annotated[int | None, "micro-batch in its window"] = None
     marked: Annotated[bool, "whether it shows a broken law"] = False
-    of: Annotated[Literal["gradients", "parameters"] | None, "what ranks exchange"] = None
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ def moments(events: Sequence[trace.Event], marked: Iterable[trace.Event]) -> tup
             where=place(event),
             micro_batch=event.micro_batch,
             marked=event in marked,
-            of=event.of if isinstance(event, trace.Exchange) else None,
         )
         for event in events
     )

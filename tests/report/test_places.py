@@ -17,12 +17,14 @@ WRONG = FirstDifference(4, "weights", "weight[0]", 1.0, 2.0, where="train.py:75"
 STEPS = (Step(3, 3, (1.0,), (1.0,)), Step(4, 4, (2.0,), (3.0,)))
 CALLED = Timeline((Moment(0, 0.0, "step", "", "train.py:75"), Moment(0, 1.0, "schedule", "", "train.py:79")))
 #: At line 75, a wrong gradient in a window with an all-reduce of a total, one of gradients, a clip and a schedule.
+EXCHANGED = Moment(0, 1.0, "collective", "", "train.py:72")
 GRADIENT = {
     "first_difference": replace(WRONG, quantity="gradient"),
     "timeline": Timeline(
         (
             Moment(0, 0.0, "collective", "", "train.py:71"),
-            Moment(0, 1.0, "collective", "", "train.py:72", of="gradients"),
+            Moment(0, 0.5, "backward_begin", ""),
+            EXCHANGED,
             Moment(0, 2.0, "clip", "", "train.py:73"),
             Moment(0, 3.0, "schedule", "", "train.py:79"),
         )
@@ -68,6 +70,17 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
         (GRADIENT, [("seen at", 75), ("clip", 73)]),
         (GRADIENT | {"explained_by": ("clips-each-parameter",)}, [("at", 73), ("seen at", 75)]),
         (GRADIENT | {"explained_by": ("reduction-in-bfloat16",)}, [("at", 72), ("seen at", 75), ("clip", 73)]),
+        (
+            # Of two lines, none is the one.
+            GRADIENT
+            | {
+                "explained_by": ("reduction-in-bfloat16",),
+                "timeline": Timeline(
+                    (Moment(0, 0.5, "backward_begin", ""), EXCHANGED, replace(EXCHANGED, where="a.py:9"))
+                ),
+            },
+            [("seen at", 75)],
+        ),
         (GRADIENT | {"explained_by": ("schedule-twice",)}, [("at", 79), ("seen at", 75), ("clip", 73)]),
         (GRADIENT | {"explained_by": ("not-clipped",)}, [("seen at", 75), ("clip", 73)]),
         ({"reason": Reason(where="train.py:60"), "first_difference": None}, [("at", 60)]),

@@ -13,7 +13,7 @@ from conformance.oracle.faults.catalogue import Condition, accumulating, distrib
 from conformance.oracle.faults.data_and_weights import needs_more_than_bf16
 from conformance.oracle.optimizers import Rule, SGDRule
 from conformance.oracle.recurrence import Recurrence
-from conformance.oracle.rounding import cast, is_dyadic
+from conformance.oracle.rounding import cast
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import BF16, FP16, Format
 from conformance.workloads.problem import Problem
@@ -25,7 +25,7 @@ def _has_fine_gradients(problem: Problem) -> bool:
     has rounded."""
     clip, optimizer = problem.workload.clip, problem.workload.optimizer
     clips_by_norm = clip is not None and clip.kind == "norm"
-    rounds = problem.workload.steps > 1 and not (isinstance(optimizer, SGD) and is_dyadic(optimizer.lr))
+    rounds = problem.workload.steps > 1 and not (isinstance(optimizer, SGD) and BF16.holds(optimizer.lr))
     return not problem.precision.mixed and (clips_by_norm or rounds or needs_more_than_bf16(problem))
 
 
@@ -60,8 +60,16 @@ class _Accumulated(_In16Bits):
                 own = only(coefficients, [micro_batch])
                 yield super(_Accumulated, self).averaged(window, weights, own).scaled(Fraction(window.world_size))
 
-        each = [self.added(parts(share)) for share in window.shares]
-        return reduce(Affine.plus, each).scaled(Fraction(1, window.world_size))
+        return self.summed(self.added(parts(share)) for share in window.shares).scaled(Fraction(1, window.world_size))
+
+    def summed(self, ranks: Iterable[Affine]) -> Affine:
+        """The sum over the ranks."""
+        return reduce(Affine.plus, ranks)
+
+
+class _AccumulatedAndReduced(_Accumulated):
+    def summed(self, ranks: Iterable[Affine]) -> Affine:
+        return self.added(ranks)
 
 
 class _AccumulatedAverages(_In16Bits):
@@ -92,6 +100,12 @@ _PLACES: tuple[_Place, ...] = (
     (_Averaged, "Gradients", "rounds the averaged gradients to {}, before the optimizer", ()),
     (_Reduced, "Reduction", "reduces gradients over the ranks in {}", (distributed,)),
     (_Accumulated, "Accumulation", "adds up the gradients of micro-batches in {}", (accumulating,)),
+    (
+        _AccumulatedAndReduced,
+        "AccumulationAndReduction",
+        "adds up the gradients of micro-batches in {0} and reduces them over the ranks in {0}",
+        (accumulating, distributed),
+    ),
     (
         _AccumulatedAverages,
         "AccumulationOfAverages",
