@@ -393,8 +393,8 @@ class Joined(Record):
 
 
 class Exchanged(Record):
-    """A node of a backward pass, such as a gather of features, communicated with other ranks after these parameters
-    got their gradients."""
+    """Nodes of a backward pass, such as gathers of features, communicated with other ranks after some parameters got
+    their gradients. parameters: those that got them before the first of these nodes."""
 
     parameters: list[int]
 

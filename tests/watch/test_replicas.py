@@ -280,17 +280,17 @@ def test_no_rank_can_step_for_a_rank_with_shards():
 
 
 def ranks_with_own(
-    numbers, *, start=False, names, wraps=False, left=(), inside=(), exchanges=False, apart=(), shapes=SHAPES
+    numbers, *, start=False, names, wraps=False, left=(), inside=(), exchanges=None, apart=(), shapes=SHAPES
 ):
     """Each rank steps these parameters on its own gradients, and the others on the average. start: they differ between
-    ranks from the start. apart: others with equal gradients but different weights on the ranks. exchanges: the backward
-    pass has collectives."""
+    ranks from the start. apart: others with equal gradients but different weights on the ranks. exchanges: the
+    parameters that get gradients before the backward pass has collectives."""
     script = Script(shapes=shapes)
     script.each(records.Named({str(number): name for number, name in enumerate(names)}))
     if wraps:
         script.each(records.Wrapped(0, [*left], [*inside]))
-    if exchanges:
-        script.each(records.Exchanged([]))
+    if exchanges is not None:
+        script.each(records.Exchanged([*exchanges]))
     for step in range(4):
         computed = script.backward()
         average = total(computed, 0.5)
@@ -325,10 +325,11 @@ NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight",
         ({"numbers": (4, 5), "wraps": True}, "DOES NOT CONFORM"),
         ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
         ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "CONFORMS"),  # DDP ignores it
-        ({"numbers": (4, 5), "start": True, "exchanges": True}, "CONFORMS"),  # partitioned
-        ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True}, "CONFORMS"),
-        ({"numbers": (4, 5), "start": True, "exchanges": True, "wraps": True, "inside": (3, 4, 5)}, "DOES NOT CONFORM"),
-        ({"numbers": (4, 5), "exchanges": True}, "DOES NOT CONFORM"),  # replicas
+        ({"numbers": (4, 5), "start": True, "exchanges": ()}, "CONFORMS"),  # partitioned
+        ({"numbers": (4, 5), "start": True, "exchanges": (), "wraps": True}, "CONFORMS"),
+        ({"numbers": (4, 5), "start": True, "exchanges": (), "wraps": True, "inside": (3, 4, 5)}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "exchanges": (5,)}, "DOES NOT CONFORM"),  # replicas
+        ({"numbers": (4, 5), "exchanges": (2, 3)}, "UNDECIDED"),  # experts that start as copies
     ],
 )
 def test_modules_that_each_rank_may_have_for_itself(options, expected):

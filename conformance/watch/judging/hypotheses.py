@@ -186,9 +186,9 @@ CHANGED: Sequence[Row[Case]] = (
 
 def _is_own(of: Fit, found: Finding) -> None:
     found.waits, found.alone = of.case.drifts, True
-    if len(of.case.parameters) < len(of.case.window.used):
-        # Parameters that are clipped separately may be a layer of this rank only.
-        found.parameters = frozenset(of.case.parameters)
+    if len(of.case.used) < len(of.case.window.used):
+        # The others are clipped separately or have zero gradients, so these may be a layer of this rank only.
+        found.parameters = frozenset(of.case.used)
 
 
 def _are_replicas(of: Fit, found: Finding) -> None:
@@ -206,7 +206,7 @@ _OWN: Sequence[Row[Fit]] = (
         amend=_are_replicas,
     ),
     Row(
-        Wrong(_AVERAGED, "own-gradients", once=True),
+        Wrong(_AVERAGED, "own-gradients", lambda of: of.case.counted(of.case.used), once=True),
         effect=lambda of: said("ranks-in-update", used=1, ranks=of.ranks, rank=of.case.window.rank),
         site=lambda of: of.case.window.unreduced_at,
         amend=_is_own,

@@ -84,7 +84,8 @@ class Models:
 
     streams: by rank; grows. hooks: communication hooks. groups: sizes of groups that average. inside: parameters that
     a wrapper synchronizes. holders: by parameter that starts different, and by rank, the ranks with equal
-    weights. exchanging: ranks whose model has collectives in its backward pass.
+    weights. exchanging: ranks whose model has collectives in its backward pass. before: parameters that
+    get gradients before these.
     """
 
     def __init__(self, ranks: int, streams: Mapping[int, Stream], findings: Findings) -> None:
@@ -93,6 +94,7 @@ class Models:
         self.groups: set[int] = set()
         self.inside: set[int] = set()
         self._exchanging: set[int] = set()
+        self._before: set[int] = set()
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
         self._left: set[int] = set()
         self._elsewhere: set[int] = set()
@@ -111,6 +113,7 @@ class Models:
                 self.hooks.add(record.name)
             case records.Exchanged():
                 self._exchanging.add(rank)
+                self._before.update(record.parameters)
             case records.Grouped():
                 self.groups.add(record.size)
             case records.Wrapped():
@@ -265,17 +268,18 @@ class Models:
     def _are_own_modules(self, finding: Finding) -> bool:
         """Whether the finding is about whole modules that each rank may have for itself, such as experts and heads.
 
-        Ranks with a wrapper, or with collectives in their backward pass, have no such modules. If only some tensors of
-        a module are not averaged, they were forgotten. A module with the gradients of all ranks may be an expert that
-        got no samples; then it has the shapes of another expert."""
+        Ranks with a wrapper or partitioned parameters have no such modules. If ranks exchange activations, an expert
+        gets its gradients through these collectives. If only some tensors of a module are not averaged, they were
+        forgotten. A module with the gradients of all ranks may be an expert that got no samples; then it has the shapes
+        of another expert."""
         of, parameters = self._of[finding.optimizer or 0], self._streams[0].parameters
         held = self._streams[0].held[finding.optimizer or 0]
-        is_one_model = (
-            of.wrapped or of.has_parts or self._exchanging or any(parameters[number].shards > 1 for number in held)
-        )
+        is_one_model = of.wrapped or of.has_parts or any(parameters[number].shards > 1 for number in held)
         if is_one_model or not (of.own or of.apart == 0) or not all(one.parameters for one in of.waiting):
             return False
         own = frozenset().union(*(one.parameters for one in of.waiting))
+        if own & self._before:
+            return False
         # A tensor of a few numbers may look averaged by chance.
         shared = {number for number in held - own if prod(parameters[number].shape) > _FEW}
         names = {number: name for number in held if (name := parameters[number].name) is not None}
@@ -297,9 +301,7 @@ def _as_fact(found: Finding) -> Said:
     values = found.says.values
     if found.law == _WEIGHTS:
         return said("agreement.weights", apart=values["apart"], all=values["all"], names=values["names"])
-    if found.says.code in ("some-not-averaged", "used-differ"):
-        return said("ranks.own-some", **values)
-    return said("ranks.own")
+    return said("ranks.own-some", **values) if found.parameters and "names" in values else said("ranks.own")
 
 
 def _with_equal(here: Sequence[Window], number: int) -> dict[int, frozenset[int]]:

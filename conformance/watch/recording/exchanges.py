@@ -196,6 +196,7 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
     if not torch.distributed.is_available():
         return
     noted: set[frozenset[int]] = set()
+    before: dict[int, frozenset[int]] = {}
 
     def around(name: str) -> Callable[..., Any]:
         def issue(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -211,11 +212,13 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
         return issue
 
     def note(group: Any, frame: FrameType) -> None:
-        if len(noted) < _MOST_EXCHANGED and _is_of_a_function(frame):
-            numbers = frozenset(leaves.reached)
-            if numbers and numbers not in noted and group.size() > 1:
-                noted.add(numbers)
-                recording.note(records.Exchanged(sorted(numbers)))
+        if len(noted) < _MOST_EXCHANGED and group.size() > 1 and _is_of_a_function(frame):
+            first = before.get(recording.backwards, frozenset(leaves.reached))
+            before.clear()
+            before[recording.backwards] = first
+            if leaves.reached and first not in noted:
+                noted.add(first)
+                recording.note(records.Exchanged(sorted(first)))
 
     yield from group_calls({name: around(name) for name in _NAMES})
 
