@@ -43,8 +43,9 @@ def with_unused(model):
     return [*model.parameters(), nn.Parameter(torch.ones(2))]
 
 
-def resumes(kept, loaded, optimizer=torch.optim.Adam):
-    """kept: the parts in a checkpoint, 0 for the model and 1 for the optimizer. loaded: those that continue with it."""
+def resumes(kept, loaded, optimizer=torch.optim.Adam, *, starts_fresh=False):
+    """kept: the parts in a checkpoint, 0 for the model and 1 for the optimizer. loaded: those that continue with it.
+    starts_fresh: the weights are those of a new model, although the checkpoint is read."""
 
     def build():
         model = network()
@@ -62,6 +63,8 @@ def resumes(kept, loaded, optimizer=torch.optim.Adam):
         torch.save({"parts": [before[number].state_dict() for number in kept]}, file)
         file.seek(0)
         states = dict(zip(kept, torch.load(file)["parts"], strict=True))
+        if starts_fresh:
+            states[0] = build()[0].state_dict()
         for number in loaded:
             after[number].load_state_dict(states[number])
         trains(*after)
@@ -78,6 +81,7 @@ def resumes(kept, loaded, optimizer=torch.optim.Adam):
         (resumes((0, 1), ()), False),
         (resumes((0,), (0,)), False),
         (resumes((0, 1), (0,), torch.optim.SGD), False),
+        (resumes((0, 1), (0,), starts_fresh=True), False),
     ],
 )
 def test_an_optimizer_continues_with_the_state_in_the_checkpoint_of_its_weights(trains, is_open):

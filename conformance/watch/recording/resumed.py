@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.optimizer_state import held_by, unwrapped
@@ -22,23 +23,28 @@ _STATE = {"state", "param_groups"}
 class Resumed:
     """Knows the modules whose weights come from a checkpoint with an optimizer's state, and the lines that load them.
 
-    has_state: whether the last loaded file has such a state.
+    beside: the tensors of files with such a state.
     """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._has_state = False
+        self._beside = WeakIdKeyDictionary()
         self._loaded = weakref.WeakKeyDictionary[torch.nn.Module, records.Site]()
 
     def load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        self._has_state = _has_state(result)
+        found = [*_within(result)]
+        if any(isinstance(one, Mapping) and one.keys() >= _STATE and one["state"] for one in found):
+            self._beside.update((one, True) for one in found if isinstance(one, torch.Tensor))
         return result
 
     def take(self, original: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = original(module, *args, **kwargs)
-        if self._has_state:
+        given = args[0] if args else kwargs["state_dict"]
+        if any(isinstance(one, torch.Tensor) and one in self._beside for one in given.values()):
             self._loaded[module] = self._recording.site()
+        else:
+            self._loaded.pop(module, None)
         return result
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -51,17 +57,14 @@ class Resumed:
             self._recording.once(records.Stateless(number, sites[0]))
 
 
-def _has_state(value: Any, deep: int = _DEEP) -> bool:
-    """Whether it contains the state of an optimizer that has stepped."""
-    if isinstance(value, Mapping):
-        if value.keys() >= _STATE:
-            return bool(value["state"])
-        inner: Iterable[Any] = value.values()
-    elif isinstance(value, (list, tuple)) and len(value) <= _LONG:
+def _within(value: Any, deep: int = _DEEP) -> Iterator[Any]:
+    """A value, and those in its containers."""
+    yield value
+    inner: Iterable[Any] = value.values() if isinstance(value, Mapping) else ()
+    if isinstance(value, (list, tuple)) and len(value) <= _LONG:
         inner = value
-    else:
-        return False
-    return deep > 0 and any(_has_state(one, deep - 1) for one in inner)
+    for one in inner if deep else ():
+        yield from _within(one, deep - 1)
 
 
 def observe(recording: Recording, resumed: Resumed) -> Seams:
