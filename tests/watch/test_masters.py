@@ -22,9 +22,19 @@ def each(parameters):
     return [one.detach().float().clone() for one in parameters]
 
 
-def steps(of, change=lambda gradients, step: gradients, clear=nn.Module.zero_grad, every=1, count=4):
+def write(parameter, part):
+    parameter.data.copy_(part.reshape(parameter.shape))
+
+
+def write_on_grid(parameter, part):
+    """So coarse that nothing changes yet."""
+    with torch.no_grad():
+        parameter.copy_(parameter.clone())
+
+
+def steps(of, change=lambda gradients, step: gradients, clear=nn.Module.zero_grad, every=1, count=4, to=write):
     """of: the tensors to step, of the model's parameters. change: of the gradients, flat. every: the number of steps
-    before the new weights are copied to the model. count: the number of parameters to which they are copied."""
+    before the new weights are copied to the model. count: how many parameters they are copied to, by `to`."""
     model = network().bfloat16()
     parameters = list(model.parameters())
     copies = of(parameters)
@@ -40,7 +50,7 @@ def steps(of, change=lambda gradients, step: gradients, clear=nn.Module.zero_gra
         values = torch.cat([one.reshape(-1) for one in copies])[: sum(one.numel() for one in parameters)]
         parts = values.split([one.numel() for one in parameters])
         for parameter, part in [*zip(parameters, parts, strict=True)][: count if (step + 1) % every == 0 else 0]:
-            parameter.data.copy_(part.reshape(parameter.shape))
+            to(parameter, part)
 
 
 @pytest.mark.parametrize("of", [flat, each, lambda parameters: flat(parameters, padding=3)])
@@ -86,7 +96,15 @@ def test_gradients_of_masters_are_judged(training, law):
 
 
 @pytest.mark.parametrize(
-    ("written", "left"), [({}, 0), ({"every": 10}, 0), ({"every": 99}, 4), ({"count": 3}, 1), ({"count": 0}, 4)]
+    ("written", "left"),
+    [
+        ({}, 0),
+        ({"every": 10}, 0),
+        ({"every": 99}, 4),
+        ({"count": 3}, 1),
+        ({"count": 0}, 4),
+        ({"to": write_on_grid}, 0),
+    ],
 )
 @pytest.mark.parametrize("of", [flat, each])
 def test_masters_are_written_back(of, written, left):

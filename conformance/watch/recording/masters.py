@@ -84,13 +84,14 @@ class Masters:
 class _Behind:
     """Detects parameters that never get the values of their masters.
 
-    first: by parameter that never changed, its first elements when it was followed. steps: at the last look. is_found:
-    whether that found any.
+    first: by parameter that never changed, its version and first elements when it was followed: writes through `data`
+    change no version, and others may write equal values. steps: at the last look. is_found: whether that found any.
     """
 
     def __init__(self, recording: Recording, optimizer: torch.optim.Optimizer) -> None:
         self._recording = recording
-        self._first = {known.number: beginning(one).clone() for known, one, _ in self._followed(optimizer)}
+        followed = self._followed(optimizer)
+        self._first = {known.number: (one._version, beginning(one).clone()) for known, one, _ in followed}
         self._steps, self._is_found = 0, False
 
     def _followed(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Known, torch.Tensor, torch.Tensor]]:
@@ -100,6 +101,9 @@ class _Behind:
             if parameter is not None:
                 yield known, parameter, master.data.reshape(parameter.shape)
 
+    def _is_unwritten(self, known: Known, parameter: torch.Tensor) -> bool:
+        return known.number in self._first and self._first[known.number][0] == parameter._version
+
     def look(self, optimizer: torch.optim.Optimizer, root: Any) -> None:
         """At the first pass of a window, notes `Behind` if a master is farther from its parameter than any rounding."""
         number = self._recording.optimizer(optimizer)
@@ -107,8 +111,8 @@ class _Behind:
         if steps == self._steps or not (self._is_found or not steps & (steps - 1)):
             return
         self._steps = steps
-        held = [one for one in self._followed(optimizer) if one[0].number in self._first]
-        states = [_state(self._first[known.number], beginning(one), beginning(master)) for known, one, master in held]
+        held = [one for one in self._followed(optimizer) if self._is_unwritten(*one[:2])]
+        states = [_state(self._first[of.number][1], beginning(one), beginning(master)) for of, one, master in held]
         same = [(one, far) for one, (new, far) in zip(held, _read(states), strict=True) if not new]
         self._first = {known.number: self._first[known.number] for (known, *_), _ in same}
         reached = {id(one) for one in leaves(root)} if any(far for _, far in same) else set()
