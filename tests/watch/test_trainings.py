@@ -83,11 +83,11 @@ def both_clip_before_either_steps():
             optimizer.step()
 
 
-def gives_closures(clips_late=True, computes=False, clears=False):
+def gives_closures(clips_late=True, computes=False, clears=False, is_around=False):
     """Each step gets a closure, as in Lightning. computes: the closure computes the gradients. clears: none are left
-    for the step."""
+    for the step. is_around: an optimizer around another one clears them at the end of its step, as in SAM."""
     model = network()
-    optimizer = sgd(model)
+    optimizer = Around(sgd(model)) if is_around else sgd(model)
 
     def backward():
         loss(model).backward()
@@ -105,12 +105,16 @@ def gives_closures(clips_late=True, computes=False, clears=False):
         optimizer.step(backward if computes else lambda: None)
 
 
-def adds_up_elsewhere(adds=True, number=3):
-    """Takes `.grad` away after each micro-batch. adds: the step gets their sum, otherwise the last one."""
+def adds_up_elsewhere(adds=True, number=3, probes=False):
+    """Takes `.grad` away after each micro-batch. adds: the step gets their sum, otherwise the last one. probes: a first
+    backward pass is only looked at."""
     model = network()
     optimizer = sgd(model)
     for _ in range(8):
         kept = [torch.zeros_like(one) for one in model.parameters()]
+        if probes:
+            loss(model).backward()
+            optimizer.zero_grad()
         for _ in range(number):
             (loss(model) / number).backward()
             for total, one in zip(kept, model.parameters(), strict=True):
@@ -192,6 +196,7 @@ def accumulates_in_a_closure(divisor):
         (both_clip_before_either_steps, "CONFORMS"),
         (gives_closures, "CONFORMS"),
         (partial(gives_closures, computes=True), "CONFORMS"),
+        (partial(gives_closures, computes=True, is_around=True), "CONFORMS"),
         (partial(gives_closures, clips_late=False), {"watch/clip-something"}),
         (partial(gives_closures, clears=True), {"watch/used"}),
         (adds_up_elsewhere, "CONFORMS"),
@@ -209,6 +214,8 @@ def test_unusual_trainings(train, expected):
 def test_unusual_trainings_with_several_findings():
     assert "watch/used" in laws(watched(steps_by_argument, forgets=True))
     assert laws(watched(steps_after_a_term)) == set()
+    probes = watched(adds_up_elsewhere, probes=True)
+    assert (laws(probes), probes.conserved, [*probes.open]) == (set(), 8, ["clearing.restored"])
 
 
 def by_hand(model, before):
@@ -349,14 +356,18 @@ def test_a_step_in_a_step_ends_one_window(options, expected):
 
 
 class Around(torch.optim.Optimizer):
-    """Calls the step of another optimizer, which may raise."""
+    """Calls a closure, then the step of another optimizer, which may raise, and clears what the closure computed."""
 
     def __init__(self, inner):
         super().__init__([one for group in inner.param_groups for one in group["params"]], {})
         self.inner = inner
 
     def step(self, closure=None):
+        if closure is not None:
+            closure()
         self.inner.step()
+        if closure is not None:
+            self.zero_grad()
 
 
 class Raising(torch.optim.SGD):
@@ -462,15 +473,23 @@ def test_hooks_of_the_script_keep_their_order():
     assert list(map(len, (parameter._backward_hooks, optimizer._optimizer_step_pre_hooks))) == [2, 0]
 
 
-def test_gradients_assigned_by_hand_may_repeat():
-    """Master weights, for example, get no gradients from backward passes."""
+@pytest.mark.parametrize(("times", "expected"), [(3, "changed.by-hand"), (0, "changed.before")])
+def test_gradients_that_no_backward_pass_gives(times, expected):
+    """Master weights, for example, get none, and those that the script assigns may repeat. times: it assigns some after
+    a backward pass, or makes the optimizer after that of its only step."""
 
     def train():
         master = nn.Parameter(torch.ones(3))
+        if not times:
+            master.square().sum().backward()
         optimizer = torch.optim.SGD([master], lr=0.1)
-        for _ in range(3):
+        for _ in range(times):
+            nn.Parameter(torch.ones(3)).square().sum().backward()
             master.grad = torch.full((3,), 0.5)
+            optimizer.step()
+        if not times:
             optimizer.step()
 
     findings = watched(train)
-    assert (findings.causes, findings.conserved, [*findings.open]) == ({}, 0, ["changed.by-hand"])
+    facts = findings.open.keys() - {"coverage.unheld"}
+    assert (findings.causes, findings.conserved, facts) == ({}, 0, {expected})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from conformance.trace.assembler import Assembler
@@ -34,6 +34,9 @@ from conformance.watch.judging.windows import Key, Scene, Window
 
 _AHEAD = 256
 """Windows that a rank may be ahead of the others before its records must wait."""
+
+_MOST_TAKEN = 16
+"""A window with more backward passes leaves none out."""
 
 _KNOWN = {frozenset[Shown](), frozenset([FACTS["ranks.sum"]])}
 """What correct steps show: nothing unusual, or a sum."""
@@ -233,10 +236,16 @@ class Launch:
         if any(window.step is not None and window.step.is_elsewhere for window in here):
             self.findings.leave_open(said("agreement.between"), step=here[0].index)
         together, own = self._conserved(windows)
-        if not _is_right(own) and any(window.with_taken is not None for window in here):
-            with_taken = self._conserved([one and (one.with_taken or one) for one in windows])
-            together, own = with_taken if _is_right(with_taken[1]) else (together, own)
+        left_out = None
+        if not _is_right(own):
+            others = ((*self._conserved(of_ranks), place) for of_ranks, place in _with_taken(windows))
+            fitting = (found for found in others if _is_right(found[1]))
+            together, own, left_out = next(fitting, (together, own, None))
         here = together.here
+        if left_out is not None:
+            table = ["0" if place == left_out else "1" for place in range(len(here[0].backwards) + 1)]
+            says = said("clearing.restored", table=", ".join(table))
+            self.findings.leave_open(says, len(here), here[0].index, here[0].site)
         agreement.judge(together, own)
         laws = laws_of(own.causes.values())
         is_conserved = 0 < own.steps == own.conserved or "watch/cleared" in laws
@@ -244,7 +253,7 @@ class Launch:
             self._lacking.take(here, pairing.times(here), tuple(window.rank for window in here))
             return
         self._models[here[0].optimizer].steps += 1
-        self._discarded.sort(here, is_known=own.conserved == own.steps)
+        self._discarded.sort(here, is_known=own.conserved == own.steps and left_out is None)
         if _is_right(own):
             self._judge_right(together)
         elif "watch/same-weights" in laws and agreement.use_the_same(here):
@@ -313,6 +322,18 @@ class Launch:
             return None
         self._unsolved.pop(at, None)
         return (window.optimizer, window.rank), solver.solve(system, own)
+
+
+def _with_taken(windows: Sequence[Window | None]) -> Iterator[tuple[Sequence[Window | None], int | None]]:
+    """The same windows with the gradients that were cleared in them, if there are any, of all backward passes or of all
+    but one: the script may have added them up elsewhere. Also the place of this one."""
+    if not any(window is not None and window.with_taken is not None for window in windows):
+        return
+    taken = [one and (one.with_taken or one) for one in windows]
+    yield taken, None
+    passes = min(len(one.backwards) for one in taken if one is not None)
+    for place in range(passes if 1 < passes <= _MOST_TAKEN else 0):
+        yield [one and one.without(place) for one in taken], place
 
 
 def _is_right(own: Findings) -> bool:

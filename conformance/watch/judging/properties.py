@@ -111,6 +111,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "changed.long": (Property.MICRO_BATCHES, None),
     "changed.coarse": (Property.RANKS, None),
     "changed.by-hand": (Property.RANKS, None),
+    "changed.before": (Property.RANKS, None),
     "changed.captured": (Property.RANKS, None),
     "changed.by-element": (Property.RANKS, None),
     "changed.not-finite": (Property.RANKS, None),

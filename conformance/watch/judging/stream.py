@@ -96,9 +96,11 @@ class _Leaf:
 
 @dataclass(slots=True)
 class _Optimizer:
-    """An optimizer. tries: steps and skips. last, earlier: the ends of its last two windows."""
+    """An optimizer. made: the number of backward passes before. tries: steps and skips. last, earlier: the ends of its
+    last two windows."""
 
     key: Key
+    made: int
     tries: int = 0
     last: int = 0
     earlier: int = 0
@@ -216,7 +218,7 @@ class Stream:
         shapes = tuple(tuple(self.parameters[number].shape) for number in optimizer.parameters)
         alike = self._alike.get((optimizer.type, shapes), 0)
         self._alike[optimizer.type, shapes] = alike + 1
-        self._optimizers[optimizer.optimizer] = _Optimizer(Key(optimizer.type, shapes, alike))
+        self._optimizers[optimizer.optimizer] = _Optimizer(Key(optimizer.type, shapes, alike), self.clock)
 
     def _go_backward(self, record: records.Backward) -> None:
         self.clock += 1
@@ -343,6 +345,7 @@ class Stream:
             schedules=calls.of(records.Scheduled, lambda one: one.optimizer == optimizer),
             limits=calls.of(records.Limited, lambda one: not concerned.isdisjoint(one.parameters)),
             is_computed=bool(self.ever & concerned),
+            has_passes=self.clock > of.made,
             captured=bool(calls.of(records.Captured, lambda one: not concerned.isdisjoint(one.parameters))),
             shards={number: one.shards for number, one in known.items()},
             shard={number: one.shard for number, one in known.items()},

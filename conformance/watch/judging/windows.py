@@ -65,7 +65,8 @@ class Window:
 
     index: the number of earlier steps and skips of this optimizer. begin, at: places in the stream. new: gradients by
     parameter. old: gradients that an earlier step used and nothing cleared, as they were used. is_computed: backward
-    passes ever gave its parameters gradients. samples: the sampled elements of the used gradients; UNREAD for none.
+    passes ever gave its parameters gradients. has_passes: any came since its optimizer was made. samples: the
+    sampled elements of the used gradients; UNREAD for none.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class Window:
     limits: list[tuple[int, records.Limited]] = field(default_factory=list)
     captured: bool = False
     is_computed: bool = True
+    has_passes: bool = True
     shards: dict[int, int] = field(default_factory=dict)
     shard: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -125,6 +127,13 @@ class Window:
     elsewhere."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameter whose gradient is bit-identical to one that an earlier step used, the place of that step."""
+
+    def without(self, place: int) -> Window:
+        """The same window without one of its backward passes."""
+        left_out = sorted(self.backwards)[place]
+        new = {number: [one for one in of if one.backward != left_out] for number, of in self.new.items()}
+        backwards = {number: one for number, one in self.backwards.items() if number != left_out}
+        return replace(self, new={number: of for number, of in new.items() if of}, backwards=backwards)
 
     @property
     def places(self) -> list[int]:

@@ -17,7 +17,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state.identities import Stamp
-from conformance.trace.state.optimizer_state import unwrapped
+from conformance.trace.state.optimizer_state import held_by, unwrapped
 from conformance.watch import records
 from conformance.watch.recording import masters
 from conformance.watch.recording.exchanges import note_bound
@@ -73,7 +73,8 @@ class _Outermost:
     """The state of a running step. frame: of torch's wrapper around it. backwards, versions, search: backward passes,
     weights and evaluations of L-BFGS before it. reader: the innermost class whose step read gradients. weights: their
     first elements, if none had a gradient. is_reduced: a collective got a gradient after the read. hook: our last
-    pre-hook."""
+    pre-hook. place, passes: where to note the step if another optimizer with the same parameters steps inside, and the
+    backward passes before that."""
 
     frame: int | None = None
     backwards: int = 0
@@ -85,6 +86,8 @@ class _Outermost:
     weights: list[torch.Tensor] | None = None
     is_reduced: bool = False
     hook: RemovableHandle | None = None
+    place: int | None = None
+    passes: int = 0
 
 
 class _Steps:
@@ -119,6 +122,8 @@ class _Steps:
         self._take_off()
         if has_closure:
             self._remember(optimizer)
+        if optimizer is not self._running[0] and not has_closure:
+            self._see_inner(optimizer)
         if optimizer is not self._running[0] or has_closure:
             return
         hooked = _hooked(optimizer)
@@ -177,6 +182,16 @@ class _Steps:
         if isinstance(record, records.Stepped) and not record.used:
             self._remember(optimizer)
 
+    def _see_inner(self, inner: torch.optim.Optimizer) -> None:
+        """Reads the gradients where another optimizer with all parameters steps: the outer step, as in SAM, may call a
+        closure before and clear them afterwards."""
+        outer, step, recording = self._running[0], self._step, self._recording
+        is_read = step.place is not None and step.passes == recording.backwards
+        if not is_read and {*map(id, held_by(inner))} == {*map(id, held_by(outer))}:
+            recording.collect()
+            self._see(outer, (), {})
+            step.place, step.passes = recording.place(), recording.backwards
+
     def _remember(self, optimizer: torch.optim.Optimizer) -> None:
         """Keeps weights: an optimizer class of the script, or a closure, may get gradients in another way."""
         if self._step.weights is None:
@@ -218,7 +233,7 @@ class _Steps:
                 record.used, record.samples, record.gradients = again.used, again.samples, again.gradients
         # If a backward pass calls the step, it has already computed some gradients.
         recording.collect()
-        recording.note(record)
+        recording.note(record, None if step.passes < recording.backwards else step.place)
         for known, gradient in gradients:
             known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
         remember_weights(recording.parameters.held(optimizer))
@@ -254,6 +269,11 @@ class _Steps:
         is_search = is_inside and self._recording.seen.get(number) != step.versions.get(number)
         is_without = all(parameter.grad is None for _, parameter in self._recording.parameters.held(optimizer))
         self._step = step
+        if step.read is not None and step.passes == self._recording.backwards:
+            record, _ = step.read
+            if isinstance(record, records.Stepped):
+                record.closure = is_search
+            return step.read
         return self._of(optimizer, closure=is_search or is_without)
 
     def _end(self) -> None:

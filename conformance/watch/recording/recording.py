@@ -113,12 +113,17 @@ class Recording:
             self.abandon()
         return self.is_over
 
-    def note(self, record: records.Record) -> None:
+    def note(self, record: records.Record, place: int | None = None) -> None:
+        """place: after the records up to there; by default the last."""
         if not self.is_over:
-            self._waiting.append(record)
+            self._waiting.insert(len(self._waiting) if place is None else place, record)
         if not self._output.is_open and isinstance(record, records.Backward):
             # A process that never steps writes at its end, when its process group may be gone.
             self._among = own_rank.of_process()
+
+    def place(self) -> int:
+        """The place of the next record."""
+        return len(self._waiting)
 
     def once(self, record: records.Record) -> None:
         """Notes a record unless an equal one was noted."""
