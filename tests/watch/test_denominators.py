@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.watch import records
+from conformance.watch.judging.properties import Property
 from conformance.watch.records import ENTROPIES
 from conformance.watch.report.sentences import sentence
 from conformance.watch.verdict import verdict
@@ -148,6 +149,13 @@ def test_micro_batches_are_averaged_or_summed(passes, times, expected):
     assert shown(judged([passes] * 4, times=times)) == expected
 
 
+def test_summed_losses_may_be_expected():
+    found = judged([[of(loader=3)] * 2] * 4)
+    assert laws(found) == {MEANS}
+    assert verdict(found, {Property.MICRO_BATCHES: "sum"}) == "CONFORMS"
+    assert verdict(found, {Property.RANKS: "sum"}) == "DOES NOT CONFORM"
+
+
 def own_means(*divisors):
     return [{"divisors": [divisor], "of_any": True} for divisor in divisors]
 
@@ -207,6 +215,8 @@ def share(number, counts, times=1):
         ([of(16, is_of_all=True)] * 2, 0.5, set()),
         ([by(2), by(2)], 1, set()),
         ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
+        ([by(2, targets=None)] * 2, 1, set()),  # a loss of several terms
+        ([by(3, targets=None)] * 2, 1, {"ranks.sum"}),
         ([of(factors=[2.0])] * 2, 0.5, {TIMES}),
         ([of(factors=[0.5])] * 2, 0.5, set()),  # half of a loss
         ([{"factors": [2.0]}] * 2, 0.5, set()),
@@ -224,6 +234,11 @@ def share(number, counts, times=1):
 )
 def test_weights_of_ranks(of_ranks, times, expected):
     assert shown(judged([[of_ranks]] * 3, ranks=2, times=times)) == expected
+
+
+def test_one_of_two_equal_divisors_is_the_number_of_ranks():
+    windows = [[[{"divisors": [2.0] * times, "factors": [0.5] * times}] * 2] * 2 for times in (1, 2)]
+    assert [shown(judged([of] * 3, ranks=2, times=1)) for of in windows] == [{"ranks.sum"}, set()]
 
 
 @pytest.mark.parametrize(("summed", "expected"), [((32, 32), set()), ((12, 20), {ONCE})])

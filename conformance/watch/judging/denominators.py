@@ -315,7 +315,7 @@ class _Lengths:
         self.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
         if number in numbers:
             self.right[number] += 1
-            self.twice += number < _SEVERAL and all(divisors_of(one) == 2 * [number] for one in passes)
+            self.twice += kappa == 1 and number < _SEVERAL and all(divisors_of(one) == 2 * [number] for one in passes)
             self.have_batches |= sum(one.batches for one in passes) >= number
         elif numbers and number + window.lost not in numbers:
             if len(self.kept) < _MOST_KEPT:

@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def shows(self) -> Shown:
-        property, value = self.text.shows or ("", None)
+        property, value = FACTS.get(self.says.code) or self.text.shows or ("", None)
         return Property(property), value
 
     @property

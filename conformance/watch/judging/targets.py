@@ -206,7 +206,8 @@ def _are_one(values: Sequence[float | None]) -> bool:
 
 def is_mean_of_all(together: Together) -> bool:
     """Whether the sum over ranks is correct in this step: they have one loss, or the total weight is 1, as for sums
-    over the number of all targets, or means over the number of ranks."""
+    over the number of all targets, or means over the number of ranks. Losses of several terms have no known weight, but
+    a divisor that is the number of ranks."""
     here = together.here
     if is_of_all_ranks(here):
         # A gradient that each rank already has as a whole must not be added.
@@ -215,9 +216,18 @@ def is_mean_of_all(together: Together) -> bool:
     if (total := total_by_count(together, together.ranks)) is not None:
         return near(total, 1)
     weights = [weight_of(window) or 0.0 for window in here]
+    if not any(weights):
+        return len(here) == together.ranks and all(_is_divided_by(together.ranks, window) for window in here)
     targets = [of_one_target(one) for one in passes_of(here) if factor_of(one)]
     is_of_all = len(here) == together.ranks and near(sum(weights), 1)
     return is_of_all and min(targets) > 0 and (are_alike(weights) or are_alike(targets))
+
+
+def _is_divided_by(ranks: int, window: Window) -> bool:
+    """Whether each loss is divided by the number of ranks, besides the number of micro-batches."""
+    number, passes = len(window.backwards), window.backwards.values()
+    divisors = [Counter(round(divisor, 3) for divisor in one.divisors) for one in passes]
+    return bool(divisors) and all(of_one[ranks] > (number == ranks > 1) for of_one in divisors)
 
 
 def weigh_alike(together: Together, factors: Mapping[tuple[int, int, bool], float]) -> bool:
