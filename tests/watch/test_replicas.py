@@ -336,6 +336,30 @@ def test_modules_that_each_rank_may_have_for_itself(options, expected):
     assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
 
 
+@pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_of_ranks_may_have_a_module_each(size, cancels):
+    """Each group starts from its own weights and averages their gradients. cancels: the gradients of another parameter
+    add up to almost nothing, so its factor is unknown."""
+    script = Script(ranks=2 * size)
+    script.each(records.Named({str(number): name for number, name in enumerate(NAMES)}))
+    for _ in range(4):
+        computed = script.backward()
+        first = computed[0][2]
+        for rank, stream in enumerate(script.streams if cancels else ()):
+            computed[rank][2] = first * (1 if rank % 2 else 1e-6 - 1)
+            stream[-1].sketches = sketches(computed[rank])
+        all_ranks = total(computed, 0.5 / size)
+        of_groups = [total(computed[begin : begin + size], 1 / size) for begin in (0, size)]
+        of_each = [of_groups[rank // size] for rank in range(script.ranks)]
+        script.step([[own[n] if n > 3 else all_ranks[n] for n in script.numbers] for own in of_each])
+        for rank, stream in enumerate(script.streams):
+            for number in (4, 5):
+                stream[-1].values[number] = [one + rank // size for one in stream[-1].values[number]]
+        script.clear()
+    assert {*script.findings().open} == {"ranks.own-some", "agreement.weights"}
+
+
 @pytest.mark.parametrize(
     ("times", "starts_apart", "drift", "expected"),
     [

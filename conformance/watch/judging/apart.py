@@ -9,6 +9,7 @@ from typing import Any
 
 from conformance.watch.judging.equations import Case
 from conformance.watch.judging.factor import Factor
+from conformance.watch.judging.windows import Contribution
 
 _ENOUGH = 5
 """Independent equations needed of the majority: one fixes the factor, the rest can prove it wrong."""
@@ -67,14 +68,34 @@ class Apart:
         """Whether all gradients are those of the last step: a line search may restore them in some steps."""
         return not self.rest and {*self.case.window.again.values()} == {self.case.window.begin}
 
+    @property
+    def _off(self) -> list[int]:
+        """Parameters that do not use the sum. If it is almost nothing, it fits any factor."""
+        return [number for number in self.strange if self.factors[number] is None]
+
     @cached_property
     def own(self) -> list[int]:
         """Parameters that use this rank's gradient only; none if some use neither theirs nor the sum. Excludes parts
         that no other rank has: for them this is correct."""
         case, together = self.case, self.case.together
-        if together.ranks == 1 or not all(case.of([number]).is_known(case.own) for number in self.strange):
+        if together.ranks == 1 or not all(case.of([number]).is_known(case.own) for number in self._off):
             return []
-        return [number for number in self.strange if len(together.with_same(number, case.window.rank)) > 1]
+        return [number for number in self._off if len(together.with_same(number, case.window.rank)) > 1]
+
+    @property
+    def of_groups(self) -> list[int]:
+        """Parameters that use the gradients of the ranks that started with equal weights, such as of one task, if all
+        others use the sum."""
+        case, rank = self.case, self.case.window.rank
+
+        def of_equal(number: int) -> list[Contribution]:
+            ranks = case.together.holders[number][rank]
+            return [one for of, one in case.by_rank(number) if of in ranks]
+
+        held = case.together.holders
+        are_of_groups = all(number in held and case.of([number]).is_known(of_equal) for number in self._off)
+        is_proof = case.of([*self.known]).independent >= _ENOUGH
+        return self._off if are_of_groups and is_proof else []
 
     @cached_property
     def exchanged(self) -> dict[int, int]:

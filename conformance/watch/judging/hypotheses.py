@@ -280,6 +280,10 @@ APART: Sequence[Row[Apart]] = (
         when=lambda of: bool(of.exchanged),
         effect=lambda of: said("follow-others", parameters=len(of.exchanged), all=len(of.all)),
     ),
+    Row(
+        Fact("ranks.own-some", lambda of: of.counted(parameters=of.of_groups, all=of.all)),
+        when=lambda of: bool(of.of_groups),
+    ),
     Row(RIGHT, lambda of: of.are_clipped),
     # A script may shrink or grow gradients of a layer on purpose, by any number.
     Row(Fact("ranks.some-parameters", lambda of: {"names": of.case.window.named(of.few)}), lambda of: bool(of.few)),
