@@ -68,6 +68,11 @@ class _Accumulated(_In16Bits):
 
 
 class _AccumulatedAndReduced(_Accumulated):
+    def added(self, vectors: Iterable[Affine]) -> Affine:
+        """As `+=` adds vectors that are not rounded before."""
+        first, *others = vectors
+        return reduce(lambda total, one: self.rounded(total.plus(one)), others, self.rounded(first))
+
     def summed(self, ranks: Iterable[Affine]) -> Affine:
         return self.added(ranks)
 
