@@ -14,9 +14,10 @@ from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
 #: Laws that flag consequences, not causes: a known bug says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
 
-#: Laws that break together with another one: a schedule is compared with the optimizer's steps, and a rank that skips
-#: alone takes no step.
+#: Laws that break together with another one, or with a guard: a schedule is compared with the optimizer's steps or the
+#: planned epochs, and a rank that skips alone takes no step.
 _FOLLOW = {
+    "resumes at another place in the data": ("acc/schedule-per-epoch",),
     "acc/step-after-all-backwards": ("acc/schedule-per-step", "acc/schedule-per-epoch"),
     "amp/all-ranks-skip": ("acc/step-after-all-backwards",),
 }
@@ -38,7 +39,7 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
     second of two bugs that give the numbers together.
     """
     failed = [case for case in cases if case.failed]
-    shown = signs(failed, cases)
+    shown = {name: [*_without_following(own)] for name, own in signs(failed, cases).items()}
     chosen = _fewest(failed, shown)
     for case in failed:
         chosen += dict.fromkeys(one for one in _further(shown[id(case)], chosen) if one not in chosen)
@@ -73,12 +74,20 @@ def _further(shown: Sequence[Cause], chosen: Sequence[Cause]) -> Iterator[Cause]
     own = [cause for cause in shown if cause in chosen]
     # A guard may explain a broken law or a crash, and a broken law may explain the numbers.
     if all(cause.kind == "law" for cause in own):
-        follow = [law for cause in own for law in _FOLLOW.get(cause.key.partition("@")[0], ())]
-        laws = (cause for cause in shown if cause.kind == "law" and not _gives_way(cause))
-        yield from (cause for cause in laws if cause.key.partition("@")[0] not in follow)
+        yield from (cause for cause in shown if cause.kind == "law" and not _gives_way(cause))
     both = [cause for cause in shown if cause.kind == "pair"]
     if any(cause in both for cause in own) and len([cause for cause in own if not _gives_way(cause)]) < len(both):
         yield from both
+
+
+def _following(cause: Cause) -> Sequence[str]:
+    """The laws that break together with a cause."""
+    return _FOLLOW.get(cause.key.partition("@")[0], ())
+
+
+def _without_following(shown: Sequence[Cause]) -> Iterator[Cause]:
+    follow = {law for cause in shown for law in _following(cause)}
+    yield from (cause for cause in shown if cause.kind != "law" or cause.key.partition("@")[0] not in follow)
 
 
 def _own(shown: Sequence[Cause], chosen: Sequence[Cause]) -> list[Cause]:
@@ -153,6 +162,7 @@ def telling(cause: Cause, case: CaseRecord, others: Sequence[Cause] = ()) -> lis
         if finding is not law
         and finding.level == "MUST"
         and key_of(finding) not in elsewhere
+        and finding.law not in _following(cause)
         and not (is_open and finding.law in NUMERIC_LAWS)
     ]
     return broken if law is None else [law, *broken]

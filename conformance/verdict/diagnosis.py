@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
+from typing import NamedTuple
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Gap, Unbounded
@@ -66,12 +67,12 @@ def suspects(
     """
     rank, windows = ranks[difference.rank], _compared(reading, right, difference, ranks)
 
-    def gap(*faults: Deviation) -> Gap | None:
-        return _gap(reading.recurrence(right.history, *faults).steps(windows), right, difference.step, rank)
+    def fit(*faults: Deviation) -> _Fit:
+        return _fit(reading.recurrence(right.history, *faults).steps(windows), right, difference.step, rank)
 
-    def explain(*faults: Deviation) -> bool:
+    def explain(found: _Fit, *faults: Deviation) -> bool:
         # A bound that also contains the correct answer explains nothing.
-        return (gap(*faults) or 0) > 1 and all(map(reads_as_much, faults))
+        return (found.gap or 0) > 1 and all(map(reads_as_much, faults))
 
     def reads_as_much(fault: Deviation) -> bool:
         """Whether the rank trained all windows that a bug in reading reads, except short ones, which it may drop."""
@@ -80,7 +81,8 @@ def suspects(
         return [*read] == [*reading.problem.windows] or whole <= len(rank.steps) + len(right.skips)
 
     known = applicable(reading.problem)
-    explained = [fault for fault in known if explain(fault)]
+    fits = [(fault, fit(fault)) for fault in known]
+    explained = [fault for fault, found in fits if explain(found, fault)]
     others = [fault for fault in known if fault not in explained]
     by_weights = any(attempt.gradients is None for attempt in rank.steps)
     ruled_out = tuple(
@@ -88,7 +90,9 @@ def suspects(
     )
     names = [fault.name for fault in explained]
     if not names and not diverged:
-        names = [f"{one.name}{PAIR}{two.name}" for one, two in pairs(known) if explain(one, two)]
+        # Trying all pairs takes long. A fault that is wrong in a correct step is not one of two.
+        late = [fault for fault, found in fits if found.steps >= difference.step]
+        names = [f"{one.name}{PAIR}{two.name}" for one, two in pairs(late) if explain(fit(one, two), one, two)]
     if diverged:
         return Suspects(tuple(names), ruled_out)
     start = reading.problem.workload.start
@@ -98,10 +102,10 @@ def suspects(
         ruled_out,
         _factors(
             candidates,
-            lambda factor: map(gap, _multiplied_gradients(factor, reading.problem)),
+            lambda factor: [fit(one).gap for one in _multiplied_gradients(factor, reading.problem)],
             None if reading.problem.workload.clip else _shown(right, rank, difference),
         ),
-        _factors(candidates, lambda factor: [gap(_multiplied_steps(factor))]),
+        _factors(candidates, lambda factor: [fit(_multiplied_steps(factor)).gap]),
     )
 
 
@@ -118,7 +122,7 @@ def in_some_windows(
             deque(islice(before.steps(), taken), maxlen=0)
             for fault, deviation in limited(reading.problem, own):
                 wrong = before.continued(deviating((deviation, *reading.deviations)))
-                if (_gap(wrong.steps(windows), right, difference.step, rank, taken) or 0) > 1:
+                if (_fit(wrong.steps(windows), right, difference.step, rank, taken).gap or 0) > 1:
                     found.append(f"{fault.name}{ONLY}{place}")
     return tuple(found)
 
@@ -131,29 +135,33 @@ def _compared(reading: Reading, right: Trajectory, difference: Difference, ranks
     return min(windows, settled) if difference.step < settled else windows
 
 
-def _gap(
-    wrong: Iterable[Step], right: Trajectory, first_difference: int, rank: RankEvidence, taken: int = 0
-) -> Gap | None:
-    """The gap between steps that have all numbers of the rank and the correct answer at their first difference; None if
-    the steps, which come after ``taken`` correct ones, do not have them."""
+class _Fit(NamedTuple):
+    """steps: how many have the rank's numbers. gap: that to the correct answer at its first difference, if all do."""
+
+    steps: int
+    gap: Gap | None = None
+
+
+def _fit(wrong: Iterable[Step], right: Trajectory, first_difference: int, rank: RankEvidence, taken: int = 0) -> _Fit:
+    """Compares steps, which come after ``taken`` correct ones, with the rank's."""
     found = None
     try:
         for step in wrong:
             if taken == len(rank.steps):
-                return None
+                return _Fit(taken)
             seen = rank.steps[taken]
             # A fault may lose a gradient: then its step uses none, as the weights show.
             gradients = [0.0 if value is None else value for value in seen.gradients or ()]
             if gradients and outside(step.gradient, tuple(gradients)) is not None:
-                return None
+                return _Fit(taken)
             if outside(step.weights, seen.weights) is not None:
-                return None
+                return _Fit(taken)
             if taken == first_difference:
                 found = separation(right.steps[taken], step, by_weights=seen.gradients is None)
             taken += 1
     except Unbounded:
-        return None
-    return found
+        return _Fit(taken)
+    return _Fit(taken, found)
 
 
 def _shows(wrong: Recurrence, right: Trajectory, windows: int, by_weights: bool) -> bool:

@@ -270,6 +270,14 @@ def test_a_law_that_breaks_with_another_one_is_no_second_cause() -> None:
     assert len(of(named_laws(alone), named_laws(missing))) == 2
 
 
+def test_a_schedule_of_epochs_is_no_cause_where_a_resume_loses_its_place_in_them() -> None:
+    late = ("acc/schedule-per-epoch", "t.py:9")
+    case = named_laws(late, **broken("resumed at the next window", "resumes at another place in the data"))
+    [(cause, [_])] = causes([case])
+    assert (cause.kind, telling(cause, case)) == ("guard", [])
+    assert [kind for kind, _, _ in of(named_laws(late))] == ["law"]
+
+
 def test_a_crash_and_a_guard_account_for_the_laws_that_are_broken_with_them() -> None:
     clears = ("acc/cleared", "t.py:9")
     crash = named_laws(clears, verdict="CRASH", headline="rank 0 raised E (t.py:9)", first_difference=None)

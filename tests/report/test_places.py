@@ -71,7 +71,7 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
         (GRADIENT | {"explained_by": ("clips-each-parameter",)}, [("at", 73), ("seen at", 75)]),
         (GRADIENT | {"explained_by": ("reduction-in-bfloat16",)}, [("at", 72), ("seen at", 75), ("clip", 73)]),
         (
-            # Of two lines, none is the one.
+            # Two lines leave it open.
             GRADIENT
             | {
                 "explained_by": ("reduction-in-bfloat16",),

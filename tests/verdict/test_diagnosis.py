@@ -316,3 +316,21 @@ def test_a_pass_within_bounds_rules_out_no_fault_that_bounds_need_not_exclude(fo
 def test_what_hides_factors_names_no_fault():
     assert Suspects(("not-clipped",)).names_one
     assert not Suspects(("not-clipped",), gradient_factors=(Fraction(1), Fraction(2))).names_one
+
+
+def test_pairs_of_bugs_that_show_before_the_first_difference_are_not_tried(follow, monkeypatch):
+    """Each trial takes the steps up to its first wrong one, and there are thousands of pairs."""
+
+    class OddLate(Recurrence):
+        def window_gradient(self, window, weights):
+            vector = super().window_gradient(window, weights)
+            odd = vector.where([number % 2 == 0 for number in range(len(vector))])
+            return vector.plus(odd.scaled(Fraction(1, 8))) if window.index == 3 else vector
+
+    run, tried, steps = follow("single-acc2-fp32-many-tensors", OddLate), [], Recurrence.steps
+    monkeypatch.setattr(Recurrence, "steps", lambda self, limit=None: tried.append(self) or steps(self, limit))
+    found = run.judged()
+    assert (found.difference.step, found.suspects.explained_by) == (3, ())
+    textbooks = [{fault.textbook for fault in CATALOGUE}.intersection(type(one).__bases__) for one in tried]
+    assert {SumOverWindow} in textbooks
+    assert not any(SumOverWindow in both for both in textbooks if len(both) == 2)

@@ -184,6 +184,20 @@ class ShardsStepOwnGradients(Recurrence):
 
 
 @fault(
+    "reduces the gradients before a window's last backward, and steps each rank's shard with the rank's own last ones",
+    distributed,
+    accumulating,
+    fix="reduce gradients after the window's last backward, and step with what the reduction returns",
+)
+class LastMicroBatchNotReduced(ShardsStepOwnGradients):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        last = only(coefficients, chain.from_iterable(share[-1:] for share in window.shares))
+        earlier = [every - late for every, late in zip(coefficients, last, strict=True)]
+        reduced = super(ShardsStepOwnGradients, self).averaged(window, weights, tuple(earlier))
+        return reduced.plus(super().averaged(window, weights, last))
+
+
+@fault(
     "steps the parameters of each rank, dealt out in turn, with the rank's own gradients",
     distributed,
     lambda problem: len(problem.workload.model.tensors) > 1,
