@@ -101,7 +101,7 @@ def _without_backward(together: Together, window: Window, findings: Findings) ->
     if not used:
         # Horovod and DeepSpeed make optimizers create their state this way.
         return _open(window, findings, "clearing.zeroed") if window.is_computed else set()
-    if not window.has_passes:
+    if window.is_made_last:
         return _open(window, findings, "changed.before")
     if not all(_is_as_it_was(window, number) for number in used):
         return _open(window, findings, "changed.by-hand")

@@ -345,7 +345,7 @@ class Stream:
             schedules=calls.of(records.Scheduled, lambda one: one.optimizer == optimizer),
             limits=calls.of(records.Limited, lambda one: not concerned.isdisjoint(one.parameters)),
             is_computed=bool(self.ever & concerned),
-            has_passes=self.clock > of.made,
+            is_made_last=0 < self.clock == of.made,
             captured=bool(calls.of(records.Captured, lambda one: not concerned.isdisjoint(one.parameters))),
             shards={number: one.shards for number, one in known.items()},
             shard={number: one.shard for number, one in known.items()},

@@ -65,7 +65,7 @@ class Window:
 
     index: the number of earlier steps and skips of this optimizer. begin, at: places in the stream. new: gradients by
     parameter. old: gradients that an earlier step used and nothing cleared, as they were used. is_computed: backward
-    passes ever gave its parameters gradients. has_passes: any came since its optimizer was made. samples: the
+    passes ever gave its parameters gradients. is_made_last: all came before its optimizer was made. samples: the
     sampled elements of the used gradients; UNREAD for none.
     """
 
@@ -90,7 +90,7 @@ class Window:
     limits: list[tuple[int, records.Limited]] = field(default_factory=list)
     captured: bool = False
     is_computed: bool = True
-    has_passes: bool = True
+    is_made_last: bool = False
     shards: dict[int, int] = field(default_factory=dict)
     shard: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
