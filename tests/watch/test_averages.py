@@ -262,7 +262,33 @@ def test_parameters_with_a_different_factor_are_named():
         used = total(script.backward(), 0.5)
         return [[one * 0.5 if number in (1, 4) else one for number, one in enumerate(used)]] * 2
 
-    assert trained(window).open["ranks.some-parameters"].says.values == {"names": ["p1", "p4"]}
+    says = trained(window).open["ranks.some-divided-twice"].says
+    assert says.values == {"named": ["p1", "p4"], "divisor": pytest.approx(2, rel=1e-3)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shares", "users", "expected"),
+    [
+        (3, 1 / 9, 3, {"watch/divided-once"}),
+        (2, 1 / 4, 2, {"ranks.some-divided-twice"}),  # a half is a number that a script may choose
+        (3, 1.0, 3, {"ranks.some-summed"}),
+        (3, 1 / 2, 2, {"ranks.some-users"}),
+        (3, 1 / 2, 3, {"ranks.some-parameters"}),
+        (3, 1 / 3, 3, set()),
+    ],
+)
+def test_parameters_with_the_factor_of_another_division(ranks, shares, users, expected):
+    """shares: of each rank in the gradient of one parameter. users: the ranks with a gradient of it."""
+
+    def window(script):
+        computed = script.backward()
+        for rank in range(users, ranks):
+            computed[rank][4] = computed[rank][4] * 0.0
+            script.streams[rank][-1].sketches = sketches(computed[rank])
+        return [[one * (shares * ranks if n == 4 else 1) for n, one in enumerate(total(computed, 1 / ranks))]] * ranks
+
+    findings = trained(window, ranks=ranks)
+    assert laws(findings) | findings.open.keys() == expected
 
 
 def taken(order, but=1.0):

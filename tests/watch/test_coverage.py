@@ -345,3 +345,28 @@ def test_parameters_of_fsdp2(tmp_path, alone, make, expected, says):
     findings = judged_by(Judge(), tmp_path, trains)
     assert shown(findings) == expected
     assert says is None or any(name.startswith(says) for name in findings.open["coverage.unheld"].says.values["names"])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        ("step", None, {"watch/has-gradient"}),
+        ("step", "step", "CONFORMS"),  # one more step uses the last gradients
+        ("other line", None, "CONFORMS"),  # a step that only makes the state of the optimizer
+    ],
+)
+def test_a_step_before_its_backward_pass(first, last, expected):
+    def train():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if first == "other line":
+            optimizer.step()
+        for batch in range(6):
+            if first == "step" or batch:
+                optimizer.step()
+            optimizer.zero_grad()
+            loss(model).backward()
+        if last == "step":
+            optimizer.step()
+
+    assert shown(watched(train)) == expected

@@ -12,12 +12,13 @@ LEFT, THIRD = (0, 1), 1 / 3
 """The ranks of three that still have data, and the weight of each of three."""
 
 
-def joined(passes, of_all, of_fewer, factor_of_fewer=1.0, targets=None):
-    """Six windows of all ranks, then six of two. of_all, of_fewer: the factor of each pass."""
+def joined(passes, of_all, of_fewer, factor_of_fewer=1.0, targets=None, factor_of_all=1.0):
+    """Six windows of all ranks, then six of two. of_all, of_fewer: the factor of each pass. factor_of_all,
+    factor_of_fewer: of their losses."""
     script = Script(ranks=3)
     script.each(records.Joined())
     for ranks, weights in [((0, 1, 2), of_all)] * 6 + [(LEFT, of_fewer)] * 6:
-        factors = [factor_of_fewer] if ranks == LEFT else []
+        factors = [factor_of_fewer if ranks == LEFT else factor_of_all]
         computed = [script.backward(factors=factors, targets=targets, ranks=ranks) for _ in range(passes)]
         micro_batches = [total([one[rank] for rank in ranks]) for one in computed]
         weighed = [total([one], weight) for one, weight in zip(micro_batches, weights, strict=True)]
@@ -41,11 +42,15 @@ def test_averages_over_fewer_ranks(of_all, of_fewer, expected):
 
 @pytest.mark.parametrize(
     ("of_fewer", "factor", "expected"),
-    [(THIRD, 1.5, set()), (0.5, 1.0, set()), (THIRD, 1.0, set())],
+    [(THIRD, 1.5, set()), (0.5, 1.0, set()), (THIRD, 1.0, set()), (0.5, 1.5, {"watch/averaged-once"})],
 )
 def test_factors_that_compensate_for_missing_ranks(of_fewer, factor, expected):
     # The factor of the loss also shows in the gradients.
     assert joined(1, (THIRD,), (of_fewer,), factor, targets=8) == expected
+
+
+def test_a_factor_of_all_losses_does_not_compensate_for_missing_ranks():
+    assert joined(1, (THIRD,), (0.5,), 1.5, targets=8, factor_of_all=1.5) == set()
 
 
 @pytest.mark.parametrize(

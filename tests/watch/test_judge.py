@@ -242,18 +242,40 @@ def test_an_average_of_some_gradients_that_ranks_clipped_by_value():
 
 
 @pytest.mark.parametrize(
-    ("scale", "drops_pass", "expected"),
-    [(1024.0, False, FINITE), (None, False, set()), (1024.0, True, set())],
+    ("scale", "by_hand", "drops_pass", "expected"),
+    [
+        (1024.0, [], False, FINITE),
+        (None, [], False, set()),
+        (1024.0, [], True, set()),
+        (None, [1024.0], False, FINITE),
+        (None, [2.0], False, set()),  # may weight the loss
+    ],
 )
-def test_an_overflow_that_is_replaced(scale, drops_pass, expected):
+def test_an_overflow_that_is_replaced(scale, by_hand, drops_pass, expected):
     """Without a loss scale it may be intended, and so may dropping the pass."""
     script = Script(ranks=1)
-    [[first], [overflown]] = script.backward(scale=scale), script.backward(scale=scale)
+    [[first], [overflown]] = (script.backward(scale=scale, factors=by_hand) for _ in range(2))
     script.streams[0][-1].sketches = sketches(infinite(overflown))
     script.step([total([first], 1 / (scale or 1.0)) if drops_pass else [one.clamp(-1, 1) for one in first]])
     findings = script.findings()
     assert laws(findings) == expected
     assert bool(findings.open) != bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "clears", "expected"), [(4, False, {"watch/cleared"}), (4, True, set()), (1, False, set())]
+)
+def test_an_overflow_that_is_never_cleared(skipped, clears, expected):
+    script = Script(ranks=1)
+    for overflows in [False] * 3 + [True] * skipped:
+        [computed] = script.backward()
+        if overflows:
+            script.streams[0][-1].sketches = sketches(infinite(computed))
+        else:
+            script.step([computed])
+        if clears or not overflows:
+            script.clear()
+    assert laws(script.findings()) == expected
 
 
 def test_a_rank_steps_on_an_overflow_that_another_leaves_out():

@@ -20,6 +20,24 @@ def test_a_scale_may_shrink_to_the_number_of_micro_batches(scales, broken):
     assert laws(script.findings()) == broken
 
 
+@pytest.mark.parametrize(
+    ("scales", "divisors", "broken"),
+    [
+        ([16, 16, 32, 32, 64], [16, 32, 32, 64, 64], {"watch/unscaled"}),
+        ([16, 16, 32, 32, 64], [16, 16, 32, 32, 64], set()),
+        ([16, 16, 32, 32, 64], [32] * 5, set()),  # one constant of the script
+        ([16, 16, 32, 32, 64], [16, 48, 32, 48, 64], set()),
+    ],
+)
+def test_a_division_by_the_next_scale(scales, divisors, broken):
+    script = Script(ranks=1)
+    for scale, divisor in zip(scales, divisors, strict=True):
+        [computed] = script.backward(factors=[float(scale)])
+        script.step([total([computed], 1 / divisor)])
+        script.clear()
+    assert laws(script.findings()) == broken
+
+
 def clipped(limit, scales, *, how="norm", unscales="after"):
     """Clips each window at a limit, a function of its scale. unscales: before or after the clip."""
     script = Script(ranks=1)

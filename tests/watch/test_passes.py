@@ -24,6 +24,45 @@ def test_a_loss_that_goes_backward_again():
     assert laws(script.findings()) == {AGAIN}
 
 
+@pytest.mark.parametrize(
+    ("factor", "values", "alike", "expected"),
+    [
+        (1.0, (0.5, 0.5), True, {AGAIN}),
+        (1.0, (0.5, 0.4), True, set()),  # other targets
+        (1.0, (0.5, 0.5), False, set()),
+        (0.5, (0.5, 0.5), True, set()),  # each counts half
+    ],
+)
+def test_a_loss_that_is_computed_twice_from_the_same_outputs(factor, values, alike, expected):
+    script = Script(ranks=1)
+    computed = []
+    for place, value in enumerate(values):
+        computed += script.backward(factors=[factor], targets=8)
+        script.streams[0][-2].value, script.streams[0][-2].is_alike = value, alike and place > 0
+    script.step([total(computed)])
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("factor", "again", "expected"),
+    [
+        (1.0, [], {"watch/cleared"}),
+        (1.0, [4], {OTHER}),  # a second loss, from time to time
+        (0.5, [], {OTHER}),  # a micro-batch of the first window
+    ],
+)
+def test_a_backward_pass_before_the_first_window(factor, again, expected):
+    script = Script(ranks=1)
+    for step in range(6):
+        computed = []
+        for line in [1, 2] if step in (0, *again) else [2]:
+            computed += script.backward(factors=[factor if step == 0 else 1.0], targets=8)
+            script.streams[0][-2].calls = line
+        script.step([total(computed)])
+        script.clear()
+    assert found(script.findings()) == expected
+
+
 def test_unscaling_between_two_passes():
     script = Script(ranks=1)
     first = script.backward(scale=1024.0)

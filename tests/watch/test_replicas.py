@@ -244,6 +244,46 @@ def test_only_rank_0_steps(wraps, apart, at_the_end, expected):
     assert shown(script.findings()) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "apart", "expected"),
+    [(LINE, True, SAME_STEPS), (LINE, False, "UNDECIDED"), (["train.py", 99, "main"], True, "UNDECIDED")],
+)
+def test_one_rank_takes_the_last_step(line, apart, expected):
+    """In another loop it may continue by itself."""
+    script = Script()
+    for ranks in [(0, 1)] * 4 + [(0,)]:
+        weigh(script, is_apart=False)
+        script.step(averaged(script.backward(ranks=ranks)), ranks=ranks)
+        script.clear()
+    script.streams[0][-2].site = line
+    weigh(script, apart, last=True)
+    assert shown(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("inside", "apart", "expected"),
+    [
+        (True, [0, 1, 1, 1], {"watch/same-weights"}),
+        (True, [0, 1, 0, 1], "UNDECIDED"),  # it gets them later
+        (True, [0, 0, 0, 0], "UNDECIDED"),
+        (False, [0, 1, 1, 1], "UNDECIDED"),
+    ],
+)
+def test_parameters_that_only_one_rank_steps(inside, apart, expected):
+    """Its optimizer is of another class, as a part of a sharded one."""
+    script = Script()
+    for stream, kind in zip(script.streams, ("SGD", "Adam"), strict=True):
+        stream.append(records.Optimizer(1, kind, script.numbers))
+        stream.append(records.Wrapped(1, inside=script.numbers if inside else []))
+    for is_apart in apart:
+        weigh(script, is_apart)
+        script.step(averaged(script.backward()))
+        for stream, kind in zip(script.streams, ("SGD", "Adam"), strict=True):
+            stream[-1].optimizer, stream[-1].type = 1, kind
+        script.clear()
+    assert shown(script.findings()) == expected
+
+
 def test_optimizers_that_look_alike_may_train_different_models():
     """DDP wraps only one of them, so they do not belong together."""
     script = Script()

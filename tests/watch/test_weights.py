@@ -6,7 +6,7 @@ import torch
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
-from .scripts import Script, averaged, gradients, laws
+from .scripts import Script, averaged, gradients, laws, sketches, total
 from .trained import loss, network, records_in
 
 
@@ -32,6 +32,70 @@ def test_ranks_may_mix_their_weights_between_steps(is_elsewhere, expected):
             stream[-1].is_elsewhere = is_elsewhere and window % 2 == 1
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+KEPT = {"watch/kept"}
+
+
+def mixed(steps, mix, *, ranks=2, averages=False, seed=0):
+    """The findings of ranks that step on their own gradients. mix: the next weights of a rank, from those of all."""
+    script = Script(ranks=ranks)
+    weights = [gradients(seed)] * ranks
+    for step in range(steps):
+        computed = script.backward()
+        used = [total(computed, 1 / ranks)] * ranks if averages else computed
+        script.step(used)
+        after = [total([old, new], 1.0) for old, new in zip(weights, used, strict=True)]
+        for stream, old, new in zip(script.streams, weights, after, strict=True):
+            stream[-1].values, stream[-1].after, stream[-1].is_elsewhere = sketches(old), sketches(new), True
+        weights = [mix(step, rank, weights, after) for rank in range(ranks)]
+        script.clear()
+    return script.findings()
+
+
+def of_rank(choose):
+    return lambda step, rank, before, after: after[choose(step)]
+
+
+@pytest.mark.parametrize(
+    ("mix", "ranks", "expected"),
+    [
+        (of_rank(lambda step: 0), 2, KEPT),
+        (of_rank(lambda step: 1), 2, KEPT),
+        (of_rank(lambda step: step % 2), 2, set()),  # the best one, in evolution
+        (lambda step, rank, before, after: total(after, 0.5), 2, set()),
+        (lambda step, rank, before, after: total(after), 3, KEPT),
+        (lambda step, rank, before, after: [total(after)[0], *total(after, 1 / 3)[1:]], 3, KEPT),
+    ],
+)
+def test_ranks_mix_their_weights_after_each_step(mix, ranks, expected):
+    assert laws(mixed(6, mix, ranks=ranks)) == expected
+
+
+def test_weights_that_replace_those_of_other_ranks_in_a_few_steps():
+    assert laws(mixed(4, of_rank(lambda step: 0))) == set()
+
+
+@pytest.mark.parametrize(
+    ("undone", "owns", "expected"),
+    [(range(6), True, KEPT), (range(5), True, set()), (range(6), False, set())],
+)
+def test_steps_that_are_undone(undone, owns, expected):
+    """A script may restore weights on all ranks, such as after it adapts to a sample."""
+    script = Script()
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Optimizer(1, ("SGD", "Adam")[rank * owns], script.numbers))
+    weights = gradients(0)
+    for step in range(7):
+        used = script.backward()
+        script.step(used)
+        for rank, stream in enumerate(script.streams):
+            after = total([weights, used[0]])
+            stream[-1].optimizer, stream[-1].type = 1, ("SGD", "Adam")[rank * owns]
+            stream[-1].values, stream[-1].after = sketches(weights), sketches(after)
+        weights = weights if step in undone else after
+        script.clear()
+    assert laws(script.findings()) & KEPT == expected
 
 
 @pytest.mark.parametrize("of", [(), (0,), (0, 1)])

@@ -203,6 +203,13 @@ LAWS: dict[str, Law] = {
             is_seen_later=True,
         ),
         Law(
+            "watch/kept",
+            "The weights after a step MUST stay, or enter an average over the ranks.",
+            "Weights that replace or sum up those of other ranks lose their steps, or grow with each step.",
+            "average the gradients before the step, or divide the sum of the weights by the number of ranks",
+            ("ranks", "weighted"),
+        ),
+        Law(
             "watch/same-rates",
             "The learning rates of all ranks MUST be equal.",
             "The ranks' weights drift apart.",

@@ -19,6 +19,8 @@ _AT_LIMIT = 0.01
 
 _MANY_ELEMENTS = 64
 
+_NEAR = 1e-4
+
 
 class Apart:
     """The parameters of a case, each with its own factor. strange: those whose gradient is no known multiple of the
@@ -118,6 +120,49 @@ class Apart:
             return {}
         return of if case.is_known(lambda number: case.all(of.get(number, number))) else {}
 
+    @cached_property
+    def main(self) -> Factor:
+        """The factor that most of them share: the median, as exactly as all of these show it."""
+        middle = median_low([factor.middle for factor in self.known.values()] or [0.0])
+        most = self.case.of([number for number, factor in self.known.items() if factor.contains(middle)])
+        return most.known(most.all) or Factor(middle, middle)
+
+    @property
+    def most(self) -> float:
+        return self.main.middle
+
+    @property
+    def may_be_chosen(self) -> bool:
+        """Whether it may be a literal of the script, which has few digits."""
+        return self.main.contains(float(f"{self.most:.2g}"))
+
+    def have_few(self, factor: float) -> bool:
+        """Whether a few parameters have this factor instead of that of most."""
+        return bool(self.few) and all(self.known[number].contains(factor, _NEAR) for number in self.few)
+
+    @property
+    def ranks(self) -> int:
+        return self.case.together.ranks
+
+    @property
+    def divisor(self) -> float:
+        return 1 / self.most
+
+    @property
+    def times(self) -> float:
+        return self.known[self.few[0]].middle / self.most
+
+    @property
+    def users(self) -> int:
+        """The number of ranks with a gradient of the few; 0 if it is not the same for all of them."""
+        case = self.case
+        users = [{rank for rank, one in case.by_rank(n) if one.sketch[..., 2].any()} for n in self.few]
+        return len(users[0]) if len({*map(len, users)}) == 1 else 0
+
+    @property
+    def named(self) -> list[str]:
+        return self.case.window.named(self.few)
+
     @property
     def are_clipped(self) -> bool:
         """Whether each was clipped by its own norm: to one limit, or to a fixed ratio to the norm of its weights, as in
@@ -137,9 +182,7 @@ class Apart:
         """The minority whose factor differs from that of most; none if there is no clear majority."""
         if None in self.factors.values() or not self.known:
             return []
-        # A factor that most share is the median.
-        middle = median_low(factor.middle for factor in self.known.values())
-        most = self.case.of([number for number, factor in self.known.items() if factor.contains(middle)])
+        most = self.case.of([number for number, factor in self.known.items() if factor.contains(self.most)])
         few = [number for number in self.known if number not in {*most.parameters}]
         are_few = len(few) < len(most.parameters) and most.independent >= _ENOUGH
         return few if are_few and most.is_known(most.all) else []

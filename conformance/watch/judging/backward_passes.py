@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 from conformance.watch import records
 from conformance.watch.judging.chapter import Chapter
 from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Said, said
+from conformance.watch.judging.targets import near, weight_of
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Backward
 
@@ -28,6 +31,11 @@ class Passes(Chapter):
             if window.step is None or window.step.closure or not window.used or not in_full:
                 continue
             again = [one for one in window.backwards.values() if one.contains and _adds(window, one)]
+            repeated = _repeated(window)
+            if repeated:
+                effect = said("passes.twice", passes=len(repeated), all=len(window.backwards))
+                found = _finding(window, "watch/backward-once", said("passes.repeat"), repeated[0].site, effect)
+                self._findings.add(found, together.here)
             if again:
                 effect = said("passes.twice", passes=len(again), all=len(window.backwards))
                 found = _finding(window, "watch/backward-once", said("passes.contains"), again[0].site, effect)
@@ -65,6 +73,17 @@ def _searches(window: Window, step: records.Stepped) -> Iterator[Finding]:
 
 def _finding(window: Window, law: str, says: Said, site: records.Site, effect: Said) -> Finding:
     return Finding(law, says, window.index, (window.rank,), site, effect, window.optimizer)
+
+
+def _repeated(window: Window) -> list[Backward]:
+    """The passes whose loss was computed before from the same outputs, if the update is a mean without them: otherwise
+    each of two equal losses may intentionally count half."""
+    passes = [window.backwards[number] for number in sorted(window.backwards)]
+    again = [one for before, one in pairwise(passes) if one.is_alike and one.value and one.value == before.value]
+    numbers = {one.backward for one in again}
+    rest = {number: one for number, one in window.backwards.items() if number not in numbers}
+    are_whole = near(weight_of(replace(window, backwards=rest)), 1)
+    return again if are_whole and all(_adds(window, one) for one in again) else []
 
 
 def _adds(window: Window, backward: Backward) -> bool:

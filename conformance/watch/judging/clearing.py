@@ -13,7 +13,7 @@ from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.targets import divisors_of, factor_of, kinds
+from conformance.watch.judging.targets import divisors_of, factor_of, kinds, near, weight_of
 from conformance.watch.judging.windows import Cleared, Window
 
 _SEVERAL = 2
@@ -153,7 +153,8 @@ class _Passes:
     and without a pass of another line or of an evaluation. begins: whether the first of them has one. taken: windows
     with a pass that another optimizer already used. alone: windows of one pass. factor: multiplies the loss of the
     first of these. several: windows with more passes of this factor. first: the first step that uses another pass, and
-    the line of that pass.
+    the line of that pass. tried: the first window, if its mean does not need the passes of its first line. calls: the
+    lines of passes since.
     """
 
     steps: int = 0
@@ -164,9 +165,15 @@ class _Passes:
     several: int = 0
     factor: float | None = None
     first: tuple[int, records.Site] | None = None
+    tried: Window | None = None
+    calls: set[int] = field(default_factory=set)
 
     def see(self, window: Window) -> None:
         passes = [window.backwards[number] for number in sorted(window.backwards)]
+        if self.steps or window.index:
+            self.calls |= {one.calls for one in passes}
+        elif near(weight_of(replace(window, backwards=_since_tries(window))), 1):
+            self.tried = window
         first, factor = passes[0], self.factor
         last = next((one for one in reversed(passes) if not one.evaluates), passes[-1])
         evaluation = next((one for one in passes if one.evaluates != last.evaluates), None)
@@ -181,6 +188,19 @@ class _Passes:
         self.begins.setdefault(last.calls, is_other)
         if is_other or is_taken or is_more:
             self.first = self.first or (window.index, (evaluation or first).site)
+
+    def found(self) -> Finding | None:
+        """A first try before the training: only the first step uses such a pass, and it needs none."""
+        if self.tried is None or self.steps <= _SEVERAL:
+            return None
+        window, rest = self.tried, _since_tries(self.tried)
+        tries = [one for number, one in sorted(window.backwards.items()) if number not in rest]
+        if not tries or any(one.calls in self.calls or one.evaluates for one in tries):
+            return None
+        of = frozenset((window.rank, one.backward) for one in tries)
+        effect = said("passes.extra", passes=len(tries), all=len(window.backwards))
+        at = window.index, (window.rank,), tries[0].site, effect, window.optimizer, of
+        return Finding("watch/cleared", said("passes.before"), *at)
 
     @property
     def count(self) -> int:
@@ -254,10 +274,18 @@ class OtherPasses(Chapter):
             count = passes.count
             if evaluations.are_left and evaluations.first is not None:
                 self._findings.add(evaluations.first, count=evaluations.count)
+            elif (found := passes.found()) is not None and passes.tried is not None:
+                self._findings.add(found, [passes.tried])
             elif count and passes.first is not None:
                 step, site = passes.first
                 says = said("clearing.other-passes", count=count, steps=passes.steps)
                 self._findings.leave_open(says, count, step, site)
+
+
+def _since_tries(window: Window) -> dict[int, records.Backward]:
+    """Its backward passes without those of the first one's line."""
+    first = window.backwards[min(window.backwards)]
+    return {number: one for number, one in window.backwards.items() if one.calls != first.calls}
 
 
 def _are_alike(one: records.Backward, other: records.Backward, factor: float | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 
 from conformance.watch import records
@@ -19,6 +19,7 @@ _SEVERAL = 2
 _OFTEN = 3
 _LONG = 3
 """An optimizer stopped if the passes after its last step exceed this many times the most between two steps."""
+_WINDOWS = 2
 _MANY_STEPS = 14
 _LATE = 0.25
 """A parameter stopped if it has no gradient in this many of the last steps, and in this share of all steps."""
@@ -31,6 +32,7 @@ class _Optimizer:
     made: its initial parameters. at: the line that made it. passes: backward passes with gradients for it since its
     last step. most: the most such passes before a step. last: the last of them. first: the line of its first step.
     stepped: the parameters of its last step. unheld: parameters without an optimizer at its last step with gradients.
+    sites: the lines of its steps, starting with one before any backward pass; none if the first step has gradients.
     behind: the last pass before which copies were not written back. times: the number of such passes.
     """
 
@@ -42,6 +44,7 @@ class _Optimizer:
     first: records.Site = None
     stepped: frozenset[int] = frozenset()
     unheld: records.Unheld | None = None
+    sites: set[str] = field(default_factory=set)
     behind: records.Behind | None = None
     times: int = 0
 
@@ -101,6 +104,8 @@ class Coverage(OneRank):
     def see(self, window: Window) -> None:
         of, step = self._of[window.optimizer], window.step
         if step is not None:
+            is_early = of.first is None and not step.used and not window.is_computed
+            of.sites |= {str(window.site)} if is_early or of.sites else set()
             of.first, of.stepped = of.first or window.site, frozenset(step.parameters)
             of.unheld = self._unheld if step.used else of.unheld
             self._frozen = (self._frozen - of.stepped) | {*step.frozen}
@@ -113,8 +118,14 @@ class Coverage(OneRank):
             self._judge_replaced(rank, stream, optimizer)
             self._open_idle(stream, optimizer)
         for optimizer, of in [*self._of.items()]:
-            if of.passes > _LONG * max(of.most, _LONG) and _is_abandoned(stream, optimizer, of, used):
-                steps = stream.steps.get(optimizer, 0)
+            added, steps = stream.added_to_infinite(of.made), stream.steps.get(optimizer, 0)
+            if added >= _WINDOWS * max(of.most, 1):
+                says, effect = said("infinite-kept", passes=added), said("moves-no-more", steps=steps)
+                self._findings.add(Finding("watch/cleared", says, steps, (rank,), self._site, effect, optimizer))
+            elif len(of.sites) == 1 and of.passes == of.most and steps > _SEVERAL and end.is_whole:
+                says, effect = said("step-first", passes=of.passes, steps=steps), said("moves-late", passes=of.passes)
+                self._findings.add(Finding("watch/has-gradient", says, 0, (rank,), of.first, effect, optimizer))
+            elif of.passes > _LONG * max(of.most, _LONG) and _is_abandoned(stream, optimizer, of, used):
                 says = said("coverage.no-more-steps", steps=steps, passes=of.passes)
                 self._findings.leave_open(says, of.passes, steps, of.first)
         if stream.unheld is not None:

@@ -54,6 +54,7 @@ class Losses(Chapter):
         self._sums: dict[int, _Sums] = defaultdict(_Sums)
         self._weights: dict[int, _Weights] = defaultdict(_Weights)
         self._means = Means(findings)
+        self._other_totals: set[int] = set()
 
     def judge_right(self, together: Together) -> None:
         kappa, self._ranks = kappa_of(together), together.ranks
@@ -70,6 +71,7 @@ class Losses(Chapter):
         self._means.judge(together.here, has_one_factor=kappa is not None)
         if kappa is not None and passes_of(together.here):
             self._count_sums(together)
+            self._judge_joined(together)
             self._judge_numbers(together, kappa)
 
     def _count_sums(self, together: Together) -> None:
@@ -79,6 +81,18 @@ class Losses(Chapter):
         are_sums = all(one.summed for one in passes) and len(kinds(together.here)) == 1
         if total is not None and are_sums and not together.is_joined:
             self._sums[together.here[0].optimizer].take(total, 1 / factor_of(passes[0]))
+
+    def _judge_joined(self, together: Together) -> None:
+        """Judges the factor with which ranks make up for those without data: once the average, or the loss, has it, the
+        total weight is 1. Not if all ranks have another total: then the script multiplies its loss."""
+        here, total = together.here, total_of(together, together.here)
+        optimizer, times = here[0].optimizer, together.ranks / len(here)
+        if together.is_joined and times == 1 and not near(total, 1):
+            self._other_totals.add(optimizer)
+        elif together.is_joined and times > 1 and near(total, times) and optimizer not in self._other_totals:
+            says = said("joined-twice", left=len(here), ranks=together.ranks)
+            for window in here:
+                self._steady.feed([(window.rank, _Wrong("watch/averaged-once", says, times).of(window), False)], here)
 
     def _judge_numbers(self, together: Together, kappa: float) -> None:
         here = together.here

@@ -16,7 +16,7 @@ from conformance.watch.judging.equations import Case, Choose
 from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.fit import Fit
 from conformance.watch.judging.system import Shares
-from conformance.watch.judging.targets import is_mean_of_all
+from conformance.watch.judging.targets import is_mean_of_all, own_scale
 from conformance.watch.records import Site
 
 Of = TypeVar("Of", Case, Fit, Apart, Shares)
@@ -69,12 +69,18 @@ class Row(Generic[Of]):
 _SCALED, _ONCE, _CLEARED = "watch/unscaled", "watch/averaged-once", "watch/cleared"
 _AVERAGED, _EVERY = "watch/averaged", "watch/every-backward"
 
+
+def _scale(of: Case) -> float:
+    """The loss scale, of a scaler or hand-written."""
+    return of.scale if of.scale != 1 else own_scale(of.window, of.together.ranks) or 1.0
+
+
 LEFT_OPEN: Sequence[Row[Case]] = (
     # At a smaller loss scale the gradients would be finite. Their replacement depends on the scale, not on the loss, so
     # the step must be skipped and the scale lowered.
     Row(
-        Wrong("watch/finite", "overflow-replaced", "scale", once=True),
-        when=lambda of: bool(of.overflows) and of.scale != 1 and not of.is_known(of.finite),
+        Wrong("watch/finite", "overflow-replaced", lambda of: {"scale": _scale(of)}, once=True),
+        when=lambda of: bool(of.overflows) and _scale(of) != 1 and not of.is_known(of.finite),
         effect=lambda of: said("made-up", lost=len(of.overflows), all=len(of.parameters)),
     ),
     Row(Fact("changed.not-finite"), lambda of: bool(of.overflows)),
@@ -285,8 +291,19 @@ APART: Sequence[Row[Apart]] = (
         when=lambda of: bool(of.of_groups),
     ),
     Row(RIGHT, lambda of: of.are_clipped),
-    # A script may shrink or grow gradients of a layer on purpose, by any number.
-    Row(Fact("ranks.some-parameters", lambda of: {"names": of.case.window.named(of.few)}), lambda of: bool(of.few)),
+    # A script may shrink or grow gradients of a layer on purpose, by any number of few digits.
+    Row(
+        Wrong("watch/divided-once", "some-divided-twice", "divisor named"),
+        when=lambda of: of.have_few(of.most**2) and not of.may_be_chosen,
+        effect=lambda of: said("parameters-shorter", parameters=len(of.few), all=len(of.case.used), times=of.times),
+    ),
+    Row(Fact("ranks.some-divided-twice", "named divisor"), lambda of: of.most < 1 and of.have_few(of.most**2)),
+    Row(
+        Fact("ranks.some-users", "named users ranks"),
+        when=lambda of: 0 < of.users < of.ranks and of.have_few(of.most * of.ranks / of.users),
+    ),
+    Row(Fact("ranks.some-summed", "named ranks"), lambda of: of.ranks > 1 and of.have_few(of.most * of.ranks)),
+    Row(Fact("ranks.some-parameters", "named times"), lambda of: bool(of.few)),
 )
 """Each parameter alone."""
 

@@ -10,6 +10,7 @@ from conformance.trace.assembler import Assembler
 from conformance.watch import records
 from conformance.watch.judging import agreement, conservation, pairing, solver
 from conformance.watch.judging.backward_passes import Passes
+from conformance.watch.judging.between import Between
 from conformance.watch.judging.chapter import Chapter, End, OfEachRank
 from conformance.watch.judging.clearing import Discarded, OtherPasses
 from conformance.watch.judging.clipping import Clipping
@@ -66,6 +67,7 @@ class Launch:
             Losses(findings, self._steady),
             LossScale(findings),
             OtherPasses(findings),
+            Between(findings),
             Finite(findings),
             Passes(findings),
             OfEachRank(findings, Coverage),
@@ -75,6 +77,7 @@ class Launch:
         self._blind: set[int] = set()
         self._buffers: dict[int, dict[int, records.Buffers]] = defaultdict(dict)
         self._histories: dict[Key, History] = {}
+        self._some: dict[Key, Window] = {}
 
     def begin(self, rank: int, stream: Stream) -> None:
         self.streams[rank] = self._assembler.cuts[rank] = stream
@@ -156,6 +159,8 @@ class Launch:
         common, findings = self._models.common, self.findings
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
         self._models.finish(self._pairing, is_sampled=self._epochs.is_sampled)
+        for window in self._some.values() if is_whole else ():
+            self._models.finish_own(window, self._pairing)
         # Ranks that compute one model together read the same samples.
         averages = self._models.averages and not self._models.is_split
         end = End(self.streams, is_whole and not self._blind, averages)
@@ -219,6 +224,7 @@ class Launch:
 
     def _judge_some(self, key: Key, here: list[Window], holders: int) -> None:
         """Judges a step of an optimizer that only some ranks have, such as that of a pipeline stage."""
+        self._some.setdefault(key, here[0])
         own = Findings()
         together = Together(here, holders, self._is_joined, frozenset(self._models.hooks))
         conservation.judge(together, own)
@@ -253,6 +259,7 @@ class Launch:
             self._lacking.take(here, pairing.times(here), tuple(window.rank for window in here))
             return
         self._models[here[0].optimizer].steps += 1
+        self._lacking.common[here[0].optimizer] |= {str(window.site) for window in here}
         self._discarded.sort(here, is_known=own.conserved == own.steps and left_out is None)
         if _is_right(own):
             self._judge_right(together)

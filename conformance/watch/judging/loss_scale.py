@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import isclose, log2, sqrt
+from math import isclose, sqrt
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from conformance.watch.judging.findings import Finding, Findings, Said, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.sketch_bounds import ROUNDOFF
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.targets import scale_of
+from conformance.watch.judging.targets import own_scale, scale_of
 from conformance.watch.judging.windows import Window, factor_of
 from conformance.watch.records import Clipped, Record, Updated
 from conformance.watch.sizes import WHOLE
@@ -30,17 +30,21 @@ _FAR = 1e3
 _SEVERAL = 3
 """Steps on finite gradients that show restored weights. One may be finite because it does not use the lost weights."""
 
+_SCALES = 2
+
 _LAW = "watch/unscale-before-clip"
 
 
 class LossScale(Chapter):
     """Detects gradients that are clipped before they are unscaled, and scalers without updates.
 
-    waiting: ranks and optimizers with scaled gradients since the last update on this rank."""
+    waiting: ranks and optimizers with scaled gradients since the last update on this rank. by_hand: by rank and
+    optimizer, hand-written scales."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: set[tuple[int, int]] = set()
+        self._by_hand: dict[tuple[int, int], _ByHand] = defaultdict(_ByHand)
 
     def feed(self, rank: int, record: Record, stream: Stream) -> None:
         if isinstance(record, Updated):
@@ -67,6 +71,41 @@ class LossScale(Chapter):
         for window in together.here:
             if (scale := _left_in(window, together)) is not None:
                 self._findings.leave_open(said("loss-scale.left", scale=scale), 1, window.index, window.site)
+            scale, kappas = own_scale(window, together.ranks), {*together.kappas.get(window.rank, [])}
+            if scale is not None and len(kappas) == 1:
+                self._by_hand[window.rank, window.optimizer].take(window, scale, kappas.pop())
+
+    def finish(self, end: End) -> None:
+        for of in self._by_hand.values():
+            if of.is_proof:
+                for found in of.wrong.values():
+                    self._findings.add(found)
+
+
+@dataclass
+class _ByHand:
+    """Hand-written loss scales of an optimizer on a rank. right: scales that its steps divide out. wrong: by scale, the
+    first step that divides by the scale of the next step instead. last: the last step that does neither, its scale and
+    its factor."""
+
+    right: set[float] = field(default_factory=set)
+    wrong: dict[float, Finding] = field(default_factory=dict)
+    last: tuple[Window, float, float] | None = None
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether no constant of the script explains both kinds of steps."""
+        return min(len(self.right), len(self.wrong)) >= _SCALES
+
+    def take(self, window: Window, scale: float, kappa: float) -> None:
+        if self.last is not None and scale != self.last[1] and isclose(self.last[2] * scale, 1, rel_tol=_NEAR):
+            before, left, _ = self.last
+            says, effect = said("unscaled-by-another", scale=left, divisor=scale), said("factor", factor=left / scale)
+            at = before.index, (before.rank,), before.site, effect, before.optimizer
+            self.wrong.setdefault(left, Finding("watch/unscaled", says, *at))
+        is_right = isclose(kappa * scale, 1, rel_tol=_NEAR)
+        self.right |= {scale} if is_right else set()
+        self.last = None if is_right else (window, scale, kappa)
 
 
 def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
@@ -116,12 +155,10 @@ def _left(clip: Clipped, scale: float) -> Said:
 
 
 def _left_in(window: Window, together: Together) -> float | None:
-    """A hand-written scale of losses with gradients in half precision that the step did not undo. Scales are powers of
-    two, which round nothing; smaller ones may be numbers of ranks or micro-batches."""
-    own, kappas = scale_of(window) or 1.0, {*together.kappas.get(window.rank, [])}
+    """A hand-written scale of losses with gradients in half precision that the step did not undo."""
     is_half = any(one.roundoff >= ROUNDOFF["float16"] for of in window.new.values() for one in of)
-    is_scale = log2(own).is_integer() and own > together.ranks * len(window.backwards)
-    return own if is_half and is_scale and kappas == {1.0} else None
+    is_left = {*together.kappas.get(window.rank, [])} == {1.0}
+    return own_scale(window, together.ranks) if is_half and is_left else None
 
 
 def _is_undone(window: Window, together: Together) -> bool:

@@ -55,15 +55,17 @@ class Pairing:
         since.update((window.rank, window.clock) for window in windows)
         return True
 
-    def are_lost(self, window: Window) -> bool:
-        """Whether the ranks' weights differ at all times after a step that not all ranks took, and at the end."""
+    def are_apart(self, window: Window) -> bool:
+        """Whether the ranks' weights differ at all times after a step that not all ranks took."""
         # Until the next backward pass the clock is that of the step.
-        held = set() if window.step is None else {*window.step.parameters}
-        held -= {number for number, shards in window.shards.items() if shards > 1}
+        held = held_by(window)
         after = [bool(apart & held) for clock, apart in self._apart.items() if clock >= window.clock]
-        # Ranks that ran out of data may do fewer backward passes. The end is the same time for all.
-        ends_apart = len(self._last) == self._ranks and bool(_apart(self._last) & held)
-        return ends_apart and len(after) >= _ENOUGH and all(after)
+        return len(after) >= _ENOUGH and all(after)
+
+    def end_apart(self, numbers: Set[int]) -> bool:
+        """Whether some of these parameters differ between the ranks at the end. Ranks that ran out of data may do fewer
+        backward passes, but the end is the same time for all."""
+        return len(self._last) == self._ranks and bool(_apart(self._last) & numbers)
 
     def end_equal(self, numbers: set[int]) -> bool:
         """Whether these parameters are known to be equal on all ranks at the end."""
@@ -74,6 +76,12 @@ def are_numbered_alike(windows: Iterable[Window], streams: Iterable[Stream]) -> 
     """Whether all ranks have the parameters of these steps, by the common numbers."""
     held = {number for window in windows if window.step is not None for number in window.step.parameters}
     return all(held <= stream.parameters.keys() for stream in streams)
+
+
+def held_by(window: Window) -> set[int]:
+    """The parameters that it steps as a whole."""
+    held = set() if window.step is None else {*window.step.parameters}
+    return held - {number for number, shards in window.shards.items() if shards > 1}
 
 
 def is_of_shards(window: Window) -> bool:
@@ -94,15 +102,20 @@ def times(windows: Iterable[Window]) -> Said:
 
 
 class Lacking:
-    """Collects steps that not all ranks take. first: the first finding and its window."""
+    """Collects steps that not all ranks take. first: the first finding and its window. lines: of these steps.
+
+    common: by optimizer, the lines of steps that all ranks take."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._count = 0
+        self._lines: set[str] = set()
+        self.common: dict[int, set[str]] = defaultdict(set)
         self.first: tuple[Finding, Window] | None = None
 
     def take(self, here: Sequence[Window], says: Said, ranks: tuple[int, ...]) -> None:
         """Takes a step that not all ranks take at this time."""
+        self._lines |= {str(window.site) for window in here}
         self._count += sum(window.step is not None for window in here)
         if self.first is None:
             first = here[0]
@@ -117,7 +130,10 @@ class Lacking:
         if self.first is None:
             return
         finding, window = self.first
-        are_lost = (window.optimizer in common and times.are_lost(window)) or (is_whole and is_of_shards(window))
+        # Another loop, such as a last phase on one rank, has other lines.
+        is_of_loop = is_whole and self._lines <= self.common[window.optimizer]
+        are_left = times.end_apart(held_by(window)) and (is_of_loop or times.are_apart(window))
+        are_lost = (window.optimizer in common and are_left) or (is_whole and is_of_shards(window))
         if are_lost and not is_blind and are_numbered_alike([window], streams.values()):
             finding.effect = said("steps-of-some", steps=self._count)
             self._findings.judged(finding.shows, count=self._count)

@@ -17,7 +17,7 @@ import numpy as np
 from conformance.watch import records
 from conformance.watch.judging.equations import HOOKS
 from conformance.watch.judging.findings import Cause, Finding, Findings, Said, said
-from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.pairing import Pairing, held_by
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import is_of_all_ranks
 from conformance.watch.judging.windows import Window, are_stages
@@ -209,6 +209,15 @@ class Models:
                     self._findings.leave_open(_as_fact(found), step=found.step, site=found.site)
                 else:
                     self._findings.add(found)
+
+    def finish_own(self, window: Window, pairing: Pairing) -> None:
+        """Judges an optimizer that only some ranks have. If it steps parameters of a wrapper, all ranks need them for
+        the next gradients."""
+        held = held_by(window)
+        if held and held <= self.inside and _LETS_APART not in self.hooks and pairing.are_apart(window):
+            says = said("not-sent", count=len(held), rank=window.rank, names=window.named(held))
+            at = window.index, (window.rank,), window.site, None, window.optimizer
+            self._findings.add(Finding(_WEIGHTS, says, *at))
 
     def _may_be_apart(self, number: int, pairing: Pairing, *, is_sampled: bool) -> bool:
         """Whether the ranks may intentionally train separate models."""

@@ -152,6 +152,11 @@ class Stream:
         """Whether a parameter has gradients that were neither used nor cleared."""
         return number in self._leaves and bool(self._leaves[number].new)
 
+    def added_to_infinite(self, numbers: Set[int]) -> int:
+        """The number of backward passes since a gradient of these parameters is infinite or NaN, and not cleared."""
+        pending = [[one.is_finite for one in self._leaves[number].new] for number in numbers]
+        return max((len(are) - 1 - are.index(False) for are in pending if False in are), default=0)
+
     def through(self, backward: int) -> set[int]:
         """The optimizers whose parameters got gradients of a backward pass so far."""
         return {int(optimizer) for optimizer in self._passes[backward].through} if backward in self._passes else set()

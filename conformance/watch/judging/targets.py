@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from math import isclose, prod
+from math import isclose, log2, prod
 
 import numpy as np
 
@@ -55,6 +55,13 @@ def scale_of(window: Window) -> float | None:
     """The last factor of all losses, if it exceeds 1 and no scaler applied it: a hand-written loss scale."""
     scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
     return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None
+
+
+def own_scale(window: Window, ranks: int) -> float | None:
+    """The same, if it is surely a loss scale: a power of two, which rounds nothing, above the number of passes of all
+    ranks."""
+    own = scale_of(window) or 1.0
+    return own if log2(own).is_integer() and own > ranks * len(window.backwards) else None
 
 
 _SEVERAL = 3

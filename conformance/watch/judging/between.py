@@ -1,0 +1,129 @@
+"""Judges what becomes of stepped weights until the next step: collectives of the script may mix those of the ranks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conformance.watch.judging.chapter import Chapter, End
+from conformance.watch.judging.equations import Case, Together
+from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.windows import Sketch, Window
+from conformance.watch.sizes import WIDTH
+
+_SEVERAL = 4
+"""Steps in a row. By chance, the same of several ranks may be the best a few times."""
+
+_ROUNDED = 1e-5
+"""Relative to the norm, of a sum over ranks."""
+
+
+@dataclass
+class _Mixed:
+    """The steps of an optimizer of all ranks. last: the last one, by rank. own: the ranks that only used their own
+    gradients in it. count: steps after which ranks have different weights, but equal ones before the next. of: by rank,
+    those where its weights replace all others. summed: by parameter, those where weights are summed."""
+
+    last: Mapping[int, Window] = field(default_factory=dict)
+    own: set[int] = field(default_factory=set)
+    count: int = 0
+    of: Counter[int] = field(default_factory=Counter)
+    summed: Counter[int] = field(default_factory=Counter)
+
+    def take(self, together: Together) -> None:
+        here, last, own = {window.rank: window for window in together.here}, self.last, self.own
+        self.last, self.own = here, {window.rank for window in here.values() if _is_own(together, window)}
+        after = {rank: _after(window) for rank, window in last.items()}
+        first = together.here[0]
+        apart = {n for n in first.weights if len({_bytes(of, n) for of in after.values()}) > 1}
+        is_one = last.keys() == here.keys() and all(apart <= of.keys() for of in after.values())
+        if not apart or not is_one or any(len({_bytes(one.weights, n) for one in here.values()}) > 1 for n in apart):
+            return
+        self.count += 1
+        for rank, of in after.items():
+            self.of[rank] += rank in own and all(_bytes(of, n) == _bytes(first.weights, n) for n in apart)
+        for number in apart:
+            total, now = np.sum([of[number] for of in after.values()], 0), np.array(first.weights[number])
+            is_sum = np.abs(total - now)[:2].max() <= _ROUNDED * now[2]
+            self.summed[number] += bool(is_sum and last[first.rank].weights[number][2])
+
+    def found(self) -> tuple[Said, Said] | None:
+        """What the script does with the weights after each step, and the effect."""
+        if self.count < _SEVERAL:
+            return None
+        ranks = len(self.last)
+        if lost := [rank for rank, count in self.of.items() if count == self.count]:
+            return said("between.of-one", rank=lost[0], ranks=ranks), said("between.lost", steps=self.count)
+        if summed := [number for number, count in self.summed.items() if count == self.count]:
+            names = next(iter(self.last.values())).named(summed)
+            return said("between.summed", ranks=ranks, names=names), said("between.times", ranks=ranks)
+        return None
+
+
+@dataclass
+class _Own:
+    """The steps of an optimizer on a rank. last: the last one. count: those that change weights. undone: those whose
+    changes are gone before the next one."""
+
+    last: Window | None = None
+    count: int = 0
+    undone: int = 0
+
+    def take(self, window: Window) -> None:
+        last, self.last = self.last, window
+        after = {} if last is None else _after(last)
+        if last is not None and (moved := [n for n in after if _bytes(after, n) != _bytes(last.weights, n)]):
+            self.count += 1
+            self.undone += all(_bytes(window.weights, n) == _bytes(last.weights, n) for n in moved)
+
+
+class Between(Chapter):
+    """Compares the weights after a step with those before the next one, in the first steps of scripts without a
+    wrapper."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings)
+        self._mixed: dict[int, _Mixed] = defaultdict(_Mixed)
+        self._own: dict[tuple[int, int], _Own] = defaultdict(_Own)
+
+    def see(self, window: Window) -> None:
+        self._own[window.optimizer, window.rank].take(window)
+
+    def judge(self, together: Together) -> None:
+        if len(together.here) == together.ranks > 1:
+            self._mixed[together.here[0].optimizer].take(together)
+
+    def finish(self, end: End) -> None:
+        for mixed in self._mixed.values():
+            if (found := mixed.found()) is not None:
+                self._add(*found, mixed.last[min(mixed.last)], tuple(mixed.last), mixed.count)
+        for (optimizer, rank), own in self._own.items():
+            if optimizer not in self._mixed and len(end.streams) > 1 and own.undone == own.count >= _SEVERAL:
+                assert own.last is not None
+                says, effect = said("between.undone", names=own.last.named(own.last.weights)), said("between.nothing")
+                self._add(says, effect, own.last, (rank,), own.count)
+
+    def _add(self, says: Said, effect: Said, window: Window, ranks: tuple[int, ...], count: int) -> None:
+        finding = Finding("watch/kept", says, 0, ranks, window.site, effect, window.optimizer)
+        self._findings.add(finding, count=count)
+
+
+def _is_own(together: Together, window: Window) -> bool:
+    case = Case(together, window, [*window.used], [])
+    return bool(window.used) and case.is_known(case.own) and not case.is_known(case.all)
+
+
+def _after(window: Window) -> dict[int, Sketch]:
+    """The weights after a step, as far as they are known."""
+    step = window.step
+    if step is None or not len(step.after):
+        return {}
+    return dict(zip(step.weights, np.reshape(step.after, (-1, WIDTH)), strict=True))
+
+
+def _bytes(of: Mapping[int, object], number: int) -> bytes:
+    """The sketch as bytes, so two NaN are equal; empty if it is not known."""
+    return np.asarray(of[number], dtype=np.float64).tobytes() if number in of else b""
