@@ -453,3 +453,14 @@ def test_a_rank_whose_shards_have_no_elements(is_summed):
     findings = script.findings()
     assert [*findings.open] == ["ranks.sum"] * is_summed
     assert findings.conserved == (3 if is_summed else 6)
+
+
+def test_parameters_that_no_factor_explains_are_named():
+    """For example, entries of sparse gradients are assigned instead of added."""
+
+    def window(script):
+        average = total(script.backward(), 0.5)
+        return [[one * one if number == 4 else one for number, one in enumerate(average)]] * 2
+
+    says = trained(window).open["changed.some"].says
+    assert says.values == {"some": 1, "all": 6, "names": ["p4"]}

@@ -68,11 +68,14 @@ def penalty_last(clip):
     return window
 
 
-def scaled_later(model, optimizer):
-    next(parts(model)).backward()
-    clip_grad_norm_(model.parameters(), 0.05)
-    for one in model.parameters():
-        one.grad *= 0.1
+def changed_after(clip):
+    def window(model, optimizer):
+        next(parts(model)).backward()
+        clip(model.parameters(), 0.01)
+        for one in model.parameters():
+            one.grad *= 0.1
+
+    return window
 
 
 def in_hooks(model, optimizer):
@@ -123,8 +126,9 @@ def before_the_pass(limit):
         (clipped(1e9, 1e9), EARLY),  # a limit that only measures
         (clipped(1.0, 1.0, keeps=lambda one: one.data.zero_()), EARLY),
         (penalty_last(clip_grad_norm_), {"clipping.before-change"}),
-        (penalty_last(clip_grad_value_), {"clipping.by-value"}),
-        (scaled_later, {"clipping.before-change"}),
+        (penalty_last(clip_grad_value_), {"clipping.before-change", "clipping.by-value"}),
+        (changed_after(clip_grad_norm_), {"clipping.before-change"}),
+        (changed_after(clip_grad_value_), {"clipping.before-change", "clipping.by-value"}),
         (in_hooks, {"clipping.parts"}),
         (kept_by_hand, {"clipping.before-change"}),
         (received, {"clipping.before-change"}),

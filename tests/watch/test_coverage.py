@@ -370,3 +370,19 @@ def test_a_step_before_its_backward_pass(first, last, expected):
             optimizer.step()
 
     assert shown(watched(train)) == expected
+
+
+@pytest.mark.parametrize(("owned", "expected"), [((0, 1, 2), ["p3"]), ((0, 1, 2, 3), None)])
+def test_gradients_that_no_step_on_any_rank_uses(owned, expected):
+    """Each rank owns a part of a model, and the optimizer of all of it never steps."""
+    script = Script(shapes=((6, 5), (6,), (4, 6), (4,)))
+    held = [[number for number in owned if number % 2 == rank] for rank in range(2)]
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Optimizer(1, f"SGD{rank}", held[rank]))
+    for _ in range(4):
+        computed = script.backward()
+        for rank, stream in enumerate(script.streams):
+            used = [computed[rank][number] for number in held[rank]]
+            stream.append(stepped(held[rank], used, optimizer=1, kind=f"SGD{rank}"))
+        script.clear()
+    assert facts(script.findings()).get("coverage.of-no-step", {}).get("names") == expected

@@ -74,6 +74,18 @@ def test_a_rank_without_data_steps_on_old_gradients(kind, continues, expected):
     assert laws(script.findings()) == expected
 
 
+def test_an_average_that_is_wrong_without_a_rank_states_the_weight_of_each_pass():
+    script = Script()
+    script.each(records.Joined())
+    for ranks in [(0, 1)] * 3 + [(0,)] * 2:
+        first, second = (script.backward(ranks=ranks) for _ in range(2))
+        weights = (0.5, 0.5) if len(ranks) > 1 else (0.25, 0.5)
+        weighed = [total([one[rank] for rank in ranks], by) for one, by in zip((first, second), weights, strict=True)]
+        script.step([total(weighed)] * 2, ranks=ranks)
+        script.clear()
+    assert script.findings().open["ranks.run-out"].says.values == {"table": "rank 0: 0.5, 1"}
+
+
 def test_gradients_that_only_one_rank_sets_to_zero():
     """The other rank ran out of data and still adds its old gradients."""
     script = Script()

@@ -1,10 +1,12 @@
 """Backward passes of a window: a loss that counts twice, passes of another line, passes cleared before a step."""
 
 import pytest
+import torch
 
 from conformance.watch import records
 
 from .scripts import LINE, Script, gradients, laws, sketches, stepped, total
+from .trained import loss, network, watched
 
 TRAIN, PROBE = 1, 2
 AGAIN, OTHER = "watch/backward-once", "clearing.other-passes"
@@ -290,3 +292,21 @@ def test_steps_without_gradients_that_were_cleared(computes, site, expected):
     [cause] = script.findings().causes.values()
     assert (cause.first.law, cause.first.site) == expected
     assert (cause.count, cause.first.step) == (4, 0)
+
+
+def test_gradients_that_are_kept_by_hand_and_averaged_in_turn():
+    def train():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            average = None
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss(model).backward()
+                new = [one.grad.clone() for one in model.parameters()]
+                average = [(one + two) / 2 for one, two in zip(average or new, new, strict=True)]
+            for one, gradient in zip(model.parameters(), average, strict=True):
+                one.grad = gradient
+            optimizer.step()
+
+    assert watched(train).open["micro.weighted"].says.values == {"table": "rank 0: 0.5, 0.5, 1"}

@@ -37,13 +37,15 @@ def test_ranks_may_mix_their_weights_between_steps(is_elsewhere, expected):
 KEPT = {"watch/kept"}
 
 
-def mixed(steps, mix, *, ranks=2, averages=False, seed=0):
-    """The findings of ranks that step on their own gradients. mix: the next weights of a rank, from those of all."""
+def mixed(steps, mix, *, ranks=2, more=0):
+    """The findings of ranks that step on their own gradients. mix: the next weights of a rank, from those of all. more:
+    the numbers that they exchange besides the weights."""
     script = Script(ranks=ranks)
-    weights = [gradients(seed)] * ranks
+    weights = [gradients(0)] * ranks
     for step in range(steps):
-        computed = script.backward()
-        used = [total(computed, 1 / ranks)] * ranks if averages else computed
+        used = script.backward()
+        for stream in script.streams:
+            stream[-2].exchanged = sum(one.numel() for one in weights[0]) + more
         script.step(used)
         after = [total([old, new], 1.0) for old, new in zip(weights, used, strict=True)]
         for stream, old, new in zip(script.streams, weights, after, strict=True):
@@ -58,18 +60,29 @@ def of_rank(choose):
 
 
 @pytest.mark.parametrize(
-    ("mix", "ranks", "expected"),
+    ("mix", "ranks", "more", "expected"),
     [
-        (of_rank(lambda step: 0), 2, KEPT),
-        (of_rank(lambda step: 1), 2, KEPT),
-        (of_rank(lambda step: step % 2), 2, set()),  # the best one, in evolution
-        (lambda step, rank, before, after: total(after, 0.5), 2, set()),
-        (lambda step, rank, before, after: total(after), 3, KEPT),
-        (lambda step, rank, before, after: [total(after)[0], *total(after, 1 / 3)[1:]], 3, KEPT),
+        (of_rank(lambda step: 0), 2, 0, KEPT),
+        (of_rank(lambda step: 1), 2, 0, KEPT),
+        (of_rank(lambda step: 1), 2, 1, set()),  # a number by which the best rank is chosen
+        (of_rank(lambda step: step % 2), 2, 0, set()),
+        (lambda step, rank, before, after: total(after, 0.5), 2, 0, set()),
+        (lambda step, rank, before, after: total(after), 3, 0, KEPT),
+        (lambda step, rank, before, after: [total(after)[0], *total(after, 1 / 3)[1:]], 3, 0, KEPT),
     ],
 )
-def test_ranks_mix_their_weights_after_each_step(mix, ranks, expected):
-    assert laws(mixed(6, mix, ranks=ranks)) == expected
+def test_ranks_mix_their_weights_after_each_step(mix, ranks, more, expected):
+    assert laws(mixed(6, mix, ranks=ranks, more=more)) == expected
+
+
+def test_weights_do_not_enter_a_skipped_step():
+    script = Script()
+    for _ in range(3):
+        script.step(averaged(script.backward()))
+        script.backward()
+        script.each(records.Skipped(0, 64.0, ["train.py", 9, "main"]))
+        script.clear()
+    assert laws(script.findings()) == set()
 
 
 def test_weights_that_replace_those_of_other_ranks_in_a_few_steps():

@@ -120,6 +120,12 @@ class Apart:
             return {}
         return of if case.is_known(lambda number: case.all(of.get(number, number))) else {}
 
+    @property
+    def are_some_strange(self) -> bool:
+        """Whether no factor explains a few parameters, and one factor explains the others."""
+        rest = self.case.of([*self.known])
+        return 0 < len(self.strange) < len(self.known) and rest.independent >= _ENOUGH and rest.is_known(rest.all)
+
     @cached_property
     def main(self) -> Factor:
         """The factor that most of them share: the median, as exactly as all of these show it."""

@@ -15,7 +15,7 @@ from conformance.watch.judging.windows import Sketch, Window
 from conformance.watch.sizes import WIDTH
 
 _SEVERAL = 4
-"""Steps in a row. By chance, the same of several ranks may be the best a few times."""
+"""Steps that do the same: all that are seen."""
 
 _ROUNDED = 1e-5
 """Relative to the norm, of a sum over ranks."""
@@ -39,12 +39,13 @@ class _Mixed:
         after = {rank: _after(window) for rank, window in last.items()}
         first = together.here[0]
         apart = {n for n in first.weights if len({_bytes(of, n) for of in after.values()}) > 1}
-        is_one = last.keys() == here.keys() and all(apart <= of.keys() for of in after.values())
-        if not apart or not is_one or any(len({_bytes(one.weights, n) for one in here.values()}) > 1 for n in apart):
+        are_known = last.keys() == here.keys() and all(apart <= of.keys() for of in after.values())
+        if not apart or not are_known or any(len({_bytes(one.weights, n) for one in here.values()}) > 1 for n in apart):
             return
         self.count += 1
         for rank, of in after.items():
-            self.of[rank] += rank in own and all(_bytes(of, n) == _bytes(first.weights, n) for n in apart)
+            is_one = rank in own and all(_bytes(of, n) == _bytes(first.weights, n) for n in apart)
+            self.of[rank] += is_one and not _is_chosen(first)
         for number in apart:
             total, now = np.sum([of[number] for of in after.values()], 0), np.array(first.weights[number])
             is_sum = np.abs(total - now)[:2].max() <= _ROUNDED * now[2]
@@ -112,8 +113,18 @@ class Between(Chapter):
 
 
 def _is_own(together: Together, window: Window) -> bool:
+    """Whether its step uses this rank's gradients only."""
+    if window.step is None:
+        return False
     case = Case(together, window, [*window.used], [])
-    return bool(window.used) and case.is_known(case.own) and not case.is_known(case.all)
+    return not case.overflows and case.is_known(case.own) and not case.is_known(case.all)
+
+
+def _is_chosen(window: Window) -> bool:
+    """Whether the ranks may have exchanged more than the weights since the last step, such as losses that choose the
+    best rank."""
+    first = window.backwards[min(window.backwards)] if window.backwards else None
+    return first is None or not 0 < first.exchanged <= sum(window.sizes[number] for number in window.weights)
 
 
 def _after(window: Window) -> dict[int, Sketch]:

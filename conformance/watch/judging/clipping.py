@@ -252,7 +252,7 @@ def _changed(together: Together, window: Window) -> tuple[Said, Clipped] | None:
     """The last clip, if the norm of its result differs from that of the used gradients."""
     for n, (at, clip) in enumerate(window.clips):
         is_last = not any(_are_of(clip, later.parameters) for _, later in window.clips[n + 1 :])
-        left, used = (clip.norm or 0.0) * factor_of(clip), _used(together, window, clip)
+        left, used = _left(window, clip), _used(together, window, clip)
         if not left or not used or not isfinite(clip.limit) or not is_last or _is_scaled(window, at):
             continue
         if not isclose(left, used, rel_tol=_NEAR):
@@ -260,11 +260,19 @@ def _changed(together: Together, window: Window) -> tuple[Said, Clipped] | None:
     return None
 
 
+def _left(window: Window, clip: Clipped) -> float:
+    """The norm of the clipped gradients; 0 if it is not known."""
+    if clip.how == "norm":
+        return (clip.norm or 0.0) * factor_of(clip)
+    limits = [window.limited(number) for number in {*clip.parameters} & window.used.keys()]
+    return hypot(*(float(of[-1].after[2]) for of in limits)) if all(limits) else 0.0
+
+
 def _used(together: Together, window: Window, clip: Clipped) -> float | None:
     """The norm of the used gradients of the clipped parameters, over all shards; None if it is not known."""
     assert window.step is not None
     numbers = {*clip.parameters} & {*window.step.used}
-    if clip.how != "norm" or not {*clip.parameters} <= {*window.step.parameters}:
+    if not {*clip.parameters} <= {*window.step.parameters}:
         return None
     if any(window.samples.get(number, WHOLE) != WHOLE for number in numbers):
         return None

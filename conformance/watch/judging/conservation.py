@@ -107,7 +107,7 @@ def _without_backward(together: Together, window: Window, findings: Findings) ->
         return _open(window, findings, "changed.by-hand")
     if together.is_joined:
         # A rank that ran out of data repeats the steps of the others.
-        return _open(window, findings, "ranks.run-out")
+        return _open(window, findings, "ranks.run-out", table=f"rank {window.rank}: its last gradients again")
     if window.is_of_other or step.is_elsewhere:
         return _open(window, findings, "clearing.shared" if window.is_of_other else "clearing.again")
     if step.closure or not window.is_computed:
@@ -143,8 +143,8 @@ def _judge_ranks(together: Together, findings: Findings) -> None:
             findings.add(found)
 
 
-def _open(window: Window, findings: Findings, code: str) -> set[Shown]:
-    findings.leave_open(said(code), step=window.index, site=window.site)
+def _open(window: Window, findings: Findings, code: str, **values: str) -> set[Shown]:
+    findings.leave_open(said(code, **values), step=window.index, site=window.site)
     return {FACTS[code]}
 
 

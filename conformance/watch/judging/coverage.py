@@ -117,17 +117,21 @@ class Coverage(OneRank):
             self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
             self._judge_replaced(rank, stream, optimizer)
             self._open_idle(stream, optimizer)
+        known = set[int]().union(*stream.held.values())
         for optimizer, of in [*self._of.items()]:
             added, steps = stream.added_to_infinite(of.made), stream.steps.get(optimizer, 0)
             if added >= _WINDOWS * max(of.most, 1):
                 says, effect = said("infinite-kept", passes=added), said("moves-no-more", steps=steps)
                 self._findings.add(Finding("watch/cleared", says, steps, (rank,), self._site, effect, optimizer))
-            elif len(of.sites) == 1 and of.passes == of.most and steps > _SEVERAL and end.is_whole:
-                says, effect = said("step-first", passes=of.passes, steps=steps), said("moves-late", passes=of.passes)
+            elif len(of.sites) == 1 and 0 < of.passes == of.most and steps > _SEVERAL and end.is_whole:
+                says, effect = said("step-first", steps=steps), said("moves-late", passes=of.passes)
                 self._findings.add(Finding("watch/has-gradient", says, 0, (rank,), of.first, effect, optimizer))
             elif of.passes > _LONG * max(of.most, _LONG) and _is_abandoned(stream, optimizer, of, used):
                 says = said("coverage.no-more-steps", steps=steps, passes=of.passes)
                 self._findings.leave_open(says, of.passes, steps, of.first)
+                known |= of.made
+        # Of an optimizer that never steps because others step its parameters.
+        self._open("coverage.of-no-step", stream, stream.ever - used - known, None)
         if stream.unheld is not None:
             self._judge_unheld(rank, stream.unheld)
         if end.is_whole:
@@ -199,11 +203,14 @@ class Coverage(OneRank):
         if any(stream.last_used[number] > since for number in stepped):
             self._open("coverage.no-more-gradient", stream, stopped, optimizer, since - 1)
 
-    def _open(self, code: str, stream: Stream, some: Set[int], optimizer: int, step: int | None = None) -> None:
+    def _open(self, code: str, stream: Stream, some: Set[int], optimizer: int | None, step: int | None = None) -> None:
         if some:
             names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(some)]
-            says = said(code, count=len(some), all=len(stream.held[optimizer]), names=names, step=step)
-            self._findings.leave_open(says, len(some), step, self._of[optimizer].at)
+            every = stream.parameters if optimizer is None else stream.held[optimizer]
+            site = self._first if optimizer is None else self._of[optimizer].at
+            self._findings.leave_open(
+                said(code, count=len(some), all=len(every), names=names, step=step), len(some), step, site
+            )
 
     def _judge_detached(self, rank: int, stream: Stream) -> None:
         for optimizer in stream.steps:

@@ -15,7 +15,7 @@ from conformance.watch.judging.apart import Apart
 from conformance.watch.judging.equations import Case, Choose
 from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.fit import Fit
-from conformance.watch.judging.system import Shares
+from conformance.watch.judging.system import Shares, system_of
 from conformance.watch.judging.targets import is_mean_of_all, own_scale
 from conformance.watch.records import Site
 
@@ -173,6 +173,14 @@ OF_ALL: Sequence[Row[Fit]] = (
 )
 """The gradients of all ranks, each once: the factor relative to their mean."""
 
+
+def _table(of: Case) -> str:
+    """The factor of each rank and backward pass, as far as the step shows them."""
+    system = system_of(of)
+    shares = system.solved() if system is not None and system.is_enough else None
+    return shares.table if isinstance(shares, Shares) else "unknown weights"
+
+
 CHANGED: Sequence[Row[Case]] = (
     Row(
         Wrong("watch/one-factor", "clipped-by-value-then-averaged", once=True),
@@ -182,7 +190,7 @@ CHANGED: Sequence[Row[Case]] = (
     ),
     Row(Fact("changed.by-element"), lambda of: of.is_limited),
     Row(Fact("ranks.hook", "hooks"), lambda of: bool(of.hooks)),
-    Row(Fact("ranks.run-out"), lambda of: of.together.is_joined),
+    Row(Fact("ranks.run-out", lambda of: {"table": _table(of)}), lambda of: of.together.is_joined),
     Row(Fact("changed.captured"), lambda of: of.window.captured),
     Row(Fact("clearing.shared"), lambda of: not of.has_new and of.window.of_others.issuperset(of.parameters)),
     Row(Fact("changed.by-hand"), lambda of: not of.has_new),
@@ -304,6 +312,7 @@ APART: Sequence[Row[Apart]] = (
     ),
     Row(Fact("ranks.some-summed", "named ranks"), lambda of: of.ranks > 1 and of.have_few(of.most * of.ranks)),
     Row(Fact("ranks.some-parameters", "named times"), lambda of: bool(of.few)),
+    Row(Fact("changed.some", lambda of: of.counted(some=of.strange, all=of.case.used)), lambda of: of.are_some_strange),
 )
 """Each parameter alone."""
 

@@ -244,9 +244,10 @@ class Launch:
         together, own = self._conserved(windows)
         left_out = None
         if not _is_right(own):
-            others = ((*self._conserved(of_ranks), place) for of_ranks, place in _with_taken(windows))
-            fitting = (found for found in others if _is_right(found[1]))
-            together, own, left_out = next(fitting, (together, own, None))
+            others = [(*self._conserved(of_ranks), place) for of_ranks, place in _with_taken(windows)]
+            fitting = [found for found in others if _is_right(found[1])]
+            fitting += [found for found in others[:1] if _explains(found[1], own)]
+            together, own, left_out = next(iter(fitting), (together, own, None))
         here = together.here
         if left_out is not None:
             table = ["0" if place == left_out else "1" for place in range(len(here[0].backwards) + 1)]
@@ -341,6 +342,12 @@ def _with_taken(windows: Sequence[Window | None]) -> Iterator[tuple[Sequence[Win
     passes = min(len(one.backwards) for one in taken if one is not None)
     for place in range(passes if 1 < passes <= _MOST_TAKEN else 0):
         yield [one and one.without(place) for one in taken], place
+
+
+def _explains(own: Findings, other: Findings) -> bool:
+    """Whether the first findings say which gradients a step used, and the others do not."""
+    are_changed = [any(code.startswith("changed") for code in of.open) or bool(of.unsolved) for of in (own, other)]
+    return are_changed == [False, True] and not own.causes and own.steps > 0
 
 
 def _is_right(own: Findings) -> bool:

@@ -109,6 +109,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.sample": (Property.RANKS, None),
     # Changes of gradients between the backward pass and the step.
     "changed": (Property.RANKS, None),
+    "changed.some": (Property.RANKS, None),
     "changed.alike": (Property.MICRO_BATCHES, None),
     "changed.few": (Property.MICRO_BATCHES, None),
     "changed.long": (Property.MICRO_BATCHES, None),
@@ -180,6 +181,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.copies": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
     "coverage.without-state": (Property.COVERAGE, "part"),
+    "coverage.of-no-step": (Property.COVERAGE, "part"),
     "coverage.left-out": (Property.COVERAGE, "part"),
     "coverage.no-more-gradient": (Property.COVERAGE, "part"),
     "coverage.no-more-steps": (Property.COVERAGE, "part"),

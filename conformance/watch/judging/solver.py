@@ -78,8 +78,11 @@ def solve(system: System, findings: Findings) -> set[Shown]:
 def _of_others(case: Case, findings: Findings, *, is_exact: bool = False) -> set[Shown] | None:
     """What other gradients show, if the step used a multiple of them; None if it used none. is_exact: it must use
     their sum or mean."""
-    for choose, rows in OF_OTHERS:
-        factor = case.known(choose(case))
+    for of_case, rows in OF_OTHERS:
+        choose = of_case(case)
+        if all([*map(id, choose(number))] == [*map(id, case.all(number))] for number in case.parameters):
+            continue
+        factor = case.known(choose)
         is_sum_or_mean = factor is not None and any(factor.contains(1 / of) for of in (1, case.together.over))
         if factor is not None and (is_sum_or_mean or not is_exact):
             shows = _by(rows, Fit(case, factor), case, findings)
