@@ -19,7 +19,8 @@ from conformance.watch.judging.properties import Property
 from conformance.watch.records import Site
 from conformance.watch.report.digest import digest
 from conformance.watch.report.moments import place
-from conformance.watch.report.sentences import fix, sentence
+from conformance.watch.report.remedies import fix
+from conformance.watch.report.sentences import sentence
 from conformance.watch.verdict import Expected, Row, State, Verdict, outcome
 
 SCHEMA_VERSION = 1

@@ -47,6 +47,7 @@ class Broken:
     effect: what this does to the numbers here, predicted from the trace.
     fault, advice: what the trainer does here, and what to do, if more is known than the law's say.
     origin: the first event with what breaks the law, if `event` only shows it.
+    edit: where code changes, if more is known than the law says.
     """
 
     event: Event
@@ -58,6 +59,7 @@ class Broken:
     fault: str = ""
     advice: str = ""
     origin: Event | None = None
+    edit: str = ""
 
 
 Outcome: TypeAlias = Broken | Kept | None
@@ -83,6 +85,7 @@ class Law:
     fault: what a trainer that breaks it does, to follow "the trainer": "clips before it unscales". "" for scripts.
     is_seen_later: whether the event only shows the bug, because a call is missing or an earlier one is wrong.
     advice: what to do, for trainers: one imperative sentence.
+    edit: where code changes, as in `report/edits.py`. By default the line that breaks the law, unless `is_seen_later`.
     shows: for scripts, the property and its value that reveal the bug; the value is None if no value is intended. None
         for trainers.
     unless: ids of laws that explain the same bug better. If the same subject, or an earlier step of the script, breaks
@@ -110,6 +113,12 @@ class Law:
     advice: str = ""
     fault: str = ""
     is_seen_later: bool = False
+    edit: str = ""
+
+    @property
+    def edits(self) -> str:
+        """`edit`, or its default."""
+        return self.edit or ("" if self.is_seen_later else "change it")
 
     @property
     def chapter(self) -> str:
@@ -158,6 +167,7 @@ def law(
     fault: str,
     is_seen_later: bool = False,
     advice: str = "",
+    edit: str = "",
     latent: str = "",
     unless: tuple[str, ...] = (),
     needs: tuple[type[Event], ...] = (),
@@ -188,6 +198,7 @@ def law(
                 advice=advice,
                 fault=fault,
                 is_seen_later=is_seen_later,
+                edit=edit,
             )
         )
         return judges

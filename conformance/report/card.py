@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from conformance.laws.law import Law, laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.results import Results
-from conformance.results.result_lines import ONLY, PAIR, PASSED, CaseRecord, Finding, Moment, Reason
+from conformance.results.result_lines import ONLY, PAIR, PASSED, CaseRecord, Finding, Lines, Moment, Reason
 
 from .causes import doing
+from .edits import Edit, edit_of
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of
-from .places import Place, each_once, looked_at, own_line
+from .places import Place, calls_of, each_once, looked_at, own_line, own_place
 from .signs import OR, Cause
 from .text import capitalized, cut, distinct, number, one_line, plural, visible
 
 Fact: TypeAlias = tuple[str, str]
-"""A label (`expected`, `observed` or `why`) and a sentence."""
+"""A label (such as `expected`, `observed` or `why`) and a sentence."""
 
 
 class Part(NamedTuple):
@@ -50,7 +51,7 @@ class Card:
     role: of ``where``: "at" if it is wrong by itself. own_line: the user's file and line to annotate. places: the lines
     to look at.
     facts: what was expected, what was observed, and why it matters. slice: the events that show it.
-    effect: the effect on training. fix: a snippet of Python. advice: the fix in words if there is no snippet.
+    effect: the effect on training. advice: the fix in words. edit: where code changes. fix: a snippet of Python.
     extent: how often. scope: where. commands: what reproduces it, each with a label. also: other problems of its cases.
     """
 
@@ -70,6 +71,7 @@ class Card:
     role: str = "at"
     law: str | None = None
     advice: str | None = None
+    edit: Edit | None = None
     also: tuple[str, ...] = ()
 
     @property
@@ -91,13 +93,16 @@ class Card:
         """What follows the headline, in order."""
         if self.effect:
             yield Part("effect", self.effect)
+        headline, file = self.headline, (self.place or "").rpartition(":")[0]
         if self.advice:
             yield Part("fix", self.advice)
-        if self.fix:
-            yield Part("" if self.advice else "fix", self.fix, "code")
+        if self.edit:
+            yield Part("edit", self.edit.said(file if self.place and self.place in headline else ""))
+            yield from [Part("", self.edit.code, "source")] if self.edit.code else []
+        if self.fix and not (self.edit and self.edit.is_whole):
+            yield Part("for example", self.fix, "code")
         yield from (Part(label, text) for label, text in self.facts)
         yield from (Part("also", text) for text in self.also)
-        headline, file = self.headline, (self.place or "").rpartition(":")[0]
         for place in self.places:
             # The headline has the line, or its file.
             is_told = place.at in headline or (place.text and place.at.rpartition(":")[0] == file)
@@ -202,34 +207,31 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     law, example, cause = next(iter(failure.findings), None), failure.example, failure.cause
     text = next((one for one in laws() if one.id == law.law), None) if law else None
     is_known, reason = cause.kind in ("bug", "pair"), example.reason or Reason()
-    facts, looked = [*_numbers(example)], [*looked_at(failure, law, text)]
-    if law is not None:
-        facts = [("expected", law.expected), ("observed", law.observed), ("why", law.why)]
-    elif not facts and failure.text != example.headline:
-        facts = [("observed", cut(example.headline, _LONGEST))]
-    if is_known and law is None:
-        facts.append(("why", _fits(cause)))
-    role, first = looked[0] if looked else ("at", None)
-    bugs, commands = cause.key.split(OR)[:1] if is_known else cause.bugs, _commands(example)
+    looked, commands = [*looked_at(failure, law, text)], _commands(example)
+    bugs = cause.key.split(OR)[:1] if is_known else cause.bugs
     of_law = (law.advice or text.advice) if law and text and not is_known else ""
+    of_error = _advised(example.headline) if example.verdict == "CRASH" else ""
     debug = "debug with the script of the first command below" if len(commands) > 1 else None
+    known = _known_lines(example, law)
+    edit = edit_of(_edits(law, text, bugs, is_known=is_known) or _named(of_error, known), known)
+    role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)
+    if edit is not None:
+        first = own_place(example, looked[0][1]) if looked else None
+        role, where = edit.titled(role, first.at if first else None)
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
         title=failure.text,
-        where=first.where if first else None,
+        where=where,
         role=role,
-        own_line=own_line(example, first.where) if first else None,
-        places=each_once(looked),
-        facts=tuple(facts),
+        own_line=own_line(example, where) if where else None,
+        places=each_once(looked) if edit is None else edit.others(each_once(looked)),
+        facts=tuple(_facts(failure, law, bugs)),
         slice=law.slice if law else (),
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
         fix=law.fix if law and not is_known else None,
-        advice=of_law
-        or reason.advice
-        or _known_fix(bugs)
-        or (example.verdict == "CRASH" and _advised(example.headline))
-        or debug,
+        advice=of_law or reason.advice or _known_fix(bugs) or of_error or debug,
+        edit=edit,
         extent=_counted(failure.cases, every),
         scope=failure.where,
         commands=commands,
@@ -238,6 +240,52 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         cases=failure.cases,
         example=example,
     )
+
+
+def _facts(failure: Failure, law: Finding | None, bugs: Sequence[str]) -> Iterator[Fact]:
+    """What was expected and observed, and why the numbers follow."""
+    example, cause = failure.example, failure.cause
+    is_known, numbers = cause.kind in ("bug", "pair"), [*_numbers(example)]
+    if law is not None:
+        yield from (("expected", law.expected), ("observed", law.observed), ("why", law.why))
+    elif numbers:
+        yield from numbers
+    elif rest := _rest(example.headline, failure.text):
+        whole = rest[:_LONGEST].rpartition(". ")[0] if len(rest) > _LONGEST else ""
+        yield "observed", f"{whole}." if whole else cut(rest, _LONGEST)
+    if cause.kind in ("factor", "factors", "precision") and cause.bugs:
+        yield "known bug", f"{_alike(cause.bugs)} would do that; these cases cannot tell"
+    if is_known and law is None:
+        whys = {fault.name: fault.why for fault in CATALOGUE}
+        yield from (("why", whys[name]) for name in _names(bugs[0]) if name in whys)
+        yield "known bug", _fits(cause)
+
+
+def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
+    """The lines that an edit may name."""
+    lines = calls_of(case)
+    if law is not None and law.where is not None:
+        lines["it"] = Lines(law.where, law.source)
+    if law is not None and law.origin is not None:
+        lines["origin"] = law.origin
+    places = {call: own_place(case, line) for call, line in lines.items()}
+    return {call: place for call, place in places.items() if place is not None}
+
+
+def _edits(law: Finding | None, text: Law | None, bugs: Sequence[str], *, is_known: bool) -> str:
+    """The data of the edit: of the law, or of the known bugs if they agree."""
+    if law is not None and text is not None and not is_known:
+        return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
+    edits = {fault.name: fault.edit for fault in CATALOGUE}
+    found = {edits.get(name, "") for one in bugs for name in _names(one)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _named(advice: str, known: Mapping[str, Place]) -> str:
+    """The edit of the call that an error's advice names."""
+    names = [name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", advice)]
+    calls = (call for call, place in known.items() for name in names if f"{name}(" in place.own)
+    return "".join(f"change {call}" for call in [*calls][:1])
 
 
 def _effects(case: CaseRecord, broken: Finding | None, law: Law | None) -> Iterator[str]:
@@ -262,23 +310,35 @@ def _advised(message: str) -> str:
     return next((f"the error says: {one}" for one in sentences), "")
 
 
+def _names(bug: str) -> list[str]:
+    """The single bugs of a pair, without the windows that they are in."""
+    return [one.partition(ONLY)[0] for one in bug.split(PAIR)]
+
+
 def _fits(cause: Cause) -> str:
     """How known bugs explain the numbers. The title has the first one in words."""
     name, *others = filter(None, cause.key.split(OR))
-    if others:
-        texts = {fault.name: fault.text for fault in CATALOGUE}
-        said = ", or ".join(doing(one, texts) for one in others[:_FEW])
-        return f"a trainer that {said} has exactly these numbers too"
-    if PAIR in name:
-        return "these two known bugs together give exactly these numbers"
-    return f"the known bug `{name}` gives exactly these numbers"
+    both = " and ".join(f"`{one}`" for one in name.split(PAIR))
+    said = f"{both} gives exactly these numbers" if PAIR not in name else f"{both} together give exactly these numbers"
+    return said + (f"; so does {_alike(others)}" if others else "")
+
+
+def _alike(bugs: Sequence[str]) -> str:
+    """Trainers with these bugs, in words."""
+    texts = {fault.name: fault.text for fault in CATALOGUE}
+    return f"a trainer that {', or '.join(doing(one, texts) for one in bugs[:_FEW])}"
+
+
+def _rest(headline: str, title: str) -> str:
+    """The part of a headline that neither the title nor the fix has."""
+    rest, advice = headline.removeprefix(title.removesuffix(" …")), _advised(headline).partition(": ")[2]
+    return capitalized((rest.replace(advice, "") if advice else rest).strip(" …"))
 
 
 def _known_fix(bugs: Sequence[str]) -> str:
     """What to change for a known bug, if there are not too many with the same numbers."""
     fixes = {fault.name: fault.fix for fault in CATALOGUE}
-    known = ([one.partition(ONLY)[0] for one in name.split(PAIR)] for name in bugs)
-    found = dict.fromkeys("; ".join(fixes[one] for one in names if one in fixes) for names in known)
+    found = dict.fromkeys("; ".join(fixes[one] for one in _names(name) if one in fixes) for name in bugs)
     return "; or ".join(found) if len(found) <= _FEW else ""
 
 

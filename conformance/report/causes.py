@@ -10,6 +10,7 @@ from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding
 
 from .laws import fault_of
 from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
+from .text import cut
 
 #: Laws that flag consequences, not causes: a known bug says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
@@ -116,10 +117,9 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         return f"The trainer {fault_of(broken)}."
     if cause.kind in ("bug", "pair"):
         name, *others = filter(None, cause.key.split(OR))
-        return f"The trainer {doing(name, texts)}{', or has another bug with the same numbers' if others else ''}."
+        return f"The trainer {'probably ' if others else ''}{doing(name, texts)}."
     if cause.kind in ("factor", "factors", "precision"):
-        known = ", or ".join(texts.get(name, name) for name in cause.bugs[:3])
-        return cause.key + (f" A trainer that {known} would do that; these cases cannot tell." if known else "")
+        return cause.key
     if cause.kind == "unknown":
         return "Wrong numbers that no known bug explains."
     if cause.key == CUT_SHORT:
@@ -127,8 +127,9 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
     headline = cases[0].headline
     if cause.kind != "ending" or len(headline) <= _LONGEST:
         return headline
-    # An error message can be long; the card has all of it.
-    return re.sub(r"(?:[.:;] [^.:;]*|\S*)$", "", headline[:_LONGEST]).rstrip() + " …"
+    # An error message can be long; the card has the rest.
+    first, *_ = re.split(r"(?<=[.!?]) ", headline, maxsplit=1)
+    return cut(first, _LONGEST)
 
 
 def doing(name: str, texts: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.results import Results
-from conformance.results.result_lines import NOT_RUN, CaseRecord, Finding
+from conformance.results.result_lines import NOT_RUN, PASSED, CaseRecord, Finding
 
 from .causes import causes, telling, title
 from .signs import Cause
@@ -41,6 +41,11 @@ class Group:
 @dataclass(frozen=True)
 class Cell(Group):
     """The cases of one trainer, path and precision."""
+
+    @property
+    def judged(self) -> int:
+        """How many of them passed or failed."""
+        return sum(case.failed or case.verdict in PASSED for case in self.cases)
 
     @property
     def detailed(self) -> tuple[CaseRecord, ...]:

@@ -34,10 +34,19 @@ class Place:
     @property
     def numbered(self) -> dict[int, str]:
         """The line and its neighbours by number."""
-        at = int(self.at.rpartition(":")[2])
+        at = self.number
         lines = self.text.split("\n") if self.text else []
         first = max(1, at - 1) if len(lines) > 1 else at
         return {number: _TO_TOOLS.sub("", one_line(line)) for number, line in enumerate(lines, first)}
+
+    @property
+    def number(self) -> int:
+        return int(self.at.rpartition(":")[2])
+
+    @property
+    def own(self) -> str:
+        """The text of the line itself; "" if unknown."""
+        return self.numbered.get(self.number, "")
 
     @property
     def code(self) -> str:
@@ -56,6 +65,14 @@ def places_of(label: str, where: str, source: Sequence[str]) -> Iterator[Place]:
         if at.rpartition(":")[2].isdecimal():
             yield Place(label, at, next(texts, ""))
         label = "called from"
+
+
+def own_place(case: CaseRecord, line: Lines) -> Place | None:
+    """The trainer's own line of these, or else the innermost."""
+    found = [*places_of("edit", line.where, line.source)]
+    own = own_line(case, line.where)
+    mine = [one for one in found if own and int(one.at.rpartition(":")[2]) == own[1]]
+    return next(iter(mine[-1:] or found), None)
 
 
 def each_once(looked: Iterable[tuple[str, Lines]]) -> tuple[Place, ...]:
@@ -77,10 +94,10 @@ def own_line(case: CaseRecord, where: str) -> tuple[str, int] | None:
 
 
 #: The calls that can cause wrong weights or a wrong gradient, by the kind of event, the likeliest first.
-_CALLS = {
-    "weights": {"step": "step", "schedule": "schedule"},
-    "gradient": {"backward_begin": "backward", "unscale": "unscale", "clip": "clip", "step": "step"},
-}
+_CALLS = {"weights": ("step", "schedule"), "gradient": ("backward", "unscale", "clip", "step")}
+
+#: The roles of lines that may be wrong.
+CALLS = frozenset(call for calls in _CALLS.values() for call in calls)
 
 #: The events of a call at which a known bug is.
 _EVENTS: Mapping[Call, tuple[str, ...]] = {
@@ -91,6 +108,18 @@ _EVENTS: Mapping[Call, tuple[str, ...]] = {
 
 #: The role of a line that only shows the bug.
 SEEN = "seen at"
+
+
+def calls_of(case: CaseRecord) -> dict[str, Lines]:
+    """The lines of the calls of the window to show, by kind of event, and of the checkpoint's `load` and `save`."""
+    moments, first = case.timeline.moments if case.timeline else (), case.first_difference
+    # Older files have only these.
+    found = {one.event: Lines(one.where) for one in moments if one.where}
+    found |= case.calls
+    if first is not None and first.where is not None:
+        found["step" if first.quantity == "weights" else "backward_begin"] = Lines(first.where, first.source)
+    found = {kind.removesuffix("_begin").removesuffix("_enter"): line for kind, line in found.items()}
+    return found | {kind: at for kind, at in (("load", case.read_at), ("save", case.saved_at)) if at is not None}
 
 
 def looked_at(failure: Failure, law: Finding | None, text: Law | None) -> Iterator[tuple[str, Lines]]:
@@ -155,10 +184,6 @@ def _from_backward(moments: Sequence[Moment]) -> Iterator[Moment]:
 
 def _calls(case: CaseRecord) -> Iterator[tuple[str, Lines]]:
     """The calls of the window with the first wrong number, first the one that shows it."""
-    first, moments = case.first_difference, case.timeline.moments if case.timeline else ()
-    kinds = dict(_CALLS[first.quantity if first else "gradient"])
-    if first is not None and first.where is not None:
-        yield kinds.pop(next(iter(kinds))), Lines(first.where, first.source)
-    for kind, label in kinds.items():
-        at = next((one.where for one in moments if one.event == kind and one.where), None)
-        yield from [(label, Lines(at))] if at is not None else []
+    first, known = case.first_difference, calls_of(case)
+    kinds = _CALLS[first.quantity if first else "gradient"]
+    yield from ((kind, known[kind]) for kind in kinds if kind in known)

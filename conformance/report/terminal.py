@@ -206,7 +206,9 @@ def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -
         yield some
 
 
-_OF_PARTS = {"code": "green", "source": "green", "command": "cyan", "link": "blue"}
+_OF_PARTS = {"code": "green", "command": "cyan", "link": "blue"}
+_OF_LINES = {"+": "green", "-": "red", ">": "bold", " ": "dim"}
+"""The style of a line of source, by its mark."""
 
 
 def print_card(card: Card, console: Console, below: str = "", *, has_verdict: bool = True) -> None:
@@ -222,7 +224,8 @@ def print_card(card: Card, console: Console, below: str = "", *, has_verdict: bo
             print_beside(head, Text(one_line(text)), console)
             continue
         for line in visible(text).splitlines() if kind in ("code", "source") else [one_line(text)]:
-            console.print(Text.assemble(head, (line, _OF_PARTS[kind])), soft_wrap=True)
+            style = _OF_LINES.get(line[:1], "") if kind == "source" else _OF_PARTS[kind]
+            console.print(Text.assemble(head, (line, style)), soft_wrap=True)
             head = Text(" " * head.cell_len)
 
 

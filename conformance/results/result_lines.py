@@ -134,6 +134,10 @@ class CaseRecord:
     )
     read_at: Annotated[Lines | None, "the line that first read the checkpoint, in a resumed case"] = None
     saved_at: Annotated[Lines | None, "the line that last wrote to the checkpoint, in a resumed case"] = None
+    calls: Annotated[
+        dict[str, Lines],
+        "in a case that did not pass: the line of each kind of event, the last in the window to show, else in the run",
+    ] = field(default_factory=dict)
     mistake: Annotated[Mistake | None, "what the adapter got wrong, for the verdict SETUP"] = None
     explained_by: Annotated[
         tuple[str, ...],
@@ -351,6 +355,7 @@ class Finding:
     fault: Annotated[str, "what the trainer does, to follow `the trainer`, if more is known than the law says"] = ""
     advice: Annotated[str, "what to do, if more is known than the law says"] = ""
     origin: Annotated[Lines | None, "the line where it starts, if `where` only shows it"] = None
+    edit: Annotated[str, "where code changes, as data of the report, if more is known than the law says"] = ""
 
 
 @dataclass(frozen=True)

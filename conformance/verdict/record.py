@@ -18,6 +18,7 @@ from conformance.oracle.faults.some_windows import places
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import result_lines
 from conformance.results.result_lines import PASSED, CaseRecord, Finding, Timeline, Vector, Verdict
+from conformance.trace import events as trace
 from conformance.trace.events import BackwardBegin, Event, Load, ObserverFailed, Save
 from conformance.verdict import timeline as drawn
 from conformance.verdict.bytes_sent import traffic
@@ -65,6 +66,7 @@ def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: s
         fault=broken.fault,
         advice=broken.advice,
         origin=_line(broken.origin, target),
+        edit=broken.edit,
     )
 
 
@@ -104,6 +106,27 @@ def _window(judgement: Judgement) -> int | None:
     if judgement.divergence is not None:
         return judgement.divergence.window
     return max((window.number for run in judgement.runs for window in run.windows), default=None)
+
+
+#: The calls that a person may have to edit.
+_CALLS: tuple[type[Event], ...] = (
+    *(trace.Wrap, trace.NoSyncEnter, trace.Forward, trace.BackwardBegin, trace.Unscale, trace.Clip),
+    *(trace.Step, trace.Update, trace.Schedule, trace.ZeroGrad),
+)
+
+
+def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
+    """The line of each kind of call."""
+    if judgement.verdict in PASSED:
+        return {}
+    window = _window(judgement)
+    seen = {kind: [one for run in judgement.runs for rank in run.ranks for one in rank.of(kind)] for kind in _CALLS}
+    # Ranks are alike; the last call of the first rank that makes it in this window counts.
+    best = {
+        kind: max(of, key=lambda one: (one.window == window, -one.rank, one.seq)) for kind, of in seen.items() if of
+    }
+    lines = {event.event: _line(event, target) for event in best.values()}
+    return {kind: line for kind, line in lines.items() if line is not None}
 
 
 #: The steps of a long run that the results file keeps: the first ones, then evenly spaced ones.
@@ -166,6 +189,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         first_difference=_difference(judgement, problem.workload.model.elements, target),
         read_at=_line(_of_life(judgement.ranks, 1, Load, 0), target),
         saved_at=_line(_of_life(judgement.ranks, 0, Save, -1), target),
+        calls=_calls(judgement, target),
         mistake=None if judgement.mistake is None else judgement.mistake.kind,
         explained_by=judgement.suspects.explained_by,
         ruled_out=judgement.suspects.ruled_out,

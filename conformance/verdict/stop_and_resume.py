@@ -152,7 +152,7 @@ def counted_wrongly(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
         if inside > 1:
             first, they = f"the window's first {inside} micro-batches", "them"
         if passes and passes[0].gradients == "some" and missing == 0:
-            return f"after the resume, skip {first}: the restored gradients already contain {they}"
+            return f"after the resume, skip {first}"
         if passes and passes[0].gradients in ("none", "zero") and missing == inside:
             return f"after the resume, restore the gradients of {first}: nothing trains {they} again"
     return None

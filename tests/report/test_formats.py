@@ -61,21 +61,22 @@ def test_markdown_has_each_problem_and_each_count(failing):
         assert card.example.id in text.replace("\\", "")
     assert (
         "| ✓ PASS (exact) |" in text
-        and "**Fix** call `scaler.unscale_(optimizer)` before you clip\n\n```python\n" in text
+        and "**Fix** call `scaler.unscale_(optimizer)` before you clip\n\n**Edit** " in text
     )
 
 
 def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
     [card, *_] = [one for one in cards(failing) if one.own_line]
-    shown = [("inside", "> 9 | optimizer.step()"), ("called from", "> 41 | scaler.step(optimizer)")]
-    assert [(place.label, place.code) for place in card.places] == shown
+    assert card.edit.code == "> 41 | scaler.step(optimizer)"
+    assert [(place.label, place.code) for place in card.places] == [("inside", "> 9 | optimizer.step()")]
     render_html(failing, tmp_path / "page.html")
     page = html.unescape((tmp_path / "page.html").read_text())
-    for _, code in shown:
+    for code in (card.edit.code, card.places[0].code):
         assert all(code in text for text in ("\n".join(card.lines()), markdown(digest(failing)), page))
     # The title has the trainer's own line, so no other line repeats it.
     assert card.headline.endswith(" (src/loop.py:41)")
-    assert "inside: torch/amp/grad_scaler.py:9" in card.lines() and "called from:" in card.lines()
+    assert "inside: torch/amp/grad_scaler.py:9" in card.lines()
+    assert "edit: move my_loop.py:43 above line 41" in card.lines()
 
 
 def test_a_line_to_blame_stands_between_its_neighbours():
@@ -128,7 +129,7 @@ def test_numbers_alone_blame_no_line_and_name_the_calls_of_their_window(results)
     case = next(case for case in results.cases if case.first_difference and not case.findings and not case.diverged)
     moments = next(case.timeline for case in results.cases if case.timeline)
     first = replace(case.first_difference, where="f.py:9, called from loop.py:41", source=("step()", "fit(x)"))
-    case = replace(case, first_difference=first, timeline=moments, guards=())
+    case = replace(case, first_difference=first, timeline=moments, guards=(), explained_by=())
     [card] = cards(replace(results, cases=(case,)))
     assert (card.role, card.where) == ("seen at", first.where)
     assert [(place.label, place.at, place.code) for place in card.places] == [
@@ -207,7 +208,8 @@ def test_junit_has_a_test_for_each_case(failing):
     ]
     assert {one.get("name"): one.get("value") for one in test.find("properties")}["precision"] == case.precision
     text = test.find("failure").text
-    assert "inside: torch/amp/grad_scaler.py:9\n  > 9 | optimizer.step()\ncalled from:\n  > 41 | scaler" in text
+    assert "edit: move my_loop.py:43 above line 41\n  > 41 | scaler.step(optimizer)\n" in text
+    assert "inside: torch/amp/grad_scaler.py:9\n  > 9 | optimizer.step()" in text
     assert text.splitlines()[-1] == f"rerun: {case.command}"
 
 

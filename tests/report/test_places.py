@@ -1,4 +1,5 @@
-"""The lines to look at: the likeliest first, each with its role; a line that only shows the bug is not its place."""
+"""The line to edit and those to look at: the likeliest first, each with its role; a line that only shows the bug is not
+its place."""
 
 from __future__ import annotations
 
@@ -53,9 +54,9 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
 @pytest.mark.parametrize(
     ("fields", "places"),
     [
-        ({"findings": (BROKEN,)}, [("at", 31)]),
+        ({"findings": (BROKEN,)}, [("before", 31)]),
         ({"findings": (PARTED,)}, [("seen at", 98)]),
-        ({"findings": (replace(PARTED, origin=Lines("train.py:53")),)}, [("starts at", 53), ("seen at", 98)]),
+        ({"findings": (replace(PARTED, origin=Lines("train.py:53")),)}, [("at", 53), ("seen at", 98)]),
         ({"first_difference": WRONG, "timeline": CALLED}, [("seen at", 75), ("schedule", 79)]),
         (RESUMED, [("resumes at", 42), ("seen at", 75), ("schedule", 79)]),
         (
@@ -65,7 +66,7 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
         (RESUMED | {"read_at": None}, [("seen at", 75), ("schedule", 79)]),
         # Its numbers were wrong before the stop.
         (RESUMED | {"resumed_at": 5}, [("seen at", 75), ("schedule", 79)]),
-        (RESUMED | {"findings": (BROKEN,)}, [("at", 31)]),
+        (RESUMED | {"findings": (BROKEN,)}, [("before", 31)]),
         (RESUMED | {"findings": (PARTED,)}, [("resumes at", 42), ("seen at", 98)]),
         (GRADIENT, [("seen at", 75), ("clip", 73)]),
         (GRADIENT | {"explained_by": ("clips-each-parameter",)}, [("at", 73), ("seen at", 75)]),
@@ -81,7 +82,7 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
             },
             [("seen at", 75)],
         ),
-        (GRADIENT | {"explained_by": ("schedule-twice",)}, [("at", 79), ("seen at", 75), ("clip", 73)]),
+        (GRADIENT | {"explained_by": ("schedule-twice",)}, [("at", 79), ("seen at", 75)]),
         (GRADIENT | {"explained_by": ("not-clipped",)}, [("seen at", 75), ("clip", 73)]),
         ({"reason": Reason(where="train.py:60"), "first_difference": None}, [("at", 60)]),
         ({"verdict": "CRASH", "reason": Reason(where="train.py:60")}, [("raised at", 60)]),
@@ -91,8 +92,12 @@ def test_what_is_likeliest_comes_first(
     results: Results, case: CaseRecord, fields: dict[str, object], places: list[tuple[str, int]]
 ) -> None:
     card = shown(results, replace(case, **fields))
-    assert [(one.label, one.at) for one in card.places] == [(role, f"train.py:{line}") for role, line in places]
-    assert (card.role, card.own_line) == (places[0][0], ("train.py", places[0][1]))
+    edits = [(card.edit.role, card.edit.place.at)] if card.edit else []
+    looked = [(one.label, one.at) for one in card.places]
+    assert [*edits, *looked] == [(role, f"train.py:{line}") for role, line in places]
+    # A call that is missing before a wrong one does not change the place of the problem.
+    role = "at" if places[0][0] == "before" else places[0][0]
+    assert (card.role, card.own_line) == (role, ("train.py", places[0][1]))
 
 
 def test_a_bug_that_cases_without_a_resume_have_is_not_at_the_resume(results: Results, case: CaseRecord) -> None:

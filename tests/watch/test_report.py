@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from conformance.report.ci import markdown, sarif, workflow_commands
-from conformance.report.places import SEEN, Place
+from conformance.report.places import Place
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
@@ -44,7 +44,11 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     assert averaged.rule == "watch/averaged"
     assert averaged.own_line == ("/home/me/train.py", 7)
     # All calls of this script are in one line.
-    assert [(place.label, place.code) for place in averaged.places] == [(SEEN, "> 7 | optimizer.step()  # <b>")]
+    assert (averaged.edit.said("train.py"), averaged.edit.code) == (
+        "add the average over the ranks above line 7",
+        "> 7 | optimizer.step()  # <b>",
+    )
+    assert averaged.headline.endswith("(before train.py:7)") and averaged.places == ()
     assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
     assert ("observed", "in 2 of 3 steps, first at step 1, on ranks 0, 1") in averaged.facts
@@ -86,7 +90,7 @@ def test_lines_are_named_from_the_folder_of_the_run(findings, monkeypatch, tmp_p
     findings.sources["train.py", 7] = str(script), "load('https://me:s3cret@host/x')"
     [card] = cards_of(findings)
     assert (card.where, card.own_line) == ("scripts/train.py:7", ("scripts/train.py", 7))
-    assert card.places == (Place(SEEN, "scripts/train.py:7", "load('https://REDACTED@host/x')"),)
+    assert card.edit.place == Place("at", "scripts/train.py:7", "load('https://REDACTED@host/x')")
     assert {one.where for one in card.bad.timeline.moments} == {"scripts/train.py:7"}
     # Other files have the names of their imports.
     monkeypatch.chdir("/")

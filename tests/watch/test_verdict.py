@@ -15,7 +15,8 @@ from conformance.cli.watch import _exit
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED, LAWS
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import CORE, FACTS, VALUES, Property
-from conformance.watch.report.sentences import FIXES, WORDS
+from conformance.watch.report.remedies import EDITS, EFFECTS, FIXES
+from conformance.watch.report.sentences import WORDS
 from conformance.watch.verdict import outcome, stated
 
 RANKS, MICRO_BATCHES, CLEARING = CORE
@@ -196,7 +197,7 @@ def test_each_code_has_a_sentence_with_its_values():
     assert len(every) > 100
     assert [(at, code) for at, code, _ in every if code not in WORDS] == []
     assert [one for one in every if not are_fields(*one[1:])] == []
-    assert FIXES.keys() <= WORDS.keys()
+    assert FIXES.keys() | EDITS.keys() | EFFECTS.keys() <= WORDS.keys()
 
 
 def test_facts_have_sentences_and_values_of_their_properties():

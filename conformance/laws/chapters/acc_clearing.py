@@ -31,6 +31,7 @@ _FIX = """
         momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
     advice="call `optimizer.zero_grad()` once, before the first backward of each window",
+    edit="zero_grad below step",
     fix=_FIX,
 )
 def cleared_between_windows(window: Window) -> Outcome:
@@ -138,6 +139,7 @@ _seq = attrgetter("seq")
         act as if they own the loop.""",
     source="PyTorch, Performance Tuning Guide: clearing gradients costs a memory operation for each parameter",
     advice="keep one `zero_grad()` per window, and remove the others",
+    edit="remove it",
     fix=_FIX,
 )
 def cleared_once(window: Window) -> Outcome:
@@ -163,7 +165,8 @@ def cleared_once(window: Window) -> Outcome:
         divides this partial sum by the number of all micro-batches.""",
     source=f'{GUIDE}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '
     'Precision examples, "Gradient accumulation"',
-    advice="move `zero_grad()` before the first backward of the window",
+    advice="call `optimizer.zero_grad()` once a window, after its step",
+    edit="it below step",
     fix=_FIX,
 )
 def not_cleared_inside(window: Window) -> Outcome:

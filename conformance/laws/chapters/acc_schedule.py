@@ -24,6 +24,7 @@ from conformance.trace.short_texts import number
     source='PyTorch, torch.optim, "How to adjust learning rate": scheduler.step() after optimizer.step(); with a '
     "GradScaler a step may be skipped, which its documentation leaves to the caller to notice",
     advice="call `scheduler.step()` once, after each optimizer step",
+    edit="schedule below step",
     fix="""
         scale = scaler.get_scale()
         scaler.step(optimizer)

@@ -31,6 +31,7 @@ SEVERAL = (
     source='PyTorch, torch.amp, section "Gradient Scaling": backward passes run on `scaler.scale(loss)`; '
     '"Automatic Mixed Precision examples": each of several losses is scaled',
     advice="call `scaler.scale(loss).backward()` for every micro-batch",
+    edit="change it to `scaler.scale({}).backward()`",
     fix="""
         with torch.autocast(device.type, dtype=torch.float16):
             loss = criterion(model(inputs), targets)
@@ -93,6 +94,7 @@ def _shows_scale(window: Window, end: trace.BackwardEnd) -> bool:
         of the training.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
     advice="call `scaler.step(optimizer)` instead of `optimizer.step()`",
+    edit="change it to `scaler.step({})`",
     fix="""
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -133,6 +135,7 @@ def _stepped_bare(scaling: Scaling, step: trace.Step) -> Broken | None:
         anyway, unless the trainer checks for overflows itself, and then `update` lowers the scale.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
     advice="call `scaler.step(optimizer)` instead of `optimizer.step()`",
+    edit="change it to `scaler.step({})`",
     fix="""
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -179,6 +182,7 @@ def _steps_on_overflow(rank: Rank) -> bool:
         g·S/S′. `update` also forgets which optimizers are unscaled and which gradients overflowed.""",
     source=f'{SEVERAL}; {GUIDE}: "only call scaler.update() every N batches"',
     advice="call `scaler.update()` once a window, after the last `scaler.step`",
+    edit="update below step",
     fix="""
         for optimizer in optimizers:
             scaler.step(optimizer)

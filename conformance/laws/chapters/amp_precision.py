@@ -197,6 +197,7 @@ def _outermost(rank: Rank) -> tuple[list[int], list[trace.AutocastEnter | None]]
     source='PyTorch, torch.amp, section "Gradient Scaling": "To prevent underflow, gradient scaling multiplies the '
     "network's loss(es) by a scale factor\"",
     advice="call `scaler.scale(loss).backward()` instead of `loss.backward()`",
+    edit="change it to `scaler.scale({}).backward()`",
     fix="""
         scaler = torch.amp.GradScaler(device.type)
         with torch.autocast(device.type, dtype=torch.float16):

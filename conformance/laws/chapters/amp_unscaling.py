@@ -35,6 +35,7 @@ T = TypeVar("T", trace.Clip, trace.Norm, trace.GradientChange)
         g · min(1, t / (S·‖g‖)). Then almost every step is clipped, by an amount that changes with the scale.""",
     source=UNSCALED_GRADIENTS,
     advice="call `scaler.unscale_(optimizer)` before you clip",
+    edit="unscale above it",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -84,6 +85,7 @@ def _clip(window: Window, clip: trace.Clip, scale: float, unscale: trace.Event) 
         a log that uses it depends on the scale as much as on the gradients.""",
     source=UNSCALED_GRADIENTS,
     advice="call `scaler.unscale_(optimizer)` before you compute the norm",
+    edit="unscale above it",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -116,6 +118,7 @@ def _inspection(window: Window, look: trace.Norm, scale: float, unscale: trace.E
         division by a count. On S·g, a clamp at t becomes a clamp at t/S, and noise or a decay λ·w is divided by S.""",
     source=UNSCALED_GRADIENTS,
     advice="call `scaler.unscale_(optimizer)` before you change gradients",
+    edit="unscale above it",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -211,6 +214,7 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
         `unscale_` before `update()`, but cannot see a division by hand.""",
     source='PyTorch, torch.amp, `GradScaler.unscale_`: "should only be called once per optimizer per step call"',
     advice="keep one `scaler.unscale_(optimizer)`, and remove other divisions by the scale",
+    edit="remove it",
     fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)  # step() remembers this and does not unscale again
@@ -293,6 +297,7 @@ def _samples(run: Run) -> float:
         by S again and again.""",
     source=ACCUMULATION,
     advice="move `scaler.unscale_(optimizer)` after the last backward of the window",
+    edit="it above clip|step",
     fix="""
         for inputs, targets in window:
             loss = criterion(model(inputs), targets) / len(window)

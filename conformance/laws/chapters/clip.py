@@ -51,6 +51,7 @@ def _reaches(clip: trace.Clip) -> bool | None:
         gradient exceeds the threshold t. Then each rank has its own coefficient min(1, t / ‖gᵣ‖).""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     advice="clip after the gradients are averaged over the ranks",
+    edit="it above step",
     fix=_FIX,
     unless=("clip/once-per-window",),
     needs=(trace.Clip,),
@@ -115,6 +116,7 @@ def _differ(same: Sequence[trace.Clip]) -> bool:
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
     advice="clip between the last backward of the window and `optimizer.step()`",
+    edit="it above step",
     fix=_FIX,
     needs=(trace.Clip,),
 )
@@ -146,6 +148,7 @@ def before_step(window: Window) -> Outcome:
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
     "the gradients of the effective batch are complete",
     advice="clip once, after the last backward of the window",
+    edit="it above step",
     fix=_FIX,
     needs=(trace.Clip,),
 )
@@ -254,6 +257,7 @@ _ROUNDING = 2**-7
     source="PyTorch documentation, Getting Started with Fully Sharded Data Parallel (FSDP2): clip_grad_norm_ computes "
     "the norm of DTensors over all ranks",
     advice="pass the parameters to `clip_grad_norm_`, not their `to_local()`",
+    edit="change clip",
     fix="""
         # Pass the parameters themselves, not their `to_local()`.
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -22,6 +22,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
         its own g_r instead of (1/N) Σ g_r, and the ranks' weights diverge.""",
     source=f'{GUIDE}: "PyTorch DDP synchronizes losses during the backwards pass"; {DOCS}',
     advice="leave `no_sync()` before the forward of the last micro-batch",
+    edit="change no_sync; add the average over the ranks above clip|step",
     fix="""
         for number, batch in enumerate(window, start=1):
             with nullcontext() if number == len(window) else model.no_sync():
@@ -249,6 +250,7 @@ def _never_shared(sharing: Sharing) -> Broken:
         shows=(*early, *shows, *window.attempts[-1:]),
         effect=_parting(window),
         origin=next((event for event in shows if isinstance(event, trace.NoSyncEnter)), None),
+        edit="" if backward.syncs is not False or len(shows) > 1 else "change the flag at or above forward",
     )
 
 
@@ -290,6 +292,7 @@ _FIX = """
         mixture of both, and ranks may differ.""",
     source=_SOURCE,
     advice="call `wait()` on every handle before the step",
+    edit="add `handle.wait()` above step",
     fix=_FIX,
     latent="""The collective and the step race; a larger model or a slower network can change which comes first.""",
     needs=(trace.Step,),
@@ -322,6 +325,7 @@ def _unwaited(step: trace.Step, event: trace.Event, why: str) -> Broken:
         gradients copies the old contents of the buffer: zeros, or the rank's own g_r.""",
     source=_SOURCE,
     advice="call `wait()` before you use the result",
+    edit="add `handle.wait()` above it",
     fix="""
         flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         dist.all_reduce(flat, async_op=True).wait()

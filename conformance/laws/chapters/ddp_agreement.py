@@ -88,6 +88,7 @@ _PARTED_BY = (
         rank.""",
     source=f"{DOCS}: parameters must not be added, nor be unfrozen, after the model was wrapped",
     advice="all-reduce these gradients too, or wrap the model when all its parameters are trainable",
+    edit="add the average of these gradients above clip|step",
     fix="""
         for parameter in model.parameters():  # DistributedDataParallel averages those that it found trainable
             dist.all_reduce(parameter.grad)
@@ -249,16 +250,18 @@ def _parted(
         fault=last.fault,
         advice=last.advice,
         origin=last.origin,
+        edit=last.edit,
     )
 
 
 class _Reason(NamedTuple):
-    """Why two steps differ. text: the difference in words. fault, advice, origin: as in `Broken`."""
+    """Why two steps differ. text: the difference in words. fault, advice, origin, edit: as in `Broken`."""
 
     text: str = ""
     fault: str = ""
     advice: str = ""
     origin: trace.Event | None = None
+    edit: str = ""
 
 
 def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterator[_Reason]:
@@ -270,6 +273,8 @@ def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterat
             "steps at different learning rates on the ranks",
             "compute the learning rate from values that are equal on all ranks, not from the rank",
             _rates_parted(here, one, other),
+            # A schedule's first step uses the rates that were set before it.
+            "change the learning rate at or above origin",
         )
     if isinstance(one, trace.Attempt) and isinstance(other, trace.Attempt):
         if one.gradients != other.gradients:

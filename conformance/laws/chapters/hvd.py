@@ -140,6 +140,7 @@ def _state_was_sent(rank: Rank, noted: trace.Optimizer) -> bool:
         N ḡ. With an average, the second call only costs communication.""",
     source=f'{GUIDE}: "call .synchronize() zero or one times per optimizer.step()"',
     advice="call `synchronize()` once a window, and remove the other call",
+    edit="remove it",
     fix="""
         optimizer.synchronize()  # once, after the last backward of the window
         clip_grad_norm_(model.parameters(), max_norm)
@@ -183,6 +184,7 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
         memory that Horovod is reading.""",
     source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     advice="call `optimizer.synchronize()` before you clip",
+    edit="add `optimizer.synchronize()` above it",
     fix="""
         optimizer.synchronize()
         clip_grad_norm_(model.parameters(), max_norm)
@@ -219,6 +221,7 @@ def synchronize_before_clip(window: Window) -> Outcomes:
         with an average that contains ∞.""",
     source=f'{GUIDE}: "always synchronize before scaler.step(optimizer); otherwise each worker steps differently"',
     advice="call `optimizer.synchronize()` before `scaler.unscale_` and `scaler.step`",
+    edit="add `optimizer.synchronize()` above it",
     fix="""
         optimizer.synchronize()
         scaler.unscale_(optimizer)
@@ -250,7 +253,8 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
         the average as 0, or becomes 0 on one rank and ḡ on another, or no longer exists when Horovod writes the
         result.""",
     source="Horovod, horovod/torch/optimizer.py: zero_grad raises if it notices this",
-    advice="move `zero_grad()` before the first backward of the window",
+    advice="call `optimizer.zero_grad()` once a window, after its step",
+    edit="it below step",
     fix="""
         optimizer.zero_grad()  # before the first backward of the window
         for batch in window:

@@ -24,6 +24,7 @@ LAWS: dict[str, Law] = {
             "call the wrapped model (`ddp(x)`), outside `no_sync()` in the last micro-batch, or all-reduce `p.grad`",
             ("ranks", "own"),
             is_seen_later=True,
+            edit="change `no_sync` at or above no_sync; add the average over the ranks above clip|step",
         ),
         Law(
             "watch/every-backward",
@@ -47,6 +48,7 @@ LAWS: dict[str, Law] = {
             "divide either each loss or the gradients",
             ("micro-batches", "weighted"),
             is_seen_later=True,
+            edit="change the divisor at or above backward",
         ),
         Law(
             "watch/means-averaged",
@@ -63,6 +65,7 @@ LAWS: dict[str, Law] = {
             "call `optimizer.zero_grad()` once after each step, or before the first backward pass of each window",
             ("clearing", "kept"),
             is_seen_later=True,
+            edit="zero_grad below step",
         ),
         Law(
             "watch/used",
@@ -70,6 +73,7 @@ LAWS: dict[str, Law] = {
             "Gradients that are cleared before a step are wasted, and their samples are never learned.",
             "clear only after a step, or before the first backward pass of a window",
             ("clearing", "discarded"),
+            edit="it below step",
         ),
         Law(
             "watch/fresh",
@@ -100,6 +104,7 @@ LAWS: dict[str, Law] = {
             "remove the division by the world size: the wrapper already averages",
             ("ranks", "weighted"),
             is_seen_later=True,
+            edit="change the division by the number of ranks at or above step",
         ),
         Law(
             "watch/one-factor",
@@ -115,6 +120,7 @@ LAWS: dict[str, Law] = {
             "Later gradients are not clipped, and the compared norm is that of a part.",
             "clip once, right before the step",
             ("clipping", "early"),
+            edit="it above step",
         ),
         Law(
             "watch/clip-something",
@@ -129,6 +135,7 @@ LAWS: dict[str, Law] = {
             "The limit is compared with scaled gradients, which are larger by the loss scale.",
             "call `scaler.unscale_(optimizer)` before `clip_grad_norm_` or `clip_grad_value_`, not after it",
             ("clipping", "early"),
+            edit="unscale above it",
         ),
         Law(
             "watch/unscale-whole-window",
@@ -136,6 +143,7 @@ LAWS: dict[str, Law] = {
             "Later gradients still carry the loss scale.",
             "call `scaler.unscale_(optimizer)` once, after the last micro-batch",
             ("loss-scale", "own"),
+            edit="it above clip|step",
         ),
         Law(
             "watch/one-scale",
@@ -143,6 +151,7 @@ LAWS: dict[str, Law] = {
             "One division cannot undo several scales.",
             "scale each loss of a window by the same scaler, and call `scaler.update()` once per step, after it",
             ("loss-scale", "own"),
+            edit="update below step",
         ),
         Law(
             "watch/schedule-after-step",
@@ -181,6 +190,7 @@ LAWS: dict[str, Law] = {
             "give the optimizer the parameters of the trained model, after it is moved, wrapped or copied",
             ("coverage", "part"),
             is_seen_later=True,
+            edit="change optimizer",
         ),
         Law(
             "watch/same-weights",
@@ -201,6 +211,7 @@ LAWS: dict[str, Law] = {
                 "watch/same-steps",
             ),
             is_seen_later=True,
+            edit="change the learning rate at or above step",
         ),
         Law(
             "watch/kept",
@@ -231,6 +242,7 @@ LAWS: dict[str, Law] = {
             "if ranks draw at random, seed each differently (`seed + rank`); else deal out the samples with "
             "`DistributedSampler(dataset)`, which has one seed for all ranks",
             ("data", "same"),
+            edit="change the samples at or above it",
         ),
         Law(
             "watch/dealt-once",
@@ -253,6 +265,7 @@ LAWS: dict[str, Law] = {
             "sum the losses (`reduction='sum'`); divide by the window's number of targets on all ranks (all-reduce it "
             "first); under DDP, which divides by the number of ranks, multiply by it",
             ("denominator", "means"),
+            edit="change the loss at or above it",
         ),
         Law(
             "watch/held",
@@ -260,6 +273,7 @@ LAWS: dict[str, Law] = {
             "The optimizer steps tensors that the model no longer uses, and the model never changes.",
             "create the optimizer after the model is moved, copied or wrapped",
             ("coverage", "part"),
+            edit="change optimizer",
         ),
         Law(
             "watch/window-length",

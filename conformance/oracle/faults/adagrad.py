@@ -17,7 +17,12 @@ def _is_adagrad(problem: Problem) -> bool:
     return isinstance(problem.workload.optimizer, Adagrad) and problem.workload.steps > 1
 
 
-@fault("ignores the decay of Adagrad's learning rate", _is_adagrad, fix="pass `lr_decay` to Adagrad")
+@fault(
+    "ignores the decay of Adagrad's learning rate",
+    _is_adagrad,
+    fix="pass `lr_decay` to Adagrad",
+    why="Without `lr_decay`, later steps keep the first step's learning rate",
+)
 class RateDecayForgotten(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
@@ -28,6 +33,7 @@ class RateDecayForgotten(Recurrence):
     "resets Adagrad's sums of squares after each step",
     _is_adagrad,
     fix="keep one optimizer for all steps; never clear its state",
+    why="With new sums, each step divides by its own gradient alone and is as long as the first",
 )
 class SumsOfSquaresLost(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:
@@ -43,6 +49,7 @@ class SumsOfSquaresLost(Recurrence):
     "adds Adagrad's eps to the sum of squares instead of to its root",
     _is_adagrad,
     fix="add `eps` to the root of the sum of squares, as torch does",
+    why="Under the root, eps counts as its root: steps of small gradients become shorter",
 )
 class EpsUnderRoot(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:

@@ -24,6 +24,7 @@ def _is_adamw(problem: Problem) -> bool:
     # Other formats round it off.
     lambda problem: problem.precision.master is FP64,
     fix="add `eps` to the root of the second moment, as torch does",
+    why="Under the root, eps counts as its root: steps of small gradients become shorter",
     # A compiled optimizer corrects biases in single precision.
     is_fine=True,
 )
@@ -41,6 +42,7 @@ class EpsUnderRootOfMoment(Recurrence):
     "counts each of AdamW's steps twice",
     _is_adamw,
     fix="count steps in one place only, next to the moments",
+    why="The bias correction of a later step is used, so early moments are scaled up too little",
 )
 class StepsCountedTwice(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:
@@ -58,6 +60,7 @@ class StepsCountedTwice(Recurrence):
     decays,
     computes_precisely,
     fix="decay the weights themselves, by `lr * weight_decay`, apart from the moments",
+    why="Decay in the gradient is divided by the root of the second moment, like the gradient",
 )
 class DecayThroughMoments(Recurrence):
     def rule(self, spec: Optimizer) -> Rule:

@@ -24,6 +24,8 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     distributed,
     at="exchange",
     fix="divide by the number of ranks once; DDP and Horovod already do, so multiply by it nowhere",
+    why="A sum over ranks is the mean times the number of ranks",
+    edit="change the divisor at or above backward",
 )
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
@@ -35,6 +37,8 @@ class SumOverRanks(Recurrence):
     distributed,
     at="exchange",
     fix="remove your own division by the number of ranks; DDP and Horovod average already",
+    why="The second division makes the mean smaller by the number of ranks",
+    edit="change the divisor at or above backward",
 )
 class WorldDividedTwice(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
@@ -45,6 +49,8 @@ class WorldDividedTwice(Recurrence):
     "sums the micro-batches without dividing by their number",
     accumulating,
     fix="divide each loss by the number of micro-batches in its window",
+    why="`.grad` adds up, so undivided micro-batches give their number times the mean",
+    edit="change backward to `({} / len(window)).backward()`",
 )
 class SumOverWindow(Recurrence):
     def over_window(self, window: Window) -> Fraction:
@@ -55,6 +61,8 @@ class SumOverWindow(Recurrence):
     "divides by the accumulation length twice",
     accumulating,
     fix="divide each loss by the number of micro-batches once; remove the other division",
+    why="The second division makes the mean smaller by the number of micro-batches",
+    edit="change the divisor at or above backward",
 )
 class WindowDividedTwice(Recurrence):
     def over_window(self, window: Window) -> Fraction:
@@ -65,6 +73,8 @@ class WindowDividedTwice(Recurrence):
     "sums the loss over samples instead of averaging it",
     lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
     fix='average the loss over its samples: `reduction="mean"`',
+    why="A sum over samples is the mean times the number of samples",
+    edit="change the loss at or above backward",
 )
 class LossSummed(Recurrence):
     def over_samples(self, window: Window) -> Fraction:
@@ -75,6 +85,8 @@ class LossSummed(Recurrence):
     "steps with each rank's own gradient, without averaging over ranks",
     distributed,
     fix="call the wrapped model (`ddp(x)`), or all-reduce `p.grad` before the step",
+    why="Without an average, each rank moves along its own samples only",
+    edit="add the average over the ranks above clip|step",
 )
 class NotSynchronised(Recurrence):
     # A trainer that does not average over ranks cannot average wrongly.
@@ -89,6 +101,8 @@ class NotSynchronised(Recurrence):
     "clears gradients inside the window, so only the last micro-batch counts",
     accumulating,
     fix="call `optimizer.zero_grad()` once a window, after the step",
+    why="Clearing erases what earlier micro-batches have added to `.grad`",
+    edit="zero_grad below step",
 )
 class ZeroGradInWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -99,6 +113,8 @@ class ZeroGradInWindow(Recurrence):
     "uses only the first micro-batch of a window",
     accumulating,
     fix="call `backward()` for each micro-batch of the window",
+    why="Only the first micro-batch ever adds to `.grad`",
+    edit="change backward",
 )
 class FirstMicroBatchOnly(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -109,6 +125,8 @@ class FirstMicroBatchOnly(Recurrence):
     "adds the earlier micro-batches of a window again with each later micro-batch",
     accumulating,
     fix="reduce, divide or add gradients once, after the window's last backward pass",
+    why="Each later call works on the running total, so earlier micro-batches enter again",
+    edit="change backward",
 )
 class EarlierMicroBatchesAgain(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -121,7 +139,12 @@ class EarlierMicroBatchesAgain(Recurrence):
         return tuple(c * times_of.get(index, 1) for index, c in enumerate(super().counted(window)))
 
 
-@fault("drops one sample of the batch", fix="train on all samples of each batch")
+@fault(
+    "drops one sample of the batch",
+    fix="train on all samples of each batch",
+    why="The mean is over one sample less",
+    edit="change the samples at or above backward",
+)
 class SampleDropped(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)
@@ -133,6 +156,8 @@ class SampleDropped(Recurrence):
     "reads one sample twice and skips the next one",
     lambda problem: problem.workload.batch_size > 1,
     fix="read each sample once in an epoch",
+    why="One sample has twice its weight, another one none",
+    edit="change the samples at or above backward",
 )
 class SampleRepeated(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -167,6 +192,8 @@ def _blocks(tensor: Tensor, world_size: int) -> Iterable[int]:
     "steps each rank's shard of the flattened parameters with the rank's own gradients",
     distributed,
     fix="reduce gradients before the step, and step with what the reduction returns",
+    why="Each rank's shard moves along this rank's own samples only",
+    edit="add the reduction over the ranks above step",
 )
 class ShardsStepOwnGradients(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -188,6 +215,8 @@ class ShardsStepOwnGradients(Recurrence):
     distributed,
     accumulating,
     fix="reduce gradients after the window's last backward, and step with what the reduction returns",
+    why="The last micro-batch's gradients come after the reduction, so each shard has only its rank's own",
+    edit="add the reduction over the ranks above step",
 )
 class LastMicroBatchNotReduced(ShardsStepOwnGradients):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -202,6 +231,8 @@ class LastMicroBatchNotReduced(ShardsStepOwnGradients):
     distributed,
     lambda problem: len(problem.workload.model.tensors) > 1,
     fix="reduce gradients before the step, and step with what the reduction returns",
+    why="Each owned parameter moves along its rank's own samples only",
+    edit="add the reduction over the ranks above step",
 )
 class OwnersStepOwnGradients(InTurn, ShardsStepOwnGradients):
     pass

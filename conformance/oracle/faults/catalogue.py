@@ -28,12 +28,16 @@ class Fault(Deviation):
     conditions: all must be true of a problem for the bug to show in it.
     fix: what to change, in words.
     at: the call at which the trainer goes wrong, if one does.
+    why: how the wrong numbers follow from the bug, in one sentence.
+    edit: where code changes, as in `report/edits.py`; "" if no call of a window shows it.
     is_fine: its effect is within the rounding of some correct optimizers, so it has a name, but bounds need not exclude
         it.
     """
 
     conditions: tuple[Condition, ...]
     fix: str
+    why: str
+    edit: str = ""
     is_fine: bool = False
     at: Call | None = None
 
@@ -50,12 +54,18 @@ CATALOGUE: list[Fault] = []
 
 
 def fault(
-    text: str, *conditions: Condition, fix: str, is_fine: bool = False, at: Call | None = None
+    text: str,
+    *conditions: Condition,
+    fix: str,
+    why: str,
+    edit: str = "",
+    is_fine: bool = False,
+    at: Call | None = None,
 ) -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(text, textbook, conditions, fix, is_fine, at))
+        CATALOGUE.append(Fault(text, textbook, conditions, fix, why, edit, is_fine, at))
         return textbook
 
     return add

@@ -25,7 +25,13 @@ def _keeps_state(problem: Problem) -> bool:
     return not isinstance(optimizer, SGD) or bool(optimizer.momentum)
 
 
-@fault("resumes from the initial weights", resumes, fix="load the model's `state_dict` before training continues")
+@fault(
+    "resumes from the initial weights",
+    resumes,
+    fix="load the model's `state_dict` before training continues",
+    why="Training starts from the initial weights again: what the first part learned is lost",
+    edit="change what is restored at or below load",
+)
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
         super().resumed(weights, taken)
@@ -33,10 +39,12 @@ class WeightsNotRestored(Recurrence):
 
 
 @fault(
-    "resumes without the optimizer's state: momentum, AdamW's moments or Adagrad's sums",
+    "resumes without the optimizer's state",
     resumes,
     _keeps_state,
     fix="save and load the optimizer's `state_dict`",
+    why="An empty state makes the first step after the resume like the first step of a run",
+    edit="change what is restored at or below load",
 )
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -50,6 +58,8 @@ class OptimizerStateNotRestored(Recurrence):
     resumes,
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
     fix="save and load all of the optimizer's `state_dict`, including `step`",
+    why="A restarted count corrects the old moments as if they were new: the step becomes too long",
+    edit="change what is restored at or below load",
 )
 class StepCountNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -64,6 +74,8 @@ class StepCountNotRestored(Recurrence):
     resumes,
     has_groups,
     fix="load each group's settings with the optimizer's `state_dict`",
+    why="The first group's settings then apply to the parameters of all groups",
+    edit="change what is restored at or below load",
 )
 class GroupsAlikeOnceResumed(Recurrence):
     _has_resumed = False
@@ -101,6 +113,8 @@ class _Rescheduled(Recurrence):
     resumes,
     schedules,
     fix="save and load the schedule's `state_dict`",
+    why="A new schedule starts at its first learning rate, not at that of the stop",
+    edit="change what is restored at or below load",
 )
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -121,6 +135,8 @@ def _has_other_rates_later(problem: Problem) -> bool:
     schedules,
     _has_other_rates_later,
     fix="save and load the schedule's `state_dict`; the optimizer's has the rate alone",
+    why="The first step uses the restored rate; the new schedule then counts from 0",
+    edit="change what is restored at or below load",
 )
 class RateAloneRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -132,6 +148,8 @@ class RateAloneRestored(_Rescheduled):
     resumes,
     schedules,
     fix="restore the schedule's position, and do not step it again after loading",
+    why="Each step after the resume uses the learning rate of the next one",
+    edit="change what is restored at or below load",
 )
 class ScheduleAheadOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -143,6 +161,8 @@ class ScheduleAheadOnceResumed(_Rescheduled):
     resumes,
     schedules,
     fix="save the schedule after it stepped, in the same place as the optimizer",
+    why="Each step after the resume uses the learning rate of the previous one",
+    edit="change what is saved at or above save",
 )
 class ScheduleBehindOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -154,6 +174,8 @@ class ScheduleBehindOnceResumed(_Rescheduled):
     resumes,
     schedules,
     fix="load the schedule's state before the first step, and the optimizer's after the schedule is made",
+    why="Making a schedule sets the initial rate, which overwrites the restored one until its next step",
+    edit="change what is restored at or below load",
 )
 class FirstRateWhenResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -165,6 +187,8 @@ class FirstRateWhenResumed(_Rescheduled):
     resumes,
     _keeps_state,
     fix="save and load the `state_dict` of optimizer and schedule too",
+    why="Optimizer and schedule start from the beginning, so the step has no momentum and the first learning rate",
+    edit="change what is restored at or below load",
 )
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     pass
@@ -199,6 +223,8 @@ class _ResumedInside(Recurrence):
     "loses a window's first micro-batches after a resume inside the window",
     _resumes_inside,
     fix="stop after a step, or save the gradients of the window that has started",
+    why="The window's later micro-batches step alone: the earlier ones' gradients were not saved",
+    edit="change what is saved at or above save",
 )
 class HalfWindowLost(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -206,9 +232,11 @@ class HalfWindowLost(_ResumedInside):
 
 
 @fault(
-    "counts a window's first micro-batches twice, or sums them over two ranks, after a resume inside the window",
+    "counts a window's first micro-batches twice after a resume inside the window",
     _resumes_inside,
     fix="restore a window's gradients or repeat its micro-batches, not both",
+    why="The restored gradients already contain these micro-batches, and their backward adds them again",
+    edit="change what is restored at or below load",
 )
 class HalfWindowTwice(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -219,6 +247,8 @@ class HalfWindowTwice(_ResumedInside):
     "divides by the remaining micro-batches of a window after a resume inside the window",
     _resumes_inside,
     fix="divide by the window's full length after a resume too",
+    why="A smaller divisor makes the gradients of the window's rest too large",
+    edit="change the divisor at or above backward",
 )
 class DividesByRestOfWindow(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -230,6 +260,8 @@ class DividesByRestOfWindow(_ResumedInside):
     _resumes_inside,
     distributed,
     fix="save and restore the accumulated gradients of each rank",
+    why="The average then has rank 0's first micro-batches once for each rank, and nobody else's",
+    edit="change what is saved at or above save",
 )
 class HalfWindowOfFirstRank(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -241,6 +273,8 @@ class HalfWindowOfFirstRank(_ResumedInside):
     _resumes_inside,
     distributed,
     fix="restore the accumulated gradients on all ranks",
+    why="The average then lacks the first micro-batches of all ranks except 0",
+    edit="change what is restored at or below load",
 )
 class HalfWindowLostOnOtherRanks(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -274,6 +308,8 @@ def _resumes_on_others(problem: Problem) -> bool:
     "divides by the old number of ranks after a resume on a different number",
     _resumes_on_others,
     fix="divide by the present number of ranks; do not restore it",
+    why="The sum over the present ranks is divided by the number of ranks before the stop",
+    edit="change what is restored at or below load",
 )
 class DividesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
@@ -284,6 +320,8 @@ class DividesByRanksOfTheStop(_ResumedOnOthers):
     "multiplies by the old number of ranks after a resume on a different number",
     _resumes_on_others,
     fix="multiply by the present number of ranks; do not restore it",
+    why="The loss is multiplied by the number of ranks before the stop, then averaged over the present ones",
+    edit="change what is restored at or below load",
 )
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
@@ -297,6 +335,8 @@ class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     # If the windows at the ends of epochs are left out, none may follow the stop.
     lambda problem: any(window.epoch > 0 for window in problem.windows[problem.resumed_at :][:1]),
     fix="call `sampler.set_epoch(epoch)` with the restored epoch",
+    why="The sampler shuffles with epoch 0, so windows have other samples",
+    edit="change what is restored at or below load",
 )
 class EpochNotRestored(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
@@ -312,6 +352,8 @@ def _reads_on_in_place(problem: Problem) -> bool:
     "reads the data from the start again after a resume",
     _reads_on_in_place,
     fix="skip the batches of the epoch that were read before the stop",
+    why="Windows after the resume have the samples from the start of the epoch",
+    edit="change what is restored at or below load",
 )
 class DataReadAgain(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
@@ -325,13 +367,21 @@ class DataReadAgain(Recurrence):
     "repeats the last window before the stop after a resume",
     _reads_on_in_place,
     fix="save the position after the window's step, and begin with the next window",
+    why="The last window's gradient is applied a second time",
+    edit="change what is saved at or above save",
 )
 class WindowReadAgain(DataReadAgain):
     def read_on(self, stop: int) -> Sequence[Window]:
         return super().read_on(stop)[stop - 1 :]
 
 
-@fault("skips a window after a resume", _reads_on_in_place, fix="begin with the first window that was not stepped")
+@fault(
+    "skips a window after a resume",
+    _reads_on_in_place,
+    fix="begin with the first window that was not stepped",
+    why="The window's gradient is never applied",
+    edit="change what is restored at or below load",
+)
 class WindowLeftOut(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows[stop + 1 :]

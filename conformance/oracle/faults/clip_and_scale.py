@@ -39,7 +39,13 @@ def _scaled(problem: Problem) -> bool:
     return problem.precision.scaled
 
 
-@fault("does not clip", clips, fix="call `task.clip_(model.parameters())` before each step")
+@fault(
+    "does not clip",
+    clips,
+    fix="call `task.clip_(model.parameters())` before each step",
+    why="Gradients above the threshold are used as they are",
+    edit="clip above step",
+)
 class NotClipped(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return vector
@@ -51,6 +57,8 @@ class NotClipped(Recurrence):
     _scaled,
     at="clip",
     fix="call `scaler.unscale_(optimizer)` before you clip",
+    why="Scaled gradients are compared with the threshold, so unscaling leaves them far below it",
+    edit="unscale above clip",
 )
 class ClipBeforeUnscale(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -63,6 +71,8 @@ class ClipBeforeUnscale(Recurrence):
     distributed,
     at="clip",
     fix="clip after the gradients are averaged over the ranks",
+    why="Each rank clips by its own norm, and a mean of clipped gradients is not the clipped mean",
+    edit="clip above step",
 )
 class ClipBeforeAllReduce(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -75,6 +85,8 @@ class ClipBeforeAllReduce(Recurrence):
     accumulating,
     at="clip",
     fix="clip once, after the window's last backward pass",
+    why="The threshold is for the whole window; each part of it is cut separately",
+    edit="clip above step",
 )
 class ClipPerMicroBatch(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -102,6 +114,8 @@ def _of_parts(rule: Recurrence, window: Window, weights: Affine, parts: Sequence
     distributed,
     at="clip",
     fix="clip by the norm of the averaged gradients",
+    why="The norm of the mean is smaller than the largest norm, so the clip cuts too much",
+    edit="clip above step",
 )
 class ClipsByLargestNormOfRanks(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -121,6 +135,8 @@ def _several_own(kind: type[InTurn | Rows]) -> Condition:
     computes_precisely,
     at="clip",
     fix="add the squared norms of all ranks' parameters (all-reduce) before the root",
+    why="The norm of a part is smaller than the norm of all, so the clip cuts too little",
+    edit="change clip",
 )
 class ClipsOwnParameters(InTurn):
     def clip(self, vector: Affine) -> Affine:
@@ -136,6 +152,8 @@ class ClipsOwnParameters(InTurn):
     computes_precisely,
     at="clip",
     fix="add the squared norms of all ranks' shards (all-reduce, or `full_tensor()` of the norm) before the root",
+    why="The norm of some rows is smaller than the norm of all, so the clip cuts too little",
+    edit="change clip",
 )
 class ClipsOwnRows(Rows, ClipsOwnParameters):
     pass
@@ -147,6 +165,8 @@ class ClipsOwnRows(Rows, ClipsOwnParameters):
     _has_several_parameters,
     at="clip",
     fix="pass all parameters to one call of `clip_grad_norm_`",
+    why="Each parameter is cut by its own norm: too little, and the direction changes",
+    edit="change clip",
 )
 class ClipsEachParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -159,6 +179,8 @@ class ClipsEachParameter(Recurrence):
     has_groups,
     at="clip",
     fix="pass the parameters of all groups to one call of `clip_grad_norm_`",
+    why="Each group is cut by its own norm: too little, and the direction changes",
+    edit="change clip",
 )
 class ClipsEachGroup(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -173,6 +195,8 @@ class ClipsEachGroup(Recurrence):
     _has_several_parameters,
     at="clip",
     fix="pass all parameters to `clip_grad_norm_` or `clip_grad_value_`",
+    why="The other parameters are not cut",
+    edit="change clip",
 )
 class ClipsFirstParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -187,6 +211,8 @@ class ClipsFirstParameter(Recurrence):
     _scaled,
     at="clip",
     fix="unscale the gradients of all parameters before you clip",
+    why="Gradients that still carry the scale dominate the norm, so all are cut too much",
+    edit="unscale above clip",
 )
 class ClipsBeforeAllAreUnscaled(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -199,6 +225,8 @@ class ClipsBeforeAllAreUnscaled(Recurrence):
     "steps with gradients that still carry the loss scale",
     _scaled,
     fix="step with `scaler.step(optimizer)`, which unscales first",
+    why="The step moves along gradients that are larger by the loss scale",
+    edit="change step to `scaler.step({})`",
 )
 class ScaleLeftIn(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -209,6 +237,8 @@ class ScaleLeftIn(Recurrence):
     "divides gradients by the loss scale twice",
     _scaled,
     fix="unscale once a window: by `scaler.unscale_(optimizer)`, or within `scaler.step(optimizer)`",
+    why="The second division makes gradients smaller by the loss scale",
+    edit="change unscale|step",
 )
 class UnscaledTwice(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -220,6 +250,8 @@ class UnscaledTwice(Recurrence):
     clips,
     _scaled,
     fix="unscale before the clip only; remember it, so the step does not unscale again",
+    why="The step divides the clipped gradients by the scale again",
+    edit="change unscale|step",
 )
 class UnscaledTwiceToClip(UnscaledTwice):
     pass

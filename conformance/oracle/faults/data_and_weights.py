@@ -42,6 +42,8 @@ def _has_layers(problem: Problem) -> bool:
     # In 16 bits the bound of AdamW is too wide to tell.
     lambda problem: isinstance(problem.workload.optimizer, SGD),
     fix="compute each window's gradients after the last window's step",
+    why="The gradients belong to weights that the last step has already changed",
+    edit="change backward",
 )
 class StaleWeights(Recurrence):
     _before: Affine | None = None
@@ -56,6 +58,8 @@ class StaleWeights(Recurrence):
     _has_layers,
     _steps_again,
     fix="finish forward and backward of a window before its step",
+    why="The backward mixes activations of old weights with new weights",
+    edit="step below backward",
 )
 class StaleForward(Recurrence):
     _before: Affine | None = None
@@ -75,6 +79,8 @@ def _backward_at(rule: Recurrence, window: Window, weights: Affine, backward: Af
     "steps the last layer before the gradients of the earlier layers are computed",
     _has_layers,
     fix="step after the backward pass of all layers",
+    why="Earlier layers get gradients through a last layer that has already moved",
+    edit="step below backward",
 )
 class LastLayerSteppedFirst(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -105,6 +111,8 @@ def in_first_order(problem: Problem, window: Window) -> Window:
     shuffles,
     has_epochs,
     fix="call `sampler.set_epoch(epoch)` at the start of each epoch",
+    why="The sampler's order depends on its epoch, which stays 0",
+    edit="change the order of the data above forward",
 )
 class EpochNeverSet(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -112,7 +120,12 @@ class EpochNeverSet(Recurrence):
 
 
 @fault(
-    "shuffles with a different seed on each rank", shuffles, distributed, fix="give the samplers of all ranks one seed"
+    "shuffles with a different seed on each rank",
+    shuffles,
+    distributed,
+    fix="give the samplers of all ranks one seed",
+    why="With different orders, the ranks' parts overlap: some samples are read twice, others never",
+    edit="change the sampler's seed above forward",
 )
 class SeededByRank(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -157,6 +170,8 @@ class _OfOtherData(Recurrence):
     _fine,
     lambda problem: not (problem.precision.mixed or _data_fit(problem)),
     fix="keep inputs and targets in the case's precision; autocast casts where it should",
+    why="bfloat16 has 8 significant bits, so inputs and targets change by up to 0.4%",
+    edit="change the casts above forward",
 )
 class DataRounded(_OfOtherData):
     def batch(self, window: Window) -> Iterable[Sample]:
@@ -169,6 +184,8 @@ class DataRounded(_OfOtherData):
     lambda problem: problem.layout.micro_batch_size > 1,
     computes_precisely,
     fix="pair each output with the target of its own sample; shift nothing twice",
+    why="Each error is taken against another sample's target",
+    edit="change the targets at or above backward",
 )
 class TargetsOfNextSamples(_OfOtherData):
     def batch(self, window: Window) -> Iterable[Sample]:
@@ -180,9 +197,10 @@ class TargetsOfNextSamples(_OfOtherData):
 
 
 @fault(
-    "rounds the weights to 16 bits, in each step or before the first",
+    "rounds the weights to 16 bits",
     _fine,
     fix="keep the weights in the case's precision; autocast casts copies of them",
+    why="16 bits cannot hold small updates, so they are rounded away",
 )
 class WeightsRounded(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -209,6 +227,8 @@ def needs_more_than_bf16(problem: Problem) -> bool:
     has_momentum,
     needs_more_than_bf16,
     fix="keep the optimizer's state in the precision of the weights",
+    why="bfloat16 has 8 significant bits, so the momentum changes by up to 0.4% in each step",
+    edit="change step",
 )
 class MomentumRounded(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -225,6 +245,8 @@ class MomentumRounded(Recurrence):
     _data_fit,
     lambda problem: problem.precision.mixed,
     fix="run forward and loss within `torch.autocast`",
+    why="Without autocast nothing is rounded to 16 bits",
+    edit="add autocast above forward",
 )
 class NotCast(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:

@@ -41,6 +41,8 @@ def _has_other_rates_further_on(problem: Problem) -> bool:
     schedules,
     lambda problem: not problem.workload.groups,
     fix="multiply the momentum, not the gradient, by the learning rate",
+    why="The momentum keeps the learning rates of earlier steps instead of the present one",
+    edit="change step",
 )
 class LearningRateInMomentum(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -56,6 +58,8 @@ class LearningRateInMomentum(Recurrence):
     schedules,
     at="schedule",
     fix="call `scheduler.step()` after `optimizer.step()`",
+    why="Each step uses the learning rate of the next one",
+    edit="schedule below step",
 )
 class ScheduleAhead(Recurrence):
     def place(self, step: int) -> int:
@@ -68,6 +72,8 @@ class ScheduleAhead(Recurrence):
     has_groups,
     at="schedule",
     fix="advance the rate of all parameter groups",
+    why="The other groups keep their initial learning rate",
+    edit="change schedule",
 )
 class ScheduleForFirstGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
@@ -80,6 +86,8 @@ class ScheduleForFirstGroup(Recurrence):
     invites_groups,
     at="schedule",
     fix="advance the rate of all parameter groups",
+    why="The other groups keep their initial learning rate",
+    edit="change schedule",
 )
 class ScheduleForFirstOwnGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
@@ -93,6 +101,8 @@ class ScheduleForFirstOwnGroup(Recurrence):
     schedules,
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
     fix="decay by `lr * weight_decay` with the present `lr`",
+    why="Decay is `lr * weight_decay`; with the initial `lr`, it does not follow the schedule",
+    edit="change step",
 )
 class DecayIgnoresSchedule(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -106,6 +116,8 @@ class DecayIgnoresSchedule(Recurrence):
     accumulating,
     at="schedule",
     fix="call `scheduler.step()` once a window, after the step",
+    why="A window moves the schedule by its number of micro-batches instead of by 1",
+    edit="schedule below step",
 )
 class SchedulePerMicroBatch(Recurrence):
     def place(self, step: int) -> int:
@@ -118,6 +130,8 @@ class SchedulePerMicroBatch(Recurrence):
     schedules,
     at="schedule",
     fix="call `scheduler.step()` once a window; remove the other call",
+    why="Each window moves the schedule by 2 instead of 1",
+    edit="remove schedule",
 )
 class ScheduleTwice(Recurrence):
     def place(self, step: int) -> int:
@@ -130,6 +144,8 @@ class ScheduleTwice(Recurrence):
     has_epochs,
     at="schedule",
     fix="create the schedule once, before the first epoch",
+    why="A new schedule in each epoch starts at the initial learning rate again",
+    edit="change the schedule's creation above schedule",
 )
 class ScheduleOfEpochs(Recurrence):
     def place(self, step: int) -> int:
@@ -143,6 +159,8 @@ class ScheduleOfEpochs(Recurrence):
     _has_other_rates_further_on,
     at="schedule",
     fix="call `scheduler.step()` after each step, and not after an epoch",
+    why="Each epoch moves the schedule by one step too many",
+    edit="remove schedule",
 )
 class ScheduleAfterEpochsToo(Recurrence):
     def place(self, step: int) -> int:
@@ -155,6 +173,8 @@ class ScheduleAfterEpochsToo(Recurrence):
     "never advances the learning-rate schedule",
     schedules,
     fix="call `scheduler.step()` after each step of this optimizer",
+    why="Without `scheduler.step()`, the learning rate stays at its first value",
+    edit="schedule below step",
 )
 class ScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:
@@ -165,6 +185,8 @@ class ScheduleIgnored(Recurrence):
     "advances a per-epoch learning-rate schedule within epochs",
     _schedules_epochs,
     fix="call `scheduler.step()` once an epoch",
+    why="The learning rate changes inside an epoch, not at its end",
+    edit="change schedule",
 )
 class ScheduleWithinEpochs(Recurrence):
     def place(self, step: int) -> int:
@@ -176,6 +198,8 @@ class ScheduleWithinEpochs(Recurrence):
     _schedules_epochs,
     at="schedule",
     fix="call `scheduler.step()` at the end of an epoch",
+    why="The first epoch already uses the second epoch's learning rate",
+    edit="change schedule",
 )
 class ScheduleBeforeEpochs(Recurrence):
     def place(self, step: int) -> int:
@@ -186,6 +210,8 @@ class ScheduleBeforeEpochs(Recurrence):
     "never advances a per-epoch learning-rate schedule",
     _schedules_epochs,
     fix="call `scheduler.step()` once an epoch",
+    why="Without `scheduler.step()`, all epochs use the first learning rate",
+    edit="schedule below step",
 )
 class EpochScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:

@@ -68,6 +68,8 @@ def _differs(problem: Problem, textbook: type[Recurrence]) -> bool:
     _clips_early,
     at="clip",
     fix="clip once, after the window's last backward pass",
+    why="Earlier micro-batches are cut once more with each later one, so they count less",
+    edit="clip above step",
 )
 class ClipBetweenBackwards(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
@@ -83,6 +85,8 @@ class ClipBetweenBackwards(_BetweenBackwards):
     lambda problem: _differs(problem, ClipOwnBetweenBackwards),
     at="clip",
     fix="clip once, after the window's last backward pass",
+    why="Earlier micro-batches are cut once more with each later one, by each rank's own norm",
+    edit="clip above step",
 )
 class ClipOwnBetweenBackwards(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -100,6 +104,8 @@ class ClipOwnBetweenBackwards(Recurrence):
     accumulating,
     computes_precisely,
     fix="step once a window, after its last backward pass",
+    why="Later micro-batches of a window get gradients at weights that have already moved",
+    edit="change step",
 )
 class StepPerMicroBatch(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
@@ -111,6 +117,8 @@ class StepPerMicroBatch(_BetweenBackwards):
     accumulating,
     computes_precisely,
     fix="step once a window, after its last backward pass",
+    why="Earlier micro-batches are in `.grad` at each later step, so they are applied again",
+    edit="change step",
 )
 class AccumulatesAndStepsPerMicroBatch(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
@@ -123,6 +131,8 @@ class AccumulatesAndStepsPerMicroBatch(_BetweenBackwards):
     has_momentum,
     computes_precisely,
     fix="call the optimizer once a window, after its last backward pass",
+    why="The momentum shrinks and the weights decay once for each micro-batch",
+    edit="change step",
 )
 class MomentumPerMicroBatch(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
@@ -140,6 +150,8 @@ def _decays_apart(problem: Problem) -> bool:
     _decays_apart,
     computes_precisely,
     fix="decay once a window, in the optimizer's step",
+    why="The weights shrink once for each micro-batch instead of once a window",
+    edit="change step",
 )
 class DecayPerMicroBatch(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
@@ -157,6 +169,8 @@ class DecayPerMicroBatch(_BetweenBackwards):
     accumulating,
     lambda problem: not _decays_apart(problem),
     fix="decay once a window, in the optimizer's step",
+    why="The decay is in the window's gradient once for each micro-batch",
+    edit="change backward",
 )
 class DecayAddedPerMicroBatch(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:

@@ -31,7 +31,13 @@ def _unfreezes(problem: Problem) -> bool:
     return problem.workload.unfreeze_at is not None
 
 
-@fault("trains frozen parameters", _freezes, fix="leave `requires_grad` of frozen parameters False")
+@fault(
+    "trains frozen parameters",
+    _freezes,
+    fix="leave `requires_grad` of frozen parameters False",
+    why="Frozen parameters get gradients, so the step moves them",
+    edit="change the frozen parameters above step",
+)
 class FrozenTrained(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
         return True
@@ -42,6 +48,8 @@ class FrozenTrained(Recurrence):
     _freezes,
     decays,
     fix="leave gradients of frozen parameters None, so no step changes them",
+    why="A zero gradient is not None: the step still decays the parameter",
+    edit="change the frozen parameters above step",
 )
 class FrozenDecay(Recurrence):
     def steps_on(self, tensor: int) -> bool:
@@ -52,6 +60,8 @@ class FrozenDecay(Recurrence):
     "never trains parameters after they are unfrozen",
     _unfreezes,
     fix="give unfrozen parameters to the optimizer, with `add_param_group` or from the start",
+    why="The optimizer does not hold these parameters, so they stay",
+    edit="change the optimizer's parameters above step",
 )
 class NeverUnfreezes(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
@@ -62,6 +72,8 @@ class NeverUnfreezes(Recurrence):
     "unfreezes parameters one window too late",
     _unfreezes,
     fix="unfreeze before the forward pass of the first window that trains the parameters",
+    why="The first window that should train these parameters gives them no gradient",
+    edit="change the unfreezing above forward",
 )
 class UnfreezesLate(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
@@ -73,6 +85,8 @@ class UnfreezesLate(Recurrence):
     _unfreezes,
     has_momentum,
     fix="keep the optimizer, and add unfrozen parameters with `add_param_group`",
+    why="A new optimizer starts with an empty momentum",
+    edit="change the optimizer's creation above step",
 )
 class StateLostWhenUnfreezing(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -88,6 +102,8 @@ class StateLostWhenUnfreezing(Recurrence):
     schedules,
     at="schedule",
     fix="keep the schedule when you unfreeze parameters",
+    why="A new schedule starts at the initial learning rate again",
+    edit="change the schedule's creation above schedule",
 )
 class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     def place(self, step: int) -> int:
@@ -101,6 +117,8 @@ class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     schedules,
     at="schedule",
     fix="let the schedule set the rate of groups that are added later",
+    why="The schedule does not know the added group, whose rate stays at its first value",
+    edit="change schedule",
 )
 class ScheduleWithoutUnfrozen(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
@@ -113,6 +131,8 @@ class ScheduleWithoutUnfrozen(Recurrence):
     clips,
     at="clip",
     fix="clip `model.parameters()` as they are at each step",
+    why="The list of clipped parameters was made before some were unfrozen, so these are not cut",
+    edit="change clip",
 )
 class ClipsWhatWasTrainedAtFirst(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -131,6 +151,8 @@ def _has_own(setting: str) -> Condition:
     decays,
     lambda problem: any(group.weight_decay for group in problem.workload.groups),
     fix="set `weight_decay` in each parameter group",
+    why="The other groups' weights do not shrink",
+    edit="change the optimizer's settings above step",
 )
 class DecayForFirstGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
@@ -143,6 +165,8 @@ class DecayForFirstGroup(Recurrence):
     decays,
     invites_groups,
     fix="set `weight_decay` in each parameter group",
+    why="The other groups' weights do not shrink",
+    edit="change the optimizer's settings above step",
 )
 class DecayForFirstOwnGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
@@ -155,6 +179,8 @@ class DecayForFirstOwnGroup(Recurrence):
     "gives all parameter groups the settings of the first",
     has_groups,
     fix="pass the task's parameter groups to the optimizer unchanged",
+    why="The first group's settings apply to the parameters of all groups",
+    edit="change the optimizer's settings above step",
 )
 class GroupsAlike(Recurrence):
     def group_of(self, tensor: int) -> int:
@@ -165,6 +191,8 @@ class GroupsAlike(Recurrence):
     "gives all parameter groups the settings of the last",
     has_groups,
     fix="pass the task's parameter groups to the optimizer unchanged",
+    why="The last group's settings apply to the parameters of all groups",
+    edit="change the optimizer's settings above step",
 )
 class GroupsAlikeTheLast(Recurrence):
     def group_of(self, tensor: int) -> int:
@@ -175,6 +203,8 @@ class GroupsAlikeTheLast(Recurrence):
     "swaps the settings of parameter groups",
     has_groups,
     fix="pass the task's parameter groups to the optimizer in their order",
+    why="Each group steps with the settings of another one",
+    edit="change the optimizer's settings above step",
 )
 class GroupsSwapped(Recurrence):
     def group_of(self, tensor: int) -> int:
@@ -186,6 +216,8 @@ class GroupsSwapped(Recurrence):
     has_momentum,
     _has_own("momentum"),
     fix="read `momentum` from each parameter group",
+    why="The first group's momentum applies to the parameters of all groups",
+    edit="change the optimizer's settings above step",
 )
 class MomentumOfFirstGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
@@ -197,6 +229,8 @@ class MomentumOfFirstGroup(Recurrence):
     "gives all parameter groups the learning-rate schedule of the first",
     _has_own("schedule"),
     fix="let the schedule set each group's rate",
+    why="The first group's schedule sets the learning rate of all groups",
+    edit="change schedule",
 )
 class ScheduleOfFirstGroup(Recurrence):
     def schedule(self, group: int = 0) -> Vector | None:
@@ -204,7 +238,11 @@ class ScheduleOfFirstGroup(Recurrence):
 
 
 @fault(
-    "gives all parameter groups the learning rate of the first", has_groups, fix="read `lr` from each parameter group"
+    "gives all parameter groups the learning rate of the first",
+    has_groups,
+    fix="read `lr` from each parameter group",
+    why="The first group's learning rate applies to the parameters of all groups",
+    edit="change the optimizer's settings above step",
 )
 class LearningRateOfFirstGroup(Recurrence):
     def base_rate(self, group: int = 0) -> Fraction:
@@ -219,7 +257,12 @@ def _has_state(problem: Problem) -> bool:
     return has_momentum(problem) or not isinstance(problem.workload.optimizer, SGD)
 
 
-@fault("adds the gradient instead of subtracting it", fix="subtract the gradient; minimize the loss, not its negative")
+@fault(
+    "adds the gradient instead of subtracting it",
+    fix="subtract the gradient; minimize the loss, not its negative",
+    why="The update has the right size and the wrong sign, so the loss grows",
+    edit="change step",
+)
 class Ascends(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(weights, vector.scaled(Fraction(-1)), step)
@@ -229,6 +272,8 @@ class Ascends(Recurrence):
     "stops updating ranks that run out of data",
     runs_out,
     fix="step on all ranks until the last one has no data: DDP's `join()`",
+    why="A rank without data stops stepping, so it keeps old weights",
+    edit="change step",
 )
 class LeftBehind(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -236,26 +281,49 @@ class LeftBehind(Recurrence):
         return super().update(weights, vector, step) if has_all else weights
 
 
-@fault("applies every gradient twice", fix="call `optimizer.step()` once a window")
+@fault(
+    "applies every gradient twice",
+    fix="call `optimizer.step()` once a window",
+    why="The second call uses the same gradients again: the weights move twice",
+    edit="remove step",
+)
 class StepsTwice(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(super().update(weights, vector, step), vector, step)
 
 
-@fault("ignores the weight decay", decays, fix="pass `weight_decay` to the optimizer")
+@fault(
+    "ignores the weight decay",
+    decays,
+    fix="pass `weight_decay` to the optimizer",
+    why="The weights do not shrink",
+    edit="change the optimizer's settings above step",
+)
 class NoWeightDecay(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         return replace(super().optimizer(group), weight_decay=Fraction(0))
 
 
-@fault("applies the weight decay twice", decays, fix="decay in the optimizer or in the loss, not in both")
+@fault(
+    "applies the weight decay twice",
+    decays,
+    fix="decay in the optimizer or in the loss, not in both",
+    why="The weights shrink twice in each step",
+    edit="change the optimizer's settings above step",
+)
 class WeightDecayTwice(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
         return replace(right, weight_decay=2 * right.weight_decay)
 
 
-@fault("ignores the momentum", has_momentum, fix="keep one optimizer for all steps, with its `momentum`")
+@fault(
+    "ignores the momentum",
+    has_momentum,
+    fix="keep one optimizer for all steps, with its `momentum`",
+    why="Each step uses the new gradient alone, without those of earlier steps",
+    edit="change the optimizer's settings above step",
+)
 class MomentumLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
@@ -267,6 +335,8 @@ class MomentumLost(Recurrence):
     _has_state,
     _passes_again,
     fix="create the optimizer once, before the first epoch",
+    why="A new optimizer starts each epoch with an empty state",
+    edit="change the optimizer's creation above step",
 )
 class StateLostInEpochs(Recurrence):
     _epoch = 0
@@ -292,6 +362,8 @@ def _changes_rates(problem: Problem) -> bool:
     _has_state,
     _changes_rates,
     fix="change `lr` in the optimizer's groups; keep the optimizer and its state",
+    why="The first step at a new learning rate has an empty state",
+    edit="change the optimizer's creation above step",
 )
 class StateLostWhenRateChanges(Recurrence):
     _rates: tuple[Fraction, ...] = ()
@@ -308,6 +380,8 @@ class StateLostWhenRateChanges(Recurrence):
     "uses plain momentum instead of Nesterov's",
     lambda problem: isinstance(problem.workload.optimizer, SGD) and problem.workload.optimizer.nesterov,
     fix="pass `nesterov=True` to the optimizer",
+    why="Nesterov's step looks one momentum step ahead; the plain one does not",
+    edit="change the optimizer's settings above step",
 )
 class NesterovLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:

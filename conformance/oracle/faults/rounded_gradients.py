@@ -126,6 +126,7 @@ for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
         *_conditions,
         _has_fine_gradients,
         fix="keep gradients and momentum in the precision of the weights: no casts, no compressing hook",
+        why=f"{_fmt.dtype} has {_fmt.p} significant bits, and rounding loses the others",
         is_fine=True,
         at="exchange" if _kind is _Reduced else None,
     )(type(f"{_name}In{_fmt.dtype.capitalize()}", (_kind,), {"fmt": _fmt}))

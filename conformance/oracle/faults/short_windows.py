@@ -19,6 +19,8 @@ from conformance.workloads.workload import Vector
     "divides a short accumulation window by the nominal length",
     lambda problem: any(window.length < window.nominal for window in problem.windows),
     fix="divide by the micro-batches that the window really has",
+    why="The divisor is larger than the number of micro-batches, so their mean comes out too small",
+    edit="change the divisor at or above backward",
 )
 class NominalLength(Recurrence):
     def over_window(self, window: Window) -> Fraction:
@@ -52,6 +54,8 @@ def _left(window: Window) -> set[int]:
     "adds the gradients of an epoch's short last window to the next epoch's first window",
     _continues_after_a_short_window,
     fix="step at the end of an epoch, or clear the gradients",
+    why="No step ends the short window, so its gradients stay in `.grad` for the next one",
+    edit="zero_grad below step",
 )
 class AddsWhatIsLeft(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -66,6 +70,8 @@ class AddsWhatIsLeft(Recurrence):
     "adds the mean gradient of an epoch's short last window to that of the next epoch's first window",
     _continues_after_a_short_window,
     fix="step at the end of an epoch, or clear the gradients",
+    why="No step ends the short window, so its mean stays in `.grad` for the next one",
+    edit="zero_grad below step",
 )
 class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
     def counted(self, window: Window) -> Vector:
@@ -77,6 +83,8 @@ class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
     "keeps counting micro-batches after a short window, so windows of the next epoch end too early",
     _continues_after_a_short_window,
     fix="restart the count of micro-batches in each epoch",
+    why="The count does not restart, so windows end at other micro-batches",
+    edit="change step",
 )
 class CountsOnInNextEpoch(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -116,6 +124,8 @@ def _has_smaller_batch(problem: Problem) -> bool:
     _has_smaller_batch,
     lambda problem: problem.workload.loss == "mean" and not runs_out(problem),
     fix="divide by the samples that the batch really has",
+    why="The divisor is larger than the number of samples, so their mean comes out too small",
+    edit="change the divisor at or above backward",
 )
 class NominalSamples(Recurrence):
     def over_samples(self, window: Window) -> Fraction:
@@ -128,6 +138,8 @@ class NominalSamples(Recurrence):
     accumulating,
     runs_out,
     fix="average over the ranks once, after the window's last backward pass",
+    why="The average of an earlier micro-batch is averaged again, also with ranks that have no data",
+    edit="add the average over the ranks above clip|step",
 )
 class AveragedAgain(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:

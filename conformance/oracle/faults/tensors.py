@@ -43,6 +43,8 @@ class _SparseApart(Recurrence):
     _has_sparse_gradients,
     distributed,
     fix="divide sparse gradients by the number of ranks too",
+    why="A sum over ranks is the mean times the number of ranks",
+    edit="add the division of sparse gradients above step",
 )
 class SparseSummed(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
@@ -55,6 +57,8 @@ class SparseSummed(_SparseApart):
     # Summing micro-batches makes torch add the entries of both.
     lambda problem: not accumulating(problem),
     fix="call `coalesce()`, which sums the entries of a row",
+    why="A sparse gradient has several entries for one row, which add up",
+    edit="add `p.grad = p.grad.coalesce()` above step",
 )
 class SparseEntriesLost(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
@@ -83,6 +87,8 @@ def _has_users_on_some_ranks(problem: Problem) -> bool:
     _leaves_unused,
     _has_users_on_some_ranks,
     fix="divide by all ranks; those that do not use a parameter contribute zeros",
+    why="Ranks that do not use a parameter contribute zeros; leaving them out makes the mean larger",
+    edit="change backward",
 )
 class AveragedOverUsers(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -95,6 +101,8 @@ class AveragedOverUsers(Recurrence):
     "steps a parameter that a window does not use with its stale gradient of an earlier window",
     _leaves_unused,
     fix="set gradients to None after each step: `zero_grad(set_to_none=True)`",
+    why="A gradient that nothing replaces stays in `.grad`, and the step uses it again",
+    edit="zero_grad below step",
 )
 class GradientKept(Recurrence):
     _last: Affine | None = None
@@ -126,6 +134,8 @@ def _begins_with(problem: Problem, tensor: int) -> bool:
     _leaves_unused,
     _begins_without_some,
     fix="give `model.parameters()` to the optimizer, whether they have gradients or not",
+    why="The optimizer does not hold these parameters, so they stay",
+    edit="change the optimizer's parameters above step",
 )
 class OptimizerOfFirstMicroBatch(Recurrence):
     def steps_on(self, tensor: int) -> bool:
@@ -154,6 +164,8 @@ def _ends_without_some(problem: Problem) -> bool:
     accumulating,
     _ends_without_some,
     fix="keep what was accumulated for parameters whose gradient is None in a later micro-batch",
+    why="A gradient of None in the last micro-batch replaces what earlier ones have added",
+    edit="change backward",
 )
 class GradientLostWithoutLastUse(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -189,6 +201,8 @@ def _rows(problem: Problem) -> list[range]:
     "subtracts each row's mean from the gradient of a matrix",
     lambda problem: bool(_rows(problem)),
     fix="do not centralise gradients: the task does not ask for it",
+    why="Without its mean, a row's gradient has another direction",
+    edit="change step",
 )
 class GradientsCentralised(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:

@@ -25,6 +25,7 @@ def moves(problem: Problem) -> bool:
     "evaluates with its average of the weights, and then trains on with it",
     averages,
     fix="after the evaluation, put the model's own weights back",
+    why="The next step starts from averaged weights",
 )
 class AverageLeftInModel(Recurrence):
     starts_with_initial = False
@@ -48,6 +49,7 @@ class AverageLeftInModel(Recurrence):
     "evaluates with its moving average of the weights, which starts with the initial ones, and then trains on with it",
     moves,
     fix="after the evaluation, put the model's own weights back",
+    why="The next step starts from averaged weights",
 )
 class MovingAverageLeftInModel(AverageLeftInModel):
     starts_with_initial = True

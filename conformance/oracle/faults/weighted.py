@@ -22,6 +22,8 @@ def _weighted(problem: Problem) -> bool:
     _weighted,
     lambda problem: accumulating(problem) or distributed(problem),
     fix="divide each sum of losses by the weight of the window on all ranks",
+    why="A sample in a light micro-batch counts more than in a heavy one",
+    edit="change the divisor at or above backward",
 )
 class MeanOfMicroBatchMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -33,6 +35,8 @@ class MeanOfMicroBatchMeans(Recurrence):
     _weighted,
     distributed,
     fix="divide each sum of losses by the weight of the window on all ranks",
+    why="A sample on a light rank counts more than on a heavy one",
+    edit="change the divisor at or above backward",
 )
 class MeanOfRankMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -49,7 +53,13 @@ def mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
     return tuple(result)
 
 
-@fault("ignores the samples' weights", _weighted, fix="multiply each sample's loss by its weight")
+@fault(
+    "ignores the samples' weights",
+    _weighted,
+    fix="multiply each sample's loss by its weight",
+    why="Light samples count as much as heavy ones",
+    edit="change the loss at or above backward",
+)
 class SampleWeightsIgnored(Recurrence):
     def counted(self, window: Window) -> Vector:
         return (Fraction(1, len(window.batch)),) * len(window.batch)
@@ -63,6 +73,8 @@ def _totals_differ(problem: Problem) -> bool:
     "divides a weighted loss by the number of samples instead of their weight",
     _weighted,
     fix="divide by the sum of the weights, not by the number of samples",
+    why="The number of samples is not the sum of their weights, so all gradients have a wrong factor",
+    edit="change the divisor at or above backward",
 )
 class SamplesForWeight(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -74,6 +86,8 @@ class SamplesForWeight(Recurrence):
     _weighted,
     _totals_differ,
     fix="sum the weights of each window",
+    why="Windows of another weight get gradients that are wrong by the ratio of the two",
+    edit="change the divisor at or above backward",
 )
 class WeightOfFirstWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -86,6 +100,8 @@ class WeightOfFirstWindow(Recurrence):
     _weighted,
     distributed,
     fix="all-reduce the weights of the window, and divide by their sum",
+    why="Each rank's loss is divided by rank 0's weight instead of the sum over ranks",
+    edit="change the divisor at or above backward",
 )
 class WeightOfRankZero(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -98,6 +114,8 @@ class WeightOfRankZero(Recurrence):
     "counts one more target for each sample, which is never predicted",
     _weighted,
     fix="count targets after the shift: the first one of a row is never predicted",
+    why="The divisor is too large by one target for each sample",
+    edit="change the divisor at or above backward",
 )
 class NeverPredictedCounted(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -106,9 +124,11 @@ class NeverPredictedCounted(Recurrence):
 
 
 @fault(
-    "divides a window's loss by the samples, or their weight, of the window before",
+    "divides a window's loss by the count of the window before",
     _totals_differ,
     fix="count the samples, or their weight, of each window before its loss is divided",
+    why="Windows of another size get gradients that are wrong by the ratio of the two",
+    edit="change the divisor at or above backward",
 )
 class TotalOfWindowBefore(Recurrence):
     _before: Fraction | None = None

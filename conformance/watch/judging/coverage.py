@@ -85,6 +85,7 @@ class Coverage(OneRank):
             case records.Optimizer():
                 of = self._of[record.optimizer]
                 of.made, of.at = frozenset(record.parameters), record.site
+                self._findings.made.setdefault(record.optimizer, record.site)
             case records.Unheld():
                 self._unheld = stream.unheld
             case records.Local():
@@ -133,7 +134,8 @@ class Coverage(OneRank):
         # Of an optimizer that never steps because others step its parameters.
         self._open("coverage.of-no-step", stream, stream.ever - used - known, None)
         if stream.unheld is not None:
-            self._judge_unheld(rank, stream.unheld)
+            trained = set[int]().union(*stream.held.values()) & stream.last_used.keys()
+            self._judge_unheld(rank, stream.unheld, len(trained))
         if end.is_whole:
             self._open_behind(stream)
             self._judge_detached(rank, stream)
@@ -165,11 +167,12 @@ class Coverage(OneRank):
                 says = said("coverage.copies", count=len(names), names=names)
                 self._findings.leave_open(says, len(names), site=of.first)
 
-    def _judge_unheld(self, rank: int, unheld: records.Unheld) -> None:
-        """Reports parameters that were unfrozen for good but are in no optimizer. Others may be frozen on purpose."""
+    def _judge_unheld(self, rank: int, unheld: records.Unheld, trained: int) -> None:
+        """Reports parameters that were unfrozen for good but are in no optimizer. Others may be frozen on purpose.
+        trained: the number of parameters with gradients in an optimizer."""
         if unheld.unfrozen:
             self._stays(rank, said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen))
-        says = said("coverage.unheld", count=len(unheld.names), names=unheld.names)
+        says = said("coverage.unheld", count=len(unheld.names), all=len(unheld.names) + trained, names=unheld.names)
         self._findings.leave_open(says, len(unheld.names), site=self._first)
 
     def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 from conformance.laws.chapters.watch_scripts import LAWS
@@ -13,8 +14,9 @@ from conformance.report.text import one_line, plural, visible
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.moments import place
-from conformance.watch.report.sentences import FIXES, sentence, value
-from conformance.watch.report.watch_cards import cards
+from conformance.watch.report.remedies import fixed
+from conformance.watch.report.sentences import sentence, value
+from conformance.watch.report.watch_cards import cards, extent, open_cards
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
 _TONES = {"CONFORMS": "good", "DOES NOT CONFORM": "bad", "UNDECIDED": "doubt"}
@@ -53,7 +55,9 @@ def headline(of: Outcome, findings: Findings) -> str:
     proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
     are_open = ", ".join(row.of.value for row in of.rows if row.state == "OPEN")
     if of.verdict == "CONFORMS":
-        check = f" Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else ""
+        asked = len(open_cards(of.rows, findings))
+        what = plural(asked, "question") if asked else f"Check the open {'rows' if of.open > 1 else 'row'}"
+        check = f" {what}: {are_open}." if of.open else ""
         return f"{proven} of {plural(of.steps, 'step')} used the correct gradients.{check}"
     undecided = f"; open: {are_open}" if are_open else ""
     if not of.steps:
@@ -74,21 +78,22 @@ def open_facts(row: Row, findings: Findings) -> list[str]:
     instead."""
     found = []
     for fact in row.open:
-        value = fact.shows[1]
-        settles = f"; fix: {FIXES[fact.says.code]}" if fact.says.code in FIXES else ""
+        value, to_fix = fact.shows[1], fixed(fact.says)
+        settles = f"; fix: {to_fix}" if to_fix else ""
         settles += f"; if intended: --expect {row.of.value}={value}" if value is not None else ""
-        is_of_steps = row.of in CORE and 1 < fact.count <= row.judged
-        steps = f"{fact.count} of {plural(row.judged, 'step')}" if is_of_steps else None
-        seen = ", ".join(filter(None, [place(fact.site, findings.sources), steps]))
+        seen = ", ".join(filter(None, [place(fact.site, findings.sources), extent(row, fact)]))
         found.append(f"{sentence(fact.says)}{f' ({seen})' if seen else ''}{settles}")
     return found
 
 
 def row_texts(row: Row, findings: Findings) -> list[str]:
-    """The text of a property's row. A card has the text of a problem."""
+    """The text of a property's row. A card has the text of a problem, and of a question."""
     if row.state == "WRONG":
         return [plural(len(row.wrong), "problem")]
-    return open_facts(row, findings) or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else counted(row)]
+    asked = len(open_cards([row], findings))
+    said = open_facts(replace(row, open=tuple(fact for fact in row.open if not fixed(fact.says))), findings)
+    said += [plural(asked, "question")] if asked else []
+    return said or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else counted(row)]
 
 
 def lacks(findings: Findings) -> list[str]:
@@ -102,7 +107,10 @@ def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | 
     yield f"{whole.summary.title}: {whole.summary.detail}"
     for card in whole.cards:
         yield from ("", *card.lines())
-    yield from [""] if whole.cards else []
+    asked = open_cards(of.rows, findings)
+    for card in asked:
+        yield from ("", f"question: {visible(one_line(card.headline))}", *[*card.lines()][1:])
+    yield from [""] if whole.cards or asked else []
     for row in of.rows:
         for text in row_texts(row, findings):
             yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"

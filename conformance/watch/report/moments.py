@@ -53,6 +53,11 @@ def _of_rank(rank: int, done: list[records.Record], sources: Sources) -> Iterato
         yield Moment(rank, float(number), event, label, where, at if at >= 0 else None), record
 
 
+def event(record: records.Record) -> str:
+    """The kind of event."""
+    return _words(record)[0]
+
+
 def _words(record: records.Record) -> tuple[str, str]:
     """The kind of event, and its label."""
     match record:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import inf
 from string import Formatter
 from typing import Any
 
-from conformance.watch.judging.findings import Finding, Said
+from conformance.watch.judging.findings import Said
 from conformance.watch.judging.properties import Property
 from conformance.watch.verdict import Row
 
@@ -19,6 +20,8 @@ _NUMBER = re.compile(r"[-+.,\d]*[a-zA-Z%]?")
 _MOST_NAMED = 3
 _SMALL = 0.1
 """Factors below this are easier to read as fractions."""
+_LARGE = 1000
+"""Factors above this are easier to read without a power of ten."""
 
 
 class _Words(Formatter):
@@ -27,7 +30,9 @@ class _Words(Formatter):
             named = [self.format_field(one, format_spec) for one in value[:_MOST_NAMED]]
             return ", ".join([*named, *(["..."] if len(value) > _MOST_NAMED else [])])
         if format_spec == "times":
-            return f"1/{1 / value:.4g}" if 0 < value < _SMALL else f"{value:.3g}x"
+            if 0 < value < _SMALL:
+                return f"1/{1 / value:.4g}"
+            return f"{value:.0f}x" if _LARGE <= value < inf else f"{value:.3g}x"
         if format_spec == "share":
             return f"{100 * value:.2g}%" if value < 1 else f"{value:.3g}x"
         if not format_spec:
@@ -36,11 +41,6 @@ class _Words(Formatter):
             return format(value, format_spec)
         ending = "es" if format_spec.endswith(("ch", "sh", "s")) else "s"
         return f"{value} {format_spec}{'' if value == 1 else ending}"
-
-
-def fix(finding: Finding) -> str:
-    """What to change."""
-    return FIXES.get(finding.says.code, finding.text.fix)
 
 
 def value(row: Row) -> str:
@@ -293,7 +293,7 @@ WORDS: Mapping[str, str] = {
     "micro-batches.totals": "the weights of a step's targets add up to {least} to {most} instead of 1",
     "times-the-mean": "the update is {times:times} of the correct one",
     # coverage, detached, discarded, owners
-    "coverage.unheld": "{count:parameter} with gradients belong to no optimizer: {names}",
+    "coverage.unheld": "{count} of {all} parameters with gradients belong to no optimizer: {names}",
     "coverage.no-gradient": "{count} of {all} parameters of the optimizer have no gradient in any step: {names}",
     "coverage.without-state": "the checkpoint of the weights has an optimizer state that is not loaded",
     "coverage.of-no-step": "no step on any rank uses the gradients of {count} of {all:parameter}: {names}",
@@ -315,11 +315,6 @@ WORDS: Mapping[str, str] = {
     "used.step-without": "{steps:step} without gradients: this line clears them after the backward pass",
     "used.lost": "{passes} of {of:backward pass} change no weight",
 }
-
-_AFTER_THE_LAST = "divide, reduce or add gradients once, after the last backward pass of the window"
-_CLIP_AFTER = "clip after the gradients are averaged over the ranks"
-_NOT_IN_EVALUATION = "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it"
-_TIMES_RANKS = "multiply each loss by the number of ranks, because the gradients are averaged over them"
 
 _VALUES: Mapping[tuple[Property, str], str] = {
     (Property.RANKS, "mean"): "the mean of all ranks",
@@ -348,59 +343,3 @@ _VALUES: Mapping[tuple[Property, str], str] = {
     (Property.COVERAGE, "all"): "all in an optimizer, with gradients",
     (Property.COVERAGE, "part"): "some without",
 }
-
-FIXES: Mapping[str, str] = {
-    "some-not-averaged": "wrap the model in DDP when all parameters that you train have `requires_grad`, or "
-    "all-reduce `p.grad` of these too",
-    "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
-    "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
-    "micro-batches-missing": "do not clear or replace gradients within a window",
-    "divided-again": _AFTER_THE_LAST,
-    "summed-again": _AFTER_THE_LAST,
-    "added-again": _AFTER_THE_LAST,
-    "still-scaled": "step with `scaler.step(optimizer)`, which unscales first",
-    "unscaled-twice": "remove one division: `scaler.step(optimizer)` or `scaler.unscale_(optimizer)` divides",
-    "unscaled-by-another": "divide by the scale that the loss was multiplied by",
-    "never-scaled": "call `scaler.scale(loss).backward()`",
-    "some-divided-twice": "divide each parameter once, also one that several modules share",
-    "not-sent": "broadcast the weights after each step, as `ZeroRedundancyOptimizer.step()` does",
-    "step-first": "call `optimizer.step()` after `loss.backward()`",
-    "clips-part": "clip all parameters on all ranks, before the step",
-    "joined-twice": "remove one of the factors: `Join` can divide by the ranks with data",
-    "infinite-kept": "call `optimizer.zero_grad()` in skipped windows too",
-    "clipped-then-averaged": _CLIP_AFTER,
-    "clipped-by-value-then-averaged": _CLIP_AFTER,
-    "some-clip": "clip on all ranks, outside `if rank == 0`",
-    "clip.after-step": "move the clip call between `loss.backward()` and `optimizer.step()`",
-    "clip.used-up": "pass a new `model.parameters()` to each call",
-    "ranks.means-added": "divide the sum over ranks by their number",
-    "ranks.divided-by-all": _TIMES_RANKS,
-    "divided-by-all-and-averaged": _TIMES_RANKS,
-    "micro-batches.sum": "divide each loss by the number of micro-batches in its window",
-    "micro-batches.divided-twice": "divide each loss by the number of micro-batches once",
-    "micro-batches.times-ranks": "do not multiply the loss by the number of ranks",
-    "passes.before": "call `optimizer.zero_grad()` before the training",
-    "passes.evaluated": _NOT_IN_EVALUATION,
-    "clearing.other-passes": _NOT_IN_EVALUATION,
-    "clipping.before-last-pass": "move the clip call after the last `loss.backward()` of the window",
-    "clipping.parts": "pass `model.parameters()` to one clip call",
-    "clipping.scaled-norm": "call `scaler.unscale_(optimizer)` once, before `clip_grad_norm_`",
-    "clipping.scaled-value": "call `scaler.unscale_(optimizer)` once, before `clip_grad_value_`",
-    "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
-    "coverage.unheld": "pass them to the optimizer, or freeze them with `requires_grad_(False)`",
-    "coverage.without-state": "call `optimizer.load_state_dict` too",
-    "coverage.left-out": "give all of them their gradients, or remove them from the optimizer",
-    "coverage.copies": "copy the new weights into the model after each step",
-    "data.same-order": "shuffle each epoch: `shuffle=True`, or `sampler.set_epoch(epoch)`",
-    "data.same-samples": "give each rank its own part: `DistributedSampler(dataset)`",
-    "denominator.apart": "divide by the targets of all ranks and micro-batches; under DDP, times the number of ranks",
-    "loss-scale.left": "divide the gradients by the scale before they are clipped and used",
-    "loss-scale.not-updated": "keep one scaler, and call `scaler.update()` after each step",
-    "ranks.own": "wrap the model in DDP, or all-reduce `p.grad` and divide by the number of ranks",
-    "ranks.sum": "divide `p.grad` by the number of ranks",
-    "schedule.each-pass": "call `scheduler.step()` once, after `optimizer.step()`",
-    "schedule.before-step": "call `scheduler.step()` after `optimizer.step()`",
-    "schedule.never-steps": "call `scheduler.step()` after each step or epoch",
-    "schedule.steps-often": "call `scheduler.step()` once for each step",
-}
-"""What to change, by the code of a fact, or of `Finding.says` where the fix of the law is less exact."""

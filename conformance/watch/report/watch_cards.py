@@ -7,15 +7,20 @@ from dataclasses import dataclass, field, replace
 
 from conformance.report.card import Card
 from conformance.report.command import relative, without_user
+from conformance.report.edits import edit_of
 from conformance.report.places import SEEN, Place
 from conformance.report.text import plural
 from conformance.results.result_lines import Timeline
 from conformance.watch import records
-from conformance.watch.judging.findings import Cause, Finding, Findings
+from conformance.watch.judging.findings import Cause, Finding, Findings, Open
+from conformance.watch.judging.properties import CORE
 from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
-from conformance.watch.report.sentences import fix, sentence
+from conformance.watch.report.remedies import edit as edits
+from conformance.watch.report.remedies import effect, fix, fixed
+from conformance.watch.report.sentences import sentence
+from conformance.watch.verdict import Row
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,56 @@ def cards(causes: Sequence[Cause], findings: Findings, command: str) -> list[Wat
     return [_card(cause, findings, command) for cause in causes]
 
 
+def open_cards(rows: Sequence[Row], findings: Findings) -> list[Card]:
+    """Facts that the author can fix, or confirm with an option."""
+    asked = (row for row in rows if row.state == "OPEN")
+    return [_open_card(row, fact, findings) for row in asked for fact in row.open if fixed(fact.says)]
+
+
+def _open_card(row: Row, fact: Open, findings: Findings) -> Card:
+    known = {} if fact.site is None else {"it": _place("at", fact.site, findings)}
+    edit, value, count = edit_of(edits(fact.says), known), fact.shows[1], extent(row, fact)
+    return Card(
+        rule=fact.says.code,
+        verdict="INCONCLUSIVE",
+        title=sentence(fact.says),
+        where=moments.place(fact.site, findings.sources),
+        own_line=_own_line(fact.site, findings),
+        places=() if edit is not None else tuple(known.values()),
+        facts=(
+            *([("observed", f"in {count}")] if count else []),
+            *([("if intended", f"`--expect {row.of.value}={value}`")] if value is not None else []),
+        ),
+        slice=(),
+        effect=effect(fact.says),
+        fix=None,
+        advice=fixed(fact.says),
+        edit=edit,
+        extent=count or "",
+        scope="",
+        commands=(),
+    )
+
+
+def extent(row: Row, fact: Open) -> str | None:
+    """In how many of the judged steps it was seen; None if its count is not of steps."""
+    is_of_steps = row.of in CORE and 1 < fact.count <= row.judged
+    return f"{fact.count} of {plural(row.judged, 'step')}" if is_of_steps else None
+
+
 def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     first, law = cause.first, cause.first.text
     scene = findings.scenes.get(first.key)
     good = None if scene is None else _good(scene, findings)
-    where, places = moments.place(first.site, findings.sources), tuple(_places(first, scene, findings))
+    sites = {moments.place(site, findings.sources): site for site in _sites(first, scene, findings).values()}
+    known = {call: _place("at", site, findings) for call, site in _sites(first, scene, findings).items()}
+    edit = edit_of(edits(first.says) or law.edits, known)
+    places = tuple(_places(first, scene, findings))
+    role, where = (places[0].label if places else "at"), moments.place(first.site, findings.sources)
+    own_line = _own_line(first.site, findings)
+    if edit is not None:
+        role, where = edit.titled(role, where)
+        own_line = _own_line(sites[where], findings)
     extent = _extent(cause, findings)
     scope = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
     return WatchCard(
@@ -51,14 +101,15 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         verdict="FAIL (law)",
         title=sentence(first.says),
         where=where,
-        role=places[0].label if places else "at",
-        own_line=None if first.site is None else (relative(_source(first.site, findings)[0]), first.site[1]),
-        places=places,
+        role=role,
+        own_line=own_line,
+        places=places if edit is None else edit.others(places),
         facts=(("expected", law.says), ("observed", f"{extent}, on {scope}"), ("why", law.why)),
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
         fix=None,
         advice=fix(first),
+        edit=edit,
         extent=extent,
         scope=scope,
         commands=(("rerun", f"conformance watch -- {command}"),) if command else (),
@@ -66,6 +117,19 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         bad=None if scene is None else Picture(*moments.marked(scene, first, findings.sources)),
         good=None if good is None else Picture(moments.timeline(good, findings.sources)),
     )
+
+
+def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str, Site]:
+    """The lines that an edit may name: of the last call of each kind, of the problem, and of the optimizer."""
+    calls = [record for done in scene.of.values() for record in done] if scene else []
+    sites: dict[str, Site] = {moments.event(record): getattr(record, "site", None) for record in calls}
+    sites |= {"optimizer": findings.made.get(first.optimizer or 0), "it": first.site}
+    if first.backward is not None:
+        sites["backward"] = first.backward
+    if any(isinstance(record, records.Backward) and record.waits for record in calls):
+        # DDP decides in the forward pass whether it averages.
+        sites["no_sync"] = sites.get("forward")
+    return {call: site for call, site in sites.items() if site is not None}
 
 
 def _places(first: Finding, scene: Scene | None, findings: Findings) -> Iterator[Place]:
@@ -78,8 +142,16 @@ def _places(first: Finding, scene: Scene | None, findings: Findings) -> Iterator
     backward = first.backward or (passes[-1] if passes else None)
     for label, one in ((SEEN if of_step and first.text.is_seen_later else "at", site), ("backward", backward)):
         if one is not None and (label != "backward" or one != site):
-            place = Place(label, moments.place(one, findings.sources) or "", _source(one, findings)[1])
-            yield replace(place, text=place.numbered.get(one[1], "")) if label == "backward" else place
+            place = _place(label, one, findings)
+            yield replace(place, text=place.own) if label == "backward" else place
+
+
+def _place(label: str, site: Site, findings: Findings) -> Place:
+    return Place(label, moments.place(site, findings.sources) or "", _source(site, findings)[1])
+
+
+def _own_line(site: Site, findings: Findings) -> tuple[str, int] | None:
+    return None if site is None else (relative(_source(site, findings)[0]), site[1])
 
 
 def _source(site: Site, findings: Findings) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from conformance.report.html import base
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import CURVES, MOST_HISTORIES, Curve, History
 from conformance.watch.report.digest import digest, lacks, row_texts
+from conformance.watch.report.watch_cards import open_cards
 from conformance.watch.verdict import Expected, outcome
 
 _HEIGHT = 140
@@ -20,14 +21,15 @@ _MOST_DOTS = 64
 
 
 def page(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> str:
-    whole = digest(findings, command, expected)
+    whole, rows = digest(findings, command, expected), outcome(findings, expected).rows
     return (
         base("conformance.watch.report")
         .get_template("watch.html.j2")
         .render(
             tool=whole.tool,
             whole=whole,
-            rows=[(row, row_texts(row, findings)) for row in outcome(findings, expected).rows],
+            rows=[(row, row_texts(row, findings)) for row in rows],
+            questions=open_cards(rows, findings),
             lacks=lacks(findings),
             histories=[(one.type, curves) for one in findings.histories if (curves := _varying(one))],
             is_cut=len(findings.histories) == MOST_HISTORIES,

@@ -11,6 +11,7 @@ from conformance.report.terminal import print_card
 from conformance.report.text import STYLES, one_line, print_beside
 from conformance.watch.judging.findings import Findings
 from conformance.watch.report.digest import digest, lacks, row_texts
+from conformance.watch.report.watch_cards import open_cards
 from conformance.watch.verdict import Expected, Outcome, outcome
 
 _TONES = {"PROVEN": "good", "WRONG": "bad", "OPEN": "doubt"}
@@ -22,9 +23,10 @@ def render(findings: Findings, command: Sequence[str], console: Console, expecte
     style = f"bold {STYLES[whole.summary.tone]}"
     headline = Text.assemble((whole.summary.title, style), f": {one_line(whole.summary.detail)}")
     print_beside(Text(), headline, console)
-    for card in whole.cards:
+    shown = [*whole.cards, *open_cards(of.rows, findings)]
+    for card in shown:
         print_card(card, console, has_verdict=False)
-    if whole.cards:
+    if shown:
         console.print()
     _print_rows(of, findings, console)
     for lack in lacks(findings):

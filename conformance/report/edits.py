@@ -1,0 +1,147 @@
+"""The line that a person edits, and the change itself where it is mechanical.
+
+Laws, known bugs and problems of a watch say as data where code changes; alternatives are joined by `; `, the first one
+whose lines are known counts:
+
+- `change clip`: the call is wrong. ``change step to `scaler.step({})` ``: its new form; {} is the old receiver.
+- `remove schedule`: it is one call too many.
+- `clip above step`: where a call belongs. It moves there, or is added if the trainer does not make it.
+- `add the average above step`, `change the settings above step`: code without a call that is seen.
+
+A call is `it` (the line with the problem), `origin` (where that starts), `load`, `save`, or a kind of event, such as
+`backward`; `clip|step` is the first of these that is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from .places import CALLS, Place
+
+_CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
+_ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
+_ELSEWHERE = re.compile(
+    r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below|at or above|at or below) (?P<at>[\w|]+)"
+)
+_METHOD = re.compile(r"(?P<space>\s*)(?P<of>[^=;#]+)\.\w+\(\)\s*(#.*)?")
+
+#: The call to add, by the kind of event that notes it.
+_MISSING = {
+    "clip": "nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
+    "schedule": "scheduler.step()",
+    "step": "optimizer.step()",
+    "unscale": "scaler.unscale_(optimizer)",
+    "update": "scaler.update()",
+    "zero_grad": "optimizer.zero_grad()",
+}
+
+#: The role of the place of a new line.
+_ROLES = {"above": "before", "below": "after"}
+
+
+@dataclass(frozen=True)
+class Edit:
+    """place: the line to edit; for a new line, its neighbour. role: of the place in a title. does: the change, with the
+    lines in it as `{file:line}`. code: these lines, marked as in a diff."""
+
+    place: Place
+    role: str
+    does: str
+    code: str
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """The lines that it names."""
+        return frozenset(re.findall(r"\{(.*?:\d+)\}", self.does))
+
+    def others(self, places: Iterable[Place]) -> tuple[Place, ...]:
+        """The places that say more than the edit: where the problem is seen, not calls that may be wrong."""
+        return tuple(one for one in places if one.at not in self.shown and one.label not in CALLS)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its code has the change."""
+        return any(line.startswith(("+", "-")) for line in self.code.splitlines())
+
+    def titled(self, role: str, where: str | None) -> tuple[str, str]:
+        """The role and the line for a title: of the problem, if the edit names its line, else of the edit."""
+        return (role, where) if role == "at" and where in self.shown else (self.role, self.place.at)
+
+    def said(self, file: str) -> str:
+        """The change in words. file: the one that needs no name."""
+        return re.sub(
+            r"\{(.*?):(\d+)\}", lambda at: f"line {at[2]}" if at[1] == file else f"{at[1]}:{at[2]}", self.does
+        )
+
+
+def edit_of(text: str, known: Mapping[str, Place]) -> Edit | None:
+    """The edit that the data state. known: the lines by call. None if its lines are unknown."""
+    return next((one for part in text.split("; ") if (one := _edit(part, known)) is not None), None)
+
+
+def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
+    if match := _CALL.fullmatch(text):
+        place = _first(match["call"], known)
+        if place is None:
+            return None
+        return Edit(place, "at", f"{match['do']} {{{place.at}}}", _changed(place, match["do"], match["to"]))
+    match = _ORDER.fullmatch(text) or _ELSEWHERE.fullmatch(text)
+    at = _first(match["at"], known) if match else None
+    if match is None or at is None:
+        return None
+    side = match["side"]
+    if match.re is _ELSEWHERE:
+        return Edit(at, _ROLES.get(side, "at"), f"{match['do']} {match['what']} {side} {{{at.at}}}", at.code)
+    call, new = known.get(match["call"]), _MISSING.get(match["call"])
+    if call is None:
+        return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
+    if _is_there(call, at, side):
+        return Edit(call, "at", f"change {{{call.at}}}", call.code)
+    return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
+
+
+def _first(calls: str, known: Mapping[str, Place]) -> Place | None:
+    return next((known[call] for call in calls.split("|") if call in known), None)
+
+
+def _is_there(call: Place, at: Place, side: str) -> bool:
+    """Whether the call is already next to the other one, on this side; so it does not move."""
+    (file, one), (other, two) = (place.at.rsplit(":", 1) for place in (call, at))
+    return file == other and int(two) - int(one) in (0, 1 if side == "above" else -1)
+
+
+def _changed(place: Place, do: str, to: str | None) -> str:
+    method = _METHOD.fullmatch(place.own) if to else None
+    if not place.own or (method is None and do == "change"):
+        return place.code
+    receiver = method["of"] if method else ""
+    if re.fullmatch(r"\([^()]*\)", receiver):
+        receiver = receiver[1:-1]
+    new = f"{method['space']}{to.format(receiver)}" if method and to else None
+    return "\n".join(_rows(place.numbered, {place.number}, {} if new is None else {place.number: [new]}))
+
+
+def _diff(at: Place, side: str, new: str, moved: Place | None = None) -> str:
+    """The lines around both places, with the new one at its side of the first, indented like it."""
+    if not at.own or not new:
+        return (moved.code if moved else "") or at.code
+    space = at.own[: len(at.own) - len(at.own.lstrip())]
+    before = at.number - (side == "above")
+    is_one_file = moved is not None and moved.at.rpartition(":")[0] == at.at.rpartition(":")[0]
+    near = (moved.numbered if moved and is_one_file else {}) | at.numbered
+    gone = {moved.number} if moved and is_one_file else set[int]()
+    return "\n".join(_rows(near, gone, {before: [space + new]}))
+
+
+def _rows(near: Mapping[int, str], gone: set[int], new: Mapping[int, list[str]]) -> Iterator[str]:
+    """The lines by number, then the new ones that follow each."""
+    width, before = len(str(max(near))), 0
+    for number in sorted({*near, *new}):
+        if before and number > before + 1:
+            yield f"  {'':{width}} | ..."
+        if number in near:
+            yield f"{'-' if number in gone else ' '} {number:>{width}} | {near[number]}".rstrip()
+        yield from (f"+ {'':{width}} | {line}" for line in new.get(number, ()))
+        before = number

@@ -1,0 +1,122 @@
+"""What to change, where, and what happens otherwise, by the codes of `properties.FACTS` and `Finding.says`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conformance.watch.judging.findings import Finding, Said
+
+
+def fix(finding: Finding) -> str:
+    """What to change."""
+    return fixed(finding.says) or finding.text.fix
+
+
+def fixed(says: Said) -> str:
+    """What to change, if the fact is not intended; "" if unknown."""
+    return FIXES.get(says.code, "")
+
+
+def edit(says: Said) -> str:
+    """Where code changes, as in `conformance.report.edits`; "" if only the law of a finding says it."""
+    return EDITS.get(says.code, "")
+
+
+def effect(says: Said) -> str | None:
+    """What an open fact does to training, if it is not intended."""
+    return EFFECTS.get(says.code)
+
+
+_AFTER_THE_LAST = "divide, reduce or add gradients once, after the last backward pass of the window"
+_CLIP_AFTER = "clip after the gradients are averaged over the ranks"
+_NOT_IN_EVALUATION = "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it"
+_TIMES_RANKS = "multiply each loss by the number of ranks, because the gradients are averaged over them"
+
+FIXES: Mapping[str, str] = {
+    "some-not-averaged": "wrap the model in DDP when all parameters that you train have `requires_grad`, or "
+    "all-reduce `p.grad` of these too",
+    "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
+    "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
+    "micro-batches-missing": "do not clear or replace gradients within a window",
+    "divided-again": _AFTER_THE_LAST,
+    "summed-again": _AFTER_THE_LAST,
+    "added-again": _AFTER_THE_LAST,
+    "still-scaled": "step with `scaler.step(optimizer)`, which unscales first",
+    "unscaled-twice": "remove one division: `scaler.step(optimizer)` or `scaler.unscale_(optimizer)` divides",
+    "unscaled-by-another": "divide by the scale that the loss was multiplied by",
+    "never-scaled": "call `scaler.scale(loss).backward()`",
+    "some-divided-twice": "divide each parameter once, also one that several modules share",
+    "not-sent": "broadcast the weights after each step, as `ZeroRedundancyOptimizer.step()` does",
+    "step-first": "call `optimizer.step()` after `loss.backward()`",
+    "clips-part": "clip all parameters on all ranks, before the step",
+    "joined-twice": "remove one of the factors: `Join` can divide by the ranks with data",
+    "infinite-kept": "call `optimizer.zero_grad()` in skipped windows too",
+    "clipped-then-averaged": _CLIP_AFTER,
+    "clipped-by-value-then-averaged": _CLIP_AFTER,
+    "some-clip": "clip on all ranks, outside `if rank == 0`",
+    "clip.after-step": "move the clip call between `loss.backward()` and `optimizer.step()`",
+    "clip.used-up": "pass a new `model.parameters()` to each call",
+    "ranks.means-added": "divide the sum over ranks by their number",
+    "ranks.divided-by-all": _TIMES_RANKS,
+    "divided-by-all-and-averaged": _TIMES_RANKS,
+    "micro-batches.sum": "divide each loss by the number of micro-batches in its window",
+    "micro-batches.divided-twice": "divide each loss by the number of micro-batches once",
+    "micro-batches.times-ranks": "do not multiply the loss by the number of ranks",
+    "passes.before": "call `optimizer.zero_grad()` before the training",
+    "passes.evaluated": _NOT_IN_EVALUATION,
+    "clearing.other-passes": _NOT_IN_EVALUATION,
+    "clipping.before-last-pass": "move the clip call after the last `loss.backward()` of the window",
+    "clipping.parts": "pass `model.parameters()` to one clip call",
+    "clipping.scaled-norm": "call `scaler.unscale_(optimizer)` once, before `clip_grad_norm_`",
+    "clipping.scaled-value": "call `scaler.unscale_(optimizer)` once, before `clip_grad_value_`",
+    "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
+    "coverage.unheld": "pass them to the optimizer, or freeze them with `requires_grad_(False)`",
+    "coverage.without-state": "call `optimizer.load_state_dict` too",
+    "coverage.left-out": "give all of them their gradients, or remove them from the optimizer",
+    "coverage.copies": "copy the new weights into the model after each step",
+    "data.same-order": "shuffle each epoch: `shuffle=True`, or `sampler.set_epoch(epoch)`",
+    "data.same-samples": "give each rank its own part: `DistributedSampler(dataset)`",
+    "denominator.apart": "divide by the targets of all ranks and micro-batches; under DDP, times the number of ranks",
+    "loss-scale.left": "divide the gradients by the scale before they are clipped and used",
+    "loss-scale.not-updated": "keep one scaler, and call `scaler.update()` after each step",
+    "ranks.own": "wrap the model in DDP, or all-reduce `p.grad` and divide by the number of ranks",
+    "ranks.sum": "divide `p.grad` by the number of ranks",
+    "schedule.each-pass": "call `scheduler.step()` once, after `optimizer.step()`",
+    "schedule.before-step": "call `scheduler.step()` after `optimizer.step()`",
+    "schedule.never-steps": "call `scheduler.step()` after each step or epoch",
+    "schedule.steps-often": "call `scheduler.step()` once for each step",
+}
+"""What to change, by the code of a fact, or of `Finding.says` where the fix of the law is less exact."""
+
+EDITS: Mapping[str, str] = {
+    "micro-batches-own": "change `no_sync` at or above no_sync|forward",
+    "micro-batches-missing": "zero_grad below step",
+    "micro-batches.sum": "change backward to `({} / micro_batches).backward()`",
+    "micro-batches.divided-twice": "change the divisor at or above backward",
+    "micro-batches.times-ranks": "change the loss at or above backward",
+    "ranks.sum": "add the division by the number of ranks above step",
+    "ranks.means-added": "add the division by the number of ranks above step",
+    "ranks.divided-by-all": "change backward to `({} * world_size).backward()`",
+    "divided-by-all-and-averaged": "change backward to `({} * world_size).backward()`",
+    "clipped-then-averaged": "clip above step",
+    "clipped-by-value-then-averaged": "clip above step",
+    "some-clip": "change clip",
+    "still-scaled": "change step to `scaler.step({})`",
+    "never-scaled": "change backward to `scaler.scale({}).backward()`",
+    "clip.after-step": "it above step",
+    "clip.before-passes": "it above step",
+    "clipping.before-last-pass": "it above step",
+    "coverage.unheld": "change it",
+    "schedule.before-step": "it below step",
+    "schedule.each-pass": "it below step",
+}
+"""Where code changes, by the code of a fact, or of `Finding.says` where the law is less exact."""
+
+EFFECTS: Mapping[str, str] = {
+    "coverage.unheld": "they keep their initial weights: they never train",
+    "coverage.no-gradient": "they keep their initial weights: they never train",
+    "coverage.left-out": "their gradients are computed and never used",
+    "coverage.copies": "the model that is evaluated and saved keeps its old weights",
+    "coverage.without-state": "the first step after the resume has no momentum",
+    "data.same-samples": "these samples count more than others",
+}
