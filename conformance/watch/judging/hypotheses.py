@@ -312,7 +312,6 @@ APART: Sequence[Row[Apart]] = (
     ),
     Row(Fact("ranks.some-summed", "named ranks"), lambda of: of.ranks > 1 and of.have_few(of.most * of.ranks)),
     Row(Fact("ranks.some-parameters", "named times"), lambda of: bool(of.few)),
-    Row(Fact("changed.some", lambda of: of.counted(some=of.strange, all=of.case.used)), lambda of: of.are_some_strange),
 )
 """Each parameter alone."""
 

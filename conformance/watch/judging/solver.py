@@ -69,7 +69,9 @@ def solve(system: System, findings: Findings) -> set[Shown]:
     """What the factors of the ranks and backward passes show."""
     shares, case = system.solved(), system.case
     if isinstance(shares, str):
-        return _state(case, said(shares), findings)
+        apart = Apart(case)
+        some = said("changed.some", **apart.counted(some=apart.strange, all=case.used))
+        return _state(case, some if apart.are_some_strange else said(shares), findings)
     shows = _by(SHARES, shares, case, findings, is_ample=system.is_ample)
     assert shows is not None, "the last row always applies"
     return shows
