@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -38,10 +38,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All rows with observations. steps: the number judged. lacks: the watch did not see everything."""
+    """All rows with observations. steps: the number judged. proven: of these, the number with all of CORE proven.
+    lacks: the watch did not see everything."""
 
     rows: tuple[Row, ...]
     steps: int
+    proven: int
     lacks: bool
 
     @property
@@ -67,13 +69,16 @@ def outcome(findings: Findings, expected: Expected | None = None) -> Outcome:
     """The rows and the verdict. expected: values that the user stated, usual ones or others."""
     stated = expected or {}
     rows = tuple(row for one in Property if (row := _row(one, findings, stated)) is not None)
-    return Outcome(rows, findings.steps, bool(findings.lacks))
+    of_all = _proven(CORE, findings, stated)
+    proven = min((of_all, *(row.proven for row in rows if row.of in CORE)))
+    return Outcome(rows, findings.steps, proven, bool(findings.lacks))
 
 
 def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
     """The row of a property; None if nothing was observed."""
     value = stated.get(of, usual(of))
-    proven, judged = _counts(of, findings, stated)
+    judged = findings.steps if of in CORE else findings.seen[of]
+    proven = _proven([of], findings, stated) if of in CORE else judged
     wrong = [cause for cause in findings.causes.values() if _is_of(cause.first.shows, of, value)]
     facts = [fact for fact in findings.open.values() if _is_of(fact.shows, of, value)]
     if of in stated:
@@ -84,6 +89,9 @@ def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
         wrong += [_against(fact, of, value) for fact in against]
     if not (judged or wrong or facts):
         return None
+    if of in CORE:
+        # Some facts are only known at the end, after their steps were judged.
+        proven = max(0, min([proven, *(judged - fact.count for fact in facts)]))
     return Row(of, value, proven, judged, tuple(wrong), tuple(facts), findings.ranks)
 
 
@@ -92,15 +100,14 @@ def _is_of(shows: tuple[object, object], of: Property, value: str) -> bool:
     return shows[0] == of and shows[1] != value
 
 
-def _counts(of: Property, findings: Findings, stated: Expected) -> tuple[int, int]:
-    if of not in CORE:
-        return findings.seen[of], findings.seen[of]
+def _proven(properties: Sequence[Property], findings: Findings, stated: Expected) -> int:
+    """The number of steps that show nothing unexpected of these properties of CORE."""
     proven = 0
     for shows, count in findings.outcomes.items():
         blocking = [(one, shown) for one, shown in shows if one in CORE and not _is_stated(one, shown, stated)]
         # A step without a known value proves none of the three core properties.
-        proven += count * (not any(one == of or shown is None for one, shown in blocking))
-    return proven, findings.steps
+        proven += count * (not any(one in properties or shown is None for one, shown in blocking))
+    return proven
 
 
 def _is_stated(of: object, shown: object, stated: Expected) -> bool:

@@ -59,9 +59,10 @@ PROVEN = {"ranks": ("PROVEN", 4, 4), "micro-batches": ("PROVEN", 4, 4), "clearin
             "UNDECIDED",
             {"ranks": ("OPEN", 3, 4), "micro-batches": ("OPEN", 3, 4), "clearing": ("OPEN", 3, 4)},
         ),
-        ({"open_": ["clearing.shared"]}, "UNDECIDED", {"clearing": ("OPEN", 4, 4)}),
-        ({"open_": ["clearing.discarded"]}, "UNDECIDED", {"clearing": ("OPEN", 4, 4)}),
-        ({"open_": ["micro-batches.divided-twice"]}, "UNDECIDED", {"micro-batches": ("OPEN", 4, 4)}),
+        # A fact that is known only at the end is in some of the steps that were judged before.
+        ({"open_": ["clearing.shared"]}, "UNDECIDED", {"clearing": ("OPEN", 3, 4)}),
+        ({"open_": ["clearing.discarded"] * 3}, "UNDECIDED", {"clearing": ("OPEN", 1, 4)}),
+        ({"open_": ["micro-batches.divided-twice"]}, "UNDECIDED", {"micro-batches": ("OPEN", 3, 4)}),
         (
             {"open_": ["data.same-order"], "seen": {Property.DATA: 7}},
             "CONFORMS",
@@ -75,6 +76,22 @@ PROVEN = {"ranks": ("PROVEN", 4, 4), "micro-batches": ("PROVEN", 4, 4), "clearin
 )
 def test_states_of_rows_and_the_verdict(options, verdict, others):
     assert rows(findings(**options)) == (verdict, {**PROVEN, **others})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "proven"),
+    [
+        ({}, {}, 4),
+        ({"open_": ["clearing.other-passes"] * 3}, {}, 1),
+        ({"open_": ["clearing.other-passes"] * 3}, {CLEARING: "kept"}, 4),
+        ({"open_": ["clearing.discarded"] * 5}, {}, 0),
+        # Each step shows one fact.
+        ({"steps": {(): 1, (SUM,): 2, ((CLEARING, "kept"),): 1}, "open_": ["ranks.sum"] * 2}, {}, 1),
+        ({"open_": ["data.same-order"]}, {}, 4),
+    ],
+)
+def test_a_step_is_proven_only_with_all_core_properties(options, expected, proven):
+    assert outcome(findings(**options), expected).proven == proven
 
 
 @pytest.mark.parametrize("open_", [code for code, (of, _) in FACTS.items() if of not in CORE])

@@ -120,7 +120,7 @@ class Discarded(Chapter):
         first = next(iter(self._lines.values())).first
         lost, windows = sum(count * times for count, times in counts.items()), counts.total() - counts[0]
         says = said("clearing.discarded", passes=lost, windows=windows, steps=steps)
-        self._findings.leave_open(says, lost, first.after_steps, first.site or first.backward.site)
+        self._findings.leave_open(says, windows, first.after_steps, first.site or first.backward.site)
 
     def name_lines(self) -> None:
         """Blames steps without gradients on the line that cleared them after the backward pass."""

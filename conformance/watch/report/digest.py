@@ -52,17 +52,16 @@ def headline(of: Outcome, findings: Findings) -> str:
         return f"{sentence(findings.lacks[0])}."
     if not findings.stepped and not of.steps:
         return "No step of a torch optimizer was seen."
-    proven = min((row.proven for row in of.rows if row.of in CORE), default=0)
     are_open = ", ".join(row.of.value for row in of.rows if row.state == "OPEN")
     if of.verdict == "CONFORMS":
         asked = len(open_cards(of.rows, findings))
         what = plural(asked, "question") if asked else f"Check the open {'rows' if of.open > 1 else 'row'}"
         check = f" {what}: {are_open}." if of.open else ""
-        return f"{proven} of {plural(of.steps, 'step')} used the correct gradients.{check}"
+        return f"{of.proven} of {plural(of.steps, 'step')} used the correct gradients.{check}"
     undecided = f"; open: {are_open}" if are_open else ""
     if not of.steps:
         return f"None of {plural(findings.stepped.total(), 'step')} could be judged{undecided}."
-    return f"{proven} of {plural(of.steps, 'step')} are proven correct{undecided}."
+    return f"{of.proven} of {plural(of.steps, 'step')} are proven correct{undecided}."
 
 
 def counted(row: Row) -> str:
