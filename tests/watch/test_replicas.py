@@ -171,6 +171,19 @@ def test_a_rank_that_adds_a_parameter_group_cannot_be_compared():
     assert [*findings.open] == ["ranks.order"]
 
 
+def test_a_parameter_group_comes_after_optimizers_of_different_parts():
+    """As in `ZeroRedundancyOptimizer`, whose inner optimizer has a part of the parameters on each rank."""
+    script = Script()
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Optimizer(1, "Adam", script.numbers[rank::2]))
+        stream.append(records.Parameter(len(SHAPES), [3], "float32", 1, None))
+    script.numbers, script.shapes = [*script.numbers, len(SHAPES)], (*SHAPES, (3,))
+    for _ in range(3):
+        script.step(averaged(script.backward()))
+        script.clear()
+    assert verdict(script.findings()) == "CONFORMS"
+
+
 def _renumbered(record):
     """The record with all numbers of parameters and optimizers increased by one."""
     changes = {}

@@ -44,7 +44,7 @@ class _Common:
 class _Rank:
     """The numbering of one rank. parameters, optimizers: common numbers that differ from the rank's, by the rank's.
     waiting: parameters since the last other record. shapes: of all parameters. keys: the number of equal optimizers.
-    last: the last optimizer that was made. count: the number of parameters that came with it."""
+    last: the last optimizer that was made with new parameters. count: the number of parameters since."""
 
     parameters: dict[int, int] = field(default_factory=dict)
     optimizers: dict[int, int] = field(default_factory=dict)
@@ -57,9 +57,12 @@ class _Rank:
     def make(self, optimizer: records.Optimizer) -> Key:
         shapes = self.shapes | {one.parameter: tuple(one.shape) for one in self.waiting}
         kind = optimizer.type, tuple(shapes[number] for number in optimizer.parameters)
-        self.last, self.count = Key(*kind, self.keys[kind]), 0
+        key = Key(*kind, self.keys[kind])
         self.keys[kind] += 1
-        return self.last
+        # One inside another optimizer, as in ZeRO, may differ between the ranks.
+        if self.waiting:
+            self.last, self.count = key, 0
+        return key
 
     def renumbered(self, record: records.Record) -> records.Record:
         changes: dict[str, object] = {
