@@ -128,6 +128,7 @@ class Backward(Record):
     is_alike: bool = False  # the graph of its loss is like that of the previous pass, on the same outputs
     draws: bool = False  # a batch sampler of the script made the batches
     terms: int = 0  # summed losses of one kind; 0 for one loss or several kinds
+    added: int = 0  # summed losses of any kinds; 0 for one loss
     is_cut_off: bool = False  # its loss is a new number that does not depend on a model
     evaluated: list[int] = field(default_factory=list)  # if it `evaluates`, fingerprints of the rows of the first input
     samplers: list[int] = field(default_factory=list)  # of the batches, without sequential ones

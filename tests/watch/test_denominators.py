@@ -215,7 +215,9 @@ def share(number, counts, times=1):
         ([of(16, is_of_all=True)] * 2, 0.5, set()),
         ([by(2), by(2)], 1, set()),
         ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
-        ([by(2, targets=None)] * 2, 1, set()),  # a loss of several terms
+        ([by(2, targets=None, added=3)] * 2, 1, set()),
+        ([by(2, targets=None, added=2)] * 2, 1, {"ranks.sum"}),  # may be the mean of its terms
+        ([of(factors=[0.5])] * 2, 1, {"ranks.sum"}),  # may be half of an error
         ([by(3, targets=None)] * 2, 1, {"ranks.sum"}),
         ([of(factors=[2.0])] * 2, 0.5, {TIMES}),
         ([of(factors=[0.5])] * 2, 0.5, set()),  # half of a loss

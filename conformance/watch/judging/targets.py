@@ -214,7 +214,7 @@ def _are_one(values: Sequence[float | None]) -> bool:
 def is_mean_of_all(together: Together) -> bool:
     """Whether the sum over ranks is correct in this step: they have one loss, or the total weight is 1, as for sums
     over the number of all targets, or means over the number of ranks. Losses of several terms have no known weight, but
-    a divisor that is the number of ranks."""
+    a divisor that is the number of ranks. `0.5 * mse`, or half a sum of two losses, is no mean over two ranks."""
     here = together.here
     if is_of_all_ranks(here):
         # A gradient that each rank already has as a whole must not be added.
@@ -226,15 +226,22 @@ def is_mean_of_all(together: Together) -> bool:
     if not any(weights):
         return len(here) == together.ranks and all(_is_divided_by(together.ranks, window) for window in here)
     targets = [of_one_target(one) for one in passes_of(here) if factor_of(one)]
-    is_of_all = len(here) == together.ranks and near(sum(weights), 1)
+    is_of_all = len(here) == together.ranks and near(sum(weights), 1) and not _are_weighted(passes_of(here), len(here))
     return is_of_all and min(targets) > 0 and (are_alike(weights) or are_alike(targets))
 
 
+def _are_weighted(passes: Sequence[records.Backward], ranks: int) -> bool:
+    """Whether a factor of 1 over the number of ranks is a weight of the loss, because no division makes it."""
+    products = {factor_of(one) * prod(one.divisors) for one in passes}
+    return all(near(ranks * product, 1) for product in products) and not any(ranks in one.divisors for one in passes)
+
+
 def _is_divided_by(ranks: int, window: Window) -> bool:
-    """Whether each loss is divided by the number of ranks, besides the number of micro-batches."""
+    """Whether each loss is divided by the number of ranks, besides the number of micro-batches and of its terms."""
     number, passes = len(window.backwards), window.backwards.values()
     divisors = [Counter(round(divisor, 3) for divisor in one.divisors) for one in passes]
-    return bool(divisors) and all(of_one[ranks] > (number == ranks > 1) for of_one in divisors)
+    are_others = all(one.added != ranks for one in passes)
+    return are_others and bool(divisors) and all(of_one[ranks] > (number == ranks > 1) for of_one in divisors)
 
 
 def weigh_alike(together: Together, factors: Mapping[tuple[int, int, bool], float]) -> bool:

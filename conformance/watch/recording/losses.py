@@ -57,6 +57,7 @@ class Loss:
     summed: int = 0
     of_any: bool = False
     terms: int = 0
+    added: int = 0
     is_hidden: bool = False
     of_terms: list[float] = field(default_factory=list)
     ignored: int = 0
@@ -163,6 +164,7 @@ def _read(loss: Loss, node: Any) -> None:
     for divisor in _divisors_of(terms, and_).elements():
         loss.divide(divisor)
     names = [term.name() for term in terms]
+    loss.added = len(names)
     loss.terms = len(names) if len({*names}) == 1 < len(names) else 0
     below = [one.name() for one in islice(nodes(node, _MOST_NODES), 1, 1 + len(_L1))]
     loss.of_any = node.name() in _OF_ANY and not (node.name() == _ANY and below == _L1)

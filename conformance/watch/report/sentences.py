@@ -55,7 +55,7 @@ def sentence(says: Said) -> str:
 
 WORDS: Mapping[str, str] = {
     # How the gradients of the ranks enter a step.
-    "ranks.sum": "gradients are summed over {ranks:rank}: the update is {ranks}x of the mean",
+    "ranks.sum": "gradients are summed over {ranks:rank}: the update is {ranks}x of their mean",
     "ranks.own": "each rank uses only its own gradients",
     "ranks.own-some": "ranks update {parameters} of {all} parameters with different gradients: {names}",
     "ranks.parts": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
