@@ -44,6 +44,10 @@ class Assembler(Generic[E, W, K]):
         for window in self.cuts[rank].end() if rank in self.cuts else ():
             yield self._kept(rank, window)
         self.over.add(rank)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Tries to join all waiting windows again: `lacks` has changed."""
         self._changed.update(dict.fromkeys(self._waiting))
 
     def _kept(self, rank: int, window: W) -> W:

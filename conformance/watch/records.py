@@ -393,6 +393,10 @@ class Joined(Record):
     """Ranks may have different numbers of batches from here."""
 
 
+class Rejoined(Record):
+    """All ranks are here: those that ran out of data waited for the others."""
+
+
 class Exchanged(Record):
     """Nodes of a backward pass, such as gathers of features, communicated with other ranks after some parameters got
     their gradients. parameters: those that got them before the first of these nodes."""

@@ -3,6 +3,7 @@
 import pytest
 
 from conformance.watch import records
+from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, laws, sketches, total
 
@@ -84,6 +85,20 @@ def test_an_average_that_is_wrong_without_a_rank_states_the_weight_of_each_pass(
         script.step([total(weighed)] * 2, ranks=ranks)
         script.clear()
     assert script.findings().open["ranks.run-out"].says.values == {"table": "rank 0: 0.5, 1"}
+
+
+@pytest.mark.parametrize(("rejoins", "expected"), [(True, "CONFORMS"), (False, "UNDECIDED")])
+def test_after_ranks_waited_their_next_steps_belong_together(rejoins, expected):
+    script = Script()
+    script.each(records.Joined())
+    for _ in range(2):
+        for ranks in [(0, 1)] * 3 + [(0,)] * 2:
+            computed = script.backward(ranks=ranks)
+            script.step([total([computed[rank] for rank in ranks], 0.5)] * 2, ranks=ranks)
+            script.clear()
+        if rejoins:
+            script.each(records.Rejoined())
+    assert verdict(script.findings()) == expected
 
 
 def test_gradients_that_only_one_rank_sets_to_zero():

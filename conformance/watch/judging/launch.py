@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 
 from conformance.trace.assembler import Assembler
 from conformance.watch import records
@@ -50,7 +49,7 @@ class Launch:
         self.ranks = ranks
         self.findings = findings
         self.streams: dict[int, Stream] = {}
-        self._assembler: Assembler[records.Record, Window, Key] = Assembler(ranks, attrgetter("key"), self._lacks)
+        self._assembler: Assembler[records.Record, Window, tuple[Key, int]] = Assembler(ranks, _place, self._lacks)
         self._numbering, self._hooked = Numbering(), defaultdict[int, Hooked](Hooked)
         self._pairing, self._lacking = Pairing(ranks), Lacking(findings)
         self._models = Models(ranks, self.streams, findings)
@@ -95,6 +94,8 @@ class Launch:
         match record:
             case records.Joined():
                 self._is_joined = True
+            case records.Rejoined():
+                self._assembler.look_again()
             case records.Failed():
                 if record.observer:
                     self.findings.lack(said("recorder-failed", observer=record.observer, error=record.error))
@@ -189,12 +190,12 @@ class Launch:
             findings.leave_open(said("ranks.groups", size=min(groups), ranks=ranks))
 
     def _lacks(self, rank: int, window: Window) -> bool:
-        """Whether a rank that came this far has no such optimizer."""
+        """Whether a rank that came this far has no such optimizer, or no more data for it."""
         stream = self.streams[rank]
-        return not stream.has(window.key) and stream.clock > window.clock
+        return stream.era > window.era or (not stream.has(window.key) and stream.clock > window.clock)
 
     def _join(self) -> None:
-        for key, windows in self._assembler.joined():
+        for (key, _), windows in self._assembler.joined():
             self._judge(key, windows)
 
     def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
@@ -330,6 +331,11 @@ class Launch:
             return None
         self._unsolved.pop(at, None)
         return (window.optimizer, window.rank), solver.solve(system, own)
+
+
+def _place(window: Window) -> tuple[Key, int]:
+    """Equal for windows of the ranks that may belong together."""
+    return window.key, window.era
 
 
 def _with_taken(windows: Sequence[Window | None]) -> Iterator[tuple[Sequence[Window | None], int | None]]:

@@ -112,15 +112,15 @@ class _Optimizer:
 class Stream:
     """Cuts the records of one process into windows. Keeps only what later windows need.
 
-    clock: the number of backward passes. cleared: passes that the last record cleared before any step used them.
-    unheld: parameters with gradients but no optimizer. steps, held: by optimizer, the number of steps, and the
-    parameters stepped. ever: parameters that got gradients. last_used: by parameter, the number of its optimizer's
-    last step that used a gradient of it.
+    clock: the number of backward passes. era: that of its windows. cleared: passes that the last record cleared before
+    any step used them. unheld: parameters with gradients but no optimizer. steps, held: by optimizer, the number of
+    steps, and the parameters stepped. ever: parameters that got gradients. last_used: by parameter, the number of its
+    optimizer's last step that used a gradient of it.
     """
 
     def __init__(self, began: records.Began) -> None:
         self.began = began
-        self.clock = 0
+        self.clock = self.era = 0
         self.cleared: list[Cleared] = []
         self.parameters: dict[int, records.Parameter] = {}
         self.unheld: records.Unheld | None = None
@@ -212,6 +212,8 @@ class Stream:
                 yield self._end(record.optimizer, None, record.site)
             case records.Passed():
                 self._pass(record.optimizer)
+            case records.Rejoined():
+                self.era += 1
 
     def end(self) -> tuple[Window, ...]:
         """No window: a last one without a step does not count."""
@@ -360,6 +362,7 @@ class Stream:
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
             clock=self.clock,
+            era=self.era,
             is_of_other=step is not None and self._is_of_other(optimizer, step),
             of_others={n for n in old if leaves[n].user not in (optimizer, None) and leaves[n].since > of.last},
             is_long=any(leaves[number].is_long for number in new),

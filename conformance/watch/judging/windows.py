@@ -104,6 +104,8 @@ class Window:
     samples: dict[int, int] = field(default_factory=dict)
     clock: int = 0
     """The number of all backward passes of the rank so far."""
+    era: int = 0
+    """How often ranks that ran out of data have waited for the others so far."""
     fed: set[tuple[int, ...]] = field(default_factory=set)
     """The input rows of its backward passes, as far as they are known."""
     is_of_other: bool = False

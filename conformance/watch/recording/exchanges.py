@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.seams.probes import group_calls, wrapping
 from conformance.watch import records
 from conformance.watch.recording.holdings import is_plain, tensors
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording, frames
+from conformance.watch.recording.weights import remember_weights
 
 _MOST = 32
 """Limit of tensors of a window."""
@@ -135,7 +137,7 @@ def _by_horovod(recording: Recording, reduced: Reduced) -> Seams:
 
 
 def _by_ddp(recording: Recording) -> Seams:
-    """Notes `Grouped`, `Hooked` and `Joined`."""
+    """Notes `Grouped`, `Hooked`, `Joined` and `Rejoined`."""
     if not torch.distributed.is_available():
         return
     from torch.distributed.algorithms.join import Join
@@ -157,10 +159,23 @@ def _by_ddp(recording: Recording) -> Seams:
         recording.once(records.Joined())
         return original(join)
 
+    def leave(original: Any, join: Any, *raised: Any) -> Any:
+        result = original(join, *raised)
+        harmless(rejoin)()
+        return result
+
+    def rejoin() -> None:
+        recording.rejoin()
+        # The last rank with data has sent its weights to the others.
+        for optimizer in recording.numbers.alive("optimizer"):
+            if recording.optimizer(optimizer) in recording.steps:
+                remember_weights(recording.parameters.held(optimizer))
+
     yield from wrapping(construct)
     yield replaced(DistributedDataParallel, "register_comm_hook", register)
     yield replaced(DistributedDataParallel, "_register_builtin_comm_hook", register)
     yield replaced(Join, "__enter__", enter)
+    yield replaced(Join, "__exit__", leave)
 
 
 def note_bound(recording: Recording, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -231,7 +246,7 @@ def _is_of_a_function(frame: FrameType | None) -> bool:
 
 
 def observe(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
-    """Notes `Grouped`, `Hooked`, `Joined` and `Exchanged`, and keeps reductions outside of backward passes."""
+    """Notes what DDP and collectives do, and keeps reductions outside of backward passes."""
     yield from _by_ddp(recording)
     yield from _in_groups(recording, leaves, reduced)
     yield from _by_horovod(recording, reduced)

@@ -285,7 +285,7 @@ class _Steps:
         keeps ranks equal."""
         recording, number = self._recording, step.optimizer
         # While weights are also read as a whole before the next step.
-        is_first = sample_of(recording.steps[number] + 1) == WHOLE and recording.settings.every == 1
+        is_first = sample_of(recording.compared(number) + 1) == WHOLE and recording.settings.every == 1
         is_shared = recording.is_with_others and not recording.wrappers
         weighed = {*step.weights} if is_first and is_shared else set()
         held = recording.parameters.held(optimizer) if weighed else []
@@ -303,7 +303,7 @@ class _Steps:
         held = recording.parameters.held(optimizer)
         number = recording.optimizer(optimizer)
         # The optimizer in ZeRO steps its flat tensors one by one.
-        count = held[0][0].steps if held and held[0][0].is_flat else recording.steps[number]
+        count = held[0][0].steps if held and held[0][0].is_flat else recording.compared(number)
         gradients = [(known, parameter.grad) for known, parameter in held]
         if not recording.settings.looks_at(count):
             return records.Passed(number), gradients

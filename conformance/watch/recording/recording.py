@@ -54,6 +54,11 @@ class Given:
         return 0 < self._last == backwards and self._numbers >= sum(parameter.numel() for parameter in parameters)
 
 
+_REJOINED = 20
+"""The count of steps and windows after ranks waited for each other: past those that are read as a whole, and a turn to
+compare weights."""
+
+
 class Recording:
     """Keeps records until the next step, and then writes them if this process has an optimizer.
 
@@ -87,6 +92,7 @@ class Recording:
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.steps: Counter[int] = Counter()
+        self._before: Counter[int] = Counter()
         self.passes: Counter[int] = Counter()
         self.parameters = Parameters(self.note, self.roots)
         self.stop: Callable[[], None] = lambda: None
@@ -161,7 +167,7 @@ class Recording:
         """Whether the current window of any optimizer is watched."""
         if self.is_over or self.settings.every == 1:
             return not self.is_over
-        counts = self.counts()
+        counts = [self.compared(number) for number in self._stepped()]
         # Other optimizers may soon make their first step, or never make one.
         are_more = len(counts) < len(self.numbers.alive("optimizer"))
         is_first = are_more and max(counts, default=0) < self.settings.every
@@ -169,8 +175,22 @@ class Recording:
 
     def counts(self) -> list[int]:
         """The steps of each existing optimizer that has stepped."""
+        return [self.steps[number] for number in self._stepped()]
+
+    def _stepped(self) -> list[int]:
         numbers = [self.numbers.of("optimizer", one) for one in self.numbers.alive("optimizer")]
-        return [self.steps[number] for number in numbers if number in self.steps]
+        return [number for number in numbers if number in self.steps]
+
+    def compared(self, number: int) -> int:
+        """The steps of an optimizer, as all ranks count them."""
+        return self.steps[number] - self._before[number]
+
+    def rejoin(self) -> None:
+        """Notes `Rejoined`. Ranks without data made fewer steps, so from here on all count from the same number."""
+        self.note(records.Rejoined())
+        self._before.update({number: self.compared(number) - _REJOINED for number in self.steps})
+        for known, _ in self.parameters.all():
+            known.windows = _REJOINED
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
         """The number of an optimizer, which is noted at first sight."""
