@@ -5,7 +5,7 @@ import torch
 
 from conformance.watch import records
 
-from .scripts import LINE, Script, gradients, laws, sketches, stepped, total
+from .scripts import LINE, SHAPES, Script, gradients, laws, sketches, stepped, total
 from .trained import loss, network, watched
 
 TRAIN, PROBE = 1, 2
@@ -272,6 +272,7 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
     assert laws(script.findings()) == expected
 
 
+@pytest.mark.parametrize("used", [(), [torch.zeros(shape) for shape in SHAPES]])
 @pytest.mark.parametrize(
     ("computes", "site", "expected"),
     [
@@ -280,7 +281,7 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
         (False, OTHER_LINE, ("watch/has-gradient", LINE)),
     ],
 )
-def test_steps_without_gradients_that_were_cleared(computes, site, expected):
+def test_steps_without_gradients_that_were_cleared(used, computes, site, expected):
     script = Script(ranks=1)
     script.backward()
     script.each(records.Cleared(script.numbers, script.versions, None))
@@ -288,10 +289,27 @@ def test_steps_without_gradients_that_were_cleared(computes, site, expected):
         if computes:
             script.backward()
         script.each(records.Cleared(script.numbers, script.versions, site))
-        script.each(stepped(script.numbers))
-    [cause] = script.findings().causes.values()
+        script.each(stepped(script.numbers, used))
+    findings = script.findings()
+    if used and not computes:
+        assert (laws(findings), "clearing.zeroed" in findings.open) == (set(), True)
+        return
+    [cause] = findings.causes.values()
     assert (cause.first.law, cause.first.site) == expected
     assert (cause.count, cause.first.step) == (4, 0)
+
+
+def test_some_gradients_are_set_to_zero():
+    script = Script(ranks=1)
+    for step in range(4):
+        computed = script.backward()
+        if step == 2:
+            script.each(records.Cleared(script.numbers, script.versions, OTHER_LINE))
+        script.step([[torch.zeros(shape) for shape in SHAPES]] if step == 2 else computed)
+        script.clear()
+    findings = script.findings()
+    fact = findings.open["clearing.zeroed"]
+    assert (laws(findings), fact.count, fact.step) == (set(), 1, 2)
 
 
 def test_gradients_that_are_kept_by_hand_and_averaged_in_turn():

@@ -347,7 +347,7 @@ def averages(zeros_first=False, clears_late=False, steps=WHOLE_AT_FIRST + 4):
     [
         ({}, ("CONFORMS", 20, [])),
         ({"zeros_first": True, "steps": 3}, ("CONFORMS", 4, [])),  # creates the optimizer's state
-        ({"clears_late": True, "steps": 3}, ("UNDECIDED", 0, ["clearing.zeroed"])),
+        ({"clears_late": True, "steps": 3}, ("DOES NOT CONFORM", 0, [])),
     ],
 )
 def test_a_step_in_a_step_ends_one_window(options, expected):

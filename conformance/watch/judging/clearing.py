@@ -68,7 +68,7 @@ class Discarded(Chapter):
             return
         sites = [self._emptied.pop((window.rank, number), None) for number in window.step.parameters]
         site = next((site for site in sites if site is not None), None)
-        if site is not None and not window.step.used:
+        if site is not None and not any(sketch[2] for sketch in window.used.values()):
             self._without[window.rank, window.optimizer].append(site)
 
     def sort(self, windows: Sequence[Window], *, is_known: bool) -> None:

@@ -89,9 +89,13 @@ def _without_gradients(window: Window, findings: Findings) -> set[Shown] | None:
         findings.factors.append((window.rank, None, False))
         return _open(window, findings, "changed.otherwise")
     effect = said("moves-nothing", parameters=len(step.parameters))
-    found = _finding(window, "watch/has-gradient", said("no-gradient"), effect)
-    findings.factors.append((window.rank, found, False))
+    _lack_gradients(window, findings, said("no-gradient"), effect)
     return None
+
+
+def _lack_gradients(window: Window, findings: Findings, says: Said, effect: Said) -> None:
+    """Suggests a bug, which all steps must show."""
+    findings.factors.append((window.rank, _finding(window, "watch/has-gradient", says, effect), False))
 
 
 def _without_backward(together: Together, window: Window, findings: Findings) -> set[Shown]:
@@ -99,8 +103,14 @@ def _without_backward(together: Together, window: Window, findings: Findings) ->
     assert step is not None
     used = [number for number, sketch in window.used.items() if sketch[2]]
     if not used:
-        # Horovod and DeepSpeed make optimizers create their state this way.
-        return _open(window, findings, "clearing.zeroed") if window.is_computed else set()
+        if window.with_taken is not None and not (step.is_own or step.closure):
+            _lack_gradients(window, findings, said("clearing.zeroed"), said("factor", factor=0.0))
+            return {FACTS["clearing.zeroed"]}
+        if not window.is_computed:
+            # Horovod and DeepSpeed make optimizers create their state this way.
+            return set()
+        findings.factors.append((window.rank, None, False))
+        return _open(window, findings, "clearing.zeroed")
     if window.is_made_last:
         return _open(window, findings, "changed.before")
     if not all(_is_as_it_was(window, number) for number in used):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conformance.watch.judging.findings import Finding, Findings, said
+from conformance.watch.judging.properties import FACTS
 from conformance.watch.judging.windows import Window
 
 _OFTEN = 3
@@ -75,5 +76,9 @@ class Steady:
                 self._findings.add(tally.first[what], count=count)
             elif tally.wrong:
                 are_without = tally.laws == {_WITHOUT} and not tally.others
-                says = said("coverage.some-steps" if are_without else "ranks.varies")
-                self._findings.leave_open(says, tally.wrong.total())
+                usual = "coverage.some-steps" if are_without else "ranks.varies"
+                for what, count in tally.wrong.items():
+                    first = tally.first[what]
+                    is_fact = first.says.code in FACTS
+                    says = first.says if is_fact else said(usual)
+                    self._findings.leave_open(says, count, *((first.step, first.site) if is_fact else ()))

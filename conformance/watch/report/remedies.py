@@ -29,7 +29,6 @@ def effect(says: Said) -> str | None:
 
 _AFTER_THE_LAST = "divide, reduce or add gradients once, after the last backward pass of the window"
 _CLIP_AFTER = "clip after the gradients are averaged over the ranks"
-_NOT_IN_EVALUATION = "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it"
 _TIMES_RANKS = "multiply each loss by the number of ranks, because the gradients are averaged over them"
 
 FIXES: Mapping[str, str] = {
@@ -58,18 +57,20 @@ FIXES: Mapping[str, str] = {
     "clip.used-up": "pass a new `model.parameters()` to each call",
     "ranks.means-added": "divide the sum over ranks by their number",
     "ranks.divided-by-all": _TIMES_RANKS,
+    "ranks.divided-by-count": _TIMES_RANKS,
     "divided-by-all-and-averaged": _TIMES_RANKS,
     "micro-batches.sum": "divide each loss by the number of micro-batches in its window",
     "micro-batches.divided-twice": "divide each loss by the number of micro-batches once",
     "micro-batches.times-ranks": "do not multiply the loss by the number of ranks",
     "passes.before": "call `optimizer.zero_grad()` before the training",
-    "passes.evaluated": _NOT_IN_EVALUATION,
-    "clearing.other-passes": _NOT_IN_EVALUATION,
+    "passes.evaluated": "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it",
+    "clearing.other-passes": "call `optimizer.zero_grad()` before the first `loss.backward()` of each step",
     "clipping.before-last-pass": "move the clip call after the last `loss.backward()` of the window",
     "clipping.parts": "pass `model.parameters()` to one clip call",
     "clipping.scaled-norm": "call `scaler.unscale_(optimizer)` once, before `clip_grad_norm_`",
     "clipping.scaled-value": "call `scaler.unscale_(optimizer)` once, before `clip_grad_value_`",
     "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
+    "held.replaced": "make the optimizer from the model that computes the loss, after it is moved, copied or wrapped",
     "coverage.unheld": "pass them to the optimizer, or freeze them with `requires_grad_(False)`",
     "coverage.without-state": "call `optimizer.load_state_dict` too",
     "coverage.left-out": "give all of them their gradients, or remove them from the optimizer",
@@ -97,6 +98,7 @@ EDITS: Mapping[str, str] = {
     "ranks.sum": "add the division by the number of ranks above step",
     "ranks.means-added": "add the division by the number of ranks above step",
     "ranks.divided-by-all": "change backward to `({} * world_size).backward()`",
+    "ranks.divided-by-count": "change backward to `({} * world_size).backward()`",
     "divided-by-all-and-averaged": "change backward to `({} * world_size).backward()`",
     "clipped-then-averaged": "clip above step",
     "clipped-by-value-then-averaged": "clip above step",
