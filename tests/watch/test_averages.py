@@ -16,7 +16,7 @@ def code_of(findings):
     return cause.first.law, cause.first.says.code
 
 
-def accumulated(after_each, ranks, micro_batches):
+def accumulated(after_each, ranks, micro_batches, **options):
     """after_each: the factor of the accumulated gradients after each micro-batch."""
 
     def window(script):
@@ -26,7 +26,7 @@ def accumulated(after_each, ranks, micro_batches):
             used = total([computed if used is None else total([used, computed])], after_each)
         return [used] * ranks
 
-    return trained(window, ranks=ranks)
+    return trained(window, ranks=ranks, **options)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,12 @@ def test_an_operation_repeated_after_each_micro_batch(after_each, ranks, micro_b
         assert code_of(findings) == (*AGAIN, expected)
     else:
         assert shown(findings) == "UNDECIDED"
+
+
+def test_all_steps_count_that_are_solved_together():
+    """Two steps of few parameters have enough equations."""
+    [cause] = accumulated(2.0, 2, 4, times=6, shapes=((6, 5), (4, 6), (9, 3))).causes.values()
+    assert (cause.first.says.code, cause.steps, cause.first.step) == ("summed-again", 6, 0)
 
 
 def weighed(*weights, counts=(None,) * 9, ranks=2):

@@ -107,6 +107,8 @@ class Case:
         self.lossy = max([0.0, *(HOOKS.get(hook, 0.0) for hook in together.hooks)])
         assert window.step is not None
         self.step = window.step
+        self.since, self.steps = window.index, 1
+        """The first of the steps that are solved together, and their number."""
         self.roundoff = max(
             ROUNDOFF.get(self.step.dtype, COARSEST),
             *(one.roundoff for other in together.here for p in parameters for one in other.new.get(p, [])),

@@ -40,7 +40,8 @@ class Finding:
     shows. passes: the backward passes that it is about. waits: it counts only if the ranks' weights drift apart. alone:
     a rank steps on its own gradients only. is_of_all_steps: it counts only if all steps of the optimizer show it, with
     the same pattern. is_bare: it has no reason, which another finding may give. parameters: those that differ between
-    ranks, or are not averaged. backward: the line of a backward pass that it concerns.
+    ranks, or are not averaged. backward: the line of a backward pass that it concerns. steps: the number that one
+    solution explains, from `step` on.
     """
 
     law: str
@@ -58,6 +59,7 @@ class Finding:
     is_bare: bool = False
     parameters: frozenset[int] = frozenset()
     backward: Site = None
+    steps: int = 1
 
     @property
     def text(self) -> Law:
@@ -148,12 +150,13 @@ class Findings:
         if cause is None:
             cause = self.causes[finding.key] = Cause(finding, set(finding.ranks), 0)
         cause.ranks |= set(finding.ranks)
-        cause.count += count
+        is_new = not cause.count
+        cause.count += max(count, finding.steps)
         if count > 1:
             cause.steps = max(cause.steps, count)
         elif finding.step not in (None, cause.last) and finding.optimizer == cause.first.optimizer:
-            cause.steps, cause.last = cause.steps + 1, finding.step
-        if cause.count == count:
+            cause.steps, cause.last = cause.steps + finding.steps, finding.step
+        if is_new:
             return
         if cause.first.is_bare != finding.is_bare and finding.optimizer == cause.first.optimizer:
             # Keep the earlier step, and the finding that has a reason.

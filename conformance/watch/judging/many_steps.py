@@ -67,7 +67,7 @@ class Steady:
                 continue
             self._findings.show(finding.key, windows)
             tally.first.setdefault((finding.law, finding.pattern), finding)
-            tally.wrong[finding.law, finding.pattern] += 1
+            tally.wrong[finding.law, finding.pattern] += finding.steps
 
     def finish(self) -> None:
         for tally in self._of.values():

@@ -160,7 +160,7 @@ def _by(
     factor = row.factor(of) if row.factor is not None else None
     effect = said("factor", factor=factor) if row.effect is None else row.effect(of)
     site = (row.site(of) if row.site is not None else None) or window.site
-    found = Finding(what.law, says, window.index, (window.rank,), site, effect, window.optimizer)
+    found = Finding(what.law, says, case.since, (window.rank,), site, effect, window.optimizer, steps=case.steps)
     found.is_of_all_steps = not what.once
     row.amend(of, found)
     is_ample = case.is_ample if is_ample is None else is_ample
@@ -175,5 +175,5 @@ def _state(case: Case, says: Said, findings: Findings, *, is_right: bool = False
     """Leaves the step open with a fact."""
     window = case.window
     findings.factors.append((window.rank, None, is_right))
-    findings.leave_open(says, step=window.index, site=window.site)
+    findings.leave_open(says, case.steps, case.since, window.site)
     return {FACTS[says.code]}

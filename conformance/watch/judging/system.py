@@ -56,6 +56,7 @@ class System:
             return self
         matrix = np.concatenate((other.matrix, self.matrix))
         used, bounds = np.concatenate((other.used, self.used)), np.concatenate((other.bounds, self.bounds))
+        self.case.since, self.case.steps = other.case.since, self.case.steps + other.case.steps
         return System(self.case, self.columns, matrix, used, bounds, other.independent + self.independent)
 
     def solved(self) -> Shares | str:
