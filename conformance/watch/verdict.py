@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED
-from conformance.watch.judging.findings import Cause, Finding, Findings, Open, said
+from conformance.watch.judging.findings import Cause, Finding, Findings, Open, Shown, said
 from conformance.watch.judging.properties import CORE, VALUES, Property, usual
 
 Verdict: TypeAlias = Literal["CONFORMS", "DOES NOT CONFORM", "UNDECIDED"]
@@ -19,7 +19,8 @@ Expected: TypeAlias = Mapping[Property, str]
 @dataclass(frozen=True)
 class Row:
     """The row of a property. value: expected. proven, judged: the number of steps or other cases that were as expected,
-    and of all judged ones. wrong: violations. open: facts that are not judged. ranks: of the run."""
+    and of all judged ones. wrong: violations. open: facts that are not judged. because: other properties, without whose
+    value the rest of the steps proves nothing. ranks: of the run. has_parts: they have parts of some parameters."""
 
     of: Property
     value: str
@@ -27,7 +28,9 @@ class Row:
     judged: int
     wrong: tuple[Cause, ...]
     open: tuple[Open, ...]
+    because: tuple[Property, ...] = ()
     ranks: int = 1
+    has_parts: bool = False
 
     @property
     def state(self) -> State:
@@ -92,7 +95,8 @@ def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
     if of in CORE:
         # Some facts are only known at the end, after their steps were judged.
         proven = max(0, min([proven, *(judged - fact.count for fact in facts)]))
-    return Row(of, value, proven, judged, tuple(wrong), tuple(facts), findings.ranks)
+    because = _unvalued(of, findings, stated)
+    return Row(of, value, proven, judged, tuple(wrong), tuple(facts), because, findings.ranks, findings.has_parts)
 
 
 def _is_of(shows: tuple[object, object], of: Property, value: str) -> bool:
@@ -104,10 +108,19 @@ def _proven(properties: Sequence[Property], findings: Findings, stated: Expected
     """The number of steps that show nothing unexpected of these properties of CORE."""
     proven = 0
     for shows, count in findings.outcomes.items():
-        blocking = [(one, shown) for one, shown in shows if one in CORE and not _is_stated(one, shown, stated)]
         # A step without a known value proves none of the three core properties.
-        proven += count * (not any(one in properties or shown is None for one, shown in blocking))
+        proven += count * (not any(one in properties or shown is None for one, shown in _blocking(shows, stated)))
     return proven
+
+
+def _blocking(shows: frozenset[Shown], stated: Expected) -> list[Shown]:
+    return [one for one in shows if one[0] in CORE and not _is_stated(*one, stated)]
+
+
+def _unvalued(of: Property, findings: Findings, stated: Expected) -> tuple[Property, ...]:
+    """The other properties of CORE of which some steps show no value."""
+    every = {one for shows in findings.outcomes for one, shown in _blocking(shows, stated) if shown is None}
+    return tuple(one for one in CORE if of in CORE and of != one and one in every)
 
 
 def _is_stated(of: object, shown: object, stated: Expected) -> bool:

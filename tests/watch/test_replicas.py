@@ -389,6 +389,11 @@ def test_modules_that_each_rank_may_have_for_itself(options, expected):
     assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
 
 
+@pytest.mark.parametrize(("numbers", "has_parts"), [((), False), ((4, 5), True)])
+def test_parts_of_parameters_are_known_as_such(numbers, has_parts):
+    assert ranks_with_own(numbers=numbers, names=NAMES, start=True, exchanges=()).has_parts == has_parts
+
+
 @pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize("size", [1, 2])
 def test_groups_of_ranks_may_have_a_module_each(size, cancels):

@@ -15,6 +15,7 @@ from conformance.cli.watch import _exit
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED, LAWS
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import CORE, FACTS, VALUES, Property
+from conformance.watch.report.digest import row_texts
 from conformance.watch.report.remedies import EDITS, EFFECTS, FIXES
 from conformance.watch.report.sentences import WORDS
 from conformance.watch.verdict import outcome, stated
@@ -41,6 +42,30 @@ def findings(*, steps=None, open_=(), laws=(), seen=None, lacks=False):
 def rows(found, expected=None):
     of = outcome(found, expected)
     return of.verdict, {row.of.value: (row.state, row.proven, row.judged) for row in of.rows if row.judged or row.wrong}
+
+
+def texts(found):
+    return {row.of.value: " | ".join(row_texts(row, found)) for row in outcome(found).rows}
+
+
+def test_an_open_row_without_a_fact_names_the_properties_that_block_it():
+    found = findings(steps={(): 3, (HOOK,): 1}, laws=["watch/averaged"])
+    assert texts(found)["clearing"] == "3 of 4 steps; the others are not judged because of ranks"
+
+
+@pytest.mark.parametrize(
+    ("has_parts", "ranks", "agreement"),
+    [
+        (False, "the mean of all ranks", "the ranks are equal"),
+        (True, "each replica and part: the gradient of all samples", "replicas are equal"),
+    ],
+)
+def test_a_proven_row_is_true_of_parts(has_parts, ranks, agreement):
+    found = findings(seen={Property.AGREEMENT: 4})
+    found.ranks, found.has_parts = 2, has_parts
+    said_of = texts(found)
+    assert said_of["ranks"].endswith(f": {ranks}")
+    assert said_of["agreement"].endswith(f": {agreement}")
 
 
 PROVEN = {"ranks": ("PROVEN", 4, 4), "micro-batches": ("PROVEN", 4, 4), "clearing": ("PROVEN", 4, 4)}

@@ -226,6 +226,7 @@ class Launch:
     def _judge_some(self, key: Key, here: list[Window], holders: int) -> None:
         """Judges a step of an optimizer that only some ranks have, such as that of a pipeline stage."""
         self._some.setdefault(key, here[0])
+        self.findings.has_parts = True
         own = Findings()
         together = Together(here, holders, self._is_joined, frozenset(self._models.hooks))
         conservation.judge(together, own)
@@ -283,6 +284,7 @@ class Launch:
         """Judges whether a step used the gradients in these windows."""
         here, own = [window for window in windows if window is not None], Findings()
         parts, hooks = self._models.partitioned(here), frozenset(self._models.hooks)
+        self.findings.has_parts |= bool(parts)
         together = Together(windows, self.ranks, self._is_joined, hooks, parts, self._models.holders)
         conservation.judge(together, own)
         return together, own

@@ -92,7 +92,10 @@ def row_texts(row: Row, findings: Findings) -> list[str]:
     asked = len(open_cards([row], findings))
     said = open_facts(replace(row, open=tuple(fact for fact in row.open if not fixed(fact.says))), findings)
     said += [plural(asked, "question")] if asked else []
-    return said or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else counted(row)]
+    because = (
+        f"; the others are not judged because of {', '.join(one.value for one in row.because)}" if row.because else ""
+    )
+    return said or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else f"{counted(row)}{because}"]
 
 
 def lacks(findings: Findings) -> list[str]:

@@ -45,7 +45,10 @@ class _Words(Formatter):
 
 def value(row: Row) -> str:
     """What a proven row shows, in a few words."""
-    return "one rank" if row.of == Property.RANKS and row.ranks == 1 else _VALUES[row.of, row.value]
+    if row.of == Property.RANKS and row.ranks == 1:
+        return "one rank"
+    own = _VALUES_OF_PARTS.get((row.of, row.value)) if row.has_parts else None
+    return own or _VALUES[row.of, row.value]
 
 
 def sentence(says: Said) -> str:
@@ -315,6 +318,12 @@ WORDS: Mapping[str, str] = {
     "used.step-without": "{steps:step} without gradients: this line clears them after the backward pass",
     "used.lost": "{passes} of {of:backward pass} change no weight",
 }
+
+_VALUES_OF_PARTS: Mapping[tuple[Property, str], str] = {
+    (Property.RANKS, "mean"): "each replica and part: the gradient of all samples",
+    (Property.AGREEMENT, "equal"): "replicas are equal",
+}
+"""If ranks have parts of some parameters, as in tensor parallelism."""
 
 _VALUES: Mapping[tuple[Property, str], str] = {
     (Property.RANKS, "mean"): "the mean of all ranks",
