@@ -15,7 +15,7 @@ from conformance.watch import records
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.watch_judge import Judge
 
-from .scripts import Script, shown, stepped
+from .scripts import Script, gradients, shown, stepped
 from .trained import judged_by, loss, network, records_in, watched
 
 
@@ -386,3 +386,17 @@ def test_gradients_that_no_step_on_any_rank_uses(owned, expected):
             stream.append(stepped(held[rank], used, optimizer=1, kind=f"SGD{rank}"))
         script.clear()
     assert facts(script.findings()).get("coverage.of-no-step", {}).get("names") == expected
+
+
+@pytest.mark.parametrize(("left", "expected"), [([], None), (["q2"], ["q2"]), (["p0"], ["p0"])])
+def test_a_parameter_that_another_rank_steps_belongs_to_an_optimizer(left, expected):
+    """Each rank steps one of q0 and q1. left: in no optimizer; p0 is of another model with equal names."""
+    script = Script()
+    for number in (90, 91):
+        script.each(records.Parameter(number, [6, 5], "float32", 1, f"q{number - 90}"))
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Optimizer(1, f"SGD{rank}", [90 + rank]))
+        stream.append(records.Unheld([f"q{1 - rank}", *left], [[6, 5]] * (1 + len(left))))
+        stream.append(stepped([90 + rank], gradients(1)[:1], optimizer=1, kind=f"SGD{rank}"))
+    script.step(script.backward())
+    assert facts(script.findings()).get("coverage.unheld", {}).get("names") == expected

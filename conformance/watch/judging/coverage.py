@@ -4,9 +4,10 @@ tensors."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import TypeAlias
 
 from conformance.watch import records
 from conformance.watch.judging.chapter import End, OneRank
@@ -47,6 +48,10 @@ class _Optimizer:
     sites: set[str] = field(default_factory=set)
     behind: records.Behind | None = None
     times: int = 0
+
+
+_Named: TypeAlias = tuple[str | None, tuple[int, ...]]
+"""A parameter's name and shape."""
 
 
 class Coverage(OneRank):
@@ -135,7 +140,8 @@ class Coverage(OneRank):
         self._open("coverage.of-no-step", stream, stream.ever - used - known, None)
         if stream.unheld is not None:
             trained = set[int]().union(*stream.held.values()) & stream.last_used.keys()
-            self._judge_unheld(rank, stream.unheld, len(trained))
+            of_others = _held(one for one in end.streams.values() if one is not stream) - _held([stream])
+            self._judge_unheld(rank, stream.unheld, len(trained), of_others)
         if end.is_whole:
             self._open_behind(stream)
             self._judge_detached(rank, stream)
@@ -167,13 +173,15 @@ class Coverage(OneRank):
                 says = said("coverage.copies", count=len(names), names=names)
                 self._findings.leave_open(says, len(names), site=of.first)
 
-    def _judge_unheld(self, rank: int, unheld: records.Unheld, trained: int) -> None:
+    def _judge_unheld(self, rank: int, unheld: records.Unheld, trained: int, of_others: Set[_Named]) -> None:
         """Reports parameters that were unfrozen for good but are in no optimizer. Others may be frozen on purpose.
-        trained: the number of parameters with gradients in an optimizer."""
+        trained: the number of parameters with gradients in an optimizer. of_others: stepped only by other ranks."""
         if unheld.unfrozen:
             self._stays(rank, said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen))
-        says = said("coverage.unheld", count=len(unheld.names), all=len(unheld.names) + trained, names=unheld.names)
-        self._findings.leave_open(says, len(unheld.names), site=self._first)
+        left = zip(unheld.names, map(tuple, unheld.shapes), strict=True)
+        if names := [name for name, shape in left if (name, shape) not in of_others]:
+            says = said("coverage.unheld", count=len(names), all=len(unheld.names) + trained, names=names)
+            self._findings.leave_open(says, len(names), site=self._first)
 
     def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:
         """Reports an optimizer whose parameters get no gradients while equal numbers of the same shapes, in no
@@ -234,6 +242,12 @@ class Coverage(OneRank):
             effect = said("clip-something.nothing", limit=alike[0].limit)
             law, site = "watch/clip-something", alike[0].site
             self._findings.add(Finding(law, says, 0, (rank,), site, effect, optimizer))
+
+
+def _held(streams: Iterable[Stream]) -> set[_Named]:
+    """The parameters of these ranks' optimizers."""
+    held = [(one.parameters[number] for of in one.held.values() for number in of) for one in streams]
+    return {(one.name, tuple(one.shape)) for of_rank in held for one in of_rank}
 
 
 def _is_abandoned(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:
