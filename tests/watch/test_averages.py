@@ -297,6 +297,23 @@ def test_parameters_with_the_factor_of_another_division(ranks, shares, users, ex
     assert laws(findings) | findings.open.keys() == expected
 
 
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ([2, 1, 2, 1, 2, 1], "3 of 6 parameters: 2x; 3 of 6 parameters: 1x"),
+        ([2, 1, 0.3, 2, 1, 0.3], "2 of 6 parameters: 2x; 2 of 6 parameters: 1x; 2 of 6 parameters: 0.3x"),
+        ([2, 1, 2, 1, 0.3, 0.7], None),  # a number for each
+    ],
+)
+def test_parameters_with_multiples_of_the_mean(factors, expected):
+    def window(script):
+        mean = total(script.backward(), 0.5)
+        return [[one * factor for one, factor in zip(mean, factors, strict=True)]] * 2
+
+    fact = trained(window).open.get("ranks.by-parameter")
+    assert (fact and fact.says.values["table"]) == expected
+
+
 def taken(order, but=1.0):
     """Gradients unpacked from a flat buffer in this order. but: a further factor of the first."""
 

@@ -170,6 +170,22 @@ class Apart:
         return self.case.window.named(self.few)
 
     @property
+    def multiples(self) -> str:
+        """The factors of the mean and the number of parameters of each, if a few factors explain all; otherwise ""."""
+        groups: list[list[int]] = []
+        for number in self.known:
+            like = (group for group in groups if self.case.of([*group, number]).is_known(self.case.all))
+            if (group := next(like, None)) is not None:
+                group.append(number)
+            else:
+                groups.append([number])
+        if self.strange or not 1 < len(groups) <= len(self.known) / 2:
+            return ""
+        factors = [self.case.kappa(self.known[group[0]]).middle for group in groups]
+        of, every = sorted(zip(map(len, groups), factors, strict=True), reverse=True), len(self.known)
+        return "; ".join(f"{count} of {every} parameters: {factor:.4g}x" for count, factor in of)
+
+    @property
     def are_clipped(self) -> bool:
         """Whether each was clipped by its own norm: to one limit, or to a fixed ratio to the norm of its weights, as in
         adaptive gradient clipping (Brock et al. 2021)."""

@@ -96,6 +96,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.run-out": (Property.RANKS, "weighted"),
     "ranks.groups": (Property.RANKS, "weighted"),
     "ranks.some-parameters": (Property.RANKS, "weighted"),
+    "ranks.by-parameter": (Property.RANKS, "weighted"),
     "ranks.some-divided-twice": (Property.RANKS, "weighted"),
     "ranks.some-summed": (Property.RANKS, "weighted"),
     "ranks.some-users": (Property.RANKS, "weighted"),

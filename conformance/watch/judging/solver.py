@@ -70,6 +70,8 @@ def solve(system: System, findings: Findings) -> set[Shown]:
     shares, case = system.solved(), system.case
     if isinstance(shares, str):
         apart = Apart(case)
+        if table := apart.multiples:
+            return _state(case, said("ranks.by-parameter", table=table), findings)
         some = said("changed.some", **apart.counted(some=apart.strange, all=case.used))
         return _state(case, some if apart.are_some_strange else said(shares), findings)
     shows = _by(SHARES, shares, case, findings, is_ample=system.is_ample)

@@ -69,6 +69,7 @@ WORDS: Mapping[str, str] = {
     "ranks.run-out": "the update is not the mean of all ranks ({table}); some ranks may have no data left",
     "ranks.groups": "gradients are averaged over groups of {size} of {ranks:rank}",
     "ranks.some-parameters": "gradients of some parameters are {times:.4g}x as large as their average: {named}",
+    "ranks.by-parameter": "gradients are different multiples of the mean, by parameter ({table})",
     "ranks.some-divided-twice": "gradients of some parameters are divided by {divisor:.4g} twice: {named}",
     "ranks.some-summed": "gradients of some parameters are summed over {ranks:rank}, the others averaged: {named}",
     "ranks.some-users": "gradients of some parameters are averaged over the {users} of {ranks:rank} with one: {named}",
