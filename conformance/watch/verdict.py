@@ -118,7 +118,7 @@ def _blocking(shows: frozenset[Shown], stated: Expected) -> list[Shown]:
 
 
 def _unvalued(of: Property, findings: Findings, stated: Expected) -> tuple[Property, ...]:
-    """The other properties of CORE of which some steps show no value."""
+    """The other properties of CORE without a value in some steps."""
     every = {one for shows in findings.outcomes for one, shown in _blocking(shows, stated) if shown is None}
     return tuple(one for one in CORE if of in CORE and of != one and one in every)
 

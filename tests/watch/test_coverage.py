@@ -43,6 +43,13 @@ def with_unused(model):
     return [*model.parameters(), nn.Parameter(torch.ones(2))]
 
 
+def behind_a_zero(model):
+    """As LoRA with its second factor frozen, which starts as zeros."""
+    nn.init.zeros_(model[2].weight)
+    model[2].requires_grad_(False)
+    return model[0].parameters()
+
+
 def resumes(kept, loaded, optimizer=torch.optim.Adam, *, starts_fresh=False):
     """kept: the parts in a checkpoint, 0 for the model and 1 for the optimizer. loaded: those that continue with it.
     starts_fresh: the weights are those of a new model, although the checkpoint is read."""
@@ -97,6 +104,7 @@ HEAD = partial(steps, held=lambda model: model[2].parameters())
         (steps, {}),
         (HEAD, {"coverage.unheld": {"count": 2}}),
         (partial(steps, held=with_unused), {"coverage.no-gradient": {"count": 1, "all": 5}}),
+        (partial(steps, held=behind_a_zero), {"coverage.zero-gradient": {"count": 2, "all": 2, "step": 20}}),
         (partial(steps, takes_away), {"coverage.left-out": {"count": 1, "all": 4, "names": ["0.weight"]}}),
         (partial(steps, partial(takes_away, until=10)), {}),
         (

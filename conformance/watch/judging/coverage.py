@@ -34,7 +34,8 @@ class _Optimizer:
     last step. most: the most such passes before a step. last: the last of them. first: the line of its first step.
     stepped: the parameters of its last step. unheld: parameters without an optimizer at its last step with gradients.
     sites: the lines of its steps, starting with one before any backward pass; none if the first step has gradients.
-    behind: the last pass before which copies were not written back. times: the number of such passes.
+    behind: the last pass before which copies were not written back. times: the number of such passes. zeros: how often
+    the gradient of a parameter was read as a whole and exactly 0. moved: parameters that had another gradient.
     """
 
     made: frozenset[int] = frozenset()
@@ -48,6 +49,8 @@ class _Optimizer:
     sites: set[str] = field(default_factory=set)
     behind: records.Behind | None = None
     times: int = 0
+    zeros: Counter[int] = field(default_factory=Counter)
+    moved: set[int] = field(default_factory=set)
 
 
 _Named: TypeAlias = tuple[str | None, tuple[int, ...]]
@@ -114,6 +117,10 @@ class Coverage(OneRank):
             of.sites |= {str(window.site)} if is_early or of.sites else set()
             of.first, of.stepped = of.first or window.site, frozenset(step.parameters)
             of.unheld = self._unheld if step.used else of.unheld
+            of.moved |= {number for number, sketch in window.used.items() if sketch[2]}
+            # A rank may have an empty shard of a parameter.
+            whole = {n for n in window.used if window.is_whole(n) and window.shards.get(n, 1) == 1}
+            of.zeros.update(whole - of.moved)
             self._frozen = (self._frozen - of.stepped) | {*step.frozen}
             self._has_gradients |= bool(step.used) or step.moved or step.closure
 
@@ -207,7 +214,10 @@ class Coverage(OneRank):
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
         self._open("coverage.no-gradient", stream, unused - stream.ever, optimizer)
         self._open("coverage.left-out", stream, unused & stream.ever - elsewhere, optimizer)
-        stepped = self._of[optimizer].stepped & stream.last_used.keys()
+        of = self._of[optimizer]
+        zeros = {number for number, times in of.zeros.items() if times >= _OFTEN and number not in of.moved}
+        self._open("coverage.zero-gradient", stream, zeros, optimizer, min((of.zeros[one] for one in zeros), default=0))
+        stepped = of.stepped & stream.last_used.keys()
         few = steps - max(_MANY_STEPS, _LATE * steps)
         stopped = {number for number in stepped if stream.last_used[number] <= few}
         since = max((stream.last_used[number] for number in stopped), default=0)

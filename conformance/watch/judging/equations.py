@@ -13,7 +13,7 @@ import numpy as np
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.sketch_bounds import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window, factor_of
-from conformance.watch.sizes import SMALL, UNREAD, WHOLE
+from conformance.watch.sizes import SMALL, UNREAD
 
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor in the script."""
@@ -229,7 +229,7 @@ class Case:
         others = {number for part in self.together.here for number in part.used} if self.together.is_split else set()
         for number in {*self.parameters} | others:
             for part in self.together.parts(number, self.window):
-                if part.sample(number) != WHOLE and part.sizes.get(number, 1) > SMALL:
+                if not part.is_whole(number):
                     return None
                 square += float(part.used[number][2]) ** 2
         return sqrt(square)

@@ -181,6 +181,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.unheld": (Property.COVERAGE, "part"),
     "coverage.copies": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
+    "coverage.zero-gradient": (Property.COVERAGE, "part"),
     "coverage.without-state": (Property.COVERAGE, "part"),
     "coverage.of-no-step": (Property.COVERAGE, "part"),
     "coverage.left-out": (Property.COVERAGE, "part"),

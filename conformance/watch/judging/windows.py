@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from conformance.watch import records
 from conformance.watch.records import Record
-from conformance.watch.sizes import WHOLE, WIDTH
+from conformance.watch.sizes import SMALL, WHOLE, WIDTH
 
 Sketch = npt.NDArray[np.float64]
 """Of shape (WIDTH,), or (shards, WIDTH) for a local gradient."""
@@ -217,6 +217,10 @@ class Window:
     def sample(self, number: int) -> int:
         """The sampled elements of a parameter."""
         return self.samples.get(number, WHOLE)
+
+    def is_whole(self, number: int) -> bool:
+        """Whether all elements of a parameter were read."""
+        return self.sample(number) == WHOLE or self.sizes.get(number, 1) <= SMALL
 
     def has_part(self, backward: records.Backward) -> bool:
         """Whether a backward pass belongs to one of its micro-batches: it has a batch of the same loader, or its loss

@@ -298,6 +298,7 @@ WORDS: Mapping[str, str] = {
     "times-the-mean": "the update is {times:times} of the correct one",
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count} of {all} parameters with gradients belong to no optimizer: {names}",
+    "coverage.zero-gradient": "the gradients of {count} of {all} parameters are exactly 0 in {step:step}: {names}",
     "coverage.no-gradient": "{count} of {all} parameters of the optimizer have no gradient in any step: {names}",
     "coverage.without-state": "the checkpoint of the weights has an optimizer state that is not loaded",
     "coverage.of-no-step": "no step on any rank uses the gradients of {count} of {all:parameter}: {names}",
