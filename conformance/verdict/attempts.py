@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
+from conformance.laws import subjects
 from conformance.laws.subjects import Rank, Run
 from conformance.results.result_lines import Vector
 from conformance.runner.outcome import Outcome, RankOutcome
@@ -95,7 +96,7 @@ def _shown(
     ``attempts``: those in optimizers' events; ``elsewhere``: the steps of all ranks.
     """
     used = {window.number: shown_by(next(iter(window.forwards), None)) for window in seen.windows}
-    shown = {window.number: shown_by(window.shown_after) for window in seen.windows}
+    shown = {one.number: shown_by(one.shown_after) for one in seen.windows if not _keeps_a_copy(one, attempts)}
     held: dict[int | None, Vector] = {
         window: weights
         for window, weights in shown.items()
@@ -140,10 +141,23 @@ def _shown(
 def _still(seen: Rank, attempts: Sequence[Attempt], attempt: Attempt, shown: Vector) -> str:
     """A phrase if the weights ``shown`` after a step are those from before it, although it moved them; else ""."""
     at = attempts.index(attempt)
-    starts = [values(start.weights) for start in seen.of(Start) if start.weights]
-    before = attempts[at - 1].weights if at else starts[0] if starts else (None,) * len(shown)
+    before = attempts[at - 1].weights if at else next(_starts(seen), (None,) * len(shown))
     moved = [(old, now) for old, new, now in zip(before, attempt.weights, shown, strict=True) if new != now]
     return ", back to those from before it" if all(old == now for old, now in moved) else ""
+
+
+def _keeps_a_copy(window: subjects.Window, attempts: Sequence[Attempt]) -> bool:
+    """Whether the next forward is a functional call with weights from before this window's step: a copy of the
+    trainer's, which is no change of the model."""
+    event = window.shown_after
+    if not attempts or not isinstance(event, Forward) or not event.replaced or not event.weights:
+        return False
+    earlier = [one.weights for one in attempts if one.seen_in is not None and one.seen_in < window.number]
+    return any(same(values(event.weights), one) for one in (*_starts(window.rank), *earlier))
+
+
+def _starts(seen: Rank) -> Iterator[Vector]:
+    return (values(start.weights) for start in seen.of(Start) if start.weights)
 
 
 def _with_gradients(

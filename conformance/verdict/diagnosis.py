@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
+from math import isfinite
 from typing import NamedTuple
 
 from conformance.oracle.accepted_readings import Reading
@@ -20,6 +21,7 @@ from conformance.oracle.faults.some_windows import limited, places
 from conformance.oracle.power import bounded, separation
 from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory, deviating, pairs
 from conformance.results.result_lines import ONLY, PAIR
+from conformance.results.result_lines import Vector as Numbers
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.workloads.layout import Window
@@ -129,10 +131,17 @@ def in_some_windows(
 
 def _compared(reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence]) -> int:
     """The number of windows to compare."""
-    windows = min(len(ranks[difference.rank].steps) + len(right.skips), HORIZON)
+    steps = ranks[difference.rank].steps
+    later = (number for number in range(difference.step + 1, len(steps)) if not _is_finite(steps[number].weights))
+    # NaN is a consequence of the first wrong number, and says nothing about its cause.
+    windows = min(next(later, len(steps)) + len(right.skips), HORIZON)
     # Once ranks run out of data, several behaviours are valid, which say nothing about an earlier fault.
     settled = sum(window.with_data == window.world_size for window in reading.problem.windows)
     return min(windows, settled) if difference.step < settled else windows
+
+
+def _is_finite(numbers: Numbers) -> bool:
+    return all(one is None or isfinite(one) for one in numbers)
 
 
 class _Fit(NamedTuple):

@@ -85,9 +85,7 @@ def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     or it cannot be seen."""
     lives = [rank.lives[1] for rank in ranks if rank.lives]
     if lives and not any(map(_windows, lives)) and resumed_unseen(ranks) is None:
-        return (
-            "no window was trained after the resume: the checkpoint may say that training, or its last epoch, was over"
-        )
+        return "no window was trained after the resume: the trainer skipped all that were left, or had ended"
     return other_window(case, ranks)
 
 

@@ -195,6 +195,8 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
     elif previous is None:
         which = "the first step after the resume" if _resumed_at(window.rank) else "the first step"
         observed = f"the scheduler {times} before {which}, {step}{last}"
+        if _resumed_at(window.rank) and not made:
+            fault = "resumes with the learning rate of another place in its schedule"
     else:
         observed = f"the scheduler {times} between {previous} and {step}{last}"
         if made[1:]:

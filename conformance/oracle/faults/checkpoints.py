@@ -194,6 +194,26 @@ class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     pass
 
 
+@fault(
+    "resumes with a new optimizer, which has no state, and the initial learning rate until the schedule steps",
+    resumes,
+    _keeps_state,
+    fix="save and load the optimizer's `state_dict`, which also has its learning rate",
+    why="A new optimizer has empty state, and its rate is not that of the schedule",
+)
+class OptimizerNotRestored(OptimizerStateNotRestored):
+    _kept: int | None = None
+
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        stop = self.read()[self._read]
+        self._kept = stop.epoch if self.problem.workload.schedule_by == "epoch" else taken
+        return super().resumed(weights, taken)
+
+    def place(self, step: int) -> int:
+        place = super().place(step)
+        return 0 if place == self._kept else place
+
+
 def _resumes_inside(problem: Problem) -> bool:
     return problem.resumed_inside > 0
 

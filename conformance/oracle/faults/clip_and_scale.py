@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import reduce
+from math import isqrt
 from typing import TypeAlias
 
 from conformance.oracle.affine import Affine
@@ -25,6 +26,8 @@ from conformance.workloads.problem import Problem
 
 #: Micro-batches.
 _Part: TypeAlias = Iterable[Iterable[int]]
+#: A root is rounded to a multiple of its inverse, far below all formats.
+_FINE = 10**30
 
 
 def _has_several_parameters(problem: Problem) -> bool:
@@ -171,6 +174,27 @@ class ClipsOwnRows(Rows, ClipsOwnParameters):
 class ClipsEachParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return self.joined((super(ClipsEachParameter, self).clip(self.only(vector, [n])), [n]) for n in self.tensors)
+
+
+def _has_tied(problem: Problem) -> bool:
+    return any(tensor.places > 1 and not tensor.frozen for tensor in problem.workload.model.tensors)
+
+
+@fault(
+    "clips by a norm that counts a tied parameter once for each of its places",
+    _by_norm,
+    _has_tied,
+    at="clip",
+    fix="add each parameter's gradient to the norm once: `model.parameters()` has tied parameters once",
+    why="The norm is too large, so the clip cuts too much",
+)
+class CountsTiedInEachPlace(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        clip, kinds = self.problem.workload.clip, self.problem.workload.model.tensors
+        roots = (Fraction(isqrt(kind.places * _FINE**2), _FINE) for kind in kinds)
+        counted = self.joined((vector.scaled(root), [number]) for number, root in enumerate(roots))
+        assert clip is not None
+        return clipped(vector, clip, self.problem.precision.master, self.ledger, measured=[counted])
 
 
 @fault(

@@ -54,6 +54,39 @@ class StaleWeights(Recurrence):
 
 
 @fault(
+    "computes each gradient at the initial weights",
+    _steps_again,
+    lambda problem: isinstance(problem.workload.optimizer, SGD),
+    computes_precisely,
+    fix="read the weights in each window: a copy of them does not follow the optimizer's steps",
+    why="The gradients belong to weights that no step has changed",
+)
+class InitialWeights(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        return super().window_gradient(window, self.symbols.exactly(self.problem.workload.start))
+
+
+@fault(
+    "adds the gradients of all earlier windows",
+    _steps_again,
+    lambda problem: isinstance(problem.workload.optimizer, SGD),
+    computes_precisely,
+    fix="clear the gradients, or the buffers that accumulate them, after each step",
+    why="Each step uses its own gradients and all those before again",
+)
+class NeverCleared(Recurrence):
+    _used: Affine | None = None
+
+    def trained(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        vector = super().trained(window, weights, coefficients)
+        return vector if self._used is None else vector.plus(self._used.scaled(1 / self.loss_scale))
+
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        self._used = super().window_gradient(window, weights)
+        return self._used
+
+
+@fault(
     "steps between a forward and its backward, so the backward uses newer weights",
     _has_layers,
     _steps_again,

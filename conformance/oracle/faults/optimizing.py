@@ -18,6 +18,7 @@ from conformance.oracle.faults.catalogue import (
     runs_out,
     schedules,
 )
+from conformance.oracle.optimizers import SGDRule
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Optimizer, Vector
@@ -328,6 +329,25 @@ class MomentumLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
         right = super().optimizer(group)
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
+
+
+def _dampens(problem: Problem) -> bool:
+    optimizer = problem.workload.optimizer
+    return isinstance(optimizer, SGD) and bool(optimizer.momentum and optimizer.dampening)
+
+
+@fault(
+    "applies dampening to the first gradient too",
+    _dampens,
+    fix="set the momentum to the first gradient as it is; dampening begins with the second",
+    why="The first update is smaller by the dampening",
+)
+class DampensFirstGradient(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        for rule, _ in self.rules:
+            if isinstance(rule, SGDRule) and rule.buffer is None:
+                rule.buffer = vector.scaled(Fraction(0))
+        return super().update(weights, vector, step)
 
 
 @fault(

@@ -37,6 +37,7 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
         "the weights it uses, at the start of a window and if they have changed within one; else null",
     ]
     rounded: Annotated[bool, "whether these have 16 bits and may be rounded from weights that are not visible"] = False
+    replaced: Annotated[bool, "whether a functional call uses other tensors than the model's parameters"] = False
     training: Annotated[bool, "whether the model is in training mode"] = True
     extra: Annotated[bool, "whether it does not train: a forward for a metric, an evaluation or a dry run"] = False
     foreign: Annotated[bool, "whether none of the input rows is a sample, even rounded to 16 bits"] = False

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import cached
 from conformance.adapter.models import Counting, WithDropout
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.state.finding import parameters_of
 from conformance.trace.tensor_values import values
 
 
@@ -82,6 +83,8 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     recording.shards()
     if weights is not None and recording.watched.may_be_rounded(used):
         whose["rounded"] = True
+    if weights is not None and not all(isinstance(one, torch.nn.Parameter) for one in parameters_of(module).values()):
+        whose["replaced"] = True
     recording.payloads.forget_copies()
     wrapper = recording.wrappers.enter_model()
     recording.note(

@@ -1,0 +1,74 @@
+"""Known bugs of master weights, which the optimizer steps and the model gets copies of."""
+
+from __future__ import annotations
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.faults.catalogue import computes_precisely, fault
+from conformance.oracle.faults.checkpoints import resumes
+from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.rounding import cast
+from conformance.workloads.precision import BF16
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import SGD
+
+
+class _Masters(Recurrence):
+    """Steps masters; the model's weights are those that show."""
+
+    _masters: Affine | None = None
+
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        before = self._masters or weights
+        self._masters = super().update(before, vector, step)
+        return self.copied(before, self._masters)
+
+    def copied(self, before: Affine, stepped: Affine) -> Affine:
+        """The model's weights after a step that changed the masters from ``before`` to ``stepped``."""
+        return stepped
+
+
+def _steps_again(problem: Problem) -> bool:
+    return problem.workload.steps > 1 and isinstance(problem.workload.optimizer, SGD)
+
+
+@fault(
+    "copies master weights to the model before the optimizer steps them",
+    _steps_again,
+    computes_precisely,
+    fix="copy the masters to the model after the step",
+    why="The model is always one step behind its masters",
+)
+class MastersCopiedBeforeStep(_Masters):
+    def copied(self, before: Affine, stepped: Affine) -> Affine:
+        return before
+
+
+def _are_fine(problem: Problem) -> bool:
+    """Whether bfloat16 rounds the weights after the first step."""
+    right, rounded = (next(kind(problem).steps()).weights for kind in (Recurrence, MastersCopiedInBfloat16))
+    return right.gap(rounded) > 1
+
+
+@fault(
+    "rounds the model's weights to bfloat16 when it copies them from its master weights",
+    computes_precisely,
+    _are_fine,
+    fix="copy the masters in the precision of the model's weights",
+    why="The masters are correct, but gradients are those of rounded weights",
+)
+class MastersCopiedInBfloat16(_Masters):
+    def copied(self, before: Affine, stepped: Affine) -> Affine:
+        return cast(stepped, BF16)
+
+
+@fault(
+    "restores the model's weights on resume, but steps on from the initial master weights",
+    resumes,
+    computes_precisely,
+    fix="save and load the master weights, or copy the restored weights into them",
+    why="The first step after the resume starts from masters that were never trained",
+)
+class MastersNotRestored(_Masters):
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        self._masters = self.symbols.exactly(self.problem.workload.start)
+        return super().resumed(weights, taken)
