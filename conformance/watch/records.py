@@ -203,7 +203,7 @@ class Cleared(Record):
 class Clipped(Record):
     """A clip call. how: `norm` or `value`. given: the number of tensors. used_up: the tensors came from an exhausted
     generator; None if that is not known of an iterator. strange: the shapes of the tensors, if all require gradients
-    but have none, and are in no optimizer."""
+    but have none, and are in no optimizer. unheld: the number of tensors with a gradient that are in no optimizer."""
 
     how: str
     parameters: list[int]
@@ -214,6 +214,7 @@ class Clipped(Record):
     used_up: bool | None = False
     strange: list[list[int]] = field(default_factory=list)
     within: int | None = None
+    unheld: int = 0
 
 
 class Limited(Record):

@@ -78,6 +78,18 @@ def changed_after(clip):
     return window
 
 
+def with_others(size, limit=0.01):
+    """Clips a new head, too, which is not in the optimizer. size: of its gradient."""
+
+    def window(model, optimizer):
+        next(parts(model)).backward()
+        head = nn.Parameter(torch.ones(1))
+        head.grad = torch.full((1,), size)
+        clip_grad_norm_([*model.parameters(), head], limit)
+
+    return window
+
+
 def in_hooks(model, optimizer):
     def clip(parameter):
         clip_grad_norm_([parameter], 0.01)
@@ -129,6 +141,9 @@ def before_the_pass(limit):
         (penalty_last(clip_grad_value_), {"clipping.before-change", "clipping.by-value"}),
         (changed_after(clip_grad_norm_), {"clipping.before-change"}),
         (changed_after(clip_grad_value_), {"clipping.before-change", "clipping.by-value"}),
+        (with_others(10.0), {"clipping.unheld"}),
+        (with_others(10.0, limit=1e9), {"clipping.unheld"}),
+        (with_others(0.0), set()),
         (in_hooks, {"clipping.parts"}),
         (kept_by_hand, {"clipping.before-change"}),
         (received, {"clipping.before-change"}),

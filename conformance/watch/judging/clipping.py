@@ -255,6 +255,8 @@ def _changed(together: Together, window: Window) -> tuple[Said, Clipped] | None:
         left, used = _left(window, clip), _used(together, window, clip)
         if not left or not used or not isfinite(clip.limit) or not is_last or _is_scaled(window, at):
             continue
+        if clip.unheld and used < left * (1 - _NEAR):
+            return said("clipping.unheld", count=clip.unheld, ratio=used / left), clip
         if not isclose(left, used, rel_tol=_NEAR):
             return said("clipping.before-change", ratio=used / left), clip
     return None

@@ -152,6 +152,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clearing.other-passes": (Property.CLEARING, "kept"),
     "clipping.aside": (Property.CLIPPING, "parts"),
     "clipping.before-change": (Property.CLIPPING, "early"),
+    "clipping.unheld": (Property.CLIPPING, "parts"),
     "clipping.before-last-pass": (Property.CLIPPING, "early"),
     "clipping.by-value": (Property.CLIPPING, "parts"),
     "clipping.nothing": (Property.CLIPPING, "parts"),

@@ -58,6 +58,7 @@ def noted(recording: Recording, call: Clip) -> Generator[None, Any]:
         return recording.sketching.of([(known.sample, gradient) for known, gradient in limited])
 
     strange = _strange(recording, call.parameters)
+    unheld = [one for one in call.parameters if one.grad is not None and not recording.parameters.numbers([one])]
     held = recording.parameters.among(call.parameters if call.kind == "value" and recording.is_looking else ())
     limited = [(known, one.grad) for known, one in held if one.grad is not None and known.is_read]
     before = sketches(limited)
@@ -76,6 +77,7 @@ def noted(recording: Recording, call: Clip) -> Generator[None, Any]:
             call.is_used_up,
             strange,
             recording.within,
+            len(unheld),
         )
     )
 

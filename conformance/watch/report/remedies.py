@@ -69,6 +69,7 @@ FIXES: Mapping[str, str] = {
     "clipping.parts": "pass `model.parameters()` to one clip call",
     "clipping.scaled-norm": "call `scaler.unscale_(optimizer)` once, before `clip_grad_norm_`",
     "clipping.scaled-value": "call `scaler.unscale_(optimizer)` once, before `clip_grad_value_`",
+    "clipping.unheld": "pass them to the optimizer, or clip without them: `optimizer.zero_grad()` skips them",
     "coverage.zero-gradient": "train what multiplies them too: a frozen 0 passes no gradient on",
     "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
     "held.replaced": "make the optimizer from the model that computes the loss, after it is moved, copied or wrapped",

@@ -234,6 +234,7 @@ WORDS: Mapping[str, str] = {
     "clip.used-up": "clipping gets an exhausted generator of parameters",
     "clipping.aside": "steps use unclipped gradients; clipped gradients reach no step",
     "clipping.before-change": "gradients change after clipping, by up to {ratio:.3g}x",
+    "clipping.unheld": "a clip's norm includes {count:parameter} of no optimizer; the others have {ratio:.3g}x of it",
     "clipping.before-last-pass": "clipping comes before the last backward pass (limit {limit:g})",
     "clipping.by-value": "gradients are clipped by value, to {limit:g}",
     "clipping.nothing": "a clip call gets no tensor with a gradient",
